@@ -1,0 +1,35 @@
+# Everything a user or a contributor runs. Installation goes through pip with
+# constraints.txt, so that every machine tests the same versions.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint proto clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# make demo ARGS='--seed 3'
+demo: $(STAMP)
+	$(BIN)/outlast demo $(ARGS)
+
+test: $(STAMP) lint
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: $(STAMP)
+	$(BIN)/python -m tests.protostubs .
+
+bench-%: $(STAMP)
+	$(BIN)/python -m bench.$* $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache runs

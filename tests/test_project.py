@@ -1,0 +1,139 @@
+"""What must be true of the repository as a whole."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import protostubs
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
+CORES = tuple(f"{package}/core" for package in PACKAGES if package != "outlast")
+# Modules of `outlast` that a core may use: they are facts and vocabulary.
+CORE_VOCABULARY = ("blackbox", "clock", "errors", "ids", "layout")
+FORBIDDEN_IN_CORES = {
+    *("asyncio", "concurrent", "logging", "multiprocessing", "random", "secrets"),
+    *("socket", "subprocess", "threading", "time"),
+}
+MAX_LINES = 500
+
+
+def sources(folder: str) -> list[Path]:
+    """Python files that people write under `folder`, as paths from the root."""
+    generated = ROOT / "outlast" / "v1"
+    found = sorted((ROOT / folder).rglob("*.py"))
+    return [path.relative_to(ROOT) for path in found if generated not in path.parents]
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Absolute names of everything that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield node.module or ""
+
+
+def is_allowed_in_core(module: str, core: str) -> bool:
+    """Whether a file under `core` may import `module`."""
+    top, _, rest = module.partition(".")
+    if top == "outlast":
+        return rest.partition(".")[0] in CORE_VOCABULARY
+    own = core.replace("/", ".")
+    if module == own or module.startswith(f"{own}."):
+        return True
+    # Read by type checkers only; there is no such module when the code runs.
+    if module == "_typeshed":
+        return True
+    return top in sys.stdlib_module_names and top not in FORBIDDEN_IN_CORES
+
+
+def test_stubs_are_generated_from_the_protos_as_they_are(tmp_path: Path) -> None:
+    protostubs.generate(tmp_path)
+    fresh = tmp_path / "outlast" / "v1"
+    committed = ROOT / "outlast" / "v1"
+    names = {path.name for path in fresh.iterdir()}
+    assert names == {path.name for path in committed.glob("*_pb2*.py*")}, "run `make proto`"
+    stale = [
+        name
+        for name in sorted(names)
+        if (fresh / name).read_bytes() != (committed / name).read_bytes()
+    ]
+    assert not stale, f"run `make proto`: {stale}"
+
+
+def test_command_line_starts_without_heavy_imports() -> None:
+    # What makes `outlast --help` answer at once; timing it would only test the machine.
+    script = "import outlast.cli.main, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    loaded = {module.partition(".")[0] for module in done.stdout.split()}
+    assert not loaded & {"torch", "grpc", "pydantic", "numpy", "sqlalchemy"}
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_core_imports_nothing_but_the_standard_library_and_vocabulary(core: str) -> None:
+    wrong = [
+        f"{path}: {module}"
+        for path in sources(core)
+        for module in imported_modules(path)
+        if not is_allowed_in_core(module, core)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_files_are_short_enough_to_read(package: str) -> None:
+    long = {
+        str(path): lines
+        for path in sources(package)
+        if (lines := len((ROOT / path).read_text(encoding="utf-8").splitlines())) > MAX_LINES
+    }
+    assert not long, f"more than {MAX_LINES} lines"
+
+
+def test_every_module_of_outlast_has_its_layer() -> None:
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    layers = contracts["importlinter:contract:layers"]["layers"]
+    named = set(re.findall(r"outlast\.(\w+)", layers))
+    here = {path.stem for path in (ROOT / "outlast").glob("*.py")} - {"__init__"}
+    packages = {path.parent.name for path in (ROOT / "outlast").glob("*/__init__.py")}
+    assert here | packages <= named, "add it to the layers in .importlinter"
+
+
+def test_every_dependency_is_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = {re.split(r"[<>=!~\[; ]", requirement)[0].lower() for requirement in wanted}
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    explained = {name.lower() for name in re.findall(r"^\| ([\w-]+) \|", text, re.MULTILINE)}
+    assert names == explained - {"library"}
+
+
+def test_every_dependency_has_a_tested_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
+    names = {re.split(r"[<>=!~\[; ]", requirement)[0].lower() for requirement in wanted}
+    assert not {name for name in names if f"\n{name}==" not in f"\n{pinned}"}
+
+
+def test_ci_runs_what_a_person_runs() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert "set -euo pipefail" in lines
+    assert [line for line in lines if "make" in line] == ["exec make test </dev/null"]
