@@ -1,0 +1,275 @@
+"""A synchronous client of the controller, for scripts and the command line.
+
+Errors of the service become ours: a spec that is wrong raises `SpecError` with
+every problem, a controller that does not answer raises `UnavailableError`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import yaml
+from google.protobuf import json_format, struct_pb2
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from outlast.errors import FatalError, RetryableError
+from outlast.spec import FieldProblem, SpecError
+from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+from outlast.v1.diagnostics_pb2_grpc import DiagnosticsStub
+from outlast.v1.incidents_pb2_grpc import IncidentsStub
+from outlast.v1.jobs_pb2_grpc import JobsStub
+from outlast.v1.nodes_pb2_grpc import NodesStub
+
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+# A busy controller answers in milliseconds; one that does not answer for so long is away.
+CALL_TIMEOUT_S = 30.0
+_OPTIONS = (("grpc.max_receive_message_length", 256 * 2**20), ("grpc.enable_retries", 0))
+# Beyond this a double, which is what a Struct holds, drops digits.
+_LARGEST_EXACT = 2**53
+
+
+_Response = TypeVar("_Response")
+
+
+class UnavailableError(RetryableError):
+    """No controller answers at the address."""
+
+
+class NotFoundError(FatalError):
+    """There is no such job, node, incident or run."""
+
+
+class RefusedError(FatalError):
+    """The controller understood and will not do it; `reason` is a constant, `code` gRPC's."""
+
+    def __init__(self, message: str, *, reason: str, code: grpc.StatusCode) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.code = code
+
+
+class Client:
+    """A connection to a controller. Use it in a `with` block, or call `close`."""
+
+    def __init__(self, address: str | None = None, *, state_dir: Path | None = None) -> None:
+        """Connect to `address` (host:port), or to the controller of a state directory.
+
+        Raises:
+            UnavailableError: no controller runs on the state directory.
+        """
+        self.address = address or (address_in(state_dir) if state_dir else DEFAULT_ADDRESS)
+        self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._jobs = JobsStub(self._channel)
+        self._nodes = NodesStub(self._channel)
+        self._incidents = IncidentsStub(self._channel)
+        self._diagnostics = DiagnosticsStub(self._channel)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    # Jobs
+
+    def submit(
+        self, spec: dict[str, Any] | Path | str, *, request_id: str | None = None
+    ) -> jobs_pb2.Job:
+        """Submit a spec, or the YAML or JSON file at a path; repeatable with a request id.
+
+        Raises:
+            SpecError: with every problem that the spec has.
+        """
+        document = spec if isinstance(spec, dict) else yaml.safe_load(Path(spec).read_text())
+        request = jobs_pb2.SubmitRequest(
+            spec=_struct(document), request_id=request_id or uuid.uuid4().hex
+        )
+        return self._call(self._jobs.Submit, request).job
+
+    def get(
+        self, job_id: str, *, with_steps: bool = False
+    ) -> tuple[jobs_pb2.Job, tuple[common_pb2.StepReport, ...]]:
+        """A job as it stands, and every step report of it by step if asked for."""
+        request = jobs_pb2.GetJobRequest(job_id=job_id, with_steps=with_steps)
+        response: jobs_pb2.GetJobResponse = self._call(self._jobs.GetJob, request)
+        return response.job, tuple(response.steps)
+
+    def list(self) -> tuple[jobs_pb2.Job, ...]:
+        """Every job, oldest first."""
+        response = self._call(self._jobs.ListJobs, jobs_pb2.ListJobsRequest())
+        return tuple(response.jobs)
+
+    def watch(self, job_id: str, *, after_step: int = 0) -> Iterator[jobs_pb2.WatchJobResponse]:
+        """The job at once, then its changes and new step reports, until it ends."""
+        request = jobs_pb2.WatchJobRequest(job_id=job_id, after_step=after_step)
+        return self._stream(self._jobs.WatchJob, request)
+
+    def cancel(self, job_id: str) -> jobs_pb2.Job:
+        """End a job."""
+        return self._call(self._jobs.CancelJob, jobs_pb2.CancelJobRequest(job_id=job_id)).job
+
+    def pause(self, job_id: str) -> jobs_pb2.Job:
+        """Stop a job so that it can go on later."""
+        return self._call(self._jobs.PauseJob, jobs_pb2.PauseJobRequest(job_id=job_id)).job
+
+    def resume(self, job_id: str) -> jobs_pb2.Job:
+        """Let a paused job go on."""
+        return self._call(self._jobs.ResumeJob, jobs_pb2.ResumeJobRequest(job_id=job_id)).job
+
+    def logs(
+        self, job_id: str, *, rank: int | None = None, follow: bool = False, tail_bytes: int = 0
+    ) -> Iterator[jobs_pb2.LogsResponse]:
+        """Output of the job's workers; with `follow`, until the job ends."""
+        request = jobs_pb2.LogsRequest(
+            job_id=job_id, rank=rank, follow=follow, tail_bytes=tail_bytes
+        )
+        return self._stream(self._jobs.Logs, request)
+
+    # Nodes
+
+    def nodes(self) -> tuple[nodes_pb2.Node, ...]:
+        """Every node that has ever joined."""
+        response = self._call(self._nodes.ListNodes, nodes_pb2.ListNodesRequest())
+        return tuple(response.nodes)
+
+    def cordon(self, node_id: str) -> nodes_pb2.Node:
+        """Keep new work off a node."""
+        request = nodes_pb2.CordonNodeRequest(node_id=node_id)
+        return self._call(self._nodes.CordonNode, request).node
+
+    def uncordon(self, node_id: str) -> nodes_pb2.Node:
+        """Lift a cordon, a drain or a quarantine."""
+        request = nodes_pb2.UncordonNodeRequest(node_id=node_id)
+        return self._call(self._nodes.UncordonNode, request).node
+
+    def drain(self, node_id: str) -> nodes_pb2.Node:
+        """Cordon a node and move its work elsewhere."""
+        request = nodes_pb2.DrainNodeRequest(node_id=node_id)
+        return self._call(self._nodes.DrainNode, request).node
+
+    # Incidents and diagnostics
+
+    def incidents(self, job_id: str = "") -> tuple[incidents_pb2.Incident, ...]:
+        """Incidents of a job, or of all, oldest first."""
+        request = incidents_pb2.ListIncidentsRequest(job_id=job_id)
+        return tuple(self._call(self._incidents.ListIncidents, request).incidents)
+
+    def incident(self, incident_id: str) -> incidents_pb2.Incident:
+        """One incident."""
+        request = incidents_pb2.GetIncidentRequest(incident_id=incident_id)
+        return self._call(self._incidents.GetIncident, request).incident
+
+    def diagnose(
+        self, nodes: Sequence[str] = (), *, job_id: str = "", suite: str = "preflight"
+    ) -> Iterator[diagnostics_pb2.Finding]:
+        """Run checks on these nodes, those of a job or all; findings as they come."""
+        request = diagnostics_pb2.RunDiagnosticsRequest(nodes=nodes, job_id=job_id, suite=suite)
+        run = self._call(self._diagnostics.RunDiagnostics, request)
+        watch = diagnostics_pb2.WatchDiagnosticsRequest(run_id=run.run_id)
+        for response in self._stream(self._diagnostics.WatchDiagnostics, watch):
+            yield from response.findings
+
+    def _call(self, method: Callable[..., _Response], request: object) -> _Response:
+        with self._translated():
+            return method(request, timeout=CALL_TIMEOUT_S)
+
+    def _stream(
+        self, method: grpc.UnaryStreamMultiCallable[Any, _Response], request: object
+    ) -> Iterator[_Response]:
+        call = method(request)
+        try:
+            with self._translated():
+                yield from call
+        finally:
+            call.cancel()  # type: ignore[no-untyped-call]  # so in its stubs
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Any) -> Exception:
+        code, message = error.code(), error.details() or ""
+        problems, reason = _details(error)
+        if problems:
+            return SpecError(problems)
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return UnavailableError(
+                f"no controller answers at {self.address} ({message}); "
+                "start one with `outlast up`, or give its address"
+            )
+        if code is grpc.StatusCode.NOT_FOUND:
+            return NotFoundError(message)
+        return RefusedError(message or code.name, reason=reason, code=code)
+
+
+def address_in(state_dir: Path) -> str:
+    """The gRPC address of the controller that runs on a state directory.
+
+    Raises:
+        UnavailableError: none does.
+    """
+    path = state_dir / "controller.json"
+    try:
+        return str(json.loads(path.read_text())["grpc"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnavailableError(
+            f"no controller runs on {state_dir}: {path} cannot be read; start one with `outlast up`"
+        ) from error
+
+
+def _details(error: grpc.RpcError) -> tuple[tuple[FieldProblem, ...], str]:
+    """Field problems and the reason out of an error's details."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a failed call is its error
+    problems: list[FieldProblem] = []
+    reason = ""
+    for detail in status.details if status is not None else ():
+        request = error_details_pb2.BadRequest()
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(request):
+            problems.extend(
+                FieldProblem(field=violation.field, message=violation.description)
+                for violation in request.field_violations
+            )
+        elif detail.Unpack(info):
+            reason = info.reason
+    return tuple(problems), reason
+
+
+def _struct(document: object) -> struct_pb2.Struct:
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        problem = FieldProblem(field="(document)", message=f"must be a mapping, not {kind}")
+        raise SpecError((problem,))
+    struct = struct_pb2.Struct()
+    json_format.ParseDict(_doubles(document), struct)
+    return struct
+
+
+def _doubles(value: object) -> object:
+    """Integers that a double cannot hold become text, which the spec's parser reads too."""
+    if isinstance(value, dict):
+        return {str(key): _doubles(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_doubles(item) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_EXACT:
+        return str(value)
+    return value

@@ -1,0 +1,92 @@
+"""Rank <-> (pp, dp, tp) coordinates of a 3D-parallel job.
+
+Ranks run tp fastest, then dp, then pp: a tensor-parallel group lies inside a
+node and a data-parallel group lies close (MegaScale, NSDI '24, section 3).
+Groups are computed from the layout, never negotiated between processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinate:
+    """Where a rank stands in the layout."""
+
+    pp: int
+    dp: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of tensor, pipeline and data parallelism."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"parallel.{name} is {getattr(self, name)}; it must be 1 or more")
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def coordinate(self, rank: int) -> Coordinate:
+        """The coordinate of `rank`; raises ValueError when it is not in the layout."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is not in 0..{self.world_size - 1}")
+        return Coordinate(
+            tp=rank % self.tp,
+            dp=rank // self.tp % self.dp,
+            pp=rank // (self.tp * self.dp),
+        )
+
+    def rank(self, coordinate: Coordinate) -> int:
+        """The rank that stands at `coordinate`."""
+        return (coordinate.pp * self.dp + coordinate.dp) * self.tp + coordinate.tp
+
+    def tp_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Every tensor-parallel group, in rank order."""
+        return tuple(
+            tuple(range(first, first + self.tp)) for first in range(0, self.world_size, self.tp)
+        )
+
+    def dp_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Every data-parallel group: same stage and tensor shard, all replicas."""
+        return tuple(
+            tuple(self.rank(Coordinate(pp=pp, dp=dp, tp=tp)) for dp in range(self.dp))
+            for pp in range(self.pp)
+            for tp in range(self.tp)
+        )
+
+    def pp_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Every pipeline: same replica and tensor shard, all stages in order."""
+        return tuple(
+            tuple(self.rank(Coordinate(pp=pp, dp=dp, tp=tp)) for pp in range(self.pp))
+            for dp in range(self.dp)
+            for tp in range(self.tp)
+        )
+
+    def group_of(self, kind: str, rank: int) -> tuple[int, ...]:
+        """The `tp`, `dp` or `pp` group that `rank` belongs to."""
+        at = self.coordinate(rank)
+        match kind:
+            case "tp":
+                return tuple(
+                    self.rank(Coordinate(pp=at.pp, dp=at.dp, tp=tp)) for tp in range(self.tp)
+                )
+            case "dp":
+                return tuple(
+                    self.rank(Coordinate(pp=at.pp, dp=dp, tp=at.tp)) for dp in range(self.dp)
+                )
+            case "pp":
+                return tuple(
+                    self.rank(Coordinate(pp=pp, dp=at.dp, tp=at.tp)) for pp in range(self.pp)
+                )
+            case _:
+                raise ValueError(f"group kind {kind!r} is not one of tp, dp, pp")

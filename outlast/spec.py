@@ -1,0 +1,429 @@
+"""The job spec: what a user writes, checked completely before anything starts.
+
+pydantic parses the fields; `check_cross_fields` then looks at what only makes
+sense together (layers over stages, heads over tp, batch over dp x micro-batch).
+All problems are reported at once, each with its field path and what is allowed.
+
+The spec is converted once at the boundary; no `core/` package ever sees it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from outlast.ids import NAME_PATTERN
+from outlast.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldProblem:
+    """One thing wrong with a spec: where, and what is allowed there."""
+
+    field: str
+    message: str
+
+
+class SpecError(ValueError):
+    """A spec that cannot run; `problems` holds every reason."""
+
+    def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
+        self.problems = problems
+        lines = "\n".join(f"  {problem.field}: {problem.message}" for problem in problems)
+        super().__init__(f"the job spec has {len(problems)} problem(s):\n{lines}")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSpec(_Section):
+    """A GPT: pre-LayerNorm blocks, causal attention, GELU, learned positions."""
+
+    layers: int = Field(4, ge=1, description="Transformer blocks.")
+    hidden: int = Field(128, ge=1, description="Width of the residual stream.")
+    heads: int = Field(4, ge=1, description="Attention heads; must divide hidden.")
+    ffn_hidden: int | None = Field(
+        None, ge=1, description="Width of the MLP; 4 x hidden unless given."
+    )
+    vocab_size: int = Field(256, ge=2, description="Token ids; 256 for the byte tokenizer.")
+    seq_len: int = Field(128, ge=1, description="Tokens in one sequence.")
+    tied_embeddings: bool = Field(
+        True, description="Use the token embedding as the output projection too."
+    )
+    norm_eps: float = Field(1e-5, gt=0, description="Epsilon of every LayerNorm.")
+    init_std: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
+
+    @property
+    def mlp_hidden(self) -> int:
+        return self.ffn_hidden if self.ffn_hidden is not None else 4 * self.hidden
+
+
+class ParallelSpec(_Section):
+    """How the model is split over ranks; the world size is tp x pp x dp."""
+
+    tp: int = Field(1, ge=1, description="Tensor-parallel degree.")
+    pp: int = Field(1, ge=1, description="Pipeline stages.")
+    dp: int = Field(1, ge=1, description="Data-parallel replicas.")
+    sequence_parallel: bool = Field(
+        True, description="Shard LayerNorm and residuals over the sequence when tp > 1."
+    )
+    virtual_stages: Literal[1] = Field(1, description="Model chunks per rank. This release runs 1.")
+    zero: Literal[0] = Field(0, description="ZeRO level. This release runs 0.")
+    micro_batch: int = Field(1, ge=1, description="Sequences in one micro-batch.")
+    schedule: Literal["1f1b", "gpipe"] = Field("1f1b", description="Pipeline schedule.")
+
+
+class DataSpec(_Section):
+    """Where tokens come from."""
+
+    source: str = Field(
+        "python-stdlib",
+        min_length=1,
+        description="'python-stdlib' (the text that ships with Python), a text file, "
+        "or a folder whose text files are read.",
+    )
+    tokenizer: Literal["byte"] = Field("byte", description="Bytes are the tokens.")
+    global_batch: int = Field(8, ge=1, description="Sequences in one optimizer step.")
+    validation_fraction: float = Field(
+        0.02, gt=0, lt=0.5, description="Share of the tokens held out for evaluation."
+    )
+    max_bytes: int = Field(
+        16 * 2**20, ge=2**12, description="Read at most this many bytes of the source."
+    )
+
+
+class ScheduleSpec(_Section):
+    """Learning rate over steps: linear warm-up, then cosine down to a floor."""
+
+    name: Literal["cosine", "constant"] = "cosine"
+    warmup_steps: int = Field(10, ge=0, description="Steps of linear warm-up.")
+    min_ratio: float = Field(0.1, ge=0, le=1, description="Floor as a share of the peak.")
+
+
+class OptimizerSpec(_Section):
+    """AdamW; norms and biases are not decayed."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    clip_grad_norm: float | None = Field(
+        1.0, gt=0, description="Largest global gradient norm; null turns clipping off."
+    )
+    schedule: ScheduleSpec = ScheduleSpec()
+
+
+class CheckpointSpec(_Section):
+    """Two stages: host memory often, storage now and then."""
+
+    url: str | None = Field(
+        None,
+        description="fsspec URL of the checkpoint root; the controller's own folder unless given.",
+    )
+    memory_interval_steps: int = Field(
+        1, ge=1, description="Copy the state to host memory every so many steps."
+    )
+    storage_interval_steps: int = Field(
+        50, ge=1, description="Upload a copy to the URL every so many steps, and after the last."
+    )
+    keep: int = Field(3, ge=2, description="Committed checkpoints kept in storage.")
+    upload_timeout_s: float = Field(
+        600.0, gt=0, description="An upload that takes longer is given up and reported."
+    )
+
+
+class ResourcesSpec(_Section):
+    """Nodes the job runs on."""
+
+    nodes: int | None = Field(None, ge=1, description="World size / workers_per_node unless given.")
+    workers_per_node: int | None = Field(
+        None, ge=1, description="Ranks on one node; the largest divisor of the world size up to 8."
+    )
+    standby: int = Field(0, ge=0, description="Checked spare nodes to hold ready.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto takes CUDA where every worker of a node can have its own GPU."
+    )
+
+
+class RecoverySpec(_Section):
+    """When something counts as a fault, and how much is tried before giving up."""
+
+    heartbeat_period_s: float = Field(2.0, gt=0, description="An agent reports this often.")
+    heartbeat_late_s: float = Field(6.0, gt=0, description="Silence after which a node is LATE.")
+    heartbeat_lost_s: float = Field(
+        15.0, gt=0, description="Silence that makes a node LOST once a second signal agrees."
+    )
+    heartbeat_silent_s: float = Field(
+        60.0, gt=0, description="Silence that needs no second signal."
+    )
+    hang_timeout_s: float = Field(
+        300.0, gt=0, description="No step completed for so long: the job hangs."
+    )
+    first_step_timeout_s: float = Field(
+        1800.0, gt=0, description="From the start of workers to the first step of all ranks."
+    )
+    stop_timeout_s: float = Field(
+        60.0, gt=0, description="A node that has not stopped its workers by then is a suspect."
+    )
+    preflight_timeout_s: float = Field(300.0, gt=0, description="Checks of one node.")
+    diagnose_timeout_s: float = Field(600.0, gt=0, description="Checks after a fault.")
+    retry_budget: int = Field(
+        10, ge=0, description="Faults survived without a newer committed checkpoint in between."
+    )
+    in_place_restarts: int = Field(
+        1,
+        ge=0,
+        description="Faults in a row answered by restarting processes in place before the "
+        "suspected node is diagnosed.",
+    )
+    controller_absence_limit_s: float = Field(
+        1800.0, gt=0, description="Workers stop after so long without any controller."
+    )
+
+
+class EvalSpec(_Section):
+    """Evaluation on the held-out split."""
+
+    interval_steps: int | None = Field(50, ge=1, description="Every so many steps; null: never.")
+    batches: int = Field(2, ge=1, description="Global batches in one evaluation.")
+
+
+class JobSpec(_Section):
+    """A training job. Only the name has no default."""
+
+    apiVersion: Literal["outlast/v1"] = "outlast/v1"
+    kind: Literal["TrainingJob"] = "TrainingJob"
+    name: str = Field(description="Lower-case letters, digits and '-', at most 53 characters.")
+    steps: int = Field(100, ge=1, description="Optimizer steps to train.")
+    seed: int = Field(1234, ge=0, lt=2**63, description="Seed of weights and data order.")
+    precision: Literal["fp32", "fp64"] = Field("fp32", description="Type of weights and maths.")
+    determinism: Literal["bitwise", "fast"] = Field(
+        "bitwise", description="bitwise: the same numeric environment gives the same bits."
+    )
+    model: ModelSpec = ModelSpec()
+    parallel: ParallelSpec = ParallelSpec()
+    data: DataSpec = DataSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    resources: ResourcesSpec = ResourcesSpec()
+    recovery: RecoverySpec = RecoverySpec()
+    eval: EvalSpec = EvalSpec()
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(tp=self.parallel.tp, pp=self.parallel.pp, dp=self.parallel.dp)
+
+    @property
+    def workers_per_node(self) -> int:
+        """Ranks on one node, as given or by default."""
+        if self.resources.workers_per_node is not None:
+            return self.resources.workers_per_node
+        world = self.layout.world_size
+        return max(n for n in range(1, 9) if world % n == 0)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.layout.world_size // self.workers_per_node
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches that one replica runs per step."""
+        return self.data.global_batch // (self.parallel.dp * self.parallel.micro_batch)
+
+    def canonical_json(self) -> str:
+        """The whole spec with every default filled in; equal specs give equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+
+def parse_spec(document: object) -> JobSpec:
+    """The spec in `document` (parsed YAML or JSON).
+
+    Raises:
+        SpecError: with every problem found.
+    """
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        problem = FieldProblem(field="(document)", message=f"must be a mapping, not {kind}")
+        raise SpecError((problem,))
+    try:
+        spec = JobSpec.model_validate(document)
+    except ValidationError as error:
+        raise SpecError(tuple(_explain(detail) for detail in error.errors())) from error
+    problems = tuple(check_cross_fields(spec))
+    if problems:
+        raise SpecError(problems)
+    return spec
+
+
+def check_cross_fields(spec: JobSpec) -> list[FieldProblem]:
+    """What is wrong between fields that are each fine alone."""
+    checks = (_check_name, _check_model, _check_batch, _check_resources, _check_recovery)
+    return [problem for check in checks for problem in check(spec)]
+
+
+def set_value(document: dict[str, Any], assignment: str) -> None:
+    """Apply one `--set a.b.c=value` to a parsed spec, in place.
+
+    The value is read as JSON where it is JSON, else as a string.
+    """
+    path, equals, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ValueError(f"--set {assignment!r}: expected path=value, such as parallel.tp=2")
+    target = document
+    for key in keys[:-1]:
+        inner = target.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"--set {assignment!r}: {key} is a value, not a section")
+        target = inner
+    try:
+        target[keys[-1]] = json.loads(text)
+    except json.JSONDecodeError:
+        target[keys[-1]] = text
+
+
+class _Divides(NamedTuple):
+    field: str
+    value: int
+    by_name: str
+    by: int
+
+
+def _check_divides(rule: _Divides) -> list[FieldProblem]:
+    if rule.value % rule.by == 0:
+        return []
+    near = _nearest_multiples(rule.value, rule.by)
+    divisors = [str(n) for n in range(1, min(rule.value, 128) + 1) if rule.value % n == 0]
+    return [
+        FieldProblem(
+            field=rule.field,
+            message=f"is {rule.value}, which {rule.by_name} = {rule.by} does not divide; "
+            f"allowed near it: {near}, or {rule.by_name} in {{{', '.join(divisors)}}}",
+        )
+    ]
+
+
+def _nearest_multiples(value: int, by: int) -> str:
+    below = value // by * by
+    return " or ".join(str(n) for n in (below, below + by) if n > 0)
+
+
+def _check_name(spec: JobSpec) -> list[FieldProblem]:
+    if NAME_PATTERN.fullmatch(spec.name):
+        return []
+    return [
+        FieldProblem(
+            field="name",
+            message=f"is {spec.name!r}; allowed: 1 to 53 lower-case letters, digits and '-', "
+            "starting and ending with a letter or digit",
+        )
+    ]
+
+
+def _check_model(spec: JobSpec) -> list[FieldProblem]:
+    model, parallel = spec.model, spec.parallel
+    rules = [
+        _Divides("model.hidden", model.hidden, "model.heads", model.heads),
+        _Divides("model.heads", model.heads, "parallel.tp", parallel.tp),
+        _Divides("model.ffn_hidden", model.mlp_hidden, "parallel.tp", parallel.tp),
+        _Divides("model.vocab_size", model.vocab_size, "parallel.tp", parallel.tp),
+    ]
+    if parallel.sequence_parallel:
+        rules.append(_Divides("model.seq_len", model.seq_len, "parallel.tp", parallel.tp))
+    problems = [problem for rule in rules for problem in _check_divides(rule)]
+    if model.layers < parallel.pp:
+        problems.append(
+            FieldProblem(
+                field="parallel.pp",
+                message=f"is {parallel.pp}, more stages than model.layers = {model.layers}; "
+                f"allowed: 1 to {model.layers}",
+            )
+        )
+
+    if model.vocab_size < 256:
+        problems.append(
+            FieldProblem(
+                field="model.vocab_size",
+                message=f"is {model.vocab_size}; the byte tokenizer needs 256 or more",
+            )
+        )
+    return problems
+
+
+def _check_batch(spec: JobSpec) -> list[FieldProblem]:
+    per_step = spec.parallel.dp * spec.parallel.micro_batch
+    return _check_divides(
+        _Divides(
+            "data.global_batch",
+            spec.data.global_batch,
+            "parallel.dp x parallel.micro_batch",
+            per_step,
+        )
+    )
+
+
+def _check_resources(spec: JobSpec) -> list[FieldProblem]:
+    world = spec.layout.world_size
+    per_node = spec.workers_per_node
+    if world % per_node:
+        divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+        return [
+            FieldProblem(
+                field="resources.workers_per_node",
+                message=f"is {per_node}, which does not divide the world size "
+                f"tp x pp x dp = {world}; allowed: {divisors}",
+            )
+        ]
+    needed = world // per_node
+    if spec.resources.nodes is not None and spec.resources.nodes != needed:
+        return [
+            FieldProblem(
+                field="resources.nodes",
+                message=f"is {spec.resources.nodes}; tp x pp x dp = {world} ranks at "
+                f"{per_node} per node need exactly {needed}",
+            )
+        ]
+    return []
+
+
+def _check_recovery(spec: JobSpec) -> list[FieldProblem]:
+    recovery = spec.recovery
+    ladder = ("heartbeat_period_s", "heartbeat_late_s", "heartbeat_lost_s", "heartbeat_silent_s")
+    return [
+        FieldProblem(
+            field=f"recovery.{later}",
+            message=f"is {getattr(recovery, later)}; it must be longer than "
+            f"recovery.{sooner} = {getattr(recovery, sooner)}",
+        )
+        for sooner, later in pairwise(ladder)
+        if getattr(recovery, later) <= getattr(recovery, sooner)
+    ]
+
+
+def _explain(detail: Any) -> FieldProblem:
+    """pydantic's finding in our words: what was given and what is allowed."""
+    field = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        section = detail["loc"][:-1]
+        allowed = ", ".join(_fields_at(section))
+        return FieldProblem(field=field, message=f"is not a field; allowed here: {allowed}")
+    if detail["type"] == "missing":
+        return FieldProblem(field=field, message="is required")
+    return FieldProblem(field=field, message=f"is {detail['input']!r}; {detail['msg']}")
+
+
+def _fields_at(path: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = JobSpec
+    for part in path:
+        inner = section.model_fields[str(part)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        section = inner
+    return list(section.model_fields)

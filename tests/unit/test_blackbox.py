@@ -1,0 +1,112 @@
+"""The black box: what a rank noted is there for others, even after its death."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from outlast.blackbox import (
+    NUM_STEP_RECORDS,
+    Group,
+    Op,
+    Phase,
+    Reader,
+    StartMark,
+    StepRecord,
+    Writer,
+)
+
+
+def step_record(step: int, eval_loss: float | None = None) -> StepRecord:
+    return StepRecord(
+        step=step,
+        loss=1.0 / (step + 1),
+        grad_norm=0.5,
+        learning_rate=1e-3,
+        tokens=128,
+        start_ns=step,
+        end_ns=step + 1,
+        eval_loss=eval_loss,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rank.blackbox"
+
+
+def test_present_says_who_and_where(path: Path) -> None:
+    writer = Writer(path, rank=3, world_size=8, attempt=2)
+    writer.resumed(40)
+    writer.phase(Phase.FORWARD_BACKWARD)
+    present = Reader(path).present()
+    assert (present.rank, present.attempt, present.pid) == (3, 2, os.getpid())
+    assert (present.completed_step, present.resumed_step) == (40, 40)
+    assert present.phase is Phase.FORWARD_BACKWARD
+
+
+def test_operation_entered_but_not_left_is_visible(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    reader = Reader(path)
+    assert reader.present().last_op == ""
+    assert writer.enter(Op.ALL_REDUCE, Group.DP) == 1
+    assert reader.present().last_op == "in dp all_reduce #1"
+    writer.leave()
+    assert reader.present().last_op == "after dp all_reduce #1"
+    assert writer.enter(Op.RECV, Group.PP, micro_batch=2) == 1
+    assert [record.op for record in reader.ops()] == [Op.ALL_REDUCE]
+
+
+def test_each_step_record_is_read_once_and_bitwise(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    reader = Reader(path)
+    records = [step_record(1), step_record(2, eval_loss=0.1 + 0.2)]
+    for record in records:
+        writer.completed(record)
+    assert reader.new_steps() == records
+    assert reader.new_steps() == []
+
+
+def test_reader_that_falls_behind_gets_the_newest_records(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    reader = Reader(path)
+    for step in range(NUM_STEP_RECORDS + 10):
+        writer.completed(step_record(step))
+    steps = [record.step for record in reader.new_steps()]
+    assert steps == list(range(10, NUM_STEP_RECORDS + 10))
+
+
+def test_marks_of_the_start_are_kept(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    writer.mark(StartMark.FORKED, 7)
+    writer.mark(StartMark.RESTORED, 9)
+    assert Reader(path).marks() == {StartMark.FORKED: 7, StartMark.RESTORED: 9}
+
+
+def test_record_survives_sigkill_of_the_writer(path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        writer = Writer(path, rank=1, world_size=2, attempt=5)
+        writer.completed(step_record(12))
+        writer.enter(Op.ALL_GATHER, Group.TP)
+        os.kill(os.getpid(), signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    reader = Reader(path)
+    assert reader.present().completed_step == 12
+    assert reader.present().last_op == "in tp all_gather #1"
+    assert [record.step for record in reader.new_steps()] == [12]
+
+
+def test_file_of_another_kind_is_refused(path: Path) -> None:
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(ValueError, match="100 bytes"):
+        Reader(path)
+
+
+def test_file_that_is_not_open_yet_is_not_found(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Reader(path)

@@ -1,0 +1,53 @@
+"""The layout of ranks: tp fastest, then dp, then pp."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outlast.layout import Coordinate, Layout
+
+layouts = st.builds(Layout, tp=st.integers(1, 6), pp=st.integers(1, 6), dp=st.integers(1, 6))
+
+
+@given(layouts)
+def test_every_rank_has_its_own_coordinate(layout: Layout) -> None:
+    coordinates = [layout.coordinate(rank) for rank in range(layout.world_size)]
+    assert len(set(coordinates)) == layout.world_size
+    assert [layout.rank(at) for at in coordinates] == list(range(layout.world_size))
+
+
+@given(layouts)
+def test_groups_of_each_kind_partition_the_ranks(layout: Layout) -> None:
+    for groups in (layout.tp_groups(), layout.dp_groups(), layout.pp_groups()):
+        assert sorted(rank for group in groups for rank in group) == list(range(layout.world_size))
+
+
+@given(layouts, st.data())
+def test_group_of_agrees_with_the_full_lists(layout: Layout, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, layout.world_size - 1))
+    assert layout.group_of("tp", rank) in layout.tp_groups()
+    assert layout.group_of("dp", rank) in layout.dp_groups()
+    assert layout.group_of("pp", rank) in layout.pp_groups()
+    for kind in ("tp", "dp", "pp"):
+        assert rank in layout.group_of(kind, rank)
+
+
+def test_tensor_group_is_contiguous_and_data_group_comes_next() -> None:
+    layout = Layout(tp=2, pp=2, dp=2)
+    assert layout.tp_groups() == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert layout.dp_groups() == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert layout.pp_groups() == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert layout.coordinate(6) == Coordinate(pp=1, dp=1, tp=0)
+
+
+@pytest.mark.parametrize("degree", ["tp", "pp", "dp"])
+def test_degree_below_one_is_refused_by_name(degree: str) -> None:
+    with pytest.raises(ValueError, match=f"parallel.{degree} is 0"):
+        Layout(**{degree: 0})
+
+
+def test_rank_outside_the_layout_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rank 8 is not in 0\.\.7"):
+        Layout(tp=2, pp=2, dp=2).coordinate(8)

@@ -1,0 +1,102 @@
+"""The job spec: defaults, and one clear line for everything that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outlast.spec import JobSpec, SpecError, parse_spec, set_value
+
+
+def problems(document: object) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(document)
+    return {problem.field: problem.message for problem in caught.value.problems}
+
+
+def test_only_the_name_is_required() -> None:
+    spec = parse_spec({"name": "tiny"})
+    assert spec.layout.world_size == 1
+    assert spec.num_nodes == 1
+
+
+def test_missing_name_is_named() -> None:
+    assert problems({}) == {"name": "is required"}
+
+
+def test_unknown_field_lists_the_allowed_ones() -> None:
+    found = problems({"name": "a", "parallel": {"tpp": 2}})
+    assert "allowed here: tp, pp, dp" in found["parallel.tpp"]
+
+
+def test_wrong_type_says_what_was_given() -> None:
+    found = problems({"name": "a", "steps": "many", "optimizer": {"lr": -1}})
+    assert found["steps"].startswith("is 'many'")
+    assert found["optimizer.lr"].startswith("is -1")
+
+
+@pytest.mark.parametrize("document", [None, [], "name: a", 3])
+def test_document_must_be_a_mapping(document: object) -> None:
+    assert "must be a mapping" in problems(document)["(document)"]
+
+
+def test_all_cross_field_problems_come_at_once() -> None:
+    found = problems(
+        {
+            "name": "Not Valid",
+            "model": {"layers": 2, "heads": 4, "hidden": 64, "seq_len": 32},
+            "parallel": {"tp": 3, "pp": 4, "dp": 2, "micro_batch": 3},
+            "data": {"global_batch": 8},
+            "resources": {"workers_per_node": 5},
+        }
+    )
+    assert set(found) == {
+        "name",
+        "model.heads",
+        "model.ffn_hidden",
+        "model.vocab_size",
+        "model.seq_len",
+        "parallel.pp",
+        "data.global_batch",
+        "resources.workers_per_node",
+    }
+    assert "allowed: 1 to 2" in found["parallel.pp"]
+    assert "6 or 12" in found["data.global_batch"]
+
+
+def test_nodes_must_fit_the_world_size() -> None:
+    found = problems({"name": "a", "resources": {"nodes": 3}})
+    assert "need exactly 1" in found["resources.nodes"]
+
+
+def test_heartbeat_limits_must_grow() -> None:
+    found = problems({"name": "a", "recovery": {"heartbeat_late_s": 20}})
+    assert "longer than recovery.heartbeat_late_s" in found["recovery.heartbeat_lost_s"]
+
+
+def test_default_workers_per_node_is_the_largest_divisor_up_to_eight() -> None:
+    parallel = {"tp": 2, "pp": 3, "dp": 2}
+    spec = parse_spec({"name": "a", "parallel": parallel, "data": {"global_batch": 8}})
+    assert spec.workers_per_node == 6
+    assert spec.num_nodes == 2
+
+
+def test_equal_specs_have_equal_canonical_text_that_parses_back() -> None:
+    spec = parse_spec({"name": "a", "steps": 5})
+    again = JobSpec.model_validate_json(spec.canonical_json())
+    assert again == spec
+    assert again.canonical_json() == spec.canonical_json()
+
+
+def test_set_overrides_nested_values() -> None:
+    document: dict[str, Any] = {"name": "a"}
+    set_value(document, "parallel.tp=2")
+    set_value(document, "data.source=/tmp/text")
+    assert document == {"name": "a", "parallel": {"tp": 2}, "data": {"source": "/tmp/text"}}
+
+
+@pytest.mark.parametrize("assignment", ["parallel.tp", "=3", "name.x=1", "a..b=1"])
+def test_bad_set_is_refused(assignment: str) -> None:
+    with pytest.raises(ValueError, match="--set"):
+        set_value({"name": "a"}, assignment)
