@@ -1,0 +1,194 @@
+"""An attempt of a job: filling its places, starting, stopping and ending it."""
+
+from __future__ import annotations
+
+from controller.core import incidents, nodes
+from controller.core.context import Context
+from controller.core.effects import Alert
+from controller.core.records import (
+    NO_ATTEMPT,
+    CommandRecord,
+    Evidence,
+    EvidenceKind,
+    ForgetJob,
+    JobRecord,
+    NodeRecord,
+    RunSuite,
+    StartWorkers,
+    StopWorkers,
+)
+from controller.core.states import EXCLUDED, JobState, NodeState
+from outlast.ids import Attempt, CommandId, NodeId
+
+
+def fill_places(ctx: Context, job: JobRecord) -> JobRecord:
+    """Put free nodes into free places; a node that the job had gets its own back."""
+    free = {node.node: node for node in nodes.free_nodes(ctx, job)}
+    places: list[NodeId | None] = []
+    unchecked = [node for node in job.unchecked if nodes.placed(ctx, job, node) is not None]
+    for node_id in job.nodes:
+        node = nodes.placed(ctx, job, node_id)
+        if node is not None and node.state is NodeState.DRAINING:
+            ctx.move_node(node, NodeState.DRAINED, "drained by a person", job=None)
+            node = None
+        if node is None and node_id in free:
+            _place(ctx, job, free.pop(node_id))
+            unchecked.append(node_id)
+        places.append(node_id if node is not None or node_id in unchecked else None)
+    for place, node_id in enumerate(places):
+        if node_id is None and free:
+            chosen = next(iter(free))
+            _place(ctx, job, free.pop(chosen))
+            places[place] = chosen
+            unchecked.append(chosen)
+    return ctx.put_job(job, nodes=tuple(places), unchecked=tuple(unchecked))
+
+
+def start(ctx: Context, job: JobRecord, reason: str) -> None:
+    """Issue the next attempt."""
+    places = tuple(node for node in job.nodes if node is not None)
+    assert len(places) == job.plan.nodes, f"job {job.job_id} starts on {len(places)} nodes"
+    attempt = Attempt(job.attempt + 1)
+    per_node = job.plan.workers_per_node
+    first = ctx.state.nodes[places[0]]
+    job = ctx.move_job(
+        job,
+        JobState.STARTING,
+        reason,
+        attempt=attempt,
+        done_ranks=(),
+        restarts=job.restarts + (job.attempt > NO_ATTEMPT),
+        deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
+    )
+    rank_nodes = tuple(node for node in places for _ in range(per_node))
+    for place, node_id in enumerate(places):
+        command = StartWorkers(
+            ranks=tuple(range(place * per_node, (place + 1) * per_node)),
+            world_size=job.plan.world_size,
+            rank_nodes=rank_nodes,
+            rendezvous_host=first.address,
+            rendezvous_port=first.rendezvous_port,
+            committed_step=-1 if job.committed_step is None else job.committed_step,
+            spec_json=job.spec_json,
+            checkpoint_url=job.checkpoint_url,
+        )
+        ctx.open_command(
+            CommandId(f"{job.job_id}/a{attempt}/start/{node_id}"),
+            node_id,
+            command,
+            job=job.job_id,
+            attempt=attempt,
+        )
+
+
+def suspend(ctx: Context, job: JobRecord, reason: str, *, graceful: bool) -> None:
+    """Stop every worker of the present attempt."""
+    job = ctx.move_job(
+        job,
+        JobState.SUSPENDING,
+        f"stopping workers: {reason}",
+        deadline_s=ctx.now_s + job.plan.stop_timeout_s,
+    )
+    close_starts(ctx, job)
+    for node_id in job.nodes:
+        if nodes.placed(ctx, job, node_id) is None or node_id is None:
+            continue
+        ctx.open_command(
+            CommandId(f"{job.job_id}/a{job.attempt}/stop/{node_id}"),
+            node_id,
+            StopWorkers(graceful=graceful, timeout_s=job.plan.stop_timeout_s / 2),
+            job=job.job_id,
+            attempt=job.attempt,
+        )
+
+
+def stops_pending(ctx: Context, job: JobRecord) -> list[CommandRecord]:
+    """Stop orders whose answer still matters: their node is not known to be lost."""
+    incident = ctx.incident_of(job)
+    evidence = () if incident is None else incident.evidence
+    out_of_reach = [
+        item.node
+        for item in evidence
+        if item.kind in (EvidenceKind.NODE_LOST, EvidenceKind.NOT_STOPPED)
+    ]
+    return [
+        command
+        for command in ctx.commands_of(StopWorkers, job=job.job_id)
+        if command.attempt == job.attempt
+        and command.node not in out_of_reach
+        and ctx.state.nodes[command.node].state not in EXCLUDED
+    ]
+
+
+def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error: str = "") -> None:
+    close_starts(ctx, job)
+    _close_checks(ctx, job)
+    job = incidents.close_for(ctx, job, reason)
+    incidents.close_storage_trouble(ctx, job, reason)
+    job = ctx.move_job(job, state, reason, error=error, finished_s=ctx.now_s, unchecked=())
+    for node_id in job.nodes:
+        if node_id is not None and nodes.placed(ctx, job, node_id) is not None:
+            ctx.open_command(
+                CommandId(f"{job.job_id}/forget/{node_id}"),
+                node_id,
+                ForgetJob(keep_memory=False),
+                job=job.job_id,
+                attempt=job.attempt,
+            )
+    _release_nodes(ctx, job)
+
+
+def pause(ctx: Context, job: JobRecord) -> None:
+    _close_checks(ctx, job)
+    job = incidents.close_for(ctx, job, "the user paused the job")
+    job = ctx.move_job(job, JobState.PAUSED, "paused by the user; `outlast resume` goes on")
+    _release_nodes(ctx, job)
+
+
+def exclude(ctx: Context, job: JobRecord, node: NodeRecord, reason: str) -> None:
+    """Keep a node that is not fit for use from a job that has not started there."""
+    if not nodes.quarantine(ctx, node, reason):
+        # The breaker bounds quarantines, not caution: the node is merely not used.
+        nodes.close_commands(ctx, node.node, reason, keep_stops=True)
+        ctx.move_node(node, NodeState.READY, reason, job=None, cordoned=True)
+        ctx.emit(Alert(summary=f"node {node.node} is cordoned: {reason}"))
+    incident = ctx.incident_of(job)
+    if incident is not None:
+        ctx.add_evidence(incident, sign(ctx, EvidenceKind.DIAGNOSTICS, node.node, reason))
+
+
+def preflight_timed_out(ctx: Context, job: JobRecord) -> None:
+    for node_id in job.unchecked:
+        node = nodes.placed(ctx, job, node_id)
+        if node is not None:
+            exclude(ctx, job, node, "did not finish its preflight in time")
+    job = ctx.state.jobs[job.job_id]
+    if job.state is JobState.PREFLIGHT and job.deadline_s is not None:
+        ctx.put_job(job, deadline_s=max(nodes.breaker_opens_s(ctx), ctx.now_s + 1.0))
+
+
+def close_starts(ctx: Context, job: JobRecord) -> None:
+    for command in ctx.commands_of(StartWorkers, job=job.job_id):
+        ctx.close_command(command.command_id, f"the job is {job.state}")
+
+
+def sign(ctx: Context, kind: EvidenceKind, node: NodeId | None, detail: str) -> Evidence:
+    return Evidence(kind=kind, node=node, rank=None, detail=detail, at_s=ctx.now_s)
+
+
+def _place(ctx: Context, job: JobRecord, node: NodeRecord) -> None:
+    ctx.move_node(node, NodeState.ASSIGNED, f"runs {job.job_id}", job=job.job_id)
+
+
+def _close_checks(ctx: Context, job: JobRecord) -> None:
+    for command in ctx.commands_of(RunSuite, job=job.job_id):
+        ctx.close_command(command.command_id, f"job {job.job_id} no longer waits for it")
+
+
+def _release_nodes(ctx: Context, job: JobRecord) -> None:
+    for node_id in job.nodes:
+        node = nodes.placed(ctx, job, node_id)
+        if node is None:
+            continue
+        to = NodeState.DRAINED if node.state is NodeState.DRAINING else NodeState.READY
+        ctx.move_node(node, to, f"{job.job_id} is {job.state}", job=None)

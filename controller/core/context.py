@@ -1,0 +1,241 @@
+"""What one call of the machine works on: state, observations, time, and its output.
+
+Decided facts live in `State` and change only through `record`, which also puts
+them into the batch for the journal. What was merely *seen* (who is connected,
+who is late) lives in `Sight`; it is not journalled, because after a restart
+reality tells it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from controller.core.effects import Effect, Persist, SendCommand
+from controller.core.facts import (
+    CommandClosed,
+    CommandOpened,
+    Fact,
+    IncidentPut,
+    JobPut,
+    NodePut,
+    State,
+)
+from controller.core.records import (
+    NO_ATTEMPT,
+    Command,
+    CommandRecord,
+    Evidence,
+    IncidentRecord,
+    JobRecord,
+    NodeRecord,
+    TimelineEntry,
+)
+from controller.core.states import (
+    IncidentState,
+    JobState,
+    NodeState,
+    check_incident,
+    check_job,
+    check_node,
+)
+from outlast.ids import Attempt, CommandId, JobId, NodeId
+
+# A job that fails the same way for ever must not grow its incident for ever.
+MAX_EVIDENCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Bounds of the fleet as a whole; jobs bring their own in the spec."""
+
+    # After a start: agents reconnect within a heartbeat or two.
+    reconcile_s: float = 10.0
+    # How long the controller distrusts its own eyes after many nodes went quiet at once.
+    blind_s: float = 300.0
+    blind_share: float = 0.3
+    blind_min_nodes: int = 3
+    # Losses that fall into one such window count as "at once".
+    blind_window_s: float = 10.0
+    breaker_share: float = 0.1
+    breaker_window_s: float = 600.0
+    # A quarantined node may be tried again after so long.
+    cooldown_s: float = 600.0
+    # A quarantined node that never came back by then is given up.
+    abandon_s: float = 7200.0
+    retire_after_quarantines: int = 3
+    retire_window_s: float = 7 * 86400.0
+    suspect_s: float = 1800.0
+    standby_recheck_s: float = 86400.0
+    fleet_check_timeout_s: float = 300.0
+
+
+@dataclass(slots=True)
+class Sight:
+    """What is seen of a node right now."""
+
+    connected: bool = False
+    late: bool = False
+    lost: bool = False
+    silent: bool = False
+    gone: str = ""
+    late_since_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Context:
+    """One machine's memory, and the batch that the present call builds."""
+
+    settings: Settings
+    state: State = field(default_factory=State)
+    sights: dict[NodeId, Sight] = field(default_factory=dict)
+    now_s: float = 0.0
+    reconciling_until_s: float | None = None
+    blind_until_s: float | None = None
+    # Do not call it blindness again before the last suspicion is well over.
+    trusting_until_s: float = 0.0
+    facts: list[Fact] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+
+    def take_batch(self) -> list[Effect]:
+        """The effects of this call, the journal's first; empties the batch."""
+        batch: list[Effect] = []
+        if self.facts:
+            batch.append(Persist(facts=tuple(self.facts)))
+        batch.extend(
+            effect
+            for effect in self.effects
+            # What the same batch gave up again must not happen.
+            if not isinstance(effect, SendCommand)
+            or effect.command.command_id in self.state.commands
+        )
+        self.facts.clear()
+        self.effects.clear()
+        return batch
+
+    def record(self, fact: Fact) -> None:
+        self.state.apply(fact)
+        self.facts.append(fact)
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def sight(self, node: NodeId) -> Sight:
+        sight = self.sights.get(node)
+        if sight is None:
+            sight = self.sights[node] = Sight()
+        return sight
+
+    def connected(self, node: NodeId | None) -> bool:
+        return node is not None and self.sight(node).connected
+
+    # Jobs
+
+    def put_job(self, job: JobRecord, **changes: object) -> JobRecord:
+        """Record a changed job; nothing happens when nothing changed."""
+        changed = replace(job, **changes)  # type: ignore[arg-type]  # field names are checked by replace
+        if changed != self.state.jobs.get(job.job_id):
+            self.record(JobPut(job=changed))
+        return changed
+
+    def move_job(self, job: JobRecord, to: JobState, reason: str, **changes: object) -> JobRecord:
+        """Take a job to another state, and note the phase in its open incident."""
+        check_job(job.state, to, job.job_id)
+        changes.setdefault("deadline_s", None)
+        changed = self.put_job(job, state=to, since_s=self.now_s, reason=reason, **changes)
+        incident = self.incident_of(changed)
+        if incident is not None:
+            self.note(incident, str(to).lower(), reason)
+        return changed
+
+    # Nodes
+
+    def put_node(self, node: NodeRecord, **changes: object) -> NodeRecord:
+        changed = replace(node, **changes)  # type: ignore[arg-type]  # field names are checked by replace
+        if changed != self.state.nodes.get(node.node):
+            self.record(NodePut(node=changed))
+        return changed
+
+    def move_node(
+        self, node: NodeRecord, to: NodeState, reason: str, **changes: object
+    ) -> NodeRecord:
+        check_node(node.state, to, node.node)
+        changes.setdefault("timer_s", None)
+        return self.put_node(node, state=to, since_s=self.now_s, reason=reason, **changes)
+
+    # Incidents
+
+    def incident_of(self, job: JobRecord) -> IncidentRecord | None:
+        return None if job.incident is None else self.state.incidents[job.incident]
+
+    def put_incident(self, incident: IncidentRecord, **changes: object) -> IncidentRecord:
+        changed = replace(incident, **changes)  # type: ignore[arg-type]  # field names are checked by replace
+        if changed != self.state.incidents.get(incident.incident):
+            self.record(IncidentPut(incident=changed))
+        return changed
+
+    def move_incident(
+        self, incident: IncidentRecord, to: IncidentState, **changes: object
+    ) -> IncidentRecord:
+        if incident.state is not to:
+            check_incident(incident.state, to, incident.incident)
+        return self.put_incident(incident, state=to, **changes)
+
+    def note(self, incident: IncidentRecord, phase: str, detail: str = "") -> IncidentRecord:
+        """Add a line to an incident's timeline."""
+        entry = TimelineEntry(phase=phase, at_s=self.now_s, detail=detail)
+        return self.put_incident(incident, timeline=(*incident.timeline, entry))
+
+    def add_evidence(self, incident: IncidentRecord, evidence: Evidence) -> IncidentRecord:
+        if len(incident.evidence) >= MAX_EVIDENCE or evidence in incident.evidence:
+            return incident
+        return self.put_incident(
+            incident,
+            evidence=(*incident.evidence, evidence),
+            fault_s=min(incident.fault_s, evidence.at_s),
+        )
+
+    # Commands
+
+    def open_command(
+        self,
+        command_id: CommandId,
+        node: NodeId,
+        command: Command,
+        *,
+        job: JobId | None = None,
+        attempt: Attempt = NO_ATTEMPT,
+    ) -> None:
+        """Journal an intent and send it; nothing happens when it is open already."""
+        if command_id in self.state.commands:
+            return
+        opened = CommandRecord(
+            command_id=command_id,
+            node=node,
+            job=job,
+            attempt=attempt,
+            issued_s=self.now_s,
+            command=command,
+        )
+        self.record(CommandOpened(command=opened))
+        if self.connected(node):
+            self.emit(SendCommand(command=opened))
+
+    def close_command(self, command_id: CommandId, why: str) -> None:
+        if command_id in self.state.commands:
+            self.record(CommandClosed(command_id=command_id, why=why))
+
+    def commands_of(
+        self,
+        kind: type[Command],
+        *,
+        node: NodeId | None = None,
+        job: JobId | None = None,
+    ) -> list[CommandRecord]:
+        """Open commands of a kind, for a node and/or a job."""
+        return [
+            record
+            for record in self.state.commands.values()
+            if isinstance(record.command, kind)
+            and (node is None or record.node == node)
+            and (job is None or record.job == job)
+        ]

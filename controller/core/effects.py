@@ -1,0 +1,55 @@
+"""Everything that the machine can ask of the world, in the order in which it must happen.
+
+`Persist` comes first in a batch and must be durable before any other effect of
+the batch runs. Every other effect can be repeated: commands carry ids that the
+agent remembers, and provisioning says how many nodes are wanted, not one more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.facts import Fact
+from controller.core.records import CommandRecord
+from outlast.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Append these facts to the journal in one commit."""
+
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCommand:
+    """Send a command to its node, if it is connected; it is sent again when it joins."""
+
+    command: CommandRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvisionNodes:
+    """The fleet lacks `count` nodes with at least `workers` places each."""
+
+    count: int
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictNode:
+    """Take the node out of the cluster: nothing of ours may run there."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Tell a person."""
+
+    summary: str
+
+
+Effect = Persist | SendCommand | ProvisionNodes | EvictNode | Alert

@@ -1,0 +1,242 @@
+"""Everything that can happen to the machine. Past tense; nothing here is a request
+to a part of Outlast. Times inside events are those of whoever saw it happen; the
+machine's own time comes beside the event.
+
+Healthy heartbeats are not here: `liveness` turns silence into events at the edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.records import JobPlan
+from outlast.ids import Attempt, CommandId, JobId, NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerStarted:
+    """The controller has folded its journal and listens again."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """The moment that `wake_at` named has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """A user submitted a valid spec."""
+
+    job_id: JobId
+    name: str
+    request_id: str
+    spec_json: str
+    checkpoint_url: str
+    plan: JobPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCancelRequested:
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPauseRequested:
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResumeRequested:
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited:
+    """A worker ended without being told to. `code` is minus the signal if one killed it."""
+
+    job_id: JobId
+    attempt: Attempt
+    node: NodeId
+    rank: int
+    code: int
+    fault_class: str
+    fingerprint: str
+    detail: str
+    traceback: str
+    completed_step: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """One line of what an agent finds on its node when it joins."""
+
+    job_id: JobId
+    attempt: Attempt
+    rank: int
+    # None while the worker runs.
+    exit: WorkerExited | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """An agent opened a session; `statuses` is all that is true on its node."""
+
+    node: NodeId
+    incarnation: str
+    address: str
+    rendezvous_port: int
+    workers: int
+    statuses: tuple[WorkerStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDisconnected:
+    """The session ended without a newer one taking its place."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLate:
+    """No heartbeat for `heartbeat_late_s`."""
+
+    node: NodeId
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """No heartbeat for `heartbeat_lost_s`: one of the two signals that a loss needs."""
+
+    node: NodeId
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSilent:
+    """No heartbeat for `heartbeat_silent_s`: enough on its own."""
+
+    node: NodeId
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHeard:
+    """A heartbeat arrived from a node that was late or worse."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGone:
+    """The cluster says that the node does not exist any more."""
+
+    node: NodeId
+    detail: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCordonRequested:
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUncordonRequested:
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrainRequested:
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandFinished:
+    """An agent carried a command out, or refused it."""
+
+    command_id: CommandId
+    node: NodeId
+    ok: bool
+    # config, resource, stale or internal when not ok.
+    error_kind: str
+    detail: str
+    # For StopWorkers: last step that any local rank completed, -1 when none.
+    completed_step: int = -1
+    # For RunSuite: pass, warn, fail, inconclusive or error over all findings.
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAdvanced:
+    """Every rank completed a step; sent for the first one of an attempt and when
+    the attempt passes the step that the last fault interrupted."""
+
+    job_id: JobId
+    attempt: Attempt
+    completed_step: int
+    resumed_step: int
+    at_s: float
+    split: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStalled:
+    """No step was completed for longer than the job allows."""
+
+    job_id: JobId
+    attempt: Attempt
+    stalled_s: float
+    culprit_ranks: tuple[int, ...]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """A checkpoint became visible in storage, verified by its commit record."""
+
+    job_id: JobId
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """An upload was given up; training goes on."""
+
+    job_id: JobId
+    node: NodeId
+    step: int
+    detail: str
+    at_s: float
+
+
+NodeEvent = (
+    NodeJoined
+    | NodeDisconnected
+    | NodeLate
+    | NodeLost
+    | NodeSilent
+    | NodeHeard
+    | NodeGone
+    | NodeCordonRequested
+    | NodeUncordonRequested
+    | NodeDrainRequested
+)
+Event = (
+    ControllerStarted
+    | TimePassed
+    | JobSubmitted
+    | JobCancelRequested
+    | JobPauseRequested
+    | JobResumeRequested
+    | WorkerExited
+    | CommandFinished
+    | JobAdvanced
+    | JobStalled
+    | CheckpointCommitted
+    | CheckpointFailed
+    | NodeEvent
+)

@@ -1,0 +1,150 @@
+"""Incidents: what a fault was, what was done, and what it cost."""
+
+from __future__ import annotations
+
+from controller.core.context import Context
+from controller.core.events import CheckpointCommitted, CheckpointFailed, JobAdvanced
+from controller.core.facts import IncidentPut
+from controller.core.records import (
+    Cause,
+    Evidence,
+    EvidenceKind,
+    IncidentRecord,
+    JobRecord,
+    TimelineEntry,
+)
+from controller.core.states import TERMINAL, IncidentState
+from outlast.ids import NodeId, incident_id
+
+
+def open_for(ctx: Context, job: JobRecord, evidence: Evidence) -> JobRecord:
+    """Open a job's incident. One that is still open is superseded: each fault has its own."""
+    job = close_for(ctx, job, "superseded by the next fault")
+    number = job.num_incidents + 1
+    incident = _new(ctx, job, number, evidence, IncidentState.EVIDENCE)
+    return ctx.put_job(job, incident=incident.incident, num_incidents=number)
+
+
+def close_for(ctx: Context, job: JobRecord, why: str) -> JobRecord:
+    """Close a job's open incident, if it has one."""
+    incident = ctx.incident_of(job)
+    if incident is None:
+        return job
+    incident = ctx.note(incident, "closed", why)
+    ctx.move_incident(incident, IncidentState.CLOSED, closed_s=ctx.now_s)
+    return ctx.put_job(job, incident=None)
+
+
+def reached(ctx: Context, job: JobRecord, completed_step: int) -> None:
+    """Some rank had completed this step when the fault struck."""
+    incident = ctx.incident_of(job)
+    if incident is not None and completed_step > incident.fault_step:
+        ctx.put_incident(incident, fault_step=completed_step)
+
+
+def add_finding(ctx: Context, job: JobRecord, node: NodeId, verdict: str, detail: str = "") -> None:
+    """A node's checks have ended."""
+    incident = ctx.incident_of(job)
+    if incident is None:
+        return
+    others = tuple(found for found in incident.findings if found[0] != node)
+    incident = ctx.put_incident(incident, findings=(*others, (node, verdict)))
+    ctx.note(incident, "diagnostics", f"{node}: {verdict}{': ' if detail else ''}{detail}")
+
+
+def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> None:
+    """Training goes on: note what it cost, and close once it is past the fault."""
+    incident = ctx.incident_of(job)
+    if incident is None:
+        return
+    if incident.state is IncidentState.ACTING:
+        incident = ctx.note(incident, "first_step", event.split)
+        incident = ctx.move_incident(
+            incident,
+            IncidentState.VERIFYING,
+            resumed_step=event.resumed_step,
+            recovered_s=event.at_s,
+        )
+    if incident.state is IncidentState.VERIFYING and event.completed_step >= incident.fault_step:
+        close_for(ctx, job, f"training is past step {incident.fault_step} again")
+
+
+def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> None:
+    """A newer verified checkpoint refills the retry budget and ends storage trouble."""
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or (job.committed_step is not None and event.step <= job.committed_step):
+        return
+    job = ctx.put_job(
+        job,
+        committed_step=event.step,
+        high_step=max(job.high_step, event.step),
+        retry_left=job.plan.retry_budget,
+        faults_in_row=0,
+    )
+    close_storage_trouble(ctx, job, f"step {event.step} was committed")
+
+
+def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
+    """Uploads work again, or nobody uploads any more."""
+    trouble = _storage_trouble(ctx, job)
+    if trouble is not None:
+        trouble = ctx.note(trouble, "closed", why)
+        ctx.move_incident(trouble, IncidentState.CLOSED, closed_s=ctx.now_s)
+
+
+def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
+    """An upload was given up. Training goes on; the incident says so."""
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or job.state in TERMINAL:
+        return
+    evidence = Evidence(
+        kind=EvidenceKind.CHECKPOINT,
+        node=event.node,
+        rank=None,
+        detail=f"step {event.step}: {event.detail}",
+        at_s=event.at_s,
+    )
+    trouble = _storage_trouble(ctx, job)
+    if trouble is not None:
+        ctx.add_evidence(trouble, evidence)
+        return
+    number = job.num_incidents + 1
+    incident = _new(ctx, job, number, evidence, IncidentState.OPEN)
+    ctx.put_incident(
+        incident,
+        cause=Cause.STORAGE,
+        reason=f"a checkpoint could not be stored ({event.detail}); training goes on from host "
+        "memory, and the next upload is tried as planned",
+    )
+    ctx.put_job(job, num_incidents=number)
+
+
+def _storage_trouble(ctx: Context, job: JobRecord) -> IncidentRecord | None:
+    for incident in ctx.state.incidents.values():
+        open_ = incident.state is IncidentState.OPEN and incident.cause is Cause.STORAGE
+        if open_ and incident.job == job.job_id:
+            return incident
+    return None
+
+
+def _new(
+    ctx: Context, job: JobRecord, number: int, evidence: Evidence, state: IncidentState
+) -> IncidentRecord:
+    incident = IncidentRecord(
+        incident=incident_id(job.job_id, number),
+        job=job.job_id,
+        attempt=job.attempt,
+        state=state,
+        opened_s=ctx.now_s,
+        fault_s=min(evidence.at_s, ctx.now_s),
+        fault_step=-1,
+        evidence=(evidence,),
+        timeline=(
+            TimelineEntry(
+                phase="fault", at_s=min(evidence.at_s, ctx.now_s), detail=evidence.detail
+            ),
+            TimelineEntry(phase="detected", at_s=ctx.now_s),
+        ),
+    )
+    ctx.record(IncidentPut(incident=incident))
+    return incident

@@ -1,0 +1,264 @@
+"""What happens to jobs: the handlers of their events.
+
+They only note what happened, so a repeated or late event changes nothing twice;
+`steps` then moves the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controller.core import attempts, incidents, nodes
+from controller.core.context import Context
+from controller.core.effects import Alert
+from controller.core.events import (
+    CommandFinished,
+    JobAdvanced,
+    JobCancelRequested,
+    JobPauseRequested,
+    JobResumeRequested,
+    JobStalled,
+    JobSubmitted,
+    WorkerExited,
+)
+from controller.core.facts import JobPut
+from controller.core.records import (
+    CommandRecord,
+    Evidence,
+    EvidenceKind,
+    ForgetJob,
+    JobRecord,
+    RunSuite,
+    StartWorkers,
+    StopWorkers,
+    Wanted,
+)
+from controller.core.states import (
+    LIVE,
+    TERMINAL,
+    IncidentState,
+    JobState,
+)
+
+_HAVE_WORKERS = (JobState.STARTING, JobState.RUNNING)
+
+
+def submitted(ctx: Context, event: JobSubmitted) -> None:
+    """Queue a job; the same request again changes nothing."""
+    for job in ctx.state.jobs.values():
+        if event.request_id and job.request_id == event.request_id:
+            return
+    job = JobRecord(
+        job_id=event.job_id,
+        name=event.name,
+        request_id=event.request_id,
+        spec_json=event.spec_json,
+        checkpoint_url=event.checkpoint_url,
+        plan=event.plan,
+        submitted_s=ctx.now_s,
+        state=JobState.QUEUED,
+        since_s=ctx.now_s,
+        reason="just submitted",
+        nodes=(None,) * event.plan.nodes,
+        retry_left=event.plan.retry_budget,
+    )
+    ctx.record(JobPut(job=job))
+
+
+def cancel_requested(ctx: Context, event: JobCancelRequested) -> None:
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or job.state in TERMINAL:
+        return
+    job = ctx.put_job(job, wanted=Wanted.CANCEL)
+    if job.state in _HAVE_WORKERS:
+        attempts.suspend(ctx, job, "cancelled by the user", graceful=False)
+    elif job.state is not JobState.SUSPENDING:
+        attempts.finish(ctx, job, JobState.CANCELLED, "cancelled by the user")
+
+
+def pause_requested(ctx: Context, event: JobPauseRequested) -> None:
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or job.state in TERMINAL or job.wanted is Wanted.CANCEL:
+        return
+    job = ctx.put_job(job, wanted=Wanted.PAUSE)
+    if job.state in _HAVE_WORKERS:
+        attempts.suspend(ctx, job, "paused by the user", graceful=True)
+    elif job.state not in (JobState.SUSPENDING, JobState.PAUSED):
+        attempts.pause(ctx, job)
+
+
+def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or job.wanted is not Wanted.PAUSE:
+        return
+    job = ctx.put_job(job, wanted=Wanted.RUN)
+    if job.state is JobState.PAUSED:
+        ctx.move_job(job, JobState.QUEUED, "resumed by the user")
+
+
+def worker_exited(ctx: Context, event: WorkerExited) -> None:
+    """A rank ended: done, or a fault."""
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or event.attempt != job.attempt or job.state not in LIVE:
+        return
+    if event.node not in job.nodes:
+        return
+    if event.code == 0:
+        if event.rank not in job.done_ranks:
+            job = ctx.put_job(job, done_ranks=(*job.done_ranks, event.rank))
+        if len(job.done_ranks) == job.plan.world_size and job.state in _HAVE_WORKERS:
+            job = ctx.put_job(job, high_step=job.plan.total_steps)
+            attempts.finish(
+                ctx, job, JobState.SUCCEEDED, f"all {job.plan.total_steps} steps are done"
+            )
+        return
+    fault(
+        ctx,
+        job,
+        Evidence(
+            kind=EvidenceKind.WORKER_EXIT,
+            node=event.node,
+            rank=event.rank,
+            detail=event.detail,
+            at_s=event.at_s,
+            fault_class=event.fault_class,
+            fingerprint=event.fingerprint,
+            traceback=event.traceback,
+        ),
+    )
+    incidents.reached(ctx, ctx.state.jobs[job.job_id], event.completed_step)
+
+
+def advanced(ctx: Context, event: JobAdvanced) -> None:
+    """Every rank completed a step: the job runs, perhaps again."""
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or event.attempt != job.attempt or job.state not in _HAVE_WORKERS:
+        return
+    if job.state is JobState.STARTING:
+        attempts.close_starts(ctx, job)
+        job = ctx.move_job(job, JobState.RUNNING, f"training since step {event.resumed_step + 1}")
+    incidents.advanced(ctx, job, event)
+
+
+def stalled(ctx: Context, event: JobStalled) -> None:
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or event.attempt != job.attempt or job.state is not JobState.RUNNING:
+        return
+    per_node = job.plan.workers_per_node
+    places = dict.fromkeys(rank // per_node for rank in event.culprit_ranks)
+    for place in places or {0: None}:
+        fault(
+            ctx,
+            ctx.state.jobs[job.job_id],
+            Evidence(
+                kind=EvidenceKind.STALLED,
+                node=job.nodes[place] if places else None,
+                rank=next(
+                    (rank for rank in event.culprit_ranks if rank // per_node == place), None
+                ),
+                detail=f"no step for {event.stalled_s:.1f} s; {event.detail}",
+                at_s=ctx.now_s - event.stalled_s,
+            ),
+        )
+
+
+def fault(ctx: Context, job: JobRecord, evidence: Evidence) -> None:
+    """Something is wrong with a job: note it, and stop what still runs."""
+    if job.state in TERMINAL or job.state in (JobState.QUEUED, JobState.PAUSED):
+        return
+    if job.state in _HAVE_WORKERS:
+        job = incidents.open_for(ctx, job, evidence)
+        attempts.suspend(ctx, job, evidence.detail, graceful=evidence.kind is EvidenceKind.DRAIN)
+        return
+    incident = ctx.incident_of(job)
+    if job.state is JobState.SUSPENDING and (
+        incident is None or incident.state is not IncidentState.EVIDENCE
+    ):
+        # The workers are being stopped for the user, not for the older incident.
+        incidents.open_for(ctx, job, evidence)
+    elif incident is not None:
+        ctx.add_evidence(incident, evidence)
+
+
+def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished) -> None:
+    """An agent answered a command that was given for a job."""
+    job = None if record.job is None else ctx.state.jobs.get(record.job)
+    if job is None:
+        return
+    match record.command:
+        case StartWorkers():
+            if not event.ok and record.attempt == job.attempt and job.state in _HAVE_WORKERS:
+                fault(ctx, job, _start_failure(ctx, record, event))
+        case StopWorkers():
+            if not event.ok:
+                _not_stopped(ctx, job, record, event.detail)
+            if record.attempt == job.attempt:
+                incidents.reached(ctx, ctx.state.jobs[job.job_id], event.completed_step)
+        case RunSuite():
+            _suite_finished(ctx, job, record, event)
+        case ForgetJob():
+            pass
+
+
+def deadline_passed(ctx: Context, job: JobRecord) -> None:
+    """The patience of the present state has ended."""
+    if ctx.blind_until_s is not None:
+        ctx.put_job(job, deadline_s=ctx.blind_until_s)
+        return
+    match job.state:
+        case JobState.PREFLIGHT:
+            attempts.preflight_timed_out(ctx, job)
+        case JobState.STARTING:
+            detail = f"no first step within {job.plan.first_step_timeout_s:.0f} s"
+            fault(ctx, job, attempts.sign(ctx, EvidenceKind.NO_FIRST_STEP, None, detail))
+        case JobState.SUSPENDING:
+            for command in attempts.stops_pending(ctx, job):
+                detail = f"its workers were not stopped within {job.plan.stop_timeout_s:.0f} s"
+                fault(ctx, job, attempts.sign(ctx, EvidenceKind.NOT_STOPPED, command.node, detail))
+            ctx.put_job(ctx.state.jobs[job.job_id], deadline_s=None)
+        case JobState.DIAGNOSING:
+            for command in ctx.commands_of(RunSuite, job=job.job_id):
+                ctx.close_command(command.command_id, "its checks took too long")
+                incidents.add_finding(ctx, job, command.node, "fail")
+            ctx.put_job(job, deadline_s=None)
+        case _:
+            ctx.put_job(job, deadline_s=None)
+
+
+def _suite_finished(
+    ctx: Context, job: JobRecord, record: CommandRecord, event: CommandFinished
+) -> None:
+    if job.state is JobState.DIAGNOSING:
+        verdict = event.verdict if event.ok else "error"
+        incidents.add_finding(ctx, job, record.node, verdict, event.detail)
+    elif job.state is JobState.PREFLIGHT and record.node in job.unchecked:
+        passed = nodes.suite_passed(ctx, record, event, job)
+        if passed is None:
+            return
+        incidents.add_finding(ctx, job, record.node, event.verdict or "error", event.detail)
+        node = ctx.state.nodes[record.node]
+        if passed:
+            rest = tuple(name for name in job.unchecked if name != record.node)
+            ctx.put_job(job, unchecked=rest)
+        else:
+            attempts.exclude(ctx, job, node, f"failed preflight: {event.detail}")
+
+
+def _not_stopped(ctx: Context, job: JobRecord, record: CommandRecord, why: str) -> None:
+    """A node cannot kill its workers: nothing may start there before its agent has."""
+    node = ctx.state.nodes[record.node]
+    ctx.put_node(node, stuck=node.incarnation)
+    detail = f"its workers could not be stopped: {why}"
+    ctx.emit(Alert(summary=f"node {record.node}: {detail}; it may need a reboot"))
+    if record.attempt == job.attempt and job.state is JobState.SUSPENDING:
+        sign = attempts.sign(ctx, EvidenceKind.NOT_STOPPED, record.node, detail)
+        fault(ctx, job, sign)
+
+
+def _start_failure(ctx: Context, record: CommandRecord, event: CommandFinished) -> Evidence:
+    if event.error_kind == "stale":
+        # An agent that was restarted while it carried the command out: the workers are gone,
+        # and the node has done nothing wrong.
+        return attempts.sign(ctx, EvidenceKind.WORKERS_MISSING, record.node, event.detail)
+    sign = attempts.sign(ctx, EvidenceKind.START_FAILED, record.node, event.detail)
+    return replace(sign, fault_class=event.error_kind)

@@ -1,0 +1,106 @@
+"""Silence turned into events: the table that keeps healthy heartbeats from the machine.
+
+The edge calls `heard` for every message of an agent and `expire` now and then;
+what comes out are changes only. Both take the time from the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from controller.core.events import NodeHeard, NodeLate, NodeLost, NodeSilent
+from outlast.ids import NodeId
+
+LivenessEvent = NodeHeard | NodeLate | NodeLost | NodeSilent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a silence may last, in seconds."""
+
+    late_s: float = 6.0
+    lost_s: float = 15.0
+    silent_s: float = 60.0
+
+
+class _Level(IntEnum):
+    HEARD = 0
+    LATE = 1
+    LOST = 2
+    SILENT = 3
+
+
+@dataclass(slots=True)
+class _Entry:
+    heard_s: float
+    level: _Level
+    limits: Limits
+
+
+class LivenessTable:
+    """Who was heard when."""
+
+    def __init__(self) -> None:
+        self._entries: dict[NodeId, _Entry] = {}
+
+    def expect(self, node: NodeId, now_s: float, limits: Limits) -> None:
+        """Start watching a node as if it had been heard now, or change its limits."""
+        entry = self._entries.get(node)
+        if entry is None:
+            self._entries[node] = _Entry(heard_s=now_s, level=_Level.HEARD, limits=limits)
+        else:
+            entry.limits = limits
+
+    def forget(self, node: NodeId) -> None:
+        """Stop watching a node."""
+        self._entries.pop(node, None)
+
+    def nodes(self) -> list[NodeId]:
+        """The nodes being watched."""
+        return list(self._entries)
+
+    def heard(self, node: NodeId, now_s: float) -> list[LivenessEvent]:
+        """A message arrived."""
+        entry = self._entries.get(node)
+        if entry is None:
+            return []
+        entry.heard_s = max(entry.heard_s, now_s)
+        if entry.level is _Level.HEARD:
+            return []
+        entry.level = _Level.HEARD
+        return [NodeHeard(node=node)]
+
+    def heard_s(self, node: NodeId) -> float | None:
+        """When a node was last heard, if it is being watched."""
+        entry = self._entries.get(node)
+        return None if entry is None else entry.heard_s
+
+    def expire(self, now_s: float) -> list[LivenessEvent]:
+        """Who has crossed a limit since the last call; each limit is told once."""
+        events: list[LivenessEvent] = []
+        for node, entry in self._entries.items():
+            silent_s = now_s - entry.heard_s
+            for level, limit_s, event in (
+                (_Level.LATE, entry.limits.late_s, NodeLate),
+                (_Level.LOST, entry.limits.lost_s, NodeLost),
+                (_Level.SILENT, entry.limits.silent_s, NodeSilent),
+            ):
+                if silent_s >= limit_s and entry.level < level:
+                    entry.level = level
+                    events.append(event(node=node, silent_s=silent_s))
+        return events
+
+    def next_expiry_s(self) -> float | None:
+        """When `expire` can next have something to say."""
+        return _earliest(
+            entry.heard_s
+            + (entry.limits.late_s, entry.limits.lost_s, entry.limits.silent_s)[entry.level]
+            for entry in self._entries.values()
+            if entry.level is not _Level.SILENT
+        )
+
+
+def _earliest(times: Iterable[float]) -> float | None:
+    return min(times, default=None)

@@ -1,0 +1,148 @@
+"""The machine: the only mutator of the controller's state, and its only timer.
+
+`handle` takes one event and the time and returns effects; the first of a batch
+is always `Persist`, and nothing after it may run before that is durable. A
+machine built from the fold of a journal goes on where the old one stopped:
+`ControllerStarted` first, then agents join and tell what is true on their nodes.
+
+State that is decided lives in `facts.State`; see `context` for what is merely seen.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from controller.core import events as ev
+from controller.core import fleet, incidents, jobs, steps
+from controller.core.context import Context, Settings
+from controller.core.effects import Effect
+from controller.core.facts import State
+from controller.core.states import TERMINAL
+
+
+class Machine:
+    """Decides everything; does nothing."""
+
+    def __init__(self, state: State | None = None, settings: Settings | None = None) -> None:
+        self._ctx = Context(settings=settings or Settings(), state=state or State())
+
+    @property
+    def state(self) -> State:
+        """What has been decided so far. Read only."""
+        return self._ctx.state
+
+    @property
+    def controller_blind(self) -> bool:
+        """Whether the controller distrusts its own eyes just now."""
+        return self._ctx.blind_until_s is not None
+
+    def handle(self, event: ev.Event, now_s: float) -> list[Effect]:
+        """Take one event in; the effects must happen in their order."""
+        ctx = self._ctx
+        # Time never runs backwards in here, whatever the clock does.
+        ctx.now_s = max(ctx.now_s, now_s)
+        # What was due while no controller was there waits until reality is known.
+        if not isinstance(event, ev.ControllerStarted):
+            self._wake()
+        self._dispatch(event)
+        fleet.tend(ctx)
+        for job_id in list(ctx.state.jobs):
+            steps.advance(ctx, job_id)
+        fleet.tend(ctx)
+        return ctx.take_batch()
+
+    def wake_at(self) -> float | None:
+        """When `TimePassed` is due at the latest; None when nothing waits for time."""
+        ctx = self._ctx
+        times = [
+            job.deadline_s
+            for job in ctx.state.jobs.values()
+            if job.deadline_s is not None
+            and job.deadline_s > ctx.now_s
+            and job.state not in TERMINAL
+        ]
+        times += fleet.next_timer_s(ctx)
+        times += [at_s for at_s in (ctx.reconciling_until_s, ctx.blind_until_s) if at_s is not None]
+        return min(times, default=None)
+
+    def _wake(self) -> None:
+        """Let go of what has waited for a moment that has come."""
+        ctx = self._ctx
+        if ctx.reconciling_until_s is not None and ctx.reconciling_until_s <= ctx.now_s:
+            fleet.end_reconciling(ctx)
+        if ctx.blind_until_s is not None and ctx.blind_until_s <= ctx.now_s:
+            ctx.blind_until_s = None
+            fleet.judge_all(ctx)
+        if ctx.reconciling_until_s is not None:
+            return
+        for job in list(ctx.state.jobs.values()):
+            if job.deadline_s is not None and job.deadline_s <= ctx.now_s:
+                jobs.deadline_passed(ctx, job)
+
+    def _dispatch(self, event: ev.Event) -> None:
+        ctx = self._ctx
+        match event:
+            case ev.ControllerStarted():
+                ctx.reconciling_until_s = ctx.now_s + ctx.settings.reconcile_s
+            case ev.TimePassed():
+                pass
+            case ev.JobSubmitted():
+                jobs.submitted(ctx, event)
+            case ev.JobCancelRequested():
+                jobs.cancel_requested(ctx, event)
+            case ev.JobPauseRequested():
+                jobs.pause_requested(ctx, event)
+            case ev.JobResumeRequested():
+                jobs.resume_requested(ctx, event)
+            case ev.WorkerExited():
+                jobs.worker_exited(ctx, event)
+            case ev.JobAdvanced():
+                jobs.advanced(ctx, event)
+            case ev.JobStalled():
+                jobs.stalled(ctx, event)
+            case ev.CheckpointCommitted():
+                incidents.checkpoint_committed(ctx, event)
+            case ev.CheckpointFailed():
+                incidents.checkpoint_failed(ctx, event)
+            case ev.CommandFinished():
+                self._command_finished(event)
+            case _:
+                self._dispatch_node(event)
+
+    def _dispatch_node(self, event: ev.NodeEvent) -> None:
+        ctx = self._ctx
+        match event:
+            case ev.NodeJoined():
+                fleet.joined(ctx, event)
+            case ev.NodeDisconnected():
+                fleet.disconnected(ctx, event)
+            case ev.NodeLate():
+                fleet.late(ctx, event)
+            case ev.NodeLost():
+                fleet.lost(ctx, event)
+            case ev.NodeSilent():
+                fleet.silent(ctx, event)
+            case ev.NodeHeard():
+                fleet.heard(ctx, event)
+            case ev.NodeGone():
+                fleet.gone(ctx, event)
+            case ev.NodeCordonRequested():
+                fleet.cordon_requested(ctx, event)
+            case ev.NodeUncordonRequested():
+                fleet.uncordon_requested(ctx, event)
+            case ev.NodeDrainRequested():
+                fleet.drain_requested(ctx, event)
+            case _:
+                assert_never(event)
+
+    def _command_finished(self, event: ev.CommandFinished) -> None:
+        """An answer closes its command, whoever waited; a second answer finds none."""
+        ctx = self._ctx
+        record = ctx.state.commands.get(event.command_id)
+        if record is None or record.node != event.node:
+            return
+        ctx.close_command(event.command_id, event.detail or ("done" if event.ok else "failed"))
+        if record.job is not None:
+            jobs.command_finished(ctx, record, event)
+        else:
+            fleet.suite_finished(ctx, record, event)

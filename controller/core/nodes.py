@@ -1,0 +1,148 @@
+"""What can be done with one node: place, check, quarantine, retire.
+
+Used by jobs and by the fleet alike; knows nothing of either's reasons.
+"""
+
+from __future__ import annotations
+
+from controller.core.context import Context
+from controller.core.effects import Alert, EvictNode
+from controller.core.events import CommandFinished
+from controller.core.records import (
+    NO_ATTEMPT,
+    CommandRecord,
+    JobRecord,
+    NodeRecord,
+    RunSuite,
+    StopWorkers,
+)
+from controller.core.states import FREE, PLACED, NodeState
+from outlast.ids import CommandId, NodeId
+
+# Asking again costs seconds; a node whose checks cannot run at all is not fit for use.
+MAX_UNRUN_SUITES = 3
+
+
+def placed(ctx: Context, job: JobRecord, node_id: NodeId | None) -> NodeRecord | None:
+    """The node in one of the job's places, if it still holds it."""
+    if node_id is None:
+        return None
+    node = ctx.state.nodes.get(node_id)
+    if node is None or node.state not in PLACED or node.job != job.job_id:
+        return None
+    return node
+
+
+def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
+    """Nodes that may take a place of this job, best first: those that it had,
+    then checked standbys, then others."""
+    rank = {NodeState.STANDBY: 1, NodeState.READY: 2}
+    # Workers of another attempt may still be alive there.
+    stopping = [command.node for command in ctx.commands_of(StopWorkers)]
+    found = [
+        node
+        for node in ctx.state.nodes.values()
+        if node.state in FREE
+        and not node.cordoned
+        and node.workers >= job.plan.workers_per_node
+        and ctx.connected(node.node)
+        and not ctx.sight(node.node).late
+        and node.node not in stopping
+        and not node.is_stuck
+    ]
+    found.sort(key=lambda node: (0 if node.node in job.nodes else rank[node.state], node.node))
+    return found
+
+
+def run_suite(
+    ctx: Context, node: NodeRecord, suite: str, timeout_s: float, job: JobRecord | None = None
+) -> NodeRecord:
+    """Ask a node for a suite of checks."""
+    node = ctx.put_node(node, num_suites=node.num_suites + 1)
+    ctx.open_command(
+        CommandId(f"{node.node}/suite/{node.num_suites}"),
+        node.node,
+        RunSuite(suite=suite, timeout_s=timeout_s),
+        job=None if job is None else job.job_id,
+        attempt=NO_ATTEMPT if job is None else job.attempt,
+    )
+    return node
+
+
+def suite_passed(
+    ctx: Context, record: CommandRecord, event: CommandFinished, job: JobRecord | None = None
+) -> bool | None:
+    """Whether a node passed; None when its suite could not run and is asked for again.
+
+    A suite that did not run says nothing about the node, neither good nor bad.
+    """
+    node = ctx.state.nodes[record.node]
+    assert isinstance(record.command, RunSuite)
+    if event.ok and event.verdict not in ("", "error"):
+        passed = event.verdict != "fail"
+        checked_s = ctx.now_s if passed else node.checked_s
+        ctx.put_node(node, unrun_suites=0, checked_s=checked_s)
+        return passed
+    if node.unrun_suites + 1 >= MAX_UNRUN_SUITES:
+        ctx.put_node(node, unrun_suites=0)
+        return False
+    node = ctx.put_node(node, unrun_suites=node.unrun_suites + 1)
+    run_suite(ctx, node, record.command.suite, record.command.timeout_s, job)
+    return None
+
+
+def quarantine(ctx: Context, node: NodeRecord, reason: str) -> bool:
+    """Exclude a node; False when the breaker does not allow another one now."""
+    if _breaker_is_open(ctx):
+        return False
+    begun = ctx.now_s - ctx.settings.retire_window_s
+    sessions = (*(at_s for at_s in node.quarantines_s if at_s > begun), ctx.now_s)
+    node = ctx.move_node(
+        node,
+        NodeState.QUARANTINED,
+        reason,
+        job=None,
+        quarantines_s=sessions,
+        timer_s=ctx.now_s + ctx.settings.abandon_s,
+        passes=0,
+    )
+    close_commands(ctx, node.node, "the node is quarantined", keep_stops=True)
+    if len(sessions) >= ctx.settings.retire_after_quarantines:
+        retire(ctx, node, f"quarantined {len(sessions)} times in 7 days; last: {reason}")
+    return True
+
+
+def breaker_opens_s(ctx: Context) -> float:
+    """When the next quarantine is allowed again."""
+    begun = ctx.now_s - ctx.settings.breaker_window_s
+    recent = sorted(at for node in ctx.state.nodes.values() for at in node.quarantines_s)
+    recent = [at_s for at_s in recent if at_s > begun]
+    excess = len(recent) - _breaker_limit(ctx)
+    if excess < 0:
+        return ctx.now_s
+    return recent[excess] + ctx.settings.breaker_window_s
+
+
+def retire(ctx: Context, node: NodeRecord, reason: str) -> None:
+    """Give a node up."""
+    close_commands(ctx, node.node, "the node is retired", keep_stops=False)
+    ctx.move_node(node, NodeState.RETIRED, reason, job=None, passes=0)
+    ctx.emit(EvictNode(node=node.node, reason=reason))
+    ctx.emit(Alert(summary=f"node {node.node} is retired: {reason}"))
+
+
+def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) -> None:
+    """Give up what was asked of a node. Orders to stop outlive a mere quarantine:
+    the node may come back with its old workers still running."""
+    for command in list(ctx.state.commands.values()):
+        if command.node == node and not (keep_stops and isinstance(command.command, StopWorkers)):
+            ctx.close_command(command.command_id, why)
+
+
+def _breaker_limit(ctx: Context) -> int:
+    fleet = [node for node in ctx.state.nodes.values() if node.state is not NodeState.RETIRED]
+    return max(1, int(ctx.settings.breaker_share * len(fleet)))
+
+
+def _breaker_is_open(ctx: Context) -> bool:
+    return breaker_opens_s(ctx) > ctx.now_s

@@ -1,0 +1,233 @@
+"""What to do about a fault: the ladder of recovery, cheapest rung first.
+
+`decide` is pure and always says why, in words that a user reads in
+`outlast incidents`. It knows nothing of how its verdict is carried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.records import Action, Cause, Evidence, EvidenceKind
+from outlast.ids import NodeId
+
+_CAUSE_OF_CLASS = {
+    "user_error": Cause.USER_ERROR,
+    "cuda_oom": Cause.OUT_OF_MEMORY,
+    "oom_host": Cause.OUT_OF_MEMORY,
+    "storage": Cause.STORAGE,
+    "killed_by_signal": Cause.WORKER_KILLED,
+    "nccl": Cause.TRANSIENT,
+}
+# Deterministic in the user's own code or settings: repeating them changes nothing.
+_DETERMINISTIC = ("user_error", "cuda_oom")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that a verdict may depend on."""
+
+    evidence: tuple[Evidence, ...]
+    # Verdict of the checks after the fault by node; empty before any ran.
+    findings: tuple[tuple[NodeId, str], ...]
+    # Nodes on which an earlier fault began lately.
+    suspects: tuple[NodeId, ...]
+    fault_step: int
+    last_fingerprint: str
+    last_fault_step: int
+    # How often in a row the last failure had come back before this time.
+    same_failures: int
+    faults_in_row: int
+    in_place_restarts: int
+    retry_left: int
+    committed_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to do, about which nodes, and why."""
+
+    action: Action
+    cause: Cause
+    reason: str
+    culprits: tuple[NodeId, ...] = ()
+    fingerprint: str = ""
+    error: str = ""
+    spends_retry: bool = True
+
+
+def decide(facts: Facts) -> Verdict:
+    """The verdict on an incident whose workers are stopped."""
+    for rule in (_refused, _nodes_missing, _unhealthy, _drained, _repeated, _exhausted):
+        verdict = rule(facts)
+        if verdict is not None:
+            return verdict
+    return _restart_or_diagnose(facts)
+
+
+def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
+    """The worker failure that the others followed from.
+
+    The earliest one that is not a cascade wins; a lost connection is what a
+    rank says when *another* one died, so it counts only if nothing else is known.
+    """
+    exits = [item for item in evidence if item.kind is EvidenceKind.WORKER_EXIT]
+    exits.sort(key=lambda item: item.at_s)
+    initiating = [item for item in exits if item.fault_class != "cascade"]
+    return next(iter(initiating or exits), None)
+
+
+def _refused(facts: Facts) -> Verdict | None:
+    """A start that the user's own settings make impossible."""
+    for item in facts.evidence:
+        if item.kind is EvidenceKind.START_FAILED and item.fault_class == "config":
+            return Verdict(
+                action=Action.FAIL,
+                cause=Cause.CONFIG,
+                reason=f"the job cannot start as it is written: {item.detail}",
+                error=item.detail,
+            )
+    return None
+
+
+def _nodes_missing(facts: Facts) -> Verdict | None:
+    """Nodes that are gone, do not obey or cannot run the job."""
+    kinds = {
+        EvidenceKind.NODE_LOST: Cause.NODE_LOST,
+        EvidenceKind.NOT_STOPPED: Cause.NODE_UNRESPONSIVE,
+        EvidenceKind.START_FAILED: Cause.NODE_UNHEALTHY,
+    }
+    found = [item for item in facts.evidence if item.kind in kinds and item.node is not None]
+    if not found:
+        return None
+    nodes = _unique(found)
+    details = "; ".join(f"{item.node}: {item.detail}" for item in found[:4])
+    first = min(found, key=lambda item: list(kinds).index(item.kind)).kind
+    return Verdict(
+        action=Action.REPLACE_NODES,
+        cause=kinds[first],
+        reason=f"replacing {', '.join(nodes)}: {details}",
+        culprits=nodes,
+        # Losing hardware is no sign of a job that cannot succeed.
+        spends_retry=first is EvidenceKind.START_FAILED,
+    )
+
+
+def _unhealthy(facts: Facts) -> Verdict | None:
+    failed = tuple(node for node, verdict in facts.findings if verdict == "fail")
+    if not failed:
+        return None
+    return Verdict(
+        action=Action.REPLACE_NODES,
+        cause=Cause.NODE_UNHEALTHY,
+        reason=f"replacing {', '.join(failed)}: checks after the fault failed there",
+        culprits=failed,
+    )
+
+
+def _drained(facts: Facts) -> Verdict | None:
+    drained = [item for item in facts.evidence if item.kind is EvidenceKind.DRAIN]
+    if not drained:
+        return None
+    nodes = _unique(drained)
+    return Verdict(
+        action=Action.REPLACE_NODES,
+        cause=Cause.NODE_DRAINED,
+        reason=f"moving off {', '.join(nodes)}: a person drains it",
+        culprits=nodes,
+        spends_retry=False,
+    )
+
+
+def _repeated(facts: Facts) -> Verdict | None:
+    """The same failure again and again, with no step in between.
+
+    An error of the user's code gets one confirming restart, any other exception two.
+    """
+    root = root_failure(facts.evidence)
+    if root is None or root.fault_class == "cascade" or not root.fingerprint:
+        return None
+    no_progress = facts.fault_step <= facts.last_fault_step
+    if root.fingerprint != facts.last_fingerprint or not no_progress:
+        return None
+    times = facts.same_failures + 2
+    if times < (2 if root.fault_class in _DETERMINISTIC else 3):
+        return None
+    return Verdict(
+        action=Action.FAIL,
+        cause=_CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT),
+        reason=f"rank {root.rank} failed in the same way {times} times after step "
+        f"{facts.fault_step}: {root.detail}",
+        fingerprint=root.fingerprint,
+        error=root.traceback or root.detail,
+    )
+
+
+def _exhausted(facts: Facts) -> Verdict | None:
+    if facts.retry_left > 0:
+        return None
+    root = root_failure(facts.evidence)
+    since = "the start" if facts.committed_step is None else f"checkpoint {facts.committed_step}"
+    return Verdict(
+        action=Action.FAIL,
+        cause=_cause(facts),
+        reason=f"the retry budget is spent: {facts.faults_in_row + 1} faults since {since}; "
+        "raise recovery.retry_budget or commit checkpoints more often",
+        error="" if root is None else root.traceback or root.detail,
+    )
+
+
+def _restart_or_diagnose(facts: Facts) -> Verdict:
+    root = root_failure(facts.evidence)
+    culprits = _culprits(facts)
+    what = _describe(facts, root)
+    fingerprint = "" if root is None else root.fingerprint
+    known_bad = [node for node in culprits if node in facts.suspects]
+    often = facts.faults_in_row >= facts.in_place_restarts
+    if culprits and not facts.findings and (often or known_bad):
+        because = (
+            f"the second fault on {', '.join(known_bad)} lately"
+            if known_bad
+            else f"{facts.faults_in_row + 1} faults since the last checkpoint"
+        )
+        return Verdict(
+            action=Action.DIAGNOSE,
+            cause=_cause(facts),
+            reason=f"{what}; {because}, so its nodes are checked first",
+            culprits=culprits,
+            fingerprint=fingerprint,
+        )
+    checked = "; checks found nothing" if facts.findings else ""
+    return Verdict(
+        action=Action.RESTART_IN_PLACE,
+        cause=_cause(facts),
+        reason=f"{what}{checked}; restarting processes in place",
+        culprits=culprits,
+        fingerprint=fingerprint,
+    )
+
+
+def _culprits(facts: Facts) -> tuple[NodeId, ...]:
+    stalled = [item for item in facts.evidence if item.kind is EvidenceKind.STALLED]
+    root = root_failure(facts.evidence)
+    return _unique(stalled or ([root] if root is not None else list(facts.evidence)))
+
+
+def _cause(facts: Facts) -> Cause:
+    root = root_failure(facts.evidence)
+    if root is not None:
+        return _CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT)
+    slow = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
+    if any(item.kind in slow for item in facts.evidence):
+        return Cause.HANG
+    return Cause.UNKNOWN
+
+
+def _describe(facts: Facts, root: Evidence | None) -> str:
+    if root is not None:
+        return f"rank {root.rank} on {root.node} failed: {root.detail}"
+    return "; ".join(item.detail for item in facts.evidence[:2])
+
+
+def _unique(evidence: list[Evidence]) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys(item.node for item in evidence if item.node is not None))

@@ -1,0 +1,261 @@
+"""What the controller remembers: jobs, nodes, incidents and open commands.
+
+All are frozen; a change makes a new record, and the new record *is* the fact
+that the journal stores. So folding the journal is nothing but keeping the last
+record of each id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.core.states import IncidentState, JobState, NodeState
+from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
+
+NO_ATTEMPT = Attempt(0)
+
+
+class Wanted(StrEnum):
+    """What the user wants of a job."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+class Cause(StrEnum):
+    """What an incident was about: the closed set that metrics use as a label."""
+
+    UNKNOWN = "unknown"
+    WORKER_KILLED = "worker_killed"
+    USER_ERROR = "user_error"
+    TRANSIENT = "transient"
+    OUT_OF_MEMORY = "out_of_memory"
+    STORAGE = "storage"
+    CONFIG = "config"
+    NODE_LOST = "node_lost"
+    NODE_UNRESPONSIVE = "node_unresponsive"
+    NODE_UNHEALTHY = "node_unhealthy"
+    NODE_DRAINED = "node_drained"
+    HANG = "hang"
+
+
+class Action(StrEnum):
+    """What the policy chose."""
+
+    RESTART_IN_PLACE = "restart_in_place"
+    DIAGNOSE = "diagnose"
+    REPLACE_NODES = "replace_nodes"
+    FAIL = "fail"
+
+
+class EvidenceKind(StrEnum):
+    """What kind of sign a piece of evidence is."""
+
+    WORKER_EXIT = "worker_exit"
+    WORKERS_MISSING = "workers_missing"
+    NODE_LOST = "node_lost"
+    START_FAILED = "start_failed"
+    NOT_STOPPED = "not_stopped"
+    STALLED = "stalled"
+    NO_FIRST_STEP = "no_first_step"
+    DIAGNOSTICS = "diagnostics"
+    DRAIN = "drain"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """What the controller must know of a job's spec."""
+
+    nodes: int
+    workers_per_node: int
+    standby: int
+    total_steps: int
+    retry_budget: int
+    in_place_restarts: int
+    first_step_timeout_s: float
+    stop_timeout_s: float
+    preflight_timeout_s: float
+    diagnose_timeout_s: float
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.workers_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job. `nodes` has one place per node in rank order; None is a free place."""
+
+    job_id: JobId
+    name: str
+    request_id: str
+    spec_json: str
+    checkpoint_url: str
+    plan: JobPlan
+    submitted_s: float
+    state: JobState
+    since_s: float
+    reason: str
+    wanted: Wanted = Wanted.RUN
+    attempt: Attempt = NO_ATTEMPT
+    nodes: tuple[NodeId | None, ...] = ()
+    # Nodes that must pass preflight before the next start.
+    unchecked: tuple[NodeId, ...] = ()
+    # Where the present state's patience ends.
+    deadline_s: float | None = None
+    incident: IncidentId | None = None
+    num_incidents: int = 0
+    # Ranks of this attempt that reported all steps done.
+    done_ranks: tuple[int, ...] = ()
+    # Last step that any rank is known to have completed.
+    high_step: int = 0
+    committed_step: int | None = None
+    retry_left: int = 0
+    # Faults since a newer checkpoint was last committed.
+    faults_in_row: int = 0
+    # What failed last and how far training was then.
+    last_fingerprint: str = ""
+    last_fault_step: int = -1
+    # How often in a row that failure came back with no step in between.
+    same_failures: int = 0
+    restarts: int = 0
+    error: str = ""
+    finished_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A node of the fleet."""
+
+    node: NodeId
+    state: NodeState
+    since_s: float
+    reason: str
+    incarnation: str
+    address: str
+    rendezvous_port: int
+    workers: int
+    job: JobId | None = None
+    cordoned: bool = False
+    # Number of suites asked of it so far; makes command ids unique.
+    num_suites: int = 0
+    # Suites in a row that could not even run.
+    unrun_suites: int = 0
+    # Passed suites in a row while VALIDATING.
+    passes: int = 0
+    checked_s: float | None = None
+    # When the present state should be looked at again.
+    timer_s: float | None = None
+    # When quarantines began, newest last, within the retirement window.
+    quarantines_s: tuple[float, ...] = ()
+    # The incarnation of the agent that could not kill its workers, "" when there is none.
+    stuck: str = ""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether workers that nobody can kill are still there, as far as is known."""
+        return self.stuck == self.incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One sign of a fault, as it was seen where it happened."""
+
+    kind: EvidenceKind
+    node: NodeId | None
+    rank: int | None
+    detail: str
+    at_s: float
+    # `diagnostics.core.exits` class of a worker's exit, "" for other kinds.
+    fault_class: str = ""
+    fingerprint: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEntry:
+    """A phase of an incident and when it began."""
+
+    phase: str
+    at_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRecord:
+    """A fault from its first sign until training is past it again."""
+
+    incident: IncidentId
+    job: JobId
+    attempt: Attempt
+    state: IncidentState
+    opened_s: float
+    # When the fault happened: the earliest evidence.
+    fault_s: float
+    fault_step: int
+    cause: Cause = Cause.UNKNOWN
+    action: Action | None = None
+    reason: str = ""
+    culprits: tuple[NodeId, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
+    # Nodes whose checks after the fault have ended, with their verdict.
+    findings: tuple[tuple[NodeId, str], ...] = ()
+    resumed_step: int | None = None
+    recovered_s: float | None = None
+    closed_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorkers:
+    """Start these ranks of an attempt on a node."""
+
+    ranks: tuple[int, ...]
+    world_size: int
+    rank_nodes: tuple[NodeId, ...]
+    rendezvous_host: str
+    rendezvous_port: int
+    committed_step: int
+    spec_json: str
+    checkpoint_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorkers:
+    """Stop every worker of the job up to and including this attempt."""
+
+    graceful: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSuite:
+    """Run a suite of checks."""
+
+    suite: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetJob:
+    """The job has ended here: finish its uploads and free its host memory."""
+
+    keep_memory: bool
+
+
+Command = StartWorkers | StopWorkers | RunSuite | ForgetJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRecord:
+    """An intent: journalled before it is sent, open until its result arrives."""
+
+    command_id: CommandId
+    node: NodeId
+    job: JobId | None
+    attempt: Attempt
+    issued_s: float
+    command: Command

@@ -1,0 +1,285 @@
+"""The steps of a job: what it does next, seen from how things are.
+
+`advance` is level-triggered: it looks at the job and the fleet as they are and
+moves the job as far as it can go now. Handlers (`jobs`, `fleet`) only note what
+happened, so a repeated or late event changes nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from controller.core import attempts, incidents, nodes
+from controller.core.context import Context
+from controller.core.effects import ProvisionNodes
+from controller.core.policy import Facts, Verdict, decide, root_failure
+from controller.core.records import (
+    Action,
+    Cause,
+    EvidenceKind,
+    IncidentRecord,
+    JobRecord,
+    NodeRecord,
+    RunSuite,
+    StopWorkers,
+    Wanted,
+)
+from controller.core.states import IncidentState, JobState, NodeState
+from outlast.ids import JobId
+
+# A job passes through at most these many states in one go.
+_MAX_MOVES = 12
+
+
+def advance(ctx: Context, job_id: JobId) -> None:
+    """Move a job as far as it can go now."""
+    for _ in range(_MAX_MOVES):
+        job = ctx.state.jobs[job_id]
+        step = _STEPS.get(job.state)
+        if step is None or not step(ctx, job):
+            return
+
+
+def _leave_queue(ctx: Context, job: JobRecord) -> bool:
+    free = nodes.free_nodes(ctx, job)
+    if len(free) < job.plan.nodes:
+        ctx.put_job(job, reason=_shortage(job, len(free), "for its first start"))
+        return False
+    ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
+    return True
+
+
+def _provision(ctx: Context, job: JobRecord) -> bool:
+    job = attempts.fill_places(ctx, job)
+    missing = [node for node in job.nodes if node is None]
+    if not missing:
+        deadline_s = ctx.now_s + job.plan.preflight_timeout_s
+        job = ctx.move_job(
+            job,
+            JobState.PREFLIGHT,
+            f"checking {', '.join(job.unchecked) or 'nothing'} before use",
+            deadline_s=deadline_s,
+        )
+        for node_id in job.unchecked:
+            node = ctx.state.nodes[node_id]
+            nodes.run_suite(ctx, node, "preflight", job.plan.preflight_timeout_s, job)
+        return True
+    reason = _shortage(job, job.plan.nodes - len(missing), _missing_why(ctx, job))
+    if reason != job.reason:
+        ctx.put_job(job, reason=reason)
+        ctx.emit(
+            ProvisionNodes(count=len(missing), workers=job.plan.workers_per_node, reason=reason)
+        )
+    return False
+
+
+def _pass_preflight(ctx: Context, job: JobRecord) -> bool:
+    places = [nodes.placed(ctx, job, node) for node in job.nodes]
+    if any(node is None or node.state is NodeState.DRAINING for node in places):
+        ctx.move_job(job, JobState.PROVISIONING, "a node was lost before the start")
+        return True
+    if job.unchecked:
+        return False
+    attempts.start(ctx, job, "every node passed its checks")
+    return True
+
+
+def _restart(ctx: Context, job: JobRecord) -> bool:
+    attempts.start(ctx, job, "restarting in place")
+    return True
+
+
+def _conclude(ctx: Context, job: JobRecord) -> bool:
+    """All workers are stopped, or known to be out of reach."""
+    if attempts.stops_pending(ctx, job):
+        return False
+    if job.wanted is Wanted.CANCEL:
+        attempts.finish(ctx, job, JobState.CANCELLED, "cancelled by the user")
+        return True
+    if job.wanted is Wanted.PAUSE:
+        attempts.pause(ctx, job)
+        return True
+    incident = ctx.incident_of(job)
+    if incident is None or incident.state is not IncidentState.EVIDENCE:
+        # Nothing has failed: it was a pause, called off before the workers had stopped.
+        ctx.move_job(job, JobState.RESTARTING, "resumed by the user before it had stopped")
+    else:
+        _act(ctx, job, incident)
+    return True
+
+
+def _finish_diagnosis(ctx: Context, job: JobRecord) -> bool:
+    lost = [node for node in job.nodes if nodes.placed(ctx, job, node) is None]
+    if ctx.commands_of(RunSuite, job=job.job_id) and not lost:
+        return False
+    incident = ctx.incident_of(job)
+    assert incident is not None, f"job {job.job_id} is DIAGNOSING without an incident"
+    for command in ctx.commands_of(RunSuite, job=job.job_id):
+        ctx.close_command(command.command_id, "a node was lost while others were checked")
+        incidents.add_finding(ctx, job, command.node, "inconclusive")
+    incident = ctx.state.incidents[incident.incident]
+    _act(ctx, job, ctx.move_incident(incident, IncidentState.EVIDENCE))
+    return True
+
+
+def _repair(ctx: Context, job: JobRecord) -> bool:
+    incident = ctx.incident_of(job)
+    assert incident is not None, f"job {job.job_id} is REPAIRING without an incident"
+    for node_id in incident.culprits:
+        node = nodes.placed(ctx, job, node_id)
+        if node is None:
+            continue
+        if node.state is NodeState.DRAINING:
+            ctx.move_node(node, NodeState.DRAINED, "drained by a person", job=None)
+        elif incident.cause is Cause.NODE_DRAINED:
+            # The person called the drain off in time, and the node has done nothing wrong.
+            continue
+        elif _is_back(ctx, incident, node):
+            job = ctx.state.jobs[job.job_id]
+            if node_id not in job.unchecked:
+                incident = ctx.note(incident, "back", f"{node_id} is heard again; checking it")
+                ctx.put_job(job, unchecked=(*job.unchecked, node_id))
+        elif not nodes.quarantine(ctx, node, f"{incident.incident}: {incident.reason}"):
+            opens_s = nodes.breaker_opens_s(ctx)
+            ctx.put_job(
+                job,
+                deadline_s=opens_s,
+                reason=f"replacing {node_id} waits: as many nodes as the breaker allows were "
+                f"quarantined lately; next one at {opens_s:.0f} s since the epoch",
+            )
+            return False
+    job = attempts.fill_places(ctx, ctx.state.jobs[job.job_id])
+    ctx.move_job(job, JobState.PROVISIONING, "the bad nodes are out")
+    return True
+
+
+def _is_back(ctx: Context, incident: IncidentRecord, node: NodeRecord) -> bool:
+    """Whether a node that was only out of reach has come back and stopped its workers."""
+    unreachable = (EvidenceKind.NODE_LOST, EvidenceKind.NOT_STOPPED)
+    kinds = [item.kind for item in incident.evidence if item.node == node.node]
+    sight = ctx.sight(node.node)
+    return (
+        all(kind in (*unreachable, EvidenceKind.WORKER_EXIT) for kind in kinds)
+        and any(kind in unreachable for kind in kinds)
+        and sight.connected
+        and not sight.late
+        and not node.is_stuck
+        and not ctx.commands_of(StopWorkers, node=node.node)
+    )
+
+
+_STEPS: dict[JobState, Callable[[Context, JobRecord], bool]] = {
+    JobState.QUEUED: _leave_queue,
+    JobState.PROVISIONING: _provision,
+    JobState.PREFLIGHT: _pass_preflight,
+    JobState.RESTARTING: _restart,
+    JobState.SUSPENDING: _conclude,
+    JobState.DIAGNOSING: _finish_diagnosis,
+    JobState.REPAIRING: _repair,
+}
+
+
+def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
+    """Decide on an incident and set about it."""
+    verdict = decide(_facts_for(ctx, job, incident))
+    incident = ctx.move_incident(
+        incident,
+        IncidentState.VERDICT,
+        cause=verdict.cause,
+        action=verdict.action,
+        reason=verdict.reason,
+        culprits=verdict.culprits,
+    )
+    incident = ctx.note(incident, "verdict", verdict.reason)
+    if verdict.action is Action.DIAGNOSE:
+        _diagnose(ctx, job, verdict)
+        return
+    comes_back = (
+        verdict.fingerprint != ""
+        and verdict.fingerprint == job.last_fingerprint
+        and incident.fault_step <= job.last_fault_step
+    )
+    job = ctx.put_job(
+        job,
+        same_failures=job.same_failures + 1 if comes_back else 0,
+        retry_left=max(0, job.retry_left - verdict.spends_retry),
+        faults_in_row=job.faults_in_row + verdict.spends_retry,
+        last_fingerprint=verdict.fingerprint,
+        last_fault_step=incident.fault_step,
+        high_step=max(0, incident.fault_step),
+    )
+    if verdict.action is Action.FAIL:
+        attempts.finish(ctx, job, JobState.FAILED, verdict.reason, error=verdict.error)
+        return
+    ctx.move_incident(ctx.state.incidents[incident.incident], IncidentState.ACTING)
+    if verdict.action is Action.REPLACE_NODES:
+        ctx.move_job(job, JobState.REPAIRING, verdict.reason)
+    else:
+        _suspect(ctx, job, verdict)
+        ctx.move_job(job, JobState.RESTARTING, verdict.reason)
+
+
+def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
+    return Facts(
+        evidence=incident.evidence,
+        findings=incident.findings,
+        suspects=tuple(
+            node.node
+            for node in ctx.state.nodes.values()
+            if node.job == job.job_id and node.state is NodeState.SUSPECT
+        ),
+        fault_step=incident.fault_step,
+        last_fingerprint=job.last_fingerprint,
+        last_fault_step=job.last_fault_step,
+        same_failures=job.same_failures,
+        faults_in_row=job.faults_in_row,
+        in_place_restarts=job.plan.in_place_restarts,
+        retry_left=job.retry_left,
+        committed_step=job.committed_step,
+    )
+
+
+def _diagnose(ctx: Context, job: JobRecord, verdict: Verdict) -> None:
+    job = ctx.move_job(
+        job,
+        JobState.DIAGNOSING,
+        verdict.reason,
+        deadline_s=ctx.now_s + job.plan.diagnose_timeout_s,
+    )
+    for node_id in verdict.culprits:
+        node = nodes.placed(ctx, job, node_id)
+        if node is not None and ctx.connected(node_id):
+            nodes.run_suite(ctx, node, "on-failure", job.plan.diagnose_timeout_s, job)
+        else:
+            incidents.add_finding(ctx, job, node_id, "inconclusive")
+
+
+def _suspect(ctx: Context, job: JobRecord, verdict: Verdict) -> None:
+    """Remember where the fault began: a second one there is looked into."""
+    for node_id in verdict.culprits:
+        node = nodes.placed(ctx, job, node_id)
+        if node is not None and node.state is NodeState.ASSIGNED:
+            ctx.move_node(
+                node,
+                NodeState.SUSPECT,
+                verdict.reason,
+                timer_s=ctx.now_s + ctx.settings.suspect_s,
+            )
+
+
+def _shortage(job: JobRecord, have: int, why: str) -> str:
+    plan = job.plan
+    return (
+        f"waiting for {plan.nodes - have} more node(s): needs {plan.nodes} with "
+        f"{plan.workers_per_node} worker places each, has {have} {why}; "
+        "add one with `outlast agent`, or return one with `outlast nodes uncordon`"
+    )
+
+
+def _missing_why(ctx: Context, job: JobRecord) -> str:
+    incident = ctx.incident_of(job)
+    if incident is None or not incident.culprits:
+        return "that are healthy"
+    root = root_failure(incident.evidence)
+    because = incident.reason if root is None else f"{incident.reason} ({root.detail})"
+    return f"that are healthy ({because})"

@@ -1,0 +1,185 @@
+"""Nodes: losing them, excluding them, getting them back, and not believing too much."""
+
+from __future__ import annotations
+
+from controller.core import events as ev
+from controller.core.context import Settings
+from controller.core.facts import fold
+from controller.core.states import JobState, NodeState
+from outlast.ids import Attempt, JobId, NodeId
+from tests.controller.core.driver import JOB, Driver
+
+SETTINGS = Settings()
+
+
+def _quarantined() -> Driver:
+    """n2 was silent and is out; the job goes on elsewhere."""
+    driver = Driver().running()
+    driver.lose("n2", gone=False)
+    driver.answer("job/a1/stop/n1")
+    driver.answer_all("n3/suite/")
+    assert driver.node("n2").state is NodeState.QUARANTINED
+    return driver
+
+
+def test_a_quarantined_node_comes_back_after_cooling_down_and_two_clean_checks() -> None:
+    driver = _quarantined()
+    lines = driver.join("n2")
+    assert lines == ["send job/a1/stop/n2"]
+    assert driver.answer("job/a1/stop/n2") == ["close job/a1/stop/n2", "n2 DRAINED"]
+    assert driver.wait(SETTINGS.cooldown_s)[:1] == ["n2 VALIDATING"]
+    driver.answer_all("n2/suite/")
+    assert driver.node("n2").state is NodeState.VALIDATING
+    driver.answer_all("n2/suite/")
+    assert driver.node("n2").state is NodeState.READY
+
+
+def test_a_node_that_fails_its_validation_waits_for_a_person() -> None:
+    driver = _quarantined()
+    driver.join("n2")
+    driver.answer("job/a1/stop/n2")
+    driver.wait(SETTINGS.cooldown_s)
+    suite = next(c for c in driver.machine.state.commands if c.startswith("n2/suite/"))
+    assert driver.answer(suite, verdict="fail")[1:] == ["n2 REPAIRING", "alert"]
+    assert driver.send(ev.NodeUncordonRequested(node=NodeId("n2"))) == ["n2 READY"]
+
+
+def test_a_quarantined_node_that_never_comes_back_is_retired() -> None:
+    driver = _quarantined()
+    driver.advanced(20, resumed_step=9)
+    assert driver.wait(SETTINGS.abandon_s)[-3:] == ["n2 RETIRED", "evict n2", "alert"]
+
+
+def test_a_retired_node_that_joins_again_is_validated() -> None:
+    driver = Driver().running()
+    driver.lose("n2")
+    assert driver.join("n2", incarnation="two")[:1] == ["n2 VALIDATING"]
+
+
+def test_a_persons_cordon_keeps_a_node_out_until_a_person_ends_it() -> None:
+    driver = Driver()
+    driver.join("n1")
+    driver.join("n2")
+    driver.send(ev.NodeCordonRequested(node=NodeId("n2")))
+    driver.submit()
+    assert driver.job().state is JobState.QUEUED
+    assert "job PREFLIGHT a0" in driver.send(ev.NodeUncordonRequested(node=NodeId("n2")))
+
+
+def test_many_silent_nodes_at_once_are_our_own_blindness() -> None:
+    driver = Driver().running(spares=6)
+    for number in range(1, 9):
+        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+    assert driver.machine.controller_blind
+    for number in range(1, 9):
+        driver.send(ev.NodeSilent(node=NodeId(f"n{number}"), silent_s=60.0))
+    assert driver.job().state is JobState.RUNNING
+    # A rack that is truly lost is dealt with once the distrust has ended.
+    driver.wait(SETTINGS.blind_s)
+    assert not driver.machine.controller_blind
+    assert driver.job().state is JobState.REPAIRING
+
+
+def test_blindness_that_heals_costs_nothing() -> None:
+    driver = Driver().running(spares=6)
+    for number in range(1, 9):
+        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+    for number in range(1, 9):
+        driver.send(ev.NodeSilent(node=NodeId(f"n{number}"), silent_s=60.0))
+    for number in range(1, 9):
+        driver.send(ev.NodeHeard(node=NodeId(f"n{number}")))
+    driver.wait(2 * SETTINGS.blind_s)
+    assert all(node.quarantines_s == () for node in driver.machine.state.nodes.values())
+
+
+def test_a_restarted_controller_adopts_what_runs() -> None:
+    before = Driver().running()
+    after = Driver(fold(before.machine.state.as_facts()))
+    after.now_s = before.now_s + 30.0
+    assert after.send(ev.ControllerStarted(term=2)) == []
+    for number, rank in ((1, 0), (2, 1)):
+        status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=rank, exit=None)
+        assert after.join(f"n{number}", (status,)) == []
+    after.join("n3")
+    assert after.wait(SETTINGS.reconcile_s) == []
+    assert after.machine.state == before.machine.state
+
+
+def test_a_restarted_controller_judges_nobody_before_reality_is_known() -> None:
+    before = Driver().running()
+    before.send(before.exited(0))
+    after = Driver(fold(before.machine.state.as_facts()))
+    # The stop order's patience ended while no controller was there.
+    after.now_s = before.now_s + 3600.0
+    assert after.send(ev.ControllerStarted(term=2)) == []
+    after.join("n1")
+    after.join("n2")
+    after.answer_all("/stop/")
+    assert after.job().state is JobState.STARTING
+
+
+def test_an_agent_that_started_anew_has_lost_its_workers() -> None:
+    driver = Driver().running()
+    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    assert driver.join("n2", incarnation="two")[:2] == ["job.i1 EVIDENCE", "job SUSPENDING a1"]
+    assert "started anew" in driver.incident().evidence[0].detail
+
+
+def test_workers_of_an_old_attempt_are_stopped_wherever_they_turn_up() -> None:
+    driver = _quarantined()
+    driver.answer_all("/start/")
+    driver.answer("job/a1/stop/n2")
+    status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=1, exit=None)
+    lines = driver.join("n2", (status,))
+    assert "send job/a1/stop/n2" in lines
+
+
+def test_whatever_an_old_attempt_says_is_ignored() -> None:
+    driver = Driver().running()
+    old = driver.exited(0)
+    driver.send(old)
+    driver.answer_all("/stop/")
+    driver.answer_all("/start/")
+    assert driver.job().attempt == 2
+    late_advance = ev.JobAdvanced(
+        job_id=JOB, attempt=Attempt(1), completed_step=5, resumed_step=0, at_s=0.0
+    )
+    stall = ev.JobStalled(
+        job_id=JOB, attempt=Attempt(1), stalled_s=999.0, culprit_ranks=(0,), detail=""
+    )
+    for event in (old, late_advance, stall):
+        assert driver.send(event) == []
+
+
+def test_an_answer_from_another_node_or_for_a_closed_command_is_ignored() -> None:
+    driver = Driver().starting()
+    start = next(iter(driver.machine.state.commands.values()))
+    finished = ev.CommandFinished(
+        command_id=start.command_id, node=start.node, ok=True, error_kind="", detail=""
+    )
+    stranger = ev.CommandFinished(
+        command_id=start.command_id, node=NodeId("n3"), ok=False, error_kind="", detail=""
+    )
+    assert driver.send(stranger) == []
+    assert driver.send(finished) == [f"close {start.command_id}"]
+    assert driver.send(finished) == []
+
+
+def test_open_commands_are_sent_again_when_their_node_joins() -> None:
+    driver = Driver().starting()
+    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    assert driver.join("n2") == ["send job/a1/start/n2"]
+
+
+def test_a_submission_repeated_with_its_request_id_changes_nothing() -> None:
+    driver = Driver()
+    driver.submit()
+    assert driver.submit() == []
+
+
+def test_two_jobs_never_share_a_node() -> None:
+    driver = Driver().running(spares=1)
+    driver.submit(JobId("other"), nodes=2)
+    assert driver.job(JobId("other")).state is JobState.QUEUED
+    driver.join("n4")
+    assert driver.job(JobId("other")).nodes == ("n3", "n4")

@@ -1,0 +1,363 @@
+"""Tables and other pure parts: transitions, codec, liveness, progress, policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core import records
+from controller.core.codec import decode_fact, encode_fact
+from controller.core.events import NodeHeard, NodeLate, NodeLost, NodeSilent
+from controller.core.facts import CommandClosed, CommandOpened, Fact, IncidentPut, JobPut, NodePut
+from controller.core.liveness import Limits, LivenessTable
+from controller.core.policy import Facts, decide
+from controller.core.progress import ProgressTable
+from controller.core.records import Action, Cause, Evidence, EvidenceKind
+from controller.core.states import (
+    EXCLUDED,
+    FREE,
+    INCIDENT_TRANSITIONS,
+    JOB_TRANSITIONS,
+    NODE_TRANSITIONS,
+    PLACED,
+    TERMINAL,
+    IncidentState,
+    InvalidTransitionError,
+    JobState,
+    NodeState,
+    check_incident,
+    check_job,
+    check_node,
+)
+from outlast.ids import Attempt, CommandId, NodeId
+from tests.controller.core.driver import JOB, Driver
+
+N1, N2 = NodeId("n1"), NodeId("n2")
+
+
+# States
+
+
+@pytest.mark.parametrize(
+    ("table", "start"),
+    [
+        (JOB_TRANSITIONS, JobState.QUEUED),
+        (NODE_TRANSITIONS, NodeState.READY),
+        (INCIDENT_TRANSITIONS, IncidentState.OPEN),
+    ],
+)
+def test_every_state_is_in_its_table_and_can_be_reached(
+    table: Mapping[StrEnum, tuple[StrEnum, ...]], start: StrEnum
+) -> None:
+    assert set(table) == set(type(start))
+    reached, todo = {start}, [start]
+    while todo:
+        for state in table[todo.pop()]:
+            if state not in reached:
+                reached.add(state)
+                todo.append(state)
+    assert reached == set(type(start))
+
+
+def test_only_terminal_jobs_cannot_move_and_all_others_can_be_cancelled() -> None:
+    for state, targets in JOB_TRANSITIONS.items():
+        assert (targets == ()) == (state in TERMINAL)
+        passing = state in (JobState.RESTARTING, JobState.STARTING, JobState.RUNNING)
+        if state not in TERMINAL and not passing:
+            assert JobState.CANCELLED in targets
+
+
+def test_every_node_state_is_free_placed_or_excluded() -> None:
+    assert sorted((*FREE, *PLACED, *EXCLUDED)) == sorted(NodeState)
+
+
+def test_what_is_not_in_a_table_raises() -> None:
+    with pytest.raises(InvalidTransitionError, match="SUCCEEDED -> RUNNING"):
+        check_job(JobState.SUCCEEDED, JobState.RUNNING, "job")
+    with pytest.raises(InvalidTransitionError, match="RETIRED -> ASSIGNED"):
+        check_node(NodeState.RETIRED, NodeState.ASSIGNED, "n1")
+    with pytest.raises(InvalidTransitionError, match="CLOSED -> OPEN"):
+        check_incident(IncidentState.CLOSED, IncidentState.OPEN, "i1")
+
+
+# The codec
+
+
+def _values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value that an annotation of the records allows."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return st.one_of([_values(member) for member in get_args(kind)])
+    if origin is tuple:
+        items = get_args(kind)
+        if items[-1] is Ellipsis:
+            return st.lists(_values(items[0]), max_size=3).map(tuple)
+        return st.tuples(*(_values(item) for item in items))
+    kind = getattr(kind, "__supertype__", kind)
+    if kind is type(None):
+        return st.none()
+    if kind is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    if kind is str:
+        return st.text(max_size=8)
+    if kind is int:
+        return st.integers(-(2**53), 2**53)
+    if kind is bool:
+        return st.booleans()
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return st.sampled_from(kind)
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{f.name: _values(hints[f.name]) for f in dataclasses.fields(kind)})
+
+
+@pytest.mark.parametrize("kind", [JobPut, NodePut, IncidentPut, CommandOpened, CommandClosed])
+def test_every_fact_survives_the_journal(kind: type[Fact]) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(_values(kind))
+    def round_trip(fact: Fact) -> None:
+        assert decode_fact(json.loads(json.dumps(encode_fact(fact)))) == fact
+
+    round_trip()
+
+
+def test_a_newer_journal_can_be_folded_and_an_unknown_one_cannot() -> None:
+    fact = CommandClosed(command_id=CommandId("c"), why="done")
+    data = encode_fact(fact)
+    assert isinstance(data, dict)
+    assert decode_fact({**data, "added_later": 1}) == fact
+    with pytest.raises(ValueError, match="unknown kind 'Other'"):
+        decode_fact({**data, "is": "Other"})
+    with pytest.raises(ValueError, match=r"CommandClosed\.why is missing"):
+        decode_fact({"is": "CommandClosed", "command_id": "c"})
+    with pytest.raises(ValueError, match="expected str, found 3"):
+        decode_fact({**data, "why": 3})
+
+
+def test_missing_fields_with_defaults_take_them() -> None:
+    node = Driver()
+    node.join("n1")
+    data = encode_fact(NodePut(node=node.node("n1")))
+    assert isinstance(data, dict)
+    assert isinstance(data["node"], dict)
+    del data["node"]["stuck"]
+    assert decode_fact(data) == NodePut(node=node.node("n1"))
+
+
+# Liveness
+
+
+def test_each_limit_is_told_once_and_a_beat_takes_it_back() -> None:
+    table = LivenessTable()
+    table.expect(N1, 0.0, Limits())
+    assert table.next_expiry_s() == 6.0
+    assert table.expire(5.9) == []
+    assert table.expire(6.0) == [NodeLate(node=N1, silent_s=6.0)]
+    assert table.expire(10.0) == []
+    assert table.expire(15.0) == [NodeLost(node=N1, silent_s=15.0)]
+    assert table.expire(60.0) == [NodeSilent(node=N1, silent_s=60.0)]
+    assert table.next_expiry_s() is None
+    assert table.heard(N1, 61.0) == [NodeHeard(node=N1)]
+    assert table.heard(N1, 62.0) == []
+
+
+def test_a_long_sleep_tells_all_limits_at_once_in_their_order() -> None:
+    table = LivenessTable()
+    table.expect(N1, 0.0, Limits())
+    kinds = [type(event) for event in table.expire(100.0)]
+    assert kinds == [NodeLate, NodeLost, NodeSilent]
+
+
+@given(st.lists(st.floats(0.0, 1.9), min_size=1, max_size=50))
+def test_a_node_that_beats_in_time_never_makes_an_event(gaps: list[float]) -> None:
+    """No healthy heartbeat reaches the machine."""
+    table = LivenessTable()
+    table.expect(N1, 0.0, Limits())
+    now_s = 0.0
+    for gap_s in gaps:
+        now_s += gap_s
+        assert table.expire(now_s) == []
+        assert table.heard(N1, now_s) == []
+
+
+def test_beats_that_arrive_out_of_order_do_not_turn_time_back() -> None:
+    table = LivenessTable()
+    table.expect(N1, 0.0, Limits())
+    table.heard(N1, 10.0)
+    table.heard(N1, 4.0)
+    assert table.heard_s(N1) == 10.0
+    table.forget(N1)
+    assert table.heard(N1, 20.0) == []
+    assert table.nodes() == []
+
+
+# Progress
+
+
+def _made(
+    table: ProgressTable, job: records.JobRecord, node: NodeId, step: int, *, at_s: float = 0.0
+) -> list[int]:
+    events = table.made(
+        job,
+        node,
+        attempt=job.attempt,
+        completed_step=step,
+        resumed_step=0,
+        at_s=at_s,
+        now_s=at_s,
+    )
+    return [event.completed_step for event in events]
+
+
+def test_a_job_has_advanced_when_its_slowest_node_has() -> None:
+    job, table = Driver().running().job(), ProgressTable()
+    assert _made(table, job, N1, 3) == []
+    assert _made(table, job, N2, 1) == [1]
+    assert _made(table, job, N2, 2) == []
+    assert table.common_step(JOB) == 2
+
+
+def test_passing_the_last_fault_is_told_once() -> None:
+    job, table = dataclasses.replace(Driver().running().job(), high_step=5), ProgressTable()
+    _made(table, job, N1, 9)
+    assert _made(table, job, N2, 1) == [1]
+    assert _made(table, job, N2, 4) == []
+    assert _made(table, job, N2, 5) == [5]
+    assert _made(table, job, N2, 6) == []
+
+
+def test_reports_of_other_attempts_and_nodes_are_dropped() -> None:
+    job, table = Driver().running().job(), ProgressTable()
+    old = dataclasses.replace(job, attempt=Attempt(0))
+    assert (
+        table.made(
+            job, N1, attempt=old.attempt, completed_step=9, resumed_step=0, at_s=0.0, now_s=0.0
+        )
+        == []
+    )
+    assert _made(table, job, NodeId("n9"), 9) == []
+    assert table.common_step(JOB) == -1
+
+
+def test_a_stall_is_told_once_per_silence() -> None:
+    job, table = Driver().running().job(), ProgressTable()
+    _made(table, job, N1, 1)
+    _made(table, job, N2, 1, at_s=10.0)
+    assert table.stalled(job, 300.0, 300.0) is None
+    assert table.stalled(job, 310.0, 300.0) == 300.0
+    assert table.stalled(job, 400.0, 300.0) is None
+    _made(table, job, N1, 2, at_s=410.0)
+    _made(table, job, N2, 2, at_s=410.0)
+    assert table.stalled(job, 710.0, 300.0) == 300.0
+
+
+# Policy
+
+
+def _evidence(kind: EvidenceKind, node: NodeId | None = N1, **changes: Any) -> Evidence:
+    values: dict[str, Any] = {"rank": None, "detail": str(kind), "at_s": 1.0}
+    return Evidence(kind=kind, node=node, **{**values, **changes})
+
+
+def _exit(node: NodeId, at_s: float, fault_class: str, fingerprint: str = "") -> Evidence:
+    return _evidence(
+        EvidenceKind.WORKER_EXIT,
+        node,
+        rank=0,
+        at_s=at_s,
+        fault_class=fault_class,
+        fingerprint=fingerprint,
+        traceback="Traceback",
+    )
+
+
+def _facts(*evidence: Evidence, **changes: Any) -> Facts:
+    values: dict[str, Any] = {
+        "findings": (),
+        "suspects": (),
+        "fault_step": 10,
+        "last_fingerprint": "",
+        "last_fault_step": -1,
+        "same_failures": 0,
+        "faults_in_row": 0,
+        "in_place_restarts": 1,
+        "retry_left": 3,
+        "committed_step": None,
+    }
+    return Facts(evidence=evidence, **{**values, **changes})
+
+
+def test_a_lost_connection_is_what_the_others_say() -> None:
+    cascade, root = _exit(N1, 1.0, "cascade"), _exit(N2, 2.0, "oom_host")
+    verdict = decide(_facts(cascade, root))
+    assert (verdict.action, verdict.cause) == (Action.RESTART_IN_PLACE, Cause.OUT_OF_MEMORY)
+    assert verdict.culprits == (N2,)
+
+
+def test_a_config_error_fails_at_once_and_names_what_to_change() -> None:
+    refused = _evidence(EvidenceKind.START_FAILED, fault_class="config", detail="no such file")
+    verdict = decide(_facts(refused, _evidence(EvidenceKind.NODE_LOST)))
+    assert (verdict.action, verdict.cause) == (Action.FAIL, Cause.CONFIG)
+    assert "no such file" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "spends"),
+    [
+        (EvidenceKind.NODE_LOST, Cause.NODE_LOST, False),
+        (EvidenceKind.NOT_STOPPED, Cause.NODE_UNRESPONSIVE, False),
+        (EvidenceKind.START_FAILED, Cause.NODE_UNHEALTHY, True),
+        (EvidenceKind.DRAIN, Cause.NODE_DRAINED, False),
+    ],
+)
+def test_bad_nodes_are_replaced(kind: EvidenceKind, cause: Cause, spends: bool) -> None:
+    verdict = decide(_facts(_evidence(kind), retry_left=0))
+    assert (verdict.action, verdict.cause) == (Action.REPLACE_NODES, cause)
+    assert verdict.culprits == (N1,)
+    assert verdict.spends_retry is spends
+
+
+def test_the_same_failure_counts_only_without_progress() -> None:
+    again = _exit(N1, 1.0, "user_error", "f")
+    repeated = _facts(again, last_fingerprint="f", last_fault_step=10)
+    assert decide(repeated).action is Action.FAIL
+    assert decide(dataclasses.replace(repeated, fault_step=11)).action is not Action.FAIL
+    assert decide(dataclasses.replace(repeated, last_fingerprint="g")).action is not Action.FAIL
+
+
+def test_suspects_are_diagnosed_before_they_are_used_again() -> None:
+    fault = _exit(N1, 1.0, "nccl")
+    assert decide(_facts(fault, suspects=(N1,))).action is Action.DIAGNOSE
+    assert decide(_facts(fault, suspects=(N2,))).action is Action.RESTART_IN_PLACE
+    assert decide(_facts(fault, faults_in_row=1)).action is Action.DIAGNOSE
+    clean = decide(_facts(fault, suspects=(N1,), findings=((N1, "pass"),)))
+    assert clean.action is Action.RESTART_IN_PLACE
+    assert "checks found nothing" in clean.reason
+    failed = decide(_facts(fault, suspects=(N1,), findings=((N1, "fail"),)))
+    assert (failed.action, failed.culprits) == (Action.REPLACE_NODES, (N1,))
+
+
+@settings(max_examples=200, deadline=None)
+@given(_values(Facts))
+def test_every_verdict_explains_itself(facts: Facts) -> None:
+    # Only what names no node may be about none.
+    evidence = tuple(
+        dataclasses.replace(item, node=item.node or N1)
+        for item in facts.evidence
+        if item.kind is not EvidenceKind.NO_FIRST_STEP
+    )
+    verdict = decide(dataclasses.replace(facts, evidence=evidence))
+    assert verdict.reason
+    assert verdict.cause in Cause
+    if verdict.action is Action.REPLACE_NODES:
+        assert verdict.culprits
+    if verdict.action is Action.DIAGNOSE:
+        assert verdict.culprits
+        assert not facts.findings
