@@ -1,0 +1,343 @@
+"""Makes uploaded parts a checkpoint: manifest, commit record, then cleaning up.
+
+One node's uploader coordinates: it waits until every saver rank's part has
+arrived in storage, which is all that nodes need to share. It looks at storage
+only, so that a coordinator that takes over, or comes back, finishes what it
+finds there.
+
+What does not belong here: threads, and host memory (`upload.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from checkpoint.backend import Entry
+from checkpoint.core import names
+from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
+from checkpoint.core.retention import AttemptFolder, is_abandoned, plan_cleanup
+from checkpoint.core.sealed import RecordError, sha256
+from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
+from checkpoint.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+# Listing an object store costs money and time: often at first, when local parts are
+# complete and the others are about to be, then ever more rarely.
+_FIRST_POLL_S = 0.05
+_SLOWEST_POLL_S = 2.0
+_POLL_GROWTH = 1.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A checkpoint exists now. `total_s` counts from the sealing in host memory."""
+
+    step: int
+    size_bytes: int
+    upload_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something did not work; training goes on. `stage` is upload, commit or retention."""
+
+    step: int
+    stage: str
+    detail: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    """A checkpoint whose parts are arriving."""
+
+    step: int
+    attempt: int
+    began_s: float
+    sealed_at_ns: int
+    # Found in storage rather than begun here: giving it up is no news, and its folder
+    # may belong to a coordinator that we do not know of.
+    adopted: bool
+    poll_s: float = _FIRST_POLL_S
+    next_poll_s: float = field(default=0.0)
+
+    @property
+    def folder(self) -> str:
+        return names.attempt_folder(self.step, self.attempt)
+
+
+class Coordinator:
+    """Commits the checkpoints of one job. Used by one thread."""
+
+    def __init__(
+        self, storage: Storage, saver_ranks: Sequence[int], *, keep: int, timeout_s: float
+    ) -> None:
+        self._storage = storage
+        self._saver_ranks = frozenset(saver_ranks)
+        self._keep = keep
+        self._timeout_s = timeout_s
+        self._pending: dict[tuple[int, int], _Pending] = {}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether parts of a checkpoint are awaited."""
+        return bool(self._pending)
+
+    def expect(self, step: int, attempt: int, *, sealed_at_ns: int) -> None:
+        """Wait for the parts of a checkpoint from now on."""
+        known = self._pending.get((step, attempt))
+        if known is None or known.adopted:
+            self._pending[(step, attempt)] = _Pending(
+                step=step,
+                attempt=attempt,
+                began_s=time.monotonic(),
+                sealed_at_ns=sealed_at_ns,
+                adopted=False,
+            )
+
+    def adopt(self) -> None:
+        """Wait for what an earlier coordinator has left uncommitted.
+
+        Raises:
+            StorageUnavailableError: storage cannot be listed.
+        """
+        newest = max(self._storage.committed_steps(), default=-1)
+        quarantined = self._quarantined()
+        for folder in _attempt_folders(self._storage.entries("")):
+            # What was found corrupt must not come back under another record.
+            is_corrupt = (folder.step, folder.attempt) in quarantined
+            if folder.step > newest and not is_corrupt:
+                self._pending.setdefault(
+                    (folder.step, folder.attempt),
+                    _Pending(
+                        step=folder.step,
+                        attempt=folder.attempt,
+                        began_s=time.monotonic(),
+                        sealed_at_ns=time.time_ns(),
+                        adopted=True,
+                    ),
+                )
+
+    def give_up(self, step: int, attempt: int) -> None:
+        """Stop waiting for a checkpoint: a part of it cannot come. Frees what it takes."""
+        pending = self._pending.pop((step, attempt), None)
+        if pending is not None:
+            self._discard(pending)
+
+    def poll(self) -> Iterator[Committed | Trouble]:
+        """Commit what is complete, drop what is overdue or outdated."""
+        for key, pending in sorted(self._pending.items()):
+            now_s = time.monotonic()
+            if key not in self._pending or now_s < pending.next_poll_s:
+                continue
+            pending.poll_s = min(pending.poll_s * _POLL_GROWTH, _SLOWEST_POLL_S)
+            pending.next_poll_s = now_s + pending.poll_s
+            yield from self._advance(pending)
+
+    def _advance(self, pending: _Pending) -> Iterator[Committed | Trouble]:
+        overdue = time.monotonic() - pending.began_s > self._timeout_s
+        try:
+            arrived = self._arrived(pending)
+            done = None if self._saver_ranks - arrived else self._commit(pending)
+        except (StorageUnavailableError, CorruptCheckpointError) as error:
+            lasting = not isinstance(error, StorageUnavailableError) or error.lasting
+            if not (overdue or lasting):
+                return
+            yield from self._abandon(pending, str(error))
+            return
+        if done is not None:
+            # A checkpoint that would be no newer than this one is of no use to anybody.
+            for other in [other for other in self._pending if other[0] <= done.step]:
+                del self._pending[other]
+            yield done
+            yield from self._clean_up(done.step)
+        elif overdue:
+            missing = sorted(self._saver_ranks - arrived)
+            yield from self._abandon(
+                pending,
+                f"parts of {len(missing)} of {len(self._saver_ranks)} saver ranks did not arrive "
+                f"in {self._timeout_s:g} s (first missing: rank {missing[0]})"
+                if missing
+                else "its parts do not belong together",
+            )
+
+    def _abandon(self, pending: _Pending, detail: str) -> Iterator[Trouble]:
+        del self._pending[(pending.step, pending.attempt)]
+        if pending.adopted:
+            logger.info("unfinished checkpoint left: %s: %s", pending.folder, detail)
+            return
+        self._discard(pending)
+        yield Trouble(step=pending.step, stage="commit", detail=detail)
+
+    def _arrived(self, pending: _Pending) -> set[int]:
+        entries = self._storage.entries(f"{pending.folder}/{names.PARTS}")
+        ranks = (names.parse_part(entry.name) for entry in entries)
+        return {rank for rank in ranks if rank is not None}
+
+    def _commit(self, pending: _Pending) -> Committed | None:
+        """Commit a checkpoint whose parts are there; None when they do not belong together."""
+        parts = [self._read_part(pending, rank) for rank in sorted(self._saver_ranks)]
+        if any(part.num_parts != len(parts) for part in parts):
+            return None
+        sizes = {entry.name: entry.nbytes for entry in self._storage.entries(pending.folder)}
+        for part in parts:
+            if sizes.get(part.file) != part.nbytes:
+                raise CorruptCheckpointError(
+                    pending.step,
+                    f"{pending.folder}/{part.file} has {sizes.get(part.file)} bytes, "
+                    f"not {part.nbytes}",
+                )
+        try:
+            manifest = Manifest(
+                step=pending.step,
+                attempt=pending.attempt,
+                world_size=parts[0].world_size,
+                parts=tuple(parts),
+            )
+        except ValueError as error:
+            raise CorruptCheckpointError(pending.step, str(error)) from error
+        raw = self._put_manifest(pending, manifest.to_json())
+        commit = CommitRecord(
+            step=pending.step,
+            attempt=pending.attempt,
+            world_size=manifest.world_size,
+            size_bytes=manifest.size_bytes,
+            manifest_sha256=sha256(raw),
+        )
+        winner = self._put(commit)
+        if winner != commit:
+            logger.info(
+                "checkpoint committed by another attempt: step=%d attempt=%d winner=%d",
+                commit.step,
+                commit.attempt,
+                winner.attempt,
+            )
+            if winner.attempt != commit.attempt:
+                self._delete(pending.folder)
+        return Committed(
+            step=winner.step,
+            size_bytes=winner.size_bytes,
+            upload_s=time.monotonic() - pending.began_s,
+            total_s=max(0.0, (time.time_ns() - pending.sealed_at_ns) / 1e9),
+        )
+
+    def _put_manifest(self, pending: _Pending, raw: bytes) -> bytes:
+        """Write the manifest; returns the one that holds.
+
+        One that is there was made of the same parts by a coordinator before us, which may
+        have committed it in the meantime: it is never replaced.
+        """
+        path = f"{pending.folder}/{names.MANIFEST}"
+        if self._storage.put_if_absent(path, raw):
+            return raw
+        try:
+            found = self._storage.read_bytes(path)
+            Manifest.from_json(found)
+        except (RecordError, FileNotFoundError) as error:
+            logger.warning("damaged manifest replaced: %s: %s", path, error)
+            self._storage.write_bytes(path, raw)
+            return raw
+        return found
+
+    def _put(self, commit: CommitRecord) -> CommitRecord:
+        """Create the commit record; returns the one that is there afterwards."""
+        path = names.commit_path(commit.step)
+        if self._storage.put_if_absent(path, commit.to_json()):
+            return commit
+        try:
+            return self._storage.read_commit(commit.step)[0]
+        except CorruptCheckpointError as error:
+            # A damaged record must not keep a whole checkpoint from existing.
+            logger.warning("committed checkpoint set aside: %s", error)
+            self._storage.quarantine_step(commit.step)
+        if not self._storage.put_if_absent(path, commit.to_json()):
+            return self._storage.read_commit(commit.step)[0]
+        return commit
+
+    def _read_part(self, pending: _Pending, rank: int) -> PartRecord:
+        path = f"{pending.folder}/{names.PARTS}/{names.part_name(rank)}"
+        try:
+            part = PartRecord.from_json(self._storage.read_bytes(path))
+        except (RecordError, FileNotFoundError) as error:
+            raise CorruptCheckpointError(pending.step, f"{path}: {error}") from error
+        own = (pending.step, pending.attempt, rank)
+        if (part.step, part.attempt, part.rank) != own:
+            raise CorruptCheckpointError(pending.step, f"{path}: is another part's record")
+        return part
+
+    def _discard(self, pending: _Pending) -> None:
+        """Delete what arrived of a checkpoint that will not be committed by us."""
+        try:
+            committed = pending.step in self._storage.committed_steps()
+        except StorageUnavailableError as error:
+            logger.info("unfinished checkpoint left: %s: %s", pending.folder, error)
+            return
+        # Where the step exists, it may be this very folder; the sweep looks closer.
+        if not committed:
+            self._delete(pending.folder)
+
+    def _delete(self, folder: str) -> None:
+        try:
+            self._storage.delete_folder(folder)
+        except StorageUnavailableError as error:
+            logger.info("unfinished checkpoint left: %s: %s", folder, error)
+
+    def _clean_up(self, step: int) -> Iterator[Trouble]:
+        try:
+            self._apply_retention()
+        except (StorageUnavailableError, CorruptCheckpointError) as error:
+            yield Trouble(step=step, stage="retention", detail=str(error))
+
+    def _apply_retention(self) -> None:
+        storage = self._storage
+        steps = storage.committed_steps()
+        folders = _attempt_folders(storage.entries(""))
+        plan = plan_cleanup(
+            {step: self._attempt_of(step, folders) for step in steps},
+            folders,
+            keep=self._keep,
+            quarantined=self._quarantined(),
+        )
+        for step in plan.delete_steps:
+            storage.delete_step(step)
+        oldest_kept = min(steps[: self._keep])
+        for folder in plan.sweep:
+            name = names.attempt_folder(folder.step, folder.attempt)
+            files = storage.entries(name) + storage.entries(f"{name}/{names.PARTS}")
+            if is_abandoned(
+                folder,
+                written_at_s=[entry.written_at_s for entry in files if not entry.is_folder],
+                now_s=time.time(),
+                grace_s=self._timeout_s,
+                oldest_kept=oldest_kept,
+            ):
+                storage.delete_folder(name)
+
+    def _quarantined(self) -> set[tuple[int, int]]:
+        found = (
+            names.parse_quarantined(entry.name) for entry in self._storage.entries(names.QUARANTINE)
+        )
+        return {parsed for parsed in found if parsed is not None}
+
+    def _attempt_of(self, step: int, folders: Sequence[AttemptFolder]) -> int | None:
+        """Which attempt's folder is the checkpoint; None when the record cannot be read."""
+        attempts = [folder.attempt for folder in folders if folder.step == step]
+        if len(attempts) == 1:
+            return attempts[0]
+        try:
+            return self._storage.read_commit(step)[0].attempt
+        except CorruptCheckpointError:
+            return None
+
+
+def _attempt_folders(entries: Sequence[Entry]) -> list[AttemptFolder]:
+    parsed = sorted(
+        found
+        for entry in entries
+        if entry.is_folder and (found := names.parse_attempt_folder(entry.name)) is not None
+    )
+    return [AttemptFolder(step=step, attempt=attempt) for step, attempt in parsed]

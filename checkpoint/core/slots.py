@@ -1,0 +1,102 @@
+"""Which host-memory slot to write next, and which to upload.
+
+A rank rotates through its slots so that at any moment, a kill in the middle of
+a copy included, one slot holds the newest step that *all* ranks have sealed.
+With one slot for that common step and one pinned by an upload, the third is
+free for the next copy.
+
+What does not belong here: the file format (`checkpoint/slotfile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+NUM_SLOTS = 3
+
+
+class UploadState(IntEnum):
+    """What storage should get, or has got, of a slot."""
+
+    NONE = 0
+    WANTED = 1
+    BUSY = 2
+    DONE = 3
+    FAILED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What a slot's header says. Step and upload mean something only when sealed."""
+
+    index: int
+    sealed: bool
+    step: int
+    attempt: int
+    upload: UploadState
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether an upload still needs the bytes."""
+        return self.sealed and self.upload in (UploadState.WANTED, UploadState.BUSY)
+
+
+def newest_sealed(slots: Sequence[Slot]) -> int:
+    """The newest step that is whole; -1 when none is."""
+    return max((slot.step for slot in slots if slot.sealed), default=-1)
+
+
+def choose_slot(
+    slots: Sequence[Slot],
+    *,
+    step: int,
+    common_step: int,
+    upload: bool,
+    locked: Collection[int] = (),
+) -> int | None:
+    """Index of the slot to overwrite with `step`; None when every slot is still needed.
+
+    Never the slot of `common_step`, nor one in `locked` (somebody reads it), nor
+    one that an upload has begun or waits for. A waiting one may go when `upload`
+    says that this step is to be uploaded in its place.
+    """
+    candidates = [
+        slot
+        for slot in slots
+        if slot.index not in locked and not (slot.sealed and slot.step == common_step)
+    ]
+    free = [slot for slot in candidates if not slot.is_pinned]
+    if not free and upload:
+        free = [
+            slot for slot in candidates if slot.upload is UploadState.WANTED and slot.step < step
+        ]
+    best = min(free, key=lambda slot: _worth(slot, step), default=None)
+    return None if best is None else best.index
+
+
+def stale_slots(slots: Sequence[Slot], *, resumed_step: int) -> list[int]:
+    """Slots newer than the step that training resumed from: states of an abandoned past.
+
+    Another rank may lack them, and steps trained again need not give the same bits
+    where the spec allows that; two attempts must never be mixed in one state.
+    """
+    return [slot.index for slot in slots if slot.sealed and slot.step > resumed_step]
+
+
+def next_upload(slots: Sequence[Slot]) -> int | None:
+    """Index of the slot to upload: the newest that is wanted, or was left half uploaded."""
+    pinned = [slot for slot in slots if slot.is_pinned]
+    best = max(pinned, key=lambda slot: (slot.attempt, slot.step), default=None)
+    return None if best is None else best.index
+
+
+def _worth(slot: Slot, step: int) -> tuple[int, int, int]:
+    # Torn slots go first, then those of this step or later, which an earlier attempt left,
+    # then the oldest.
+    if not slot.sealed:
+        return (0, 0, slot.index)
+    if slot.step >= step:
+        return (1, -slot.step, slot.index)
+    return (2, slot.step, slot.index)

@@ -1,0 +1,319 @@
+"""A slot of host memory: a plain file on tmpfs that a worker fills and an agent reads.
+
+    0        header: 64-bit words, each stored and loaded whole
+    4 KiB    `extra`, JSON text
+    64 KiB   payload: the rank's tensors, placed by the shard table in `shards.json`
+
+The commit word is cleared before anything else of a slot changes and stored
+after everything else, so that a process killed at any instruction leaves a slot
+that is either whole or known to be torn. A plain file outlives whoever mapped it
+(`multiprocessing.shared_memory` does not: its resource tracker unlinks a segment
+when an attached process is killed).
+
+Who may do what is settled by flock, which dies with its holder: an uploader
+reads under a shared lock, a stager overwrites under an exclusive one. The upload
+word is written by the stager when it seals, and by the uploader under its lock.
+
+What does not belong here: torch, and the choice of slots (`core/slots.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint.core.manifest import ShardTable
+from checkpoint.core.sealed import RecordError
+from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState
+from outlast.errors import FatalError
+
+HEADER_BYTES = 4096
+EXTRA_BYTES = 60 << 10
+PAYLOAD_AT = HEADER_BYTES + EXTRA_BYTES
+TABLE_FILE = "shards.json"
+
+_MAGIC = int.from_bytes(b"OUTLSLT1", "little")
+# Index of each 64-bit word of the header. The commit word has a cache line of its own.
+(
+    _MAGIC_WORD,
+    _RANK,
+    _ATTEMPT,
+    _STEP,
+    _PAYLOAD_BYTES,
+    _EXTRA_SIZE,
+    _EXTRA_CRC,
+    _TABLE_DIGEST,
+    _SEALED_AT_NS,
+) = range(9)
+_UPLOAD = 16
+_COMMIT = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """What a stager says of a slot once the payload is in it."""
+
+    rank: int
+    attempt: int
+    step: int
+    table_digest: int
+    sealed_at_ns: int
+    upload: UploadState
+
+
+class SlotFile:
+    """One mapped slot.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: the file is not a slot of this version.
+    """
+
+    def __init__(self, path: Path, index: int, *, populate: bool = False) -> None:
+        self.path = path
+        self.index = index
+        self.is_closed = False
+        self._handle = os.open(path, os.O_RDWR)
+        try:
+            status = os.fstat(self._handle)
+            self.inode = status.st_ino
+            if status.st_size < PAYLOAD_AT:
+                raise ValueError(f"slot {path}: {status.st_size} bytes is less than its header")
+            flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+            self.map = mmap.mmap(self._handle, status.st_size, flags)
+        except BaseException:
+            os.close(self._handle)
+            raise
+        self._bytes = memoryview(self.map)
+        self._words = self._bytes[:HEADER_BYTES].cast("q")
+        if self._words[_MAGIC_WORD] != _MAGIC:
+            self.close()
+            raise ValueError(f"slot {path}: not a slot of this version")
+
+    def read(self) -> Slot:
+        """What the header says now."""
+        words = self._words
+        step = words[_STEP]
+        state = words[_UPLOAD]
+        return Slot(
+            index=self.index,
+            sealed=words[_COMMIT] == step + 1,
+            step=step,
+            attempt=words[_ATTEMPT],
+            upload=UploadState(state) if state in _UPLOAD_STATES else UploadState.NONE,
+        )
+
+    @property
+    def table_digest(self) -> int:
+        """Which shard table places the payload's tensors."""
+        return self._words[_TABLE_DIGEST]
+
+    @property
+    def sealed_at_ns(self) -> int:
+        """When the slot was sealed, in nanoseconds since the epoch."""
+        return self._words[_SEALED_AT_NS]
+
+    @property
+    def payload(self) -> memoryview:
+        """The payload's bytes. Release it before closing the slot."""
+        return self._bytes[PAYLOAD_AT : PAYLOAD_AT + self._words[_PAYLOAD_BYTES]]
+
+    def extra(self) -> bytes:
+        """The JSON text that was sealed with the payload.
+
+        Raises:
+            ValueError: it is not what was sealed.
+        """
+        size = self._words[_EXTRA_SIZE]
+        if not 0 <= size <= EXTRA_BYTES:
+            raise ValueError(f"slot {self.path}: extra of {size} bytes")
+        text = bytes(self._bytes[HEADER_BYTES : HEADER_BYTES + size])
+        if zlib.crc32(text) != self._words[_EXTRA_CRC]:
+            raise ValueError(f"slot {self.path}: extra does not fit its checksum")
+        return text
+
+    def invalidate(self) -> None:
+        """Say that the slot holds nothing. Overwrite it only after this."""
+        self._words[_COMMIT] = 0
+        self._words[_UPLOAD] = UploadState.NONE
+
+    def seal(self, seal: Seal, extra: bytes) -> None:
+        """Say that the payload is whole; it must have been written before."""
+        if len(extra) > EXTRA_BYTES:
+            raise ValueError(f"extra: {len(extra)} bytes of JSON; at most {EXTRA_BYTES}")
+        words = self._words
+        self._bytes[HEADER_BYTES : HEADER_BYTES + len(extra)] = extra
+        words[_EXTRA_SIZE] = len(extra)
+        words[_EXTRA_CRC] = zlib.crc32(extra)
+        words[_RANK] = seal.rank
+        words[_ATTEMPT] = seal.attempt
+        words[_STEP] = seal.step
+        words[_TABLE_DIGEST] = seal.table_digest
+        words[_SEALED_AT_NS] = seal.sealed_at_ns
+        words[_UPLOAD] = seal.upload
+        words[_COMMIT] = seal.step + 1
+
+    def set_upload(self, state: UploadState) -> None:
+        """Say what becomes of the slot's upload."""
+        self._words[_UPLOAD] = state
+
+    def try_lock(self, *, exclusive: bool) -> bool:
+        """Take the file's lock without waiting; says whether that worked."""
+        operation = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        try:
+            fcntl.flock(self._handle, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Unmap the slot and give its lock back; whoever uses views of it must drop them first.
+
+        Where somebody has not (a storage call that hangs), the mapping lives as long as the view.
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        with contextlib.suppress(BufferError):
+            self._words.release()
+            self._bytes.release()
+            self.map.close()
+        os.close(self._handle)
+
+
+_UPLOAD_STATES = frozenset(UploadState)
+
+
+def slot_path(folder: Path, index: int) -> Path:
+    """File of a rank's slot in its folder."""
+    return folder / f"slot-{index}"
+
+
+def read_table(folder: Path) -> ShardTable | None:
+    """The shard table of a rank's folder; None when there is none that we can read."""
+    try:
+        return ShardTable.from_json((folder / TABLE_FILE).read_bytes())
+    except (FileNotFoundError, RecordError):
+        return None
+
+
+def open_existing(folder: Path) -> list[SlotFile]:
+    """The slots that lie in a rank's folder, sealed or not."""
+    found = []
+    for index in range(NUM_SLOTS):
+        try:
+            found.append(SlotFile(slot_path(folder, index), index))
+        except (FileNotFoundError, ValueError):
+            continue
+    return found
+
+
+def prepare(folder: Path, table: ShardTable) -> list[SlotFile]:
+    """All slots of a rank, allocated, mapped and faulted in.
+
+    Slots that an earlier attempt sealed under the same table stay as they are.
+    Pages are taken now: the first copy into untouched tmpfs is 10 to 40 times slower
+    than the later ones, and a full tmpfs must stop the job before it trains.
+
+    Raises:
+        FatalError: the file system has no room for them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(".new-*"):
+        leftover.unlink(missing_ok=True)
+    if read_table(folder) != table:
+        # Unlinking leaves the bytes to an uploader that still has them mapped.
+        for index in range(NUM_SLOTS):
+            slot_path(folder, index).unlink(missing_ok=True)
+        _write_table(folder, table)
+    file_bytes = PAYLOAD_AT + table.payload_bytes
+    missing = [index for index in range(NUM_SLOTS) if not _fits(folder, index, file_bytes)]
+    _create(folder, missing, file_bytes, table)
+    return [SlotFile(slot_path(folder, index), index, populate=True) for index in range(NUM_SLOTS)]
+
+
+def _fits(folder: Path, index: int, file_bytes: int) -> bool:
+    path = slot_path(folder, index)
+    try:
+        if path.stat().st_size != file_bytes:
+            return False
+        SlotFile(path, index).close()
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
+
+
+def _create(folder: Path, missing: list[int], file_bytes: int, table: ShardTable) -> None:
+    needed = len(missing) * file_bytes
+    free = _free_bytes(folder)
+    if needed > free:
+        raise _no_room(folder, table, len(missing), needed, free)
+    made: list[Path] = []
+    try:
+        for index in missing:
+            # A slot appears under its name only when it is allocated to the last page:
+            # writing to a hole that cannot be filled kills a process with SIGBUS.
+            new = folder / f".new-{index}"
+            made.append(new)
+            _allocate(new, file_bytes, table)
+        for index, new in zip(missing, made, strict=True):
+            new.rename(slot_path(folder, index))
+    except OSError as error:
+        for new in made:
+            new.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise _no_room(folder, table, len(missing), needed, _free_bytes(folder)) from error
+
+
+def _no_room(folder: Path, table: ShardTable, slots: int, needed: int, free: int) -> FatalError:
+    return FatalError(
+        f"host memory {folder}: {slots} checkpoint slots of rank {table.rank} need {needed} bytes "
+        f"and {free} bytes are free; enlarge this tmpfs or give the node fewer ranks"
+    )
+
+
+def _free_bytes(folder: Path) -> int:
+    """What can be allocated here, going by the file system and by the machine's memory.
+
+    A tmpfs may be larger than the memory behind it, and allocating past that does not
+    fail: the kernel kills somebody instead.
+    """
+    free = shutil.disk_usage(folder).free
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return min(free, int(value.split()[0]) << 10)
+    return free
+
+
+def _allocate(path: Path, file_bytes: int, table: ShardTable) -> None:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, file_bytes)
+        with mmap.mmap(handle, HEADER_BYTES) as header:
+            words = memoryview(header).cast("q")
+            words[_RANK] = table.rank
+            words[_PAYLOAD_BYTES] = table.payload_bytes
+            words[_TABLE_DIGEST] = table.digest
+            words[_MAGIC_WORD] = _MAGIC
+            words.release()
+    finally:
+        os.close(handle)
+
+
+def _write_table(folder: Path, table: ShardTable) -> None:
+    new = folder / f".new-{TABLE_FILE}"
+    new.write_bytes(table.to_json())
+    new.rename(folder / TABLE_FILE)

@@ -1,0 +1,361 @@
+"""Stage 2: sealed slots go from host memory to storage, in the background.
+
+One thread in the node agent, without torch, at low priority. It outlives the
+workers, so what a killed worker had sealed is still uploaded. A failed or slow
+upload is reported and never touches training: the slot is given back, and the
+next wanted step is the next try.
+
+What does not belong here: deciding when to upload (the trainer asks by a word in
+the slot's header), and committing (`commit.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from checkpoint import slotfile
+from checkpoint.commit import Committed, Coordinator, Trouble
+from checkpoint.core import names
+from checkpoint.core.manifest import BLOCK_BYTES, CHECKSUM, PartRecord, ShardTable, block_checksum
+from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState, next_upload
+from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
+from checkpoint.slotfile import SlotFile
+from checkpoint.storage import CALL_DEADLINE_S, Storage
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+# Nicer starves beside training that takes every core (measured at 19: 10 s for 90 MB).
+_NICE = 10
+_NUM_TRIES = 3
+_RETRY_AFTER_S = 1.0
+# A storage call that hangs is left behind when the uploader stops.
+_JOIN_S = 5.0
+
+OnCommitted = Callable[[int, int, float, float], None]
+OnTrouble = Callable[[int, str, str], None]
+
+
+class _StoppedError(Exception):
+    """The uploader ends in the middle of an upload."""
+
+
+class Uploader:
+    """Uploads the slots of one job's ranks on this node.
+
+    `url` is the job's own checkpoint root. The uploads that count are those of
+    `saver_ranks`; this node has those of them that are in `local_ranks`, below
+    `memory_dir`. The coordinator also commits, and keeps the newest `keep`.
+
+    `on_committed(step, size_bytes, upload_s, total_s)` and `on_trouble(step, stage,
+    detail)` are called in the uploader's thread.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        job_id: str,
+        memory_dir: Path,
+        local_ranks: Sequence[int],
+        saver_ranks: Sequence[int],
+        coordinator: bool,
+        keep: int,
+        timeout_s: float,
+        on_committed: OnCommitted,
+        on_trouble: OnTrouble,
+    ) -> None:
+        self._url = url
+        self._job_id = job_id
+        self._timeout_s = timeout_s
+        self._is_coordinator = coordinator
+        self._keep = keep
+        self._saver_ranks = tuple(saver_ranks)
+        self._on_committed = on_committed
+        self._on_trouble = on_trouble
+        self._folders = [
+            _RankFolder(memory_dir / names.memory_folder(rank), rank)
+            for rank in sorted(set(local_ranks) & set(saver_ranks))
+        ]
+        self._storage: Storage | None = None
+        self._coordinator: Coordinator | None = None
+        self._stopping = threading.Event()
+        self._passed = threading.Condition()
+        self._passes_begun = 0
+        self._last_idle_pass = 0
+        self._thread = threading.Thread(
+            target=self._run, name=f"checkpoint-upload-{job_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to watch the slots."""
+        self._thread.start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is left to upload or commit; says whether that came in time."""
+        with self._passed:
+            wanted = self._passes_begun + 1
+            return self._passed.wait_for(
+                lambda: self._last_idle_pass >= wanted or not self._thread.is_alive(), timeout_s
+            ) and (self._last_idle_pass >= wanted)
+
+    def stop(self) -> None:
+        """Stop at once; an upload under way is left for the next uploader to begin again."""
+        self._stopping.set()
+        if self._storage is not None:
+            self._storage.close()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            while not self._stopping.is_set():
+                with self._passed:
+                    self._passes_begun += 1
+                    number = self._passes_begun
+                is_idle = self._guarded_pass()
+                with self._passed:
+                    if is_idle:
+                        self._last_idle_pass = number
+                    self._passed.notify_all()
+                self._stopping.wait(_POLL_S)
+        finally:
+            for folder in self._folders:
+                folder.close()
+
+    def _guarded_pass(self) -> bool:
+        try:
+            return self._pass()
+        except Exception as error:
+            # A thread that dies silently uploads no more.
+            logger.exception("uploader failed: job=%s", self._job_id)
+            self._on_trouble(-1, "upload", f"{type(error).__name__}: {error}")
+            self._stopping.wait(_RETRY_AFTER_S)
+            return False
+
+    def _pass(self) -> bool:
+        """Upload and commit what is due; says whether there was nothing to do."""
+        is_idle = True
+        for folder in self._folders:
+            slot = folder.next_upload()
+            if slot is not None and not self._stopping.is_set():
+                is_idle = False
+                self._upload(folder, slot)
+        coordinator = self._connect()
+        if coordinator is not None:
+            for news in coordinator.poll():
+                self._tell(news)
+            is_idle = is_idle and not coordinator.is_waiting
+        return is_idle
+
+    def _connect(self) -> Coordinator | None:
+        """The coordinator, made when storage first answers; None on the other nodes."""
+        if not self._is_coordinator or self._stopping.is_set():
+            return None
+        if self._coordinator is None:
+            try:
+                coordinator = Coordinator(
+                    self._open(), self._saver_ranks, keep=self._keep, timeout_s=self._timeout_s
+                )
+                coordinator.adopt()
+            except StorageUnavailableError as error:
+                # Nothing is lost yet; an upload will meet the same and report it.
+                logger.warning("storage not readable: job=%s %s", self._job_id, error)
+                self._stopping.wait(_RETRY_AFTER_S)
+                return None
+            self._coordinator = coordinator
+        return self._coordinator
+
+    def _open(self) -> Storage:
+        if self._storage is None:
+            deadline_s = min(CALL_DEADLINE_S, self._timeout_s)
+            self._storage = Storage(self._url, deadline_s=deadline_s)
+        if self._stopping.is_set():
+            self._storage.close()
+        return self._storage
+
+    def _upload(self, folder: _RankFolder, slot: SlotFile) -> None:
+        # The lock fails while a stager is choosing this slot; the next pass looks again.
+        if not slot.try_lock(exclusive=False):
+            return
+        try:
+            facts = slot.read()
+            if not facts.is_pinned:
+                return
+            outcome = UploadState.FAILED
+            slot.set_upload(UploadState.BUSY)
+            try:
+                outcome = self._outcome(folder, slot, facts)
+            finally:
+                slot.set_upload(outcome)
+        finally:
+            slot.unlock()
+
+    def _outcome(self, folder: _RankFolder, slot: SlotFile, facts: Slot) -> UploadState:
+        part = _Part(folder, slot, facts, num_parts=len(self._saver_ranks))
+        try:
+            self._try(part)
+        except _StoppedError:
+            return UploadState.WANTED
+        except (StorageUnavailableError, CorruptCheckpointError) as error:
+            if self._stopping.is_set():
+                return UploadState.WANTED
+            self._clean_up(part)
+            self._tell(Trouble(step=facts.step, stage="upload", detail=str(error)))
+            return UploadState.FAILED
+        return UploadState.DONE
+
+    def _try(self, part: _Part) -> None:
+        deadline_s = time.monotonic() + self._timeout_s
+        for num_left in reversed(range(_NUM_TRIES)):
+            try:
+                storage = self._open()
+                # Nothing is written for a step that exists: its bytes are settled.
+                if part.facts.step not in storage.committed_steps():
+                    self._expect(part)
+                    part.write(storage, self._chunks(part, deadline_s))
+                return
+            except StorageUnavailableError as error:
+                late = time.monotonic() + _RETRY_AFTER_S > deadline_s
+                if error.lasting or late or not num_left:
+                    raise
+                logger.info("upload tried again: job=%s %s", self._job_id, error)
+            if self._stopping.wait(_RETRY_AFTER_S):
+                raise _StoppedError
+
+    def _expect(self, part: _Part) -> None:
+        coordinator = self._connect()
+        if coordinator is not None:
+            facts = part.facts
+            coordinator.expect(facts.step, facts.attempt, sealed_at_ns=part.slot.sealed_at_ns)
+
+    def _clean_up(self, part: _Part) -> None:
+        """Give back the room that half a checkpoint takes: the store may be full."""
+        if self._coordinator is not None:
+            self._coordinator.give_up(part.facts.step, part.facts.attempt)
+        elif self._storage is not None:
+            with contextlib.suppress(StorageUnavailableError):
+                part.delete(self._storage)
+
+    def _chunks(self, part: _Part, deadline_s: float) -> Iterator[memoryview]:
+        with part.slot.payload as payload:
+            for start in range(0, len(payload), BLOCK_BYTES):
+                if self._stopping.is_set():
+                    raise _StoppedError
+                if time.monotonic() > deadline_s:
+                    raise StorageUnavailableError(
+                        f"checkpoint storage {self._url}: rank {part.folder.rank} has uploaded "
+                        f"{start} of {len(payload)} bytes in {self._timeout_s:g} s; raise "
+                        "checkpoint.upload_timeout_s or find a faster store",
+                        lasting=True,
+                    )
+                yield payload[start : start + BLOCK_BYTES]
+
+    def _tell(self, news: Committed | Trouble) -> None:
+        match news:
+            case Committed():
+                self._on_committed(news.step, news.size_bytes, news.upload_s, news.total_s)
+            case Trouble():
+                self._on_trouble(news.step, news.stage, news.detail)
+
+
+class _Part:
+    """One rank's share of a checkpoint on its way to storage."""
+
+    def __init__(self, folder: _RankFolder, slot: SlotFile, facts: Slot, *, num_parts: int) -> None:
+        self.folder = folder
+        self.slot = slot
+        self.facts = facts
+        self._num_parts = num_parts
+        at = names.attempt_folder(facts.step, facts.attempt)
+        self._payload_path = f"{at}/{names.payload_name(folder.rank)}"
+        self._record_path = f"{at}/{names.PARTS}/{names.part_name(folder.rank)}"
+
+    def write(self, storage: Storage, chunks: Iterator[memoryview]) -> None:
+        """Write payload, then record: a record says that all of the payload is there.
+
+        Raises:
+            CorruptCheckpointError: host memory does not hold what its header says.
+        """
+        table, extra = self._read()
+        blocks: list[int] = []
+
+        def summed() -> Iterator[memoryview]:
+            for chunk in chunks:
+                blocks.append(block_checksum(chunk))
+                yield chunk
+
+        storage.write_chunks(self._payload_path, summed())
+        record = PartRecord(
+            step=self.facts.step,
+            attempt=self.facts.attempt,
+            rank=self.folder.rank,
+            world_size=table.world_size,
+            num_parts=self._num_parts,
+            file=names.payload_name(self.folder.rank),
+            nbytes=table.payload_bytes,
+            block_bytes=BLOCK_BYTES,
+            checksum=CHECKSUM,
+            blocks=tuple(blocks),
+            tensors=table.tensors,
+            extra=extra,
+        )
+        storage.write_bytes(self._record_path, record.to_json())
+
+    def delete(self, storage: Storage) -> None:
+        """Take back what was written, unless the checkpoint exists by now."""
+        if self.facts.step not in storage.committed_steps():
+            storage.delete_file(self._record_path)
+            storage.delete_file(self._payload_path)
+
+    def _read(self) -> tuple[ShardTable, str]:
+        table = slotfile.read_table(self.folder.path)
+        if table is None or table.digest != self.slot.table_digest:
+            raise CorruptCheckpointError(
+                self.facts.step, f"{self.slot.path}: {slotfile.TABLE_FILE} is of other tensors"
+            )
+        try:
+            return table, self.slot.extra().decode()
+        except ValueError as error:
+            raise CorruptCheckpointError(self.facts.step, str(error)) from error
+
+
+class _RankFolder:
+    """A rank's host memory as the uploader sees it: it may not be there, or be made anew."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path = path
+        self.rank = rank
+        self._slots: dict[int, SlotFile] = {}
+
+    def next_upload(self) -> SlotFile | None:
+        """The slot to upload next, if any is wanted."""
+        for index in range(NUM_SLOTS):
+            self._refresh(index)
+        chosen = next_upload([slot.read() for slot in self._slots.values()])
+        return None if chosen is None else self._slots[chosen]
+
+    def close(self) -> None:
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+
+    def _refresh(self, index: int) -> None:
+        path = slotfile.slot_path(self.path, index)
+        known = self._slots.get(index)
+        fresh: SlotFile | None = None
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if known is not None and path.stat().st_ino == known.inode:
+                return
+            fresh = SlotFile(path, index)
+        if known is not None:
+            known.close()
+            del self._slots[index]
+        if fresh is not None:
+            self._slots[index] = fresh

@@ -1,0 +1,165 @@
+"""What the tests of checkpoints share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from checkpoint.core.names import memory_folder
+from checkpoint.restore import load_storage
+from checkpoint.stage import NamedTensor, Stager
+from checkpoint.storage import Storage
+from checkpoint.upload import Uploader
+
+DEADLINE_S = 20.0
+
+
+def make_tensors(seed: int, *, rank: int = 0, ranks: int = 1, width: int = 8) -> list[NamedTensor]:
+    """Tensors of several types and shapes; the first is cut by rows over `ranks`."""
+    made = torch.Generator().manual_seed(seed * 1000 + rank)
+    sharded = torch.randn(4, width, generator=made)
+    return [
+        NamedTensor("model.weight", sharded, (4 * ranks, width), (4 * rank, 0)),
+        NamedTensor("model.bias", torch.randn(5, generator=made).double(), (5,), (0,)),
+        NamedTensor("optim.scale", torch.tensor(float(seed)), (), ()),
+        NamedTensor("optim.mask", torch.rand(3, generator=made) > 0.5, (3,), (0,)),
+        NamedTensor("optim.empty", torch.zeros(0, 4), (0, 4), (0, 0)),
+        NamedTensor("model.half", torch.randn(3, 2, generator=made).bfloat16(), (3, 2), (0, 0)),
+        # Not in one piece: saved and restored in its logical order.
+        NamedTensor("model.turned", torch.randn(2, 3, generator=made).t(), (3, 2), (0, 0)),
+    ]
+
+
+def same_bits(left: Sequence[NamedTensor], right: Sequence[NamedTensor]) -> bool:
+    return all(
+        one.name == other.name
+        and one.tensor.dtype == other.tensor.dtype
+        and torch.equal(one.tensor, other.tensor)
+        for one, other in zip(left, right, strict=True)
+    )
+
+
+def make_stager(
+    memory: Path,
+    tensors: Sequence[NamedTensor],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    attempt: int = 1,
+    saver: bool = True,
+) -> Stager:
+    return Stager(
+        memory / memory_folder(rank),
+        rank=rank,
+        attempt=attempt,
+        world_size=world_size,
+        tensors=tensors,
+        saver=saver,
+    )
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
+    """Poll until `condition` holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not in {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+@dataclass
+class News:
+    """What an uploader said."""
+
+    committed: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    trouble: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def on_committed(self, step: int, size_bytes: int, upload_s: float, total_s: float) -> None:
+        assert upload_s >= 0
+        assert total_s >= 0
+        self.committed.append(step)
+        self.sizes.append(size_bytes)
+
+    def on_trouble(self, step: int, stage: str, detail: str) -> None:
+        self.trouble.append((step, stage, detail))
+
+
+@contextmanager
+def uploading(
+    url: str,
+    memory: Path,
+    *,
+    local: Sequence[int] = (0,),
+    savers: Sequence[int] = (0,),
+    coordinator: bool = True,
+    keep: int = 2,
+    timeout_s: float = 30.0,
+) -> Iterator[tuple[Uploader, News]]:
+    """An uploader at work, and what it says."""
+    news = News()
+    uploader = Uploader(
+        url,
+        "job-1",
+        memory,
+        local,
+        savers,
+        coordinator,
+        keep,
+        timeout_s,
+        news.on_committed,
+        news.on_trouble,
+    )
+    uploader.start()
+    try:
+        yield uploader, news
+    finally:
+        uploader.stop()
+
+
+def commit_steps(url: str, memory: Path, steps: Sequence[int], *, keep: int = 5) -> None:
+    """Checkpoints of one rank whose tensors are seeded by the step."""
+    tensors = make_tensors(0)
+    stager = make_stager(memory, tensors)
+    with uploading(url, memory, keep=keep) as (uploader, news):
+        for step in steps:
+            for mine, wanted in zip(tensors, make_tensors(step), strict=True):
+                mine.tensor.copy_(wanted.tensor)
+            stager.save(step, {"step": step}, upload=True, common_step=step - 1)
+            assert uploader.drain(DEADLINE_S), news
+        assert news.committed == list(steps)
+        assert news.trouble == []
+    stager.close()
+
+
+def load_alone(storage: Storage, step: int, tensors: Sequence[NamedTensor]) -> dict[str, object]:
+    """Load as the only rank of a data-parallel group."""
+    return load_storage(storage, step, tensors, is_reader=True, broadcast=lambda tensor: None)
+
+
+class ThreadGroup:
+    """A data-parallel group of threads; rank 0 is the reader."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=DEADLINE_S)
+        self._sent: list[Tensor] = []
+        self.num_bytes = 0
+
+    def broadcast_of(self, rank: int) -> Callable[[Tensor], None]:
+        def broadcast(tensor: Tensor) -> None:
+            if rank == 0:
+                self._sent = [tensor]
+                self.num_bytes += tensor.numel() * tensor.element_size()
+            self._barrier.wait()
+            if rank != 0:
+                assert tensor.shape == self._sent[0].shape
+                tensor.copy_(self._sent[0])
+            self._barrier.wait()
+
+        return broadcast

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from checkpoint import backend
+from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
+from checkpoint.storage import Storage
+from tests.checkpoint.conftest import both_stores
+from tests.checkpoint.helpers import DEADLINE_S, commit_steps
+
+
+class StuckFileSystem(MemoryFileSystem):
+    """A store that takes a request and does not answer while `stuck` is set."""
+
+    protocol = ("stuck", "memory")
+    stuck = threading.Event()
+    let_go = threading.Event()
+
+    def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        self._answer()
+        return super().open(path, mode, **kwargs)
+
+    def cat_file(self, path: str, **kwargs: Any) -> Any:
+        self._answer()
+        return super().cat_file(path, **kwargs)
+
+    def _answer(self) -> None:
+        if self.stuck.is_set():
+            self.let_go.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def stuck_url() -> Iterator[str]:
+    fsspec.register_implementation("stuck", StuckFileSystem, clobber=True)
+    StuckFileSystem.stuck.clear()
+    StuckFileSystem.let_go.clear()
+    yield f"stuck://{uuid.uuid4().hex}/job-1"
+    StuckFileSystem.stuck.clear()
+    StuckFileSystem.let_go.set()
+
+
+@both_stores
+def test_files_come_back_whole_and_in_ranges(url: str) -> None:
+    storage = Storage(url)
+    storage.write_chunks("step-00000001.1/rank-00000.bin", [memoryview(b"abc"), memoryview(b"def")])
+    path = "step-00000001.1/rank-00000.bin"
+    assert storage.read_bytes(path) == b"abcdef"
+    assert storage.read_range(path, 2, 4) == b"cd"
+    assert storage.read_range(path, 4, 99) == b"ef"
+    assert storage.size(path) == 6
+    storage.write_bytes(path, b"new")
+    assert storage.read_bytes(path) == b"new"
+    [entry] = storage.entries("step-00000001.1")
+    assert (entry.name, entry.is_folder, entry.nbytes) == ("rank-00000.bin", False, 3)
+    assert [folder.name for folder in storage.entries("") if folder.is_folder] == [
+        "step-00000001.1"
+    ]
+
+
+@both_stores
+def test_missing_file_is_told_from_storage_that_fails(url: str) -> None:
+    storage = Storage(url)
+    assert storage.committed_steps() == []
+    assert storage.entries("nothing") == []
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes("nothing")
+    with pytest.raises(FileNotFoundError):
+        storage.size("nothing")
+    storage.delete_file("nothing")
+    storage.delete_folder("nothing")
+
+
+@both_stores
+def test_of_many_writers_exactly_one_creates_a_record(url: str) -> None:
+    storage = Storage(url)
+    together = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        together.wait(DEADLINE_S)
+        return storage.put_if_absent("commits/00000001.json", b"writer %d" % number)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(create, range(8)))
+    assert won.count(True) == 1
+    assert storage.read_bytes("commits/00000001.json") == b"writer %d" % won.index(True)
+    # A request that was sent twice is ours both times.
+    assert storage.put_if_absent("commits/00000001.json", b"writer %d" % won.index(True))
+
+
+def test_folder_without_hard_links_still_has_one_winner(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(source: object, target: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(backend.os, "link", no_links)
+    storage = Storage(url)
+    assert storage.put_if_absent("commits/00000001.json", b"first")
+    assert not storage.put_if_absent("commits/00000001.json", b"second")
+    assert storage.read_bytes("commits/00000001.json") == b"first"
+    assert [entry.name for entry in storage.entries("commits")] == ["00000001.json"]
+
+
+def test_file_appears_only_when_it_is_whole(url: str) -> None:
+    storage = Storage(url)
+
+    def broken() -> Iterator[memoryview]:
+        yield memoryview(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storage.write_chunks("step-00000001.1/rank-00000.bin", broken())
+    assert storage.entries("step-00000001.1") == []
+
+
+@both_stores
+def test_probe_passes_and_leaves_nothing(url: str) -> None:
+    Storage(url).probe()
+    assert Storage(url).entries("") == []
+
+
+def test_probe_of_an_unwritable_url_names_url_and_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for url, cause in (
+        (f"file://{tmp_path}/file/job-1", "Not a directory"),
+        ("file:///proc/nowhere/job-1", "No such file or directory"),
+    ):
+        with pytest.raises(StorageUnavailableError, match=cause) as caught:
+            Storage(url).probe()
+        assert url in str(caught.value)
+        assert caught.value.lasting
+
+
+def test_probe_of_a_read_only_mount_names_url_and_cause(
+    small_tmpfs: Callable[[int], Path],
+) -> None:
+    folder = small_tmpfs(1 << 20)
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    with pytest.raises(StorageUnavailableError, match="Read-only file system") as caught:
+        Storage(f"file://{folder}/job-1").probe()
+    assert f"file://{folder}/job-1" in str(caught.value)
+
+
+def test_probe_finds_a_store_that_replaces_what_exists(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(self: backend.LocalFolder, path: str, data: bytes) -> bool:
+        writer = self.writer(path)
+        writer.write(memoryview(data))
+        writer.finish()
+        return True
+
+    monkeypatch.setattr(backend.LocalFolder, "create", replace)
+    with pytest.raises(StorageUnavailableError, match="replaced a file that exists"):
+        Storage(url).probe()
+
+
+def test_store_that_cannot_create_if_absent_is_refused_unless_there_is_one_writer() -> None:
+    class Plain(MemoryFileSystem):
+        protocol = "plain"
+
+    fsspec.register_implementation("plain", Plain, clobber=True)
+    url = f"plain://{uuid.uuid4().hex}"
+    with pytest.raises(StorageUnavailableError, match="plain is not known"):
+        Storage(url)
+    Storage(url, single_writer=True).probe()
+
+
+def test_unknown_kind_of_store_is_refused_by_name() -> None:
+    with pytest.raises(StorageUnavailableError, match="nosuch://bucket/job"):
+        Storage("nosuch://bucket/job")
+
+
+def test_store_that_hangs_is_given_up_at_the_deadline(stuck_url: str) -> None:
+    storage = Storage(stuck_url, deadline_s=0.2)
+    storage.probe()
+    StuckFileSystem.stuck.set()
+    for call in (
+        lambda: storage.read_bytes("x"),
+        lambda: storage.write_bytes("x", b"x"),
+        storage.probe,
+    ):
+        began_s = time.monotonic()
+        with pytest.raises(StorageUnavailableError, match=r"no answer in 0.2 s") as caught:
+            call()
+        assert time.monotonic() - began_s < DEADLINE_S / 2
+        assert stuck_url in str(caught.value)
+        assert not caught.value.lasting
+
+
+def test_closing_ends_a_call_that_hangs(stuck_url: str) -> None:
+    storage = Storage(stuck_url, deadline_s=10 * DEADLINE_S)
+    StuckFileSystem.stuck.set()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(storage.read_bytes, "x")
+        storage.close()
+        with pytest.raises(StorageUnavailableError, match="it was closed"):
+            waiting.result(DEADLINE_S)
+
+
+def test_quarantined_checkpoint_does_not_exist_but_its_bytes_do(url: str, tmp_path: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2])
+    storage = Storage(url)
+    storage.quarantine_step(2)
+    assert storage.committed_steps() == [1]
+    assert storage.size("step-00000002.1/rank-00000.bin") > 0
+    assert [entry.name for entry in storage.entries("quarantine")] == ["00000002.1.json"]
+    storage.quarantine_step(2)
+    # The step can be committed again, and the sweep leaves the evidence alone.
+    commit_steps(url, tmp_path / "memory-2", [3])
+    assert storage.size("step-00000002.1/rank-00000.bin") > 0
+
+
+def test_deleting_a_checkpoint_leaves_no_trace(url: str, tmp_path: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2])
+    storage = Storage(url)
+    storage.delete_step(1)
+    assert storage.committed_steps() == [2]
+    assert sorted(entry.name for entry in storage.entries("")) == ["commits", "step-00000002.1"]
+    with pytest.raises(CorruptCheckpointError, match=r"commits/00000001.json is missing"):
+        storage.read_commit(1)
+
+
+def test_agent_side_never_imports_torch() -> None:
+    program = (
+        "import sys, checkpoint.upload, checkpoint.commit, checkpoint.storage, checkpoint.slotfile;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
