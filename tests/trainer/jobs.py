@@ -1,0 +1,303 @@
+"""What ranks do in tests, each function on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from checkpoint.stage import Stager
+from outlast.blackbox import Group, Op
+from outlast.layout import Layout
+from outlast.spec import JobSpec
+from tests.trainer.ranks import RankContext
+from trainer import worker
+from trainer.core import schedule as schedules
+from trainer.core.batch import BatchPlan
+from trainer.model.gpt import GptConfig, GptStage
+from trainer.model.parameters import FlatParameters
+from trainer.optim.clip import squared_norm_share
+from trainer.parallel.data_parallel import sync_gradients
+from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.parallel.pipeline import MicroBatch, PipelineEngine
+from trainer.parallel.tensor import vocab_cross_entropy
+from trainer.state import TrainState, build_state
+
+
+class Silent:
+    """A black box for tests that do not look into it; keeps what was entered."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Op, Group, int]] = []
+
+    def enter(self, op: Op, group: Group, micro_batch: int = -1) -> int:
+        self.entered.append((op, group, micro_batch))
+        return len(self.entered)
+
+    def leave(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A layout and a model to compare with the dense one."""
+
+    layout: Layout
+    sequence_parallel: bool = True
+    tied: bool = True
+    layers: int = 4
+    schedule: str = "1f1b"
+    dtype: str = "fp64"
+    hidden: int = 16
+    seq_len: int = 8
+    micro_batch: int = 2
+    global_batch: int = 8
+
+
+def mesh_of(context: RankContext, layout: Layout, *, tied: bool = True) -> Mesh:
+    return build_mesh(
+        layout,
+        context.rank,
+        store=context.store(),
+        device=torch.device("cpu"),
+        timeout_s=60,
+        recorder=Silent(),
+        tied_embeddings=tied,
+        gloo_interface="lo",
+    )
+
+
+def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
+    """One forward and backward of the whole layout; this rank's shards of the gradients."""
+    mesh = mesh_of(context, case.layout, tied=case.tied)
+    dtype = {"fp32": torch.float32, "fp64": torch.float64}[case.dtype]
+    config = GptConfig(
+        layers=case.layers,
+        hidden=case.hidden,
+        heads=4,
+        mlp_hidden=3 * case.hidden,
+        vocab_size=32,
+        seq_len=case.seq_len,
+        tied_embeddings=case.tied,
+        norm_eps=1e-5,
+        # Large enough that every gradient is far from zero.
+        init_std=0.3,
+        sequence_parallel=case.sequence_parallel,
+        dtype=dtype,
+    )
+    stage = GptStage(config, mesh)
+    flat = FlatParameters(stage, tp_size=mesh.tp.size)
+    flat.initialise(7)
+    split = case.sequence_parallel and mesh.tp.size > 1
+    plan = BatchPlan(
+        num_samples=64,
+        global_batch=case.global_batch,
+        micro_batch=case.micro_batch,
+        num_replicas=case.layout.dp,
+        seed=3,
+    )
+    schedule = schedules.build(case.schedule, case.layout.pp, plan.num_micro_batches)
+    local_seq = case.seq_len // mesh.tp.size if split else case.seq_len
+    boundary = (local_seq, case.micro_batch, case.hidden)
+    engine = PipelineEngine(stage, mesh, schedule, boundary=boundary)
+    batches = [
+        _random_batch(plan.samples(1, mesh.at.dp, index), case.seq_len)
+        for index in range(plan.num_micro_batches)
+    ]
+    loss = engine.run(batches, 1.0 / (case.global_batch * case.seq_len))
+    sync_gradients(flat, mesh, sequence_parallel=split)
+    share = loss.double() if mesh.at.tp == 0 else torch.zeros_like(loss).double()
+    row = torch.stack((share, squared_norm_share(flat, mesh)))
+    loss_sum, squared_norm = mesh.fold(row, lambda rows: rows.sum(dim=0)).tolist()
+    return {
+        "loss": loss_sum,
+        "norm": squared_norm**0.5,
+        "numbers": sum(f.numel() for f in stage.parameters()),
+        "gradients": {
+            name: (facts.global_shape, facts.offsets, flat.view(flat.grads, name).numpy().copy())
+            for name, facts in flat.facts.items()
+        },
+    }
+
+
+def _random_batch(samples: tuple[int, ...], seq_len: int) -> MicroBatch:
+    rows = np.stack(
+        [np.random.default_rng(sample).integers(0, 32, seq_len + 1) for sample in samples]
+    )
+    block = torch.from_numpy(rows).t()
+    return MicroBatch(tokens=block[:-1].contiguous(), targets=block[1:].contiguous())
+
+
+def collectives(context: RankContext, size: int) -> dict[str, Any]:
+    """Every operation of `Comm` on one group of all ranks, twice."""
+    comm = mesh_of(context, Layout(dp=context.world_size)).dp
+    generator = torch.Generator().manual_seed(context.rank)
+    own = torch.randn(size, 3, generator=generator)
+    found: dict[str, Any] = {"own": own.numpy()}
+    for turn in ("first", "second"):
+        found[turn] = {
+            "all_reduce": comm.all_reduce(own.clone()).numpy(),
+            "all_reduce_max": comm.all_reduce_max(own.clone()).numpy(),
+            "all_gather": comm.all_gather(own).numpy(),
+            "reduce_scatter": comm.reduce_scatter(own).numpy(),
+            "broadcast": comm.broadcast(own.clone(), 1).numpy(),
+        }
+    return found
+
+
+def messages_out_of_order(context: RankContext) -> list[float]:
+    """Rank 0 sends three tagged messages; rank 1 waits for them in reverse."""
+    comm = mesh_of(context, Layout(dp=2)).dp
+    if context.rank == 0:
+        tensors = [torch.full((4,), float(tag)) for tag in (20, 21, 22)]
+        works = [comm.post_send(t, 1, int(t[0])) for t in tensors]
+        comm.wait(works, Op.SEND)
+        return []
+    buffers = {tag: torch.empty(4) for tag in (20, 21, 22)}
+    posted = {tag: comm.post_recv(buffer, 0, tag) for tag, buffer in buffers.items()}
+    values = []
+    for tag in (22, 21, 20):
+        comm.wait([posted[tag]], Op.RECV)
+        values.append(float(buffers[tag][0]))
+    return values
+
+
+def lost_peer(context: RankContext) -> str:
+    """Rank 1 leaves without a word; what rank 0 then raises."""
+    comm = mesh_of(context, Layout(dp=2)).dp
+    comm.all_reduce(torch.ones(1))
+    if context.rank == 1:
+        return ""
+    try:
+        comm.all_reduce(torch.ones(1))
+    except Exception as error:  # noqa: BLE001  # its type is what the test is about
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def cross_entropy_gradcheck(context: RankContext) -> dict[str, Any]:
+    """The vocab-parallel loss and gradient of this rank's shard, beside finite differences."""
+    mesh = mesh_of(context, Layout(tp=context.world_size))
+    logits = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    targets = torch.tensor([0, 3, 7, 5])
+    width = 8 // context.world_size
+    own = logits[:, context.rank * width : (context.rank + 1) * width].clone().requires_grad_()
+    weights = torch.linspace(0.5, 2.0, 4, dtype=torch.float64)
+
+    def loss(shard: Tensor) -> Tensor:
+        return (vocab_cross_entropy(shard, targets, mesh.tp) * weights).sum()
+
+    value = loss(own)
+    value.backward()
+    assert own.grad is not None
+    numeric = _finite_differences(loss, own.detach(), context, mesh)
+    return {"loss": value.item(), "grad": own.grad.numpy(), "numeric": numeric.numpy()}
+
+
+def _finite_differences(loss: Any, own: Tensor, context: RankContext, mesh: Mesh) -> Tensor:
+    """Central differences of the shared loss; all ranks take part in every evaluation."""
+    numeric = torch.zeros_like(own)
+    step = 1e-6
+    for owner in range(context.world_size):
+        for index in range(own.numel()):
+            values = []
+            for sign in (1.0, -1.0):
+                moved = own.clone()
+                if owner == context.rank:
+                    moved.view(-1)[index] += sign * step
+                values.append(loss(moved).item())
+            if owner == context.rank:
+                numeric.view(-1)[index] = (values[0] - values[1]) / (2 * step)
+    return numeric
+
+
+def train(
+    context: RankContext,
+    folder: Path,
+    spec: dict[str, Any],
+    attempt: int,
+    stop_after: int = 0,
+    committed_step: int = 0,
+) -> dict[str, Any]:
+    """A whole worker, as the standby process would run it.
+
+    With `stop_after`, the last rank gets a SIGTERM while it works on its step of
+    that number, counted from 1; all ranks must then stop after the same step.
+    """
+    # Forked with one thread, as production demands.
+    assert len(os.listdir("/proc/self/task")) == 1
+    rank = context.rank
+    name = f"a{attempt}-rank-{rank}"
+    fields = {
+        "job_id": "job-1",
+        "attempt": attempt,
+        "rank": rank,
+        "local_rank": rank,
+        "world_size": context.world_size,
+        "rank_nodes": ["n1"] * context.world_size,
+        "spec": spec,
+        "rendezvous_host": "127.0.0.1",
+        "rendezvous_port": context.port,
+        "rendezvous_fd": context.listen_fd if rank == 0 else None,
+        "blackbox_path": str(folder / f"{name}.blackbox"),
+        "error_path": str(folder / f"{name}.error.json"),
+        "log_path": str(folder / f"{name}.log"),
+        "memory_dir": str(folder / "memory" / "job-1" / f"rank-{rank:05d}"),
+        "data_dir": str(folder / "data"),
+        "committed_step": committed_step,
+        "checkpoint_url": str(folder / "store" / "job-1"),
+        "forked_at_ns": time.time_ns(),
+        "device": "cpu",
+    }
+    log = os.open(fields["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 2)
+    states: list[TrainState] = []
+    # This process is a child of its own: what is replaced here ends with it.
+    worker.build_state = _keeping(states)
+    if stop_after and rank == context.world_size - 1:
+        worker.Stager = _terminating(stop_after)
+    code = worker.run(fields)
+    digest = hashlib.sha256()
+    for state in states:
+        for buffer in (state.flat.values, state.optimizer.exp_avg, state.optimizer.exp_avg_sq):
+            digest.update(buffer.numpy().tobytes())
+    return {"code": code, "state": digest.hexdigest()}
+
+
+def _keeping(states: list[TrainState]) -> Any:
+    def build(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
+        states.append(build_state(spec, mesh, data_dir))
+        return states[-1]
+
+    return build
+
+
+def _terminating(stop_after: int) -> Any:
+    class Terminating(Stager):
+        """Asked once per step, just before the ranks agree on what comes next."""
+
+        asked = 0
+
+        @property
+        def newest_sealed(self) -> int:
+            self.asked += 1
+            if self.asked == stop_after:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().newest_sealed
+
+    return Terminating
+
+
+def collectives_uneven(context: RankContext) -> dict[str, Any]:
+    """A large all-reduce whose size the group does not divide."""
+    comm = mesh_of(context, Layout(dp=context.world_size)).dp
+    own = torch.randn(120_003, generator=torch.Generator().manual_seed(context.rank))
+    return {"own": own.numpy().copy(), "sum": comm.all_reduce(own).numpy()}

@@ -1,0 +1,130 @@
+"""Preparing text once, and reading the same samples for ever after."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.core.batch import BatchPlan
+from trainer.data.dataset import TokenDataset
+from trainer.data.loader import Loader
+from trainer.data.prepare import DataOptions, prepare, source_files
+
+
+def options(source: Path | str, **changes: float) -> DataOptions:
+    return DataOptions(
+        source=str(source),
+        tokenizer="byte",
+        validation_fraction=changes.get("validation_fraction", 0.1),
+        max_bytes=int(changes.get("max_bytes", 1 << 20)),
+    )
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(256)) * 40)
+    return path
+
+
+def test_both_splits_together_are_the_source(tmp_path: Path, text: Path) -> None:
+    files = prepare(tmp_path / "data", options(text))
+    train, held_out = files.train.read_bytes(), files.validation.read_bytes()
+    assert (len(train), len(held_out)) == (files.train_tokens, files.validation_tokens)
+    assert sorted(train + held_out) == sorted(text.read_bytes())
+    assert len(held_out) / len(train + held_out) == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_second_call_builds_nothing(tmp_path: Path, text: Path) -> None:
+    first = prepare(tmp_path / "data", options(text))
+    before = os.stat(first.train).st_mtime_ns
+    assert prepare(tmp_path / "data", options(text)) == first
+    assert os.stat(first.train).st_mtime_ns == before
+
+
+def test_other_options_or_a_changed_source_make_another_data_set(
+    tmp_path: Path, text: Path
+) -> None:
+    data = tmp_path / "data"
+    first = prepare(data, options(text))
+    assert prepare(data, options(text, max_bytes=5000)).folder != first.folder
+    text.write_bytes(b"x" * 6000)
+    changed = prepare(data, options(text))
+    assert changed.folder != first.folder
+    assert changed.digest != first.digest
+
+
+def test_what_a_dead_builder_left_is_swept(tmp_path: Path, text: Path) -> None:
+    data = tmp_path / "data"
+    expected = prepare(data, options(text))
+    leftover = expected.folder.with_name(f"{expected.folder.name}.partial")
+    expected.folder.rename(leftover)
+    (leftover / "train.bin").write_bytes(b"torn")
+    assert prepare(data, options(text)) == expected
+    assert not leftover.exists()
+
+
+def test_a_folder_is_read_in_sorted_order_and_cut_at_max_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "b").mkdir(parents=True)
+    (folder / "b" / "two.txt").write_bytes(b"2" * 3000)
+    (folder / "a.md").write_bytes(b"1" * 3000)
+    (folder / "image.png").write_bytes(b"3" * 3000)
+    assert source_files(str(folder)) == [folder / "a.md", folder / "b" / "two.txt"]
+    files = prepare(tmp_path / "data", options(folder, max_bytes=4500))
+    tokens = files.train.read_bytes() + files.validation.read_bytes()
+    assert sorted(tokens) == sorted(b"1" * 3000 + b"2" * 1500)
+
+
+def test_the_standard_library_has_text() -> None:
+    files = source_files("python-stdlib")
+    assert files == sorted(files)
+    assert any(path.name == "argparse.py" for path in files)
+    assert not any("site-packages" in path.parts for path in files)
+
+
+def test_a_missing_source_and_too_little_text_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="neither 'python-stdlib' nor an existing file"):
+        prepare(tmp_path, options("/no/such/place"))
+    short = tmp_path / "short.bin"
+    short.write_bytes(b"0123456789")
+    with pytest.raises(ValueError, match=r"holds 10 tokens, .*\.seq_len \+ 1 = 11"):
+        TokenDataset(short, seq_len=10)
+
+
+def test_targets_are_the_next_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+    np.arange(21, dtype=np.uint8).tofile(path)
+    dataset = TokenDataset(path, seq_len=5)
+    assert dataset.num_samples == 4
+    tokens, targets = dataset.read([3, 0])
+    assert tokens.t().tolist() == [[15, 16, 17, 18, 19], [0, 1, 2, 3, 4]]
+    assert targets.t().tolist() == [[16, 17, 18, 19, 20], [1, 2, 3, 4, 5]]
+
+
+def test_a_new_loader_reads_what_the_old_one_would_have_read(tmp_path: Path, text: Path) -> None:
+    files = prepare(tmp_path / "data", options(text))
+
+    def loader(replica: int) -> Loader:
+        dataset = TokenDataset(files.train, seq_len=16)
+        plan = BatchPlan(
+            num_samples=dataset.num_samples,
+            global_batch=8,
+            micro_batch=2,
+            num_replicas=2,
+            seed=1,
+        )
+        return Loader(dataset, plan, replica=replica, device=torch.device("cpu"))
+
+    old = loader(1)
+    through = [old.micro_batches(step) for step in range(1, 40)]
+    for step in (1, 17, 39):
+        fresh = loader(1).micro_batches(step)
+        for one, other in zip(through[step - 1], fresh, strict=True):
+            assert torch.equal(one.tokens, other.tokens)
+            assert torch.equal(one.targets, other.targets)
+    assert not torch.equal(loader(0).micro_batches(1)[0].tokens, through[0][0].tokens)

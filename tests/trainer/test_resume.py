@@ -1,0 +1,227 @@
+"""A resumed run equals an uninterrupted one, bit for bit, wherever it goes on from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.upload import Uploader
+from outlast.blackbox import Phase, Reader, StartMark, StepRecord
+from outlast.spec import parse_spec
+from tests.trainer.jobs import train
+from tests.trainer.ranks import RankPool
+
+DONE, FAILED, STOPPED = 0, 1, 75
+
+
+def spec_of(folder: Path, *, steps: int, **sections: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "name": "job",
+        "steps": steps,
+        "model": {"layers": 2, "hidden": 16, "heads": 2, "seq_len": 16},
+        "data": {"source": str(folder / "text.txt"), "global_batch": 4},
+        "optimizer": {"lr": 0.01},
+        "eval": {"interval_steps": 10, "batches": 1},
+        "checkpoint": {"storage_interval_steps": 4},
+    }
+    document |= sections
+    return parse_spec(document).model_dump(mode="json")
+
+
+def steps_of(folder: Path, attempt: int, rank: int) -> list[StepRecord]:
+    reader = Reader(folder / f"a{attempt}-rank-{rank}.blackbox")
+    records = reader.new_steps()
+    reader.close()
+    return records
+
+
+def curve(records: list[StepRecord]) -> list[tuple[int, float, float, float | None]]:
+    """What must not depend on when a run was interrupted."""
+    return [(r.step, r.loss, r.grad_norm, r.eval_loss) for r in records]
+
+
+def log_of(folder: Path, attempt: int, rank: int = 0) -> str:
+    return (folder / f"a{attempt}-rank-{rank}.log").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    words = [f"step {n} of {n * n}; " for n in range(1500)]
+    (tmp_path / "text.txt").write_text("".join(words))
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def test_thirty_steps_resumed_at_every_step_are_bitwise_the_uninterrupted_run(
+    ranks: RankPool, folder: Path
+) -> None:
+    """Two stages; the next test covers the product of all dimensions at one step."""
+    spec = spec_of(folder, steps=30, parallel={"pp": 2})
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, 2, whole, spec, 1)
+    assert [result["code"] for result in expected] == [DONE] * 2
+
+    found: list[list[StepRecord]] = [[], []]
+    for attempt in range(1, 31):
+        results = ranks.run(train, 2, pieces, spec, attempt, 1)
+        assert {result["code"] for result in results} == {DONE if attempt == 30 else STOPPED}
+        for rank in range(2):
+            found[rank] += steps_of(pieces, attempt, rank)
+
+    for rank in range(2):
+        assert curve(found[rank]) == curve(steps_of(whole, 1, rank))
+        assert results[rank]["state"] == expected[rank]["state"]
+    assert found[0][0].loss > found[0][-1].loss
+
+
+def test_all_ranks_report_the_same_loss_and_stop_after_the_same_step(
+    ranks: RankPool, folder: Path
+) -> None:
+    """SIGTERM reaches one rank; the flag reaches all with the gradient norm."""
+    spec = spec_of(folder, steps=5, parallel={"tp": 2, "pp": 2, "dp": 2})
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, 8, whole, spec, 1)
+    stopped = ranks.run(train, 8, pieces, spec, 1, 3)
+    assert {result["code"] for result in stopped} == {STOPPED}
+    for rank in range(8):
+        assert curve(steps_of(pieces, 1, rank)) == curve(steps_of(whole, 1, 0))[:3]
+    finished = ranks.run(train, 8, pieces, spec, 2)
+    assert [r["state"] for r in finished] == [r["state"] for r in expected]
+    assert curve(steps_of(pieces, 2, 7)) == curve(steps_of(whole, 1, 7))[3:]
+
+
+def test_without_host_memory_a_run_goes_on_from_the_newest_valid_commit(
+    ranks: RankPool, folder: Path
+) -> None:
+    """All memory is lost at step 6, then again at step 9, when step 8 is corrupt.
+
+    The newest uploads are of steps 4 and 8. One flipped byte in one rank's file of
+    step 8 must send all ranks back to step 4, and each must say so.
+    """
+    spec = spec_of(folder, steps=12, parallel={"tp": 2, "dp": 2})
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, 4, whole, spec, 1)
+    train_and_upload(ranks, pieces, spec, attempt=1, stop_after=6)
+    shutil.rmtree(pieces / "memory")
+    train_and_upload(ranks, pieces, spec, attempt=2, stop_after=5)
+    shutil.rmtree(pieces / "memory")
+    part = next((pieces / "store").glob("**/step-00000008.2/rank-00001.bin"))
+    damaged = bytearray(part.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    part.write_bytes(damaged)
+
+    finished = ranks.run(train, 4, pieces, spec, 3)
+    assert [r["state"] for r in finished] == [r["state"] for r in expected]
+    for rank in range(4):
+        reference = curve(steps_of(whole, 1, rank))
+        assert curve(steps_of(pieces, 2, rank)) == reference[4:9]
+        assert curve(steps_of(pieces, 3, rank)) == reference[4:]
+        log = log_of(pieces, 3, rank)
+        assert "checkpoint step 8: " in log
+        assert "falling back to step 4" in log
+
+
+def test_storage_ahead_of_host_memory_wins(ranks: RankPool, folder: Path) -> None:
+    """Memory that an old attempt left on a node must not undo what was committed since."""
+    spec = spec_of(folder, steps=12, parallel={"dp": 2})
+    train_and_upload(ranks, folder, spec, attempt=1, stop_after=2)
+    shutil.copytree(folder / "memory", folder / "old")
+    train_and_upload(ranks, folder, spec, attempt=2, stop_after=3)
+    shutil.rmtree(folder / "memory")
+    (folder / "old").rename(folder / "memory")
+    ranks.run(train, 2, folder, spec, 3, 0, 4)
+    assert steps_of(folder, 3, 0)[0].step == 5
+
+
+def train_and_upload(
+    ranks: RankPool, folder: Path, spec: dict[str, Any], *, attempt: int, stop_after: int
+) -> None:
+    """Some steps, and the uploads that they asked for."""
+    layout = parse_spec(spec).layout
+    ranks.run(train, layout.world_size, folder, spec, attempt, stop_after)
+    troubles: list[str] = []
+    uploader = Uploader(
+        str(folder / "store" / "job-1"),
+        "job-1",
+        folder / "memory" / "job-1",
+        range(layout.world_size),
+        [rank for rank in range(layout.world_size) if layout.coordinate(rank).dp == 0],
+        True,
+        3,
+        30.0,
+        lambda *_: None,
+        lambda _, stage, detail: troubles.append(f"{stage}: {detail}"),
+    )
+    uploader.start()
+    try:
+        assert uploader.drain(30.0)
+    finally:
+        uploader.stop()
+    assert troubles == []
+
+
+def test_the_loss_curve_is_the_same_on_every_layout(ranks: RankPool, folder: Path) -> None:
+    """Same model, same samples, same optimizer: only the order of sums differs (fp64, 1e-9)."""
+    curves = []
+    for number, parallel in enumerate(
+        ({}, {"tp": 2}, {"pp": 2, "micro_batch": 2}, {"dp": 2}, {"tp": 2, "dp": 2})
+    ):
+        place = folder / str(number)
+        place.mkdir()
+        spec = spec_of(folder, steps=10, precision="fp64", parallel=parallel)
+        world_size = parse_spec(spec).layout.world_size
+        ranks.run(train, world_size, place, spec, 1)
+        curves.append(steps_of(place, 1, 0))
+    for other in curves[1:]:
+        for one, two in zip(curves[0], other, strict=True):
+            assert two.loss == pytest.approx(one.loss, rel=1e-9)
+            assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
+            assert two.eval_loss == (
+                None if one.eval_loss is None else pytest.approx(one.eval_loss, rel=1e-9)
+            )
+
+
+def test_a_start_notes_its_marks_in_order(ranks: RankPool, folder: Path) -> None:
+    ranks.run(train, 2, folder, spec_of(folder, steps=2, parallel={"dp": 2}), 1)
+    reader = Reader(folder / "a1-rank-1.blackbox")
+    marks, present = reader.marks(), reader.present()
+    reader.close()
+    assert list(marks) == list(StartMark)
+    assert sorted(marks.values()) == list(marks.values())
+    assert (present.phase, present.resumed_step, present.completed_step) == (Phase.FINISHED, 0, 2)
+
+
+def test_an_error_is_written_down_whole(ranks: RankPool, folder: Path) -> None:
+    spec = spec_of(folder, steps=2, data={"source": "/nowhere/at-all", "global_batch": 4})
+    assert ranks.run(train, 1, folder, spec, 1)[0]["code"] == FAILED
+    report = json.loads((folder / "a1-rank-0.error.json").read_text())
+    assert report["type"] == "builtins.ValueError"
+    assert "'/nowhere/at-all' is neither" in report["message"]
+    assert "prepare.py" in report["traceback"]
+    assert report["step"] == -1
+
+    ranks.run(train, 1, folder, spec, 2)
+    again = json.loads((folder / "a2-rank-0.error.json").read_text())
+    assert again["fingerprint"] == report["fingerprint"]
+
+
+def test_a_loss_that_is_not_a_number_ends_the_attempt_on_all_ranks(
+    ranks: RankPool, folder: Path
+) -> None:
+    spec = spec_of(folder, steps=20, parallel={"dp": 2}, optimizer={"lr": 1e30})
+    results = ranks.run(train, 2, folder, spec, 1)
+    assert [result["code"] for result in results] == [FAILED, FAILED]
+    for rank in range(2):
+        report = json.loads((folder / f"a1-rank-{rank}.error.json").read_text())
+        assert report["type"] == "trainer.loop.NonFiniteLossError"

@@ -1,0 +1,156 @@
+"""Schedules do all the work in an order that can run, and cost what the papers say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.core.partition import split_layers
+from trainer.core.schedule import (
+    BUILDERS,
+    Action,
+    ActionKind,
+    Schedule,
+    ScheduleError,
+    build,
+    check,
+)
+
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+BI, BW = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+stages = st.integers(1, 8)
+micro_batches = st.integers(1, 24)
+
+
+def _actions(*pairs: tuple[ActionKind, int]) -> tuple[Action, ...]:
+    return tuple(Action(kind=kind, micro_batch=index) for kind, index in pairs)
+
+
+@given(name=st.sampled_from(sorted(BUILDERS)), p=stages, m=micro_batches)
+def test_bubble_is_the_papers(name: str, p: int, m: int) -> None:
+    """Both schedules idle (p - 1) / (m + p - 1) of the time (GPipe, section 2.3)."""
+    timing = check(build(name, p, m))
+    assert timing.bubble == pytest.approx((p - 1) / (m + p - 1))
+
+
+@given(p=stages, m=micro_batches)
+def test_1f1b_holds_no_more_than_its_depth_in_flight(p: int, m: int) -> None:
+    timing = check(build("1f1b", p, m))
+    assert timing.peak_in_flight == tuple(min(m, p - stage) for stage in range(p))
+
+
+@given(p=stages, m=micro_batches)
+def test_gpipe_holds_everything_in_flight(p: int, m: int) -> None:
+    assert check(build("gpipe", p, m)).peak_in_flight == (m,) * p
+
+
+@given(p=st.integers(2, 5), m=st.integers(1, 8), data=st.data())
+def test_any_missing_action_is_found(p: int, m: int, data: st.DataObject) -> None:
+    schedule = build("1f1b", p, m)
+    stage = data.draw(st.integers(0, p - 1))
+    index = data.draw(st.integers(0, 2 * m - 1))
+    cut = schedule.actions[stage][:index] + schedule.actions[stage][index + 1 :]
+    broken = replace(
+        schedule, actions=(*schedule.actions[:stage], cut, *schedule.actions[stage + 1 :])
+    )
+    with pytest.raises(ScheduleError, match=f"stage {stage} does"):
+        check(broken)
+
+
+def test_1f1b_of_two_stages_reads_as_in_the_paper() -> None:
+    first, last = build("1f1b", 2, 3).actions
+    assert first == _actions((F, 0), (F, 1), (B, 0), (F, 2), (B, 1), (B, 2))
+    assert last == _actions((F, 0), (B, 0), (F, 1), (B, 1), (F, 2), (B, 2))
+
+
+def test_backward_before_its_forward_deadlocks() -> None:
+    schedule = Schedule(
+        name="wrong", num_stages=1, num_micro_batches=1, actions=(_actions((B, 0), (F, 0)),)
+    )
+    with pytest.raises(ScheduleError, match="waits for ever at backward of micro-batch 0"):
+        check(schedule)
+
+
+def test_stages_that_wait_for_each_other_are_found() -> None:
+    """Stage 0 wants a gradient before it has sent all that stage 1 wants first."""
+    schedule = Schedule(
+        name="crossed",
+        num_stages=2,
+        num_micro_batches=2,
+        actions=(
+            _actions((F, 0), (B, 0), (F, 1), (B, 1)),
+            _actions((F, 0), (F, 1), (B, 0), (B, 1)),
+        ),
+    )
+    with pytest.raises(ScheduleError, match="waits for ever"):
+        check(schedule)
+
+
+def test_repeated_and_foreign_actions_are_found() -> None:
+    one = Schedule(
+        name="twice", num_stages=1, num_micro_batches=1, actions=(_actions((F, 0), (F, 0), (B, 0)),)
+    )
+    with pytest.raises(ScheduleError, match="repeats"):
+        check(one)
+    other = replace(one, actions=(_actions((F, 0), (B, 0), (F, 1)),))
+    with pytest.raises(ScheduleError, match="outside"):
+        check(other)
+
+
+def test_split_backward_lets_weight_gradients_fill_the_bubble() -> None:
+    """Zero Bubble (arXiv 2401.10241): the weight part waits for nobody downstream."""
+    fused = check(build("1f1b", 2, 2))
+    split = Schedule(
+        name="split",
+        num_stages=2,
+        num_micro_batches=2,
+        actions=(
+            _actions((F, 0), (F, 1), (BI, 0), (BW, 0), (BI, 1), (BW, 1)),
+            _actions((F, 0), (BI, 0), (F, 1), (BI, 1), (BW, 0), (BW, 1)),
+        ),
+    )
+    timing = check(split)
+    assert timing.bubble < fused.bubble
+    # The last stage puts its weight gradients off and pays with activations.
+    assert timing.peak_in_flight == (2, 2)
+
+
+def test_chunks_are_checked_across_the_wrap() -> None:
+    """Two chunks on two stages: position 2 of the model is chunk 1 on stage 0."""
+
+    def work(order: list[tuple[ActionKind, int]]) -> tuple[Action, ...]:
+        return tuple(Action(kind=kind, micro_batch=0, chunk=chunk) for kind, chunk in order)
+
+    right = work([(F, 0), (F, 1), (B, 1), (B, 0)])
+    schedule = Schedule(
+        name="looped", num_stages=2, num_micro_batches=1, num_chunks=2, actions=(right, right)
+    )
+    assert check(schedule).bubble == pytest.approx(0.5)
+    wrong = work([(F, 1), (F, 0), (B, 1), (B, 0)])
+    with pytest.raises(ScheduleError, match="stage 0 waits for ever at forward"):
+        check(replace(schedule, actions=(wrong, right)))
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="1f1b, gpipe"):
+        build("zero-bubble", 2, 2)
+
+
+@given(layers=st.integers(1, 100), data=st.data())
+def test_every_layer_is_on_one_stage_and_sizes_differ_by_one(
+    layers: int, data: st.DataObject
+) -> None:
+    parts = split_layers(layers, data.draw(st.integers(1, layers)))
+    assert [layer for part in parts for layer in part] == list(range(layers))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_more_stages_than_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 layers cannot fill 3 stages"):
+        split_layers(2, 3)

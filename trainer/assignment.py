@@ -1,0 +1,61 @@
+"""What the agent tells a worker, once, when it is forked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast.spec import JobSpec, parse_spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One rank's part in one attempt of a job."""
+
+    job_id: str
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    rank_nodes: tuple[str, ...]
+    spec: JobSpec
+    rendezvous_host: str
+    rendezvous_port: int
+    rendezvous_fd: int | None
+    """The agent's listening socket, on rank 0 only."""
+    blackbox_path: Path
+    error_path: Path
+    memory_dir: Path
+    data_dir: Path
+    committed_step: int
+    """The newest step that the controller knows to be in storage; 0 or less for none."""
+    checkpoint_url: str
+    forked_at_ns: int
+    device: str
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Assignment:
+        """Raises KeyError for a field that is missing and SpecError for a bad spec."""
+        descriptor = fields["rendezvous_fd"]
+        return cls(
+            job_id=str(fields["job_id"]),
+            attempt=int(fields["attempt"]),
+            rank=int(fields["rank"]),
+            world_size=int(fields["world_size"]),
+            local_rank=int(fields["local_rank"]),
+            rank_nodes=tuple(fields["rank_nodes"]),
+            spec=parse_spec(dict(fields["spec"])),
+            rendezvous_host=str(fields["rendezvous_host"]),
+            rendezvous_port=int(fields["rendezvous_port"]),
+            rendezvous_fd=None if descriptor is None else int(descriptor),
+            blackbox_path=Path(fields["blackbox_path"]),
+            error_path=Path(fields["error_path"]),
+            memory_dir=Path(fields["memory_dir"]),
+            data_dir=Path(fields["data_dir"]),
+            committed_step=int(fields["committed_step"]),
+            checkpoint_url=str(fields["checkpoint_url"]),
+            forked_at_ns=int(fields["forked_at_ns"]),
+            device=str(fields["device"]),
+        )

@@ -1,0 +1,192 @@
+"""The training loop: what one rank does in one step, top to bottom.
+
+Besides the gradients, ranks agree on a few numbers once per step, in one small
+message per axis: the gradient norm and the loss, the newest step that all have
+sealed in host memory, whether an upload is under way, and whether anyone was
+asked to stop. So all decisions below are the same on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outlast.blackbox import Phase, StartMark, StepRecord, Writer
+from outlast.errors import FatalError
+from trainer.optim.clip import clip_gradients, squared_norm_share
+from trainer.parallel.data_parallel import sync_gradients
+from trainer.state import TrainState
+
+
+class NonFiniteLossError(FatalError):
+    """The loss or the gradient is not a number; the weights were not touched."""
+
+
+class Saver(Protocol):
+    """Stage 1 of a checkpoint, as `checkpoint.stage.Stager` has it."""
+
+    @property
+    def newest_sealed(self) -> int: ...
+
+    @property
+    def upload_busy(self) -> bool: ...
+
+    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What all ranks know alike at the end of a step's backward passes."""
+
+    grad_norm: float
+    loss: float
+    common_step: int
+    upload_busy: bool
+    stop: bool
+
+
+class TrainLoop:
+    """Runs steps until the last one, or until any rank is asked to stop."""
+
+    def __init__(
+        self, state: TrainState, box: Writer, saver: Saver, *, stop_requested: Callable[[], bool]
+    ) -> None:
+        self._state = state
+        self._spec = state.spec
+        self._mesh = state.mesh
+        self._box = box
+        self._saver = saver
+        self._stop_requested = stop_requested
+        self._upload_due = False
+        self._first = True
+        # Micro-batch losses are sums over tokens; this makes them parts of the global mean.
+        self._tokens = self._spec.data.global_batch * self._spec.model.seq_len
+
+    def run(self, resumed_step: int) -> bool:
+        """Train on from `resumed_step`; True when all steps are done."""
+        for step in range(resumed_step + 1, self._spec.steps + 1):
+            agreed = self.train_step(step)
+            if agreed.stop and step < self._spec.steps:
+                return False
+        return True
+
+    def train_step(self, step: int) -> Agreed:
+        """One optimizer step, its record and its checkpoint."""
+        state, box = self._state, self._box
+        start_ns = time.time_ns()
+        box.phase(Phase.DATA)
+        micro_batches = state.train_loader.micro_batches(step)
+
+        box.phase(Phase.FORWARD_BACKWARD)
+        state.flat.grads.zero_()
+        loss = state.train_engine.run(micro_batches, 1.0 / self._tokens)
+
+        box.phase(Phase.GRADIENT_SYNC)
+        sync_gradients(state.flat, self._mesh, sequence_parallel=state.splits_sequence)
+        agreed = self._agree(loss)
+        if not math.isfinite(agreed.loss + agreed.grad_norm):
+            raise NonFiniteLossError(
+                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}; "
+                "lower optimizer.lr, or look at the data of this step"
+            )
+
+        box.phase(Phase.OPTIMIZER)
+        learning_rate = state.learning_rate.at(step)
+        clip_gradients(state.flat, agreed.grad_norm, self._spec.optimizer.clip_grad_norm)
+        state.optimizer.step(step, learning_rate)
+
+        eval_loss = self._evaluate(step) if self._evaluates(step) else None
+        # The record comes before the checkpoint: a step that could be resumed from
+        # but was never reported would leave a gap in the loss curve.
+        box.completed(
+            StepRecord(
+                step=step,
+                loss=agreed.loss,
+                grad_norm=agreed.grad_norm,
+                learning_rate=learning_rate,
+                tokens=self._tokens,
+                start_ns=start_ns,
+                end_ns=time.time_ns(),
+                eval_loss=eval_loss,
+            )
+        )
+        if self._first:
+            self._first = False
+            box.mark(StartMark.FIRST_STEP)
+        self._checkpoint(step, agreed)
+        return agreed
+
+    def _agree(self, loss: Tensor) -> Agreed:
+        mesh, saver = self._mesh, self._saver
+        # Every tensor rank of the last stage computed the same loss: the first reports it.
+        own_loss = loss.double() if mesh.at.tp == 0 else torch.zeros_like(loss).double()
+        flags = (saver.newest_sealed, -int(saver.upload_busy), -int(self._stop_requested()))
+        row = torch.cat(
+            (
+                torch.stack((squared_norm_share(self._state.flat, mesh), own_loss)),
+                torch.tensor(flags, dtype=torch.float64, device=mesh.device),
+            )
+        )
+        squared_norm, mean_loss, common, busy, stop = mesh.fold(row, _combine).tolist()
+        return Agreed(
+            grad_norm=math.sqrt(squared_norm),
+            loss=mean_loss,
+            common_step=int(common),
+            upload_busy=busy < 0,
+            stop=stop < 0,
+        )
+
+    def _evaluates(self, step: int) -> bool:
+        interval = self._spec.eval.interval_steps
+        return interval is not None and step % interval == 0
+
+    def _evaluate(self, step: int) -> float:
+        """Mean loss on the held-out split; every evaluation reads the same samples."""
+        self._box.phase(Phase.EVALUATION)
+        num_batches = self._spec.eval.batches
+        total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+        for number in range(1, num_batches + 1):
+            micro_batches = self._state.eval_loader.micro_batches(number)
+            total += self._state.eval_engine.run(micro_batches, 1.0 / (self._tokens * num_batches))
+        if self._mesh.at.tp > 0:
+            total.zero_()
+        loss = self._mesh.fold(total.view(1), lambda rows: _sum_rows(rows)).item()
+        if self._mesh.rank == 0:
+            print(f"step {step}: held-out loss {loss:.4f}", flush=True)
+        return loss
+
+    def _checkpoint(self, step: int, agreed: Agreed) -> None:
+        settings = self._spec.checkpoint
+        last = step == self._spec.steps
+        stopping = agreed.stop or last
+        if step % settings.storage_interval_steps == 0 or last:
+            self._upload_due = True
+        # An upload that is due waits for the one under way, except after the last step:
+        # there is no later step to take its place.
+        upload = self._upload_due and (last or not agreed.upload_busy)
+        if not (upload or stopping or step % settings.memory_interval_steps == 0):
+            return
+        self._box.phase(Phase.CHECKPOINT)
+        extra = self._state.extra(step)
+        self._saver.save(step, extra, upload=upload, common_step=agreed.common_step)
+        if upload:
+            self._upload_due = False
+
+
+def _sum_rows(rows: Tensor) -> Tensor:
+    """Sum over ranks in their fixed order."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total
+
+
+def _combine(rows: Tensor) -> Tensor:
+    """Norm and loss add up; of the flags the smallest counts."""
+    return torch.cat((_sum_rows(rows[:, :2]), rows[:, 2:].amin(dim=0)))

@@ -1,0 +1,162 @@
+"""The groups of the 3D layout that one rank belongs to.
+
+Each rank builds its own few groups from the layout, in one pass: no rank
+creates groups that it is not in, and there is no barrier per group. There is
+no world group either: what all ranks must agree on is folded over tp, then dp,
+then pp, which needs no connection that training does not need anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
+
+from outlast.blackbox import Group
+from outlast.layout import Coordinate, Layout
+from trainer.parallel.comm import Comm, GlooComm, NcclComm, Recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """A rank's place in the layout and its groups.
+
+    `pp_back` carries what flows from later stages to earlier ones. On NCCL it is
+    a group of its own, because messages between two ranks keep their order per
+    group; with gloo's tags it is `pp` itself. `embedding` joins the first and
+    last stage when they share tied embeddings.
+    """
+
+    layout: Layout
+    rank: int
+    at: Coordinate
+    device: torch.device
+    tp: Comm
+    dp: Comm
+    pp: Comm
+    pp_back: Comm
+    embedding: Comm
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.at.pp == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.at.pp == self.layout.pp - 1
+
+    def fold(self, row: Tensor, combine: Callable[[Tensor], Tensor]) -> Tensor:
+        """`row` of every rank, combined over tp, then dp, then pp.
+
+        `combine` reduces [k, n] to [n]; every rank computes the same result from
+        the same rows in the same order.
+        """
+        for comm in (self.tp, self.dp, self.pp):
+            if comm.size > 1:
+                row = combine(comm.all_gather(row.unsqueeze(0)))
+        return row
+
+    def from_rank_0(self, row: Tensor) -> Tensor:
+        """Rank 0's `row`, on every rank."""
+        return self.fold(row, lambda rows: rows[0])
+
+
+def build_mesh(
+    layout: Layout,
+    rank: int,
+    *,
+    store: Store | None,
+    device: torch.device,
+    timeout_s: float,
+    recorder: Recorder,
+    tied_embeddings: bool,
+    gloo_interface: str = "",
+) -> Mesh:
+    """Join this rank's groups; returns once all their members are connected.
+
+    `store` is the rendezvous of this attempt; a world of one needs none.
+    `gloo_interface` is the network interface for gloo, "" for the host's default.
+    """
+    at = layout.coordinate(rank)
+    joiner = _Joiner(
+        store, device, timedelta(seconds=timeout_s), recorder, gloo_interface=gloo_interface
+    )
+    tp = joiner.join(Group.TP, layout.group_of("tp", rank), rank)
+    dp = joiner.join(Group.DP, layout.group_of("dp", rank), rank)
+    pipeline = layout.group_of("pp", rank)
+    pp = joiner.join(Group.PP, pipeline, rank)
+    pp_back = joiner.join(Group.PP, pipeline, rank, name="back") if device.type == "cuda" else pp
+    ends = (pipeline[0], pipeline[-1]) if tied_embeddings and layout.pp > 1 else (rank,)
+    embedding = joiner.join(Group.EMBEDDING, ends if rank in ends else (rank,), rank)
+    return Mesh(
+        layout=layout,
+        rank=rank,
+        at=at,
+        device=device,
+        tp=tp,
+        dp=dp,
+        pp=pp,
+        pp_back=pp_back,
+        embedding=embedding,
+    )
+
+
+class _Joiner:
+    """Makes process groups that share one network device."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        device: torch.device,
+        timeout: timedelta,
+        recorder: Recorder,
+        *,
+        gloo_interface: str,
+    ) -> None:
+        self._interface = gloo_interface
+        self._store = store
+        self._device = device
+        self._timeout = timeout
+        self._recorder = recorder
+        self._gloo_options: Any = None
+
+    def join(self, group: Group, ranks: tuple[int, ...], rank: int, *, name: str = "") -> Comm:
+        index = ranks.index(rank)
+        if len(ranks) == 1:
+            return Comm(group=group, ranks=ranks, index=index)
+        if self._store is None:
+            raise ValueError(f"{group.name} group {ranks} needs a rendezvous store")
+        prefix = f"{group.name.lower()}{name}-{ranks[0]}-{ranks[-1]}/"
+        store = PrefixStore(prefix, self._store)
+        if self._device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            backend: Any = dist.ProcessGroupNCCL(store, index, len(ranks), options)
+            kind: type[GlooComm] | type[NcclComm] = NcclComm
+        else:
+            # Bare backends instead of init_process_group and new_group: no world
+            # group, no registry, and a third of the time.
+            backend = dist.ProcessGroupGloo(store, index, len(ranks), self._options())
+            kind = GlooComm
+        return kind(backend, group=group, ranks=ranks, index=index, recorder=self._recorder)
+
+    def _options(self) -> Any:
+        """One listening device for all groups: fewer threads, sockets and look-ups."""
+        if self._gloo_options is None:
+            # The bindings exist; torch's stubs leave them out.
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = self._timeout
+            options._threads = 1
+            options._devices = [
+                dist.ProcessGroupGloo.create_device(interface=self._interface)
+                if self._interface
+                else dist.ProcessGroupGloo.create_default_device()
+            ]
+            self._gloo_options = options
+        return self._gloo_options

@@ -1,0 +1,158 @@
+"""Where an attempt goes on from: all ranks agree on one step, then load it.
+
+Host memory comes first: the newest step that every rank has sealed, unless
+storage is known to be ahead. Then storage, newest commit first; one rank of
+each data-parallel group reads and gives to its replicas. A checkpoint that
+turns out corrupt on any rank is dropped by all, loudly, for the next older.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoint.restore import CorruptCheckpointError, load_memory, load_storage, sealed_steps
+from checkpoint.stage import NamedTensor
+from checkpoint.storage import Storage
+from outlast.errors import FatalError
+from trainer.parallel.mesh import Mesh
+
+# Candidates that ranks compare: three host-memory slots, and the newest commits.
+_MAX_CANDIDATES = 16
+_NONE = -1
+
+Load = Callable[[int], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A step that was loaded, and what came with it besides tensors."""
+
+    step: int
+    source: str
+    extra: dict[str, Any]
+
+
+def restore(
+    tensors: Sequence[NamedTensor],
+    mesh: Mesh,
+    *,
+    memory_dir: Path,
+    checkpoint_url: str,
+    committed_step: int,
+) -> Restored | None:
+    """Load the newest common state into `tensors`; None when there is none at all.
+
+    `committed_step` is the newest that the controller knows to be in storage.
+
+    Raises:
+        FatalError: checkpoints exist, but none of them can be loaded.
+    """
+    in_memory = _common(mesh, sealed_steps(memory_dir, tensors))
+    candidates = [step for step in in_memory if step >= committed_step]
+
+    def from_memory(step: int) -> dict[str, Any]:
+        return load_memory(memory_dir, step, tensors)
+
+    restored = _first_loadable(mesh, candidates, "host memory", from_memory)
+    if restored is not None:
+        return restored
+
+    storage = Storage(checkpoint_url)
+    try:
+        committed = _committed(mesh, storage)
+        restored = _from_storage(tensors, mesh, storage, committed)
+    finally:
+        storage.close()
+    if restored is None and (committed or committed_step > 0):
+        raise FatalError(
+            f"no checkpoint below {checkpoint_url} can be loaded (committed: {committed}, "
+            f"known to the controller: {committed_step}); bring one back or submit a new job"
+        )
+    return restored
+
+
+def _committed(mesh: Mesh, storage: Storage) -> list[int]:
+    """The newest committed steps as rank 0 sees them: a listing may differ between readers."""
+    steps = storage.committed_steps() if mesh.rank == 0 else []
+    return _unpack(mesh.from_rank_0(_pack(steps, mesh.device)))
+
+
+def _from_storage(
+    tensors: Sequence[NamedTensor], mesh: Mesh, storage: Storage, committed: Sequence[int]
+) -> Restored | None:
+    def broadcast(tensor: Tensor) -> None:
+        mesh.dp.broadcast(tensor)
+
+    def load(step: int) -> dict[str, Any]:
+        is_reader = mesh.at.dp == 0
+        return load_storage(storage, step, tensors, is_reader=is_reader, broadcast=broadcast)
+
+    def quarantine(step: int) -> None:
+        # Out of the way, so that the step can be committed again; its bytes are kept.
+        if mesh.rank == 0:
+            storage.quarantine_step(step)
+
+    return _first_loadable(mesh, committed, "storage", load, drop=quarantine)
+
+
+def _first_loadable(
+    mesh: Mesh,
+    steps: Sequence[int],
+    source: str,
+    load: Load,
+    *,
+    drop: Callable[[int], None] | None = None,
+) -> Restored | None:
+    """Load the first step that is whole on every rank; `drop` those before it."""
+    for index, step in enumerate(steps):
+        problem = ""
+        extra: dict[str, Any] = {}
+        try:
+            extra = load(step)
+        except CorruptCheckpointError as error:
+            problem = error.what
+        if _all_ranks(mesh, problem == ""):
+            return Restored(step=step, source=source, extra=extra)
+        following = f"step {steps[index + 1]}" if index + 1 < len(steps) else "an older source"
+        reason = problem or "corrupt on another rank"
+        print(
+            f"checkpoint step {step}: {reason} ({source}); falling back to {following}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if drop is not None:
+            drop(step)
+    return None
+
+
+def _common(mesh: Mesh, steps: Sequence[int]) -> list[int]:
+    """Steps that every rank has, newest first."""
+    newest_first = sorted(steps, reverse=True)
+
+    def intersect(rows: Tensor) -> Tensor:
+        lists = [_unpack(row) for row in rows]
+        shared = [step for step in lists[0] if all(step in other for other in lists[1:])]
+        return _pack(shared, mesh.device)
+
+    return _unpack(mesh.fold(_pack(newest_first, mesh.device), intersect))
+
+
+def _all_ranks(mesh: Mesh, ok: bool) -> bool:
+    row = torch.tensor([int(ok)], dtype=torch.int64, device=mesh.device)
+    return bool(mesh.fold(row, lambda rows: rows.amin(dim=0)).item())
+
+
+def _pack(steps: Sequence[int], device: torch.device) -> Tensor:
+    padded = [*steps[:_MAX_CANDIDATES], *[_NONE] * (_MAX_CANDIDATES - len(steps))]
+    return torch.tensor(padded, dtype=torch.int64, device=device)
+
+
+def _unpack(row: Tensor) -> list[int]:
+    return [step for step in row.tolist() if step != _NONE]

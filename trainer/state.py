@@ -1,0 +1,200 @@
+"""Everything a rank trains with, built from the job spec.
+
+This is the one place where the spec is translated into the configurations of
+the parts.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from checkpoint.stage import NamedTensor
+from outlast.spec import JobSpec
+from trainer.core import schedule as schedules
+from trainer.core.batch import BatchPlan
+from trainer.data.dataset import TokenDataset
+from trainer.data.loader import Loader
+from trainer.data.prepare import DataOptions, prepare
+from trainer.model.gpt import GptConfig, GptStage
+from trainer.model.parameters import FlatParameters
+from trainer.optim.adamw import AdamWConfig, FlatAdamW
+from trainer.optim.schedule import LearningRate
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.pipeline import PipelineEngine
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainState:
+    """The model of one rank and what moves it."""
+
+    spec: JobSpec
+    mesh: Mesh
+    flat: FlatParameters
+    optimizer: FlatAdamW
+    learning_rate: LearningRate
+    train_engine: PipelineEngine
+    eval_engine: PipelineEngine
+    train_loader: Loader
+    eval_loader: Loader
+    data_digest: str
+
+    @property
+    def splits_sequence(self) -> bool:
+        return self.spec.parallel.sequence_parallel and self.mesh.tp.size > 1
+
+    def named_tensors(self) -> list[NamedTensor]:
+        """All tensors that a checkpoint holds, with their place in the whole model."""
+        kinds: tuple[tuple[str, str, Tensor], ...] = (
+            ("model.", "", self.flat.values),
+            ("optim.", ".exp_avg", self.optimizer.exp_avg),
+            ("optim.", ".exp_avg_sq", self.optimizer.exp_avg_sq),
+        )
+        return [
+            NamedTensor(
+                name=f"{prefix}{name}{suffix}",
+                tensor=self.flat.view(buffer, name),
+                global_shape=facts.global_shape,
+                offsets=facts.offsets,
+            )
+            for prefix, suffix, buffer in kinds
+            for name, facts in self.flat.facts.items()
+        ]
+
+    def extra(self, step: int) -> dict[str, Any]:
+        """What a checkpoint of `step` holds besides tensors."""
+        return {
+            "step": step,
+            "loader": {
+                "next_sample": step * self.spec.data.global_batch,
+                "seed": self.spec.seed,
+                "data_digest": self.data_digest,
+            },
+            "rng": {"torch_cpu": bytes(torch.get_rng_state().numpy()).hex()},
+            "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
+            "environment": environment(self.mesh.device),
+        }
+
+    def apply_extra(self, extra: dict[str, Any]) -> list[str]:
+        """Restore the RNG state; returns what is no longer as it was when `extra` was made."""
+        state = bytearray.fromhex(extra["rng"]["torch_cpu"])
+        torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
+        loader = extra["loader"]
+        changes = []
+        if loader["data_digest"] != self.data_digest:
+            changes.append(f"data digest {loader['data_digest']} is now {self.data_digest}")
+        if loader["seed"] != self.spec.seed:
+            changes.append(f"seed {loader['seed']} is now {self.spec.seed}")
+        before, now = extra["environment"], environment(self.mesh.device)
+        changes += [
+            f"{name} {before.get(name)} is now {value}"
+            for name, value in now.items()
+            if before.get(name) != value
+        ]
+        return changes
+
+
+def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
+    """Build the rank's model and its surroundings; values are not initialised yet.
+
+    Raises:
+        ValueError: the data cannot feed this model.
+    """
+    config = gpt_config(spec)
+    stage = GptStage(config, mesh)
+    flat = FlatParameters(stage, tp_size=mesh.tp.size)
+    optimizer = spec.optimizer
+    files = prepare(data_dir, _data_options(spec))
+    steps, stages, micro_batches = spec.steps, spec.parallel.pp, spec.num_micro_batches
+    splits = spec.parallel.sequence_parallel and mesh.tp.size > 1
+    local_seq = config.seq_len // mesh.tp.size if splits else config.seq_len
+    boundary = (local_seq, spec.parallel.micro_batch, config.hidden)
+    training = schedules.build(spec.parallel.schedule, stages, micro_batches)
+    schedules.check(training)
+    return TrainState(
+        spec=spec,
+        mesh=mesh,
+        flat=flat,
+        optimizer=FlatAdamW(
+            flat,
+            AdamWConfig(
+                beta1=optimizer.beta1,
+                beta2=optimizer.beta2,
+                eps=optimizer.eps,
+                weight_decay=optimizer.weight_decay,
+            ),
+        ),
+        learning_rate=LearningRate(
+            name=optimizer.schedule.name,
+            peak=optimizer.lr,
+            warmup_steps=optimizer.schedule.warmup_steps,
+            min_ratio=optimizer.schedule.min_ratio,
+            steps=steps,
+        ),
+        train_engine=PipelineEngine(stage, mesh, training, boundary=boundary),
+        eval_engine=PipelineEngine(
+            stage, mesh, schedules.forward_only(stages, micro_batches), boundary=boundary
+        ),
+        train_loader=_loader(spec, mesh, files.train),
+        eval_loader=_loader(spec, mesh, files.validation),
+        data_digest=files.digest,
+    )
+
+
+def gpt_config(spec: JobSpec) -> GptConfig:
+    """The model section of the spec, in the model's own words."""
+    model = spec.model
+    return GptConfig(
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        mlp_hidden=model.mlp_hidden,
+        vocab_size=model.vocab_size,
+        seq_len=model.seq_len,
+        tied_embeddings=model.tied_embeddings,
+        norm_eps=model.norm_eps,
+        init_std=model.init_std,
+        sequence_parallel=spec.parallel.sequence_parallel,
+        dtype=DTYPES[spec.precision],
+    )
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What decides the bits of the arithmetic besides the job itself."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads_per_rank": str(torch.get_num_threads()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": name,
+    }
+
+
+def _data_options(spec: JobSpec) -> DataOptions:
+    return DataOptions(
+        source=spec.data.source,
+        tokenizer=spec.data.tokenizer,
+        validation_fraction=spec.data.validation_fraction,
+        max_bytes=spec.data.max_bytes,
+    )
+
+
+def _loader(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:
+    dataset = TokenDataset(path, seq_len=spec.model.seq_len)
+    plan = BatchPlan(
+        num_samples=dataset.num_samples,
+        global_batch=spec.data.global_batch,
+        micro_batch=spec.parallel.micro_batch,
+        num_replicas=spec.parallel.dp,
+        seed=spec.seed,
+    )
+    return Loader(dataset, plan, replica=mesh.at.dp, device=mesh.device)

@@ -1,0 +1,225 @@
+"""One rank's process, from the fork to its exit code.
+
+`run` is called by the standby process in a freshly forked child that has one
+thread and has not touched torch's kernels. Time until the first step is what
+a restart costs, so nothing here imports late, and initial values are only
+made when there is no state to restore.
+
+Exit codes: 0 all steps done; 75 stopped on request (SIGTERM) after sealing the
+step in host memory; 1 an exception, described in the error file.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.utils.deterministic
+from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+from checkpoint.stage import Stager
+from outlast.blackbox import Phase, Reader, StartMark, Writer
+from trainer.assignment import Assignment
+from trainer.loop import TrainLoop
+from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.resume import restore
+from trainer.state import TrainState, build_state
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+# EX_TEMPFAIL of sysexits.h: come back later.
+EXIT_STOPPED = 75
+
+# Our own packages, whose frames name the cause of an error better than torch's.
+_OWN_PACKAGES = tuple(str(Path(__file__).parents[1] / name) for name in ("trainer", "checkpoint"))
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Set by SIGTERM; read once per step."""
+
+    requested: bool = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
+
+def run(assignment: Mapping[str, Any]) -> int:
+    """Train as `assignment` says; returns the exit code. The caller exits with it."""
+    # What the standby process imported lives as long as this process. Without this every
+    # full collection visits it all and copies each page it shares: 0.1 s, several times.
+    gc.freeze()
+    try:
+        parsed = Assignment.parse(assignment)
+        box = Writer(
+            parsed.blackbox_path,
+            rank=parsed.rank,
+            world_size=parsed.world_size,
+            attempt=parsed.attempt,
+        )
+        box.mark(StartMark.FORKED, parsed.forked_at_ns)
+        return _train(parsed, box)
+    except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is reported
+        traceback.print_exc()
+        sys.stderr.flush()
+        step = _completed_step(Path(assignment["blackbox_path"]))
+        write_error(Path(assignment["error_path"]), error, step=step)
+        return EXIT_FAILED
+
+
+def _train(assignment: Assignment, box: Writer) -> int:
+    spec = assignment.spec
+    device = _set_up_torch(assignment)
+    box.phase(Phase.GROUPS)
+    # Hangs are found by the agent; this only bounds the life of an orphan.
+    timeout_s = max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
+    mesh = build_mesh(
+        spec.layout,
+        assignment.rank,
+        store=_rendezvous(assignment, timeout_s),
+        device=device,
+        timeout_s=timeout_s,
+        recorder=box,
+        tied_embeddings=spec.model.tied_embeddings,
+        gloo_interface=os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0],
+    )
+    box.mark(StartMark.GROUPS_READY)
+    state = build_state(spec, mesh, assignment.data_dir)
+    box.mark(StartMark.MODEL_READY)
+
+    box.phase(Phase.RESTORE)
+    resumed_step = _restore(assignment, state)
+    saver = Stager(
+        assignment.memory_dir,
+        rank=assignment.rank,
+        attempt=assignment.attempt,
+        world_size=assignment.world_size,
+        tensors=state.named_tensors(),
+        saver=mesh.at.dp == 0,
+    )
+    saver.resumed(resumed_step)
+    box.resumed(resumed_step)
+    box.mark(StartMark.RESTORED)
+
+    stop = _Stop()
+    # Before this point SIGTERM simply ends the process: there is nothing to save.
+    signal.signal(signal.SIGTERM, stop.on_signal)
+    loop = TrainLoop(state, box, saver, stop_requested=lambda: stop.requested)
+    done = loop.run(resumed_step)
+    box.phase(Phase.FINISHED)
+    return EXIT_DONE if done else EXIT_STOPPED
+
+
+def _set_up_torch(assignment: Assignment) -> torch.device:
+    torch.set_num_threads(1)
+    if assignment.spec.determinism == "bitwise":
+        # The same switch as use_deterministic_algorithms(True), which would import
+        # torch's compiler for its own settings: 2 s on every start.
+        torch.set_deterministic_debug_mode("error")
+        # Filling fresh memory with NaN finds bugs; it does not change results.
+        # The attribute is a property of the module that torch's stubs do not show.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.manual_seed(assignment.spec.seed)
+    if assignment.device != "cuda":
+        return torch.device("cpu")
+    # cuBLAS reads this when its first handle is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    device = torch.device("cuda", assignment.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _rendezvous(assignment: Assignment, timeout_s: float) -> Store | None:
+    """The attempt's key-value store, served by rank 0 on its agent's listening socket."""
+    if assignment.world_size == 1:
+        return None
+    is_master = assignment.rank == 0
+    store = TCPStore(
+        assignment.rendezvous_host,
+        assignment.rendezvous_port,
+        is_master=is_master,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=assignment.rendezvous_fd if is_master else None,
+    )
+    return PrefixStore(f"a{assignment.attempt}/", store)
+
+
+def _restore(assignment: Assignment, state: TrainState) -> int:
+    mesh: Mesh = state.mesh
+    restored = restore(
+        state.named_tensors(),
+        mesh,
+        memory_dir=assignment.memory_dir,
+        checkpoint_url=assignment.checkpoint_url,
+        committed_step=assignment.committed_step,
+    )
+    at = mesh.at
+    who = f"rank {mesh.rank} (pp {at.pp}, dp {at.dp}, tp {at.tp}), attempt {assignment.attempt}"
+    if restored is None:
+        state.flat.initialise(assignment.spec.seed)
+        print(f"{who}: training from the beginning", flush=True)
+        return 0
+    print(f"{who}: training on after step {restored.step}, from {restored.source}", flush=True)
+    for change in state.apply_extra(restored.extra):
+        # Equal bits are promised for an equal environment only, so say that it is not.
+        print(f"resumed step {restored.step}: {change}", file=sys.stderr, flush=True)
+    return restored.step
+
+
+def _completed_step(blackbox_path: Path) -> int:
+    """The last step that this worker completed, -1 for none."""
+    try:
+        reader = Reader(blackbox_path)
+    except (OSError, ValueError):
+        # It failed before it had a black box.
+        return -1
+    try:
+        return reader.present().completed_step
+    finally:
+        reader.close()
+
+
+def write_error(path: Path, error: BaseException, *, step: int) -> None:
+    """Describe `error` for the agent; the file appears whole or not at all."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    report = {
+        "type": name,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "at_s": time.time(),
+        "step": step,
+        "fingerprint": fingerprint(error),
+    }
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(report))
+    partial.rename(path)
+
+
+def fingerprint(error: BaseException) -> str:
+    """Equal for the same error at the same place, whatever numbers its message holds."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(_OWN_PACKAGES)]
+    place = (own or list(frames))[-1:]
+    where = "".join(f"{Path(frame.filename).name}:{frame.name}" for frame in place)
+    message = re.sub(r"\d+", "#", str(error))
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    return hashlib.sha1(f"{name}|{where}|{message}".encode()).hexdigest()
