@@ -1,0 +1,113 @@
+"""Write, flush, read back and delete a file where checkpoints go.
+
+Only folders that this node mounts are probed here; an object store belongs to
+everybody, and its client reports its own troubles. Slowness is a warning at
+most, since others write there too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from diagnostics.checks.base import Context, Emit, SkipCheckError
+from diagnostics.contention import Contention
+from diagnostics.core.finding import Localises, Measurement
+
+
+def run(context: Context, emit: Emit) -> None:
+    """Probe the folder of `context.checkpoint_url`.
+
+    Raises:
+        SkipCheckError: the URL is not a folder of this machine.
+        OSError: the folder cannot be written, read or cleaned up.
+    """
+    folder = local_folder(context.checkpoint_url)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Nodes share the folder and a node may be checked twice at once.
+    probe = folder / f".outlast-probe-{context.node}-{os.getpid()}"
+    num_bytes = context.effort.storage_bytes
+    payload = os.urandom(num_bytes)
+    started_s = time.monotonic()
+    contention = Contention()
+    try:
+        write_s = _write(probe, payload)
+        wrong = count_wrong_bytes(payload, _read(probe))
+    finally:
+        probe.unlink(missing_ok=True)
+    duration_s = time.monotonic() - started_s
+    emit(
+        Measurement(
+            test="storage",
+            metric="wrong_bytes",
+            value=float(wrong),
+            unit="bytes",
+            localises=Localises.NODE,
+            duration_s=duration_s,
+            detail=f"{num_bytes >> 20} MiB written to {folder} and read back",
+            at_most=0.0,
+        )
+    )
+    emit(
+        Measurement(
+            test="storage",
+            metric="write_bandwidth",
+            value=num_bytes / 1e6 / max(write_s, 1e-9),
+            unit="MB/s",
+            localises=Localises.NODE,
+            duration_s=duration_s,
+            detail=f"{num_bytes >> 20} MiB with fsync to {folder}",
+            baseline_key=f"storage/{folder}/{num_bytes}",
+            slow_is_fault=False,
+            contended_ratio=contention.ratio(),
+        )
+    )
+
+
+def local_folder(url: str) -> Path:
+    """The folder that a checkpoint URL names on this machine.
+
+    Raises:
+        SkipCheckError: it names none.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(unquote(parts.path))
+    if not parts.scheme and url.startswith("/"):
+        return Path(url)
+    scheme = parts.scheme or "a relative path"
+    raise SkipCheckError(f"only folders of this machine are probed, not {scheme} ({url})")
+
+
+def count_wrong_bytes(wanted: bytes, found: bytes) -> int:
+    """How many bytes differ; missing and surplus ones count."""
+    if wanted == found:
+        return 0
+    differing = sum(a != b for a, b in zip(wanted, found, strict=False))
+    return differing + abs(len(wanted) - len(found))
+
+
+def _write(path: Path, payload: bytes) -> float:
+    started_s = time.monotonic()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        view = memoryview(payload)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return time.monotonic() - started_s
+
+
+def _read(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        # Otherwise the page cache answers, and the medium is not read at all.
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)

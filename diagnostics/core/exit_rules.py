@@ -1,0 +1,266 @@
+"""The table of messages and what they mean; `exits` applies it.
+
+Order matters: the first rule that fits wins, so narrow rules stand before wide
+ones. Some samples of gloo, TCPStore and torch were taken from real runs of
+torch 2.13; those of NCCL, CUDA and the kernel follow public reports and were
+not captured here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+# Raised whenever a rule changes what some message means.
+TABLE_VERSION = 1
+
+
+class ExitClass(StrEnum):
+    """What kind of failure ended a worker."""
+
+    CLEAN = "clean"  # it did not fail
+    USER_ERROR = "user_error"  # the user's code or settings
+    CASCADE = "cascade"  # another rank died or hangs, this one noticed
+    OOM_HOST = "oom_host"  # host memory ran out
+    CUDA_OOM = "cuda_oom"  # device memory ran out
+    DEVICE = "device"  # the accelerator reports a fault
+    STORAGE = "storage"  # a file system or object store refused
+    NCCL = "nccl"  # the collective library failed by itself
+    KILLED_BY_SIGNAL = "killed_by_signal"  # no word why
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One kind of message."""
+
+    name: str
+    exit_class: ExitClass
+    pattern: re.Pattern[str]
+    # Texts that this rule must classify, and texts that it must not match.
+    matches: tuple[str, ...]
+    misses: tuple[str, ...]
+    # Whether it may decide from standard error, where warnings stand as well.
+    in_stderr: bool = True
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="device memory",
+        exit_class=ExitClass.CUDA_OOM,
+        pattern=re.compile(
+            r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|"
+            r"CUDA error: out of memory"
+        ),
+        matches=(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a "
+            "total capacity of 79.15 GiB",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling "
+            "`cublasCreate(handle)`",
+            "RuntimeError: CUDA error: out of memory",
+        ),
+        misses=(
+            "Out of memory: Killed process 4242 (python)",
+            "MemoryError: Unable to allocate 8.00 GiB for an array",
+        ),
+    ),
+    Rule(
+        name="kernel out of memory",
+        exit_class=ExitClass.OOM_HOST,
+        pattern=re.compile(r"[Oo]ut of memory: Killed process|oom-kill:|OOMKilled"),
+        matches=(
+            "Out of memory: Killed process 4242 (python) total-vm:81788928kB",
+            "Memory cgroup out of memory: Killed process 87 (python3)",
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",
+        ),
+        misses=("CUDA out of memory. Tried to allocate 2 MiB", "Killed"),
+    ),
+    Rule(
+        name="host allocation",
+        exit_class=ExitClass.OOM_HOST,
+        pattern=re.compile(
+            r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|^MemoryError\b|"
+            r"Cannot allocate memory|std::bad_alloc"
+        ),
+        matches=(
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: "
+            "can't allocate memory: you tried to allocate 4503599627370496 bytes. Error code 12 "
+            "(Cannot allocate memory)",
+            "MemoryError: ",
+            "OSError: [Errno 12] Cannot allocate memory",
+            "terminate called after throwing an instance of 'std::bad_alloc'",
+        ),
+        misses=("RuntimeError: CUDA out of memory. Tried to allocate 2 MiB",),
+    ),
+    Rule(
+        name="device fault",
+        exit_class=ExitClass.DEVICE,
+        pattern=re.compile(
+            r"uncorrectable (?:NVLink|ECC) error|ECC error encountered|fallen off the bus|"
+            r"an illegal memory access|unspecified launch failure|misaligned address|"
+            r"Invalid access of peer GPU memory|illegal instruction was encountered|"
+            r"all CUDA-capable devices are busy|device not ready|no CUDA-capable device"
+        ),
+        matches=(
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+            "RuntimeError: CUDA error: unspecified launch failure",
+            "RuntimeError: CUDA error: uncorrectable NVLink error was detected",
+        ),
+        misses=(
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "IndexError: index out of range in self",
+        ),
+    ),
+    Rule(
+        name="program out of step",
+        exit_class=ExitClass.USER_ERROR,
+        pattern=re.compile(
+            r"Detected mismatch between collectives|ncclInvalidUsage|ncclInvalidArgument|"
+            r"device-side assert triggered"
+        ),
+        matches=(
+            "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running "
+            "collective: CollectiveFingerPrint(SequenceNumber=4, OpType=ALLREDUCE)",
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2356, "
+            "invalid usage, ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+            "RuntimeError: CUDA error: device-side assert triggered",
+        ),
+        misses=("RuntimeError: NCCL error: unhandled system error",),
+    ),
+    Rule(
+        name="storage",
+        exit_class=ExitClass.STORAGE,
+        pattern=re.compile(
+            r"No space left on device|Disk quota exceeded|Stale (?:NFS )?file handle|"
+            r"\[Errno 5\] Input/output error|Read-only file system|Transport endpoint is not "
+            r"connected|StorageUnavailableError|CorruptCheckpointError|ManifestIncompleteError"
+        ),
+        matches=(
+            "OSError: [Errno 28] No space left on device: '/ckpt/step-40'",
+            "OSError: [Errno 116] Stale file handle",
+            "OSError: [Errno 5] Input/output error",
+            "OSError: [Errno 30] Read-only file system: '/ckpt'",
+            "OSError: [Errno 122] Disk quota exceeded",
+            "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/fuse'",
+            "checkpoint.storage.StorageUnavailableError: file:///ckpt cannot be written",
+        ),
+        misses=(
+            "FileNotFoundError: [Errno 2] No such file or directory: 'train.txt'",
+            "RuntimeError: Connection closed by peer",
+        ),
+    ),
+    Rule(
+        name="peer connection lost",
+        exit_class=ExitClass.CASCADE,
+        pattern=re.compile(
+            r"Connection (?:was )?(?:likely )?(?:reset|closed)(?: by (?:remote )?peer)?|"
+            r"Connection refused|Broken pipe|ncclRemoteError|ncclSystemError|"
+            r"unhandled system error|"
+            r"recvValueWithTimeout failed|failed to recv, got 0 bytes|"
+            r"Application timeout caused pair closure|remote process (?:exited|has terminated)|"
+            r"^(?:ConnectionError|ConnectionResetError|BrokenPipeError|ConnectionAbortedError)\b|"
+            r"Socket closed"
+        ),
+        matches=(
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+            "Connection closed by peer [127.0.0.1]:24988. This is typically caused by a remote "
+            "worker crashing. Check the logs of the remote worker before reporting an error.",
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] "
+            "Read error [127.0.0.1]:35756: Connection reset by peer.",
+            "torch.distributed.DistNetworkError: Connection was likely closed. Did the remote "
+            "server shutdown or crash?",
+            "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+            "RuntimeError: Application timeout caused pair closure",
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, remote "
+            "process exited or there was a network error, NCCL version 2.21.5",
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1331, "
+            "unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.20.5",
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process "
+            "exiting prematurely.",
+            "socketProgressOpt: Call to recv from 10.0.0.7<4341> failed : Connection reset by peer",
+            "ConnectionResetError: [Errno 104] Connection reset by peer",
+            "BrokenPipeError: [Errno 32] Broken pipe",
+        ),
+        misses=(
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x5 and 2x3)",
+            "ValueError: I/O operation on closed file",
+        ),
+    ),
+    Rule(
+        name="waited for a peer in vain",
+        exit_class=ExitClass.CASCADE,
+        pattern=re.compile(
+            r"Timed out waiting \d+ ?ms for (?:recv|send) operation|"
+            r"collective operation timeout: WorkNCCL|"
+            r"client socket has (?:timed out|failed to connect)|DistStoreError|"
+            r"wait timeout after \d+ ?ms"
+        ),
+        matches=(
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
+            "unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
+            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1204, "
+            "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)",
+            "torch.distributed.DistNetworkError: The client socket has timed out after 1000ms "
+            "while trying to connect to (127.0.0.1, 1).",
+            "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0",
+        ),
+        misses=("TimeoutError: my data loader took too long",),
+    ),
+    Rule(
+        name="collective library",
+        exit_class=ExitClass.NCCL,
+        pattern=re.compile(
+            r"ncclInternalError|ncclUnhandledCudaError|NCCL error|"
+            r"NCCL WARN|NET/IB ?: Got completion|NET/IB ?: .*[Aa]sync fatal event|"
+            r"DistBackendError"
+        ),
+        matches=(
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1331, "
+            "internal error - please report this issue to the NCCL developers",
+            "ncclInternalError: Internal check failed.",
+            "node7:81:142 [0] transport/net_ib.cc:1280 NCCL WARN NET/IB : Got completion from peer "
+            "10.0.0.9<38172> with status=12 opcode=129 len=0 vendor err 129",
+            "NET/IB : mlx5_2:1 async fatal event on CQ (0x7f40): CQ error",
+        ),
+        misses=("NCCL version 2.21.5+cuda12.4", "RuntimeError: No backend type associated"),
+    ),
+    Rule(
+        name="shapes and arguments",
+        exit_class=ExitClass.USER_ERROR,
+        pattern=re.compile(
+            r"shapes cannot be multiplied|must match the size of tensor|"
+            r"shape '\[.*\]' is invalid for input|size mismatch|inconsistent tensor size|"
+            r"Expected all tensors to be on the same device|does not require grad|"
+            r"modified by an inplace operation"
+        ),
+        matches=(
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x5 and 2x3)",
+            "RuntimeError: The size of tensor a (3) must match the size of tensor b (4) at "
+            "non-singleton dimension 1",
+            "RuntimeError: shape '[2]' is invalid for input of size 3",
+            "RuntimeError: inconsistent tensor size, expected tensor [3] and src [4]",
+        ),
+        misses=("RuntimeError: Connection closed by peer",),
+        in_stderr=False,
+    ),
+    Rule(
+        name="interpreter",
+        exit_class=ExitClass.USER_ERROR,
+        pattern=re.compile(
+            r"^(?:KeyError|IndexError|ImportError|ModuleNotFoundError|AttributeError|TypeError|"
+            r"ValueError|NameError|UnboundLocalError|AssertionError|ZeroDivisionError|"
+            r"SyntaxError|IndentationError|RecursionError|NotImplementedError|UnicodeDecodeError|"
+            r"FileNotFoundError|PermissionError|IsADirectoryError|NotADirectoryError)\b"
+        ),
+        matches=(
+            "KeyError: 'input_ids'",
+            "ModuleNotFoundError: No module named 'flash_attn'",
+            "AssertionError: heads must divide by tp",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'train.txt'",
+        ),
+        misses=("RuntimeError: KeyError in a message", "OSError: [Errno 5] Input/output error"),
+        in_stderr=False,
+    ),
+)

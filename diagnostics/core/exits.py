@@ -1,0 +1,151 @@
+"""What kind of failure ended a worker, from what it left behind.
+
+The controller decides by this class whether to restart, to look at the node or
+to tell the user, so a symptom must never pass for a cause: losing a connection
+is what a rank says when *another* one died, and loses against anything else.
+
+The table is data. Every rule carries samples that it must classify and samples
+that it must leave alone; the tests run them all, and a new message from the
+field is added as a sample first.
+
+What does not belong here: comparing ranks (the earliest initiating failure
+wins), and what to do about it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+from diagnostics.core.exit_rules import RULES, ExitClass, Rule
+
+# Done, and stopped gracefully on request.
+CLEAN_CODES = (0, 75)
+
+# Advice, not evidence: from here on a line names causes that need not be there.
+_ADVICE = re.compile(
+    r"(?:This )?(?:might be|could be|may be|is typically) caused by.*|CUDA_LAUNCH_BLOCKING.*|"
+    r"[Cc]ompile with `?TORCH_USE_CUDA_DSA.*"
+)
+# An error thrown in C++ and passed on: nothing the user wrote.
+_NATIVE = re.compile(r"\.(?:cc|cpp|cu|cuh|h|hpp):\d+|^c10::|^\[enforce fail")
+# Exceptions of the interpreter that a connection or a file raises, not a mistake.
+_ENVIRONMENT = ("OSError", "TimeoutError", "InterruptedError", "BlockingIOError")
+# Modules whose own exception classes say nothing about the user's code.
+_OURS = ("outlast.", "trainer.", "checkpoint.", "controller.", "diagnostics.", "torch.")
+
+
+# Classes that any better evidence may replace.
+_SOFT = (ExitClass.CASCADE, ExitClass.UNKNOWN)
+
+
+class Where(StrEnum):
+    """Which of the facts decided."""
+
+    EXIT_CODE = "exit code"
+    EXCEPTION = "exception"
+    STDERR = "standard error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitFacts:
+    """What a worker left behind. Everything but the code may be empty."""
+
+    # Exit code, or minus the signal number.
+    code: int
+    # First exception, as `module.Class` and its message.
+    exception_type: str = ""
+    exception_message: str = ""
+    # End of its standard error.
+    stderr_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """The class of an exit, what decided it, and the words that did."""
+
+    exit_class: ExitClass
+    where: Where
+    reason: str
+
+
+def classify(facts: ExitFacts) -> Classification:
+    """The class of a worker's exit.
+
+    Initiating causes win over cascades, the exception over standard error, and
+    both over the bare signal.
+    """
+    if facts.code in CLEAN_CODES:
+        return _classification(ExitClass.CLEAN, Where.EXIT_CODE, f"exit code {facts.code}")
+    exception = _exception(facts)
+    if exception is not None and exception.exit_class not in _SOFT:
+        return exception
+    tail = _stderr(facts)
+    if tail is not None and tail.exit_class not in _SOFT:
+        return tail
+    # What the worker wrote about itself came before the signal, which may be no
+    # more than the agent's own clean-up.
+    for found in (exception, tail):
+        if found is not None and found.exit_class is ExitClass.CASCADE:
+            return found
+    if facts.code < 0:
+        name = _signal_name(-facts.code)
+        return _classification(ExitClass.KILLED_BY_SIGNAL, Where.EXIT_CODE, f"killed by {name}")
+    if exception is not None:
+        return exception
+    reason = f"exit code {facts.code} without a word"
+    return _classification(ExitClass.UNKNOWN, Where.EXIT_CODE, reason)
+
+
+def match(text: str) -> Rule | None:
+    """The first rule of the table that `text` fits."""
+    return next((rule for rule in RULES if rule.pattern.search(text)), None)
+
+
+def _exception(facts: ExitFacts) -> Classification | None:
+    if not facts.exception_type:
+        return None
+    # Types of the interpreter carry no module in a traceback; match them alike.
+    kind = facts.exception_type.removeprefix("builtins.")
+    text = f"{kind}: {facts.exception_message}"
+    rule = match(_ADVICE.sub("", text))
+    reason = text.splitlines()[0][:300]
+    if rule is not None:
+        return _classification(rule.exit_class, Where.EXCEPTION, reason)
+    is_native = bool(_NATIVE.search(facts.exception_message))
+    is_user_error = not is_native and kind not in _ENVIRONMENT and not kind.startswith(_OURS)
+    exit_class = ExitClass.USER_ERROR if is_user_error else ExitClass.UNKNOWN
+    return _classification(exit_class, Where.EXCEPTION, reason)
+
+
+def _stderr(facts: ExitFacts) -> Classification | None:
+    """The first initiating line of standard error, or else the first cascade.
+
+    After SIGKILL only the kernel's own words count: whatever the worker had
+    printed before is no reason to be killed.
+    """
+    cascade: Classification | None = None
+    for line in facts.stderr_tail.splitlines():
+        rule = match(_ADVICE.sub("", line))
+        if rule is None or not rule.in_stderr:
+            continue
+        if facts.code == -signal.SIGKILL and rule.exit_class is not ExitClass.OOM_HOST:
+            continue
+        found = _classification(rule.exit_class, Where.STDERR, line.strip()[:300])
+        if rule.exit_class is not ExitClass.CASCADE:
+            return found
+        cascade = cascade or found
+    return cascade
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _classification(exit_class: ExitClass, where: Where, reason: str) -> Classification:
+    return Classification(exit_class=exit_class, where=where, reason=reason)

@@ -1,0 +1,338 @@
+"""Who makes a job stand still: wait-for edges between ranks, and where they end.
+
+A rank inside a collective waits for every member of its group that has not
+entered that operation yet; a rank inside a send or receive waits for its peer.
+Following these edges from any stuck rank ends
+
+- at a rank that nobody can follow further because it is in no operation: it is
+  busy elsewhere (loading data, writing a checkpoint, user code), and it is the
+  culprit;
+- in a cycle: the ranks entered their operations in different orders, which is
+  a mistake in the program;
+- at ranks that all entered the same operation and do not come out: the
+  transport between them, or one of their devices.
+
+The rank that complains loudest, or first, is nearly always a victim.
+
+What does not belong here: deciding *that* a job hangs, and reading stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from outlast.blackbox import Group, Op, Phase, Present
+from outlast.layout import Layout
+
+E = TypeVar("E", Op, Group, Phase)
+
+_POINT_TO_POINT = (Op.SEND, Op.RECV)
+
+
+class HangKind(StrEnum):
+    """What kind of stall it is."""
+
+    MISSING = "missing"  # ranks without a process or a black box
+    BUSY_ELSEWHERE = "busy_elsewhere"  # waited-for ranks that are in no operation
+    ORDER_MISMATCH = "order_mismatch"  # a cycle of waits
+    OPERATION_MISMATCH = "operation_mismatch"  # one place, different operations
+    TRANSPORT = "transport"  # all entered, none comes out
+    NOT_WAITING = "not_waiting"  # no rank waits for another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """One rank as its black box shows it."""
+
+    rank: int
+    phase: Phase
+    # The operation entered last.
+    op: Op
+    group: Group
+    seq: int
+    # Whether it is still inside that operation.
+    inside: bool
+    # Members of each group it takes part in, itself included, in group order.
+    members: Mapping[Group, tuple[int, ...]]
+    # When it entered the operation, or else left it; 0.0 when unknown.
+    since_s: float = 0.0
+    # The other end of a send or receive, when known.
+    peer: int | None = None
+    # Sequence number entered last, of groups other than `group`, when known.
+    entered: Mapping[Group, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangVerdict:
+    """The ranks to look at, and why.
+
+    `culprits` are ordered by when they went quiet, earliest first. For a
+    mismatch or a transport fault they are all ranks involved, since none of
+    them is known to be the one at fault.
+    """
+
+    kind: HangKind
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+    reason: str
+
+
+def analyse(ranks: Sequence[RankFacts], missing: Sequence[int] = ()) -> HangVerdict:
+    """Why `ranks` stand still; `missing` are ranks without a process or black box."""
+    facts = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.rank)}
+    waiting = tuple(rank for rank in facts if facts[rank].inside)
+    if missing:
+        gone = tuple(sorted(missing))
+        return _verdict(HangKind.MISSING, gone, waiting, f"{_name(gone)} gone; the others wait")
+    if not waiting:
+        return _verdict(
+            HangKind.NOT_WAITING, (), (), "no rank is inside an operation that waits for another"
+        )
+    edges = {rank: _waits_for(facts[rank], facts) for rank in waiting}
+    for find in (_operation_mismatch, _busy_elsewhere, _order_mismatch):
+        verdict = find(facts, waiting, edges)
+        if verdict is not None:
+            return verdict
+    return _transport(facts, waiting, edges)
+
+
+def facts_of(present: Present, layout: Layout) -> RankFacts:
+    """The facts in a rank's black box."""
+    inside = present.op is not Op.NONE and present.op_left_ns == 0
+    since_ns = present.op_entered_ns if inside else present.op_left_ns or present.phase_since_ns
+    return RankFacts(
+        rank=present.rank,
+        phase=present.phase,
+        op=present.op,
+        group=present.group,
+        seq=present.op_seq,
+        inside=inside,
+        members=members_of(present.rank, layout),
+        since_s=since_ns / 1e9,
+    )
+
+
+def facts_from_words(
+    rank: int, phase: str, last_op: str, layout: Layout, *, since_s: float = 0.0
+) -> RankFacts:
+    """The facts in a heartbeat, whose `last_op` is in the words of `Present.last_op`.
+
+    Raises:
+        ValueError: `phase` or `last_op` says something else.
+    """
+    op, group, seq, inside = Op.NONE, Group.WORLD, 0, False
+    if last_op:
+        match last_op.split():
+            case ["in" | "after" as where, group_name, op_name, number] if number[:1] == "#":
+                inside = where == "in"
+                op, group = _member(Op, op_name), _member(Group, group_name)
+                seq = int(number[1:])
+            case _:
+                raise ValueError(f"rank {rank}: last operation {last_op!r} is not understood")
+    return RankFacts(
+        rank=rank,
+        phase=_member(Phase, phase),
+        op=op,
+        group=group,
+        seq=seq,
+        inside=inside,
+        members=members_of(rank, layout),
+        since_s=since_s,
+    )
+
+
+def members_of(rank: int, layout: Layout) -> dict[Group, tuple[int, ...]]:
+    """The ranks of each group that `rank` takes part in."""
+    pipeline = layout.group_of("pp", rank)
+    groups = {
+        Group.WORLD: tuple(range(layout.world_size)),
+        Group.TP: layout.group_of("tp", rank),
+        Group.DP: layout.group_of("dp", rank),
+        Group.PP: pipeline,
+    }
+    # The first and the last stage share the embedding's gradient.
+    if rank in (pipeline[0], pipeline[-1]):
+        groups[Group.EMBEDDING] = tuple(dict.fromkeys((pipeline[0], pipeline[-1])))
+    return groups
+
+
+def _waits_for(waiter: RankFacts, facts: Mapping[int, RankFacts]) -> tuple[int, ...]:
+    """The ranks that `waiter` cannot go on without, in group order."""
+    if waiter.op in _POINT_TO_POINT:
+        peers = _peers(waiter)
+        return tuple(peer for peer in peers if peer in facts and not _meets(waiter, facts[peer]))
+    members = waiter.members.get(waiter.group, ())
+    return tuple(
+        member
+        for member in members
+        if member != waiter.rank
+        and member in facts
+        and _entered(facts[member], waiter.group) < waiter.seq
+    )
+
+
+def _peers(waiter: RankFacts) -> tuple[int, ...]:
+    """The other end of a send or receive: as recorded, or else both neighbours."""
+    if waiter.peer is not None:
+        return (waiter.peer,)
+    pipeline = waiter.members.get(waiter.group, ())
+    if waiter.rank not in pipeline:
+        return ()
+    at = pipeline.index(waiter.rank)
+    return tuple(dict.fromkeys((*pipeline[max(0, at - 1) : at], *pipeline[at + 1 : at + 2])))
+
+
+def _meets(waiter: RankFacts, other: RankFacts) -> bool:
+    """Whether `other` is inside the opposite half of the waiter's exchange."""
+    opposite = Op.RECV if waiter.op is Op.SEND else Op.SEND
+    return other.inside and other.op is opposite and waiter.rank in _peers(other)
+
+
+def _entered(member: RankFacts, group: Group) -> int:
+    """Sequence number of the group's operation that `member` entered last.
+
+    Unknown counts as none: a member whose last operation was elsewhere has, in
+    a hang, either not come here yet or is itself stuck over there.
+    """
+    if member.op is not Op.NONE and member.group is group:
+        return member.seq
+    return member.entered.get(group, 0)
+
+
+def _operation_mismatch(
+    facts: Mapping[int, RankFacts],
+    waiting: Sequence[int],
+    edges: Mapping[int, tuple[int, ...]],
+) -> HangVerdict | None:
+    """Two members at the same place of their group, in different operations."""
+    for rank in waiting:
+        mine = facts[rank]
+        if mine.op in _POINT_TO_POINT:
+            continue
+        for member in mine.members.get(mine.group, ()):
+            other = facts.get(member)
+            if other is None or not other.inside or other.op in _POINT_TO_POINT:
+                continue
+            if (other.group, other.seq) == (mine.group, mine.seq) and other.op is not mine.op:
+                reason = (
+                    f"rank {rank} is {_where(mine)} while rank {member} is {_where(other)}: "
+                    "the program runs different operations on ranks of one group"
+                )
+                both = (rank, member)
+                return _verdict(HangKind.OPERATION_MISMATCH, both, waiting, reason)
+    return None
+
+
+def _busy_elsewhere(
+    facts: Mapping[int, RankFacts],
+    waiting: Sequence[int],
+    edges: Mapping[int, tuple[int, ...]],
+) -> HangVerdict | None:
+    """Waited-for ranks that are in no operation themselves."""
+    waiters: dict[int, list[int]] = {}
+    for rank in waiting:
+        for target in edges[rank]:
+            if not facts[target].inside:
+                waiters.setdefault(target, []).append(rank)
+    if not waiters:
+        return None
+    culprits = tuple(sorted(waiters, key=lambda rank: (facts[rank].since_s, rank)))
+    parts = [
+        f"rank {rank} is in no operation (phase {facts[rank].phase.name.lower()}, "
+        f"{_where(facts[rank])}) and {_name(tuple(waiters[rank]))} wait for it"
+        for rank in culprits[:4]
+    ]
+    return _verdict(HangKind.BUSY_ELSEWHERE, culprits, waiting, "; ".join(parts))
+
+
+def _order_mismatch(
+    facts: Mapping[int, RankFacts],
+    waiting: Sequence[int],
+    edges: Mapping[int, tuple[int, ...]],
+) -> HangVerdict | None:
+    """A cycle of waits: found by walking edges until a rank comes up again."""
+    done: dict[int, None] = {}
+    for start in waiting:
+        path: dict[int, None] = {}
+        cycle = _walk(start, edges, path, done)
+        if cycle:
+            steps = ", ".join(f"rank {rank} {_where(facts[rank])}" for rank in cycle)
+            reason = f"ranks wait for each other in a circle ({steps}): operations out of order"
+            return _verdict(HangKind.ORDER_MISMATCH, cycle, waiting, reason)
+    return None
+
+
+def _walk(
+    start: int,
+    edges: Mapping[int, tuple[int, ...]],
+    path: dict[int, None],
+    done: dict[int, None],
+) -> tuple[int, ...]:
+    """The first cycle on a depth-first walk from `start`; empty when there is none.
+
+    With its own stack: a job has more ranks than Python has frames.
+    """
+    stack = [(start, iter(edges.get(start, ())))]
+    path[start] = None
+    while stack:
+        rank, targets = stack[-1]
+        for target in targets:
+            if target in path:
+                ranks = list(path)
+                return tuple(ranks[ranks.index(target) :])
+            if target not in done:
+                path[target] = None
+                stack.append((target, iter(edges.get(target, ()))))
+                break
+        else:
+            stack.pop()
+            del path[rank]
+            done[rank] = None
+    return ()
+
+
+def _transport(
+    facts: Mapping[int, RankFacts],
+    waiting: Sequence[int],
+    edges: Mapping[int, tuple[int, ...]],
+) -> HangVerdict:
+    """Ranks that wait for nobody and still do not come out of their operation."""
+    heads = [rank for rank in waiting if not edges[rank]]
+    heads.sort(key=lambda rank: (facts[rank].since_s, rank))
+    first = facts[heads[0]]
+    reason = (
+        f"{_name(tuple(sorted(heads)))} entered and none comes out (first: rank {first.rank} "
+        f"{_where(first)}): a link or a device among them"
+    )
+    return _verdict(HangKind.TRANSPORT, tuple(heads), waiting, reason)
+
+
+def _verdict(
+    kind: HangKind, culprits: tuple[int, ...], waiting: Sequence[int], reason: str
+) -> HangVerdict:
+    victims = tuple(rank for rank in waiting if rank not in culprits)
+    return HangVerdict(kind=kind, culprits=culprits, victims=victims, reason=reason)
+
+
+def _where(facts: RankFacts) -> str:
+    """A rank's last operation, in the words of `Present.last_op`."""
+    if facts.op is Op.NONE:
+        return "before its first operation"
+    state = "in" if facts.inside else "after"
+    return f"{state} {facts.group.name.lower()} {facts.op.name.lower()} #{facts.seq}"
+
+
+def _name(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+
+
+def _member(kind: type[E], name: str) -> E:
+    try:
+        return kind[name.upper()]
+    except KeyError:
+        raise ValueError(f"{name!r} is not one of {[item.name.lower() for item in kind]}") from None

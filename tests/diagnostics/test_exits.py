@@ -1,0 +1,151 @@
+"""What ended a worker, from what it left behind."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from diagnostics.core.exit_rules import RULES, ExitClass, Rule
+from diagnostics.core.exits import ExitFacts, Where, classify, match
+
+GLOO_LOST = (
+    "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
+    "peer [127.0.0.1]:24988. This is typically caused by a remote worker crashing. Check the logs "
+    "of the remote worker before reporting an error. GLHF!"
+)
+HITS = [(rule, text) for rule in RULES for text in rule.matches]
+MISSES = [(rule, text) for rule in RULES for text in rule.misses]
+
+
+@pytest.mark.parametrize(("rule", "text"), HITS, ids=lambda item: getattr(item, "name", item)[:40])
+def test_rule_classifies_its_samples(rule: Rule, text: str) -> None:
+    assert match(text) is rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"), MISSES, ids=lambda item: getattr(item, "name", item)[:40]
+)
+def test_rule_leaves_its_counter_samples_alone(rule: Rule, text: str) -> None:
+    assert not rule.pattern.search(text)
+
+
+def test_every_rule_has_samples_of_both_kinds() -> None:
+    assert all(rule.matches and rule.misses for rule in RULES)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+def test_sample_as_an_exception_gets_the_class_of_its_rule() -> None:
+    for rule, text in HITS:
+        kind, separator, message = text.partition(": ")
+        if not separator or " " in kind or not kind.endswith("Error"):
+            continue
+        facts = ExitFacts(code=1, exception_type=kind, exception_message=message)
+        assert classify(facts).exit_class is rule.exit_class, text
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_finished_and_stopped_workers_did_not_fail(code: int) -> None:
+    assert classify(ExitFacts(code=code)).exit_class is ExitClass.CLEAN
+
+
+def test_lost_connection_is_a_cascade() -> None:
+    facts = ExitFacts(code=1, exception_type="builtins.RuntimeError", exception_message=GLOO_LOST)
+    found = classify(facts)
+    assert (found.exit_class, found.where) == (ExitClass.CASCADE, Where.EXCEPTION)
+    assert found.reason.startswith("RuntimeError: [")
+
+
+def test_initiating_cause_in_standard_error_beats_a_cascade() -> None:
+    facts = ExitFacts(
+        code=1,
+        exception_type="RuntimeError",
+        exception_message=GLOO_LOST,
+        stderr_tail="CUDA error: uncorrectable ECC error encountered\nConnection closed by peer",
+    )
+    found = classify(facts)
+    assert (found.exit_class, found.where) == (ExitClass.DEVICE, Where.STDERR)
+
+
+def test_exception_beats_noise_in_standard_error() -> None:
+    facts = ExitFacts(
+        code=1,
+        exception_type="KeyError",
+        exception_message="'input_ids'",
+        stderr_tail="NCCL WARN something odd\nOut of memory: Killed process 3 (cc1plus)",
+    )
+    assert classify(facts).exit_class is ExitClass.USER_ERROR
+
+
+def test_cascade_stays_a_cascade_when_the_agent_then_kills_the_worker() -> None:
+    facts = ExitFacts(
+        code=-signal.SIGKILL, exception_type="RuntimeError", exception_message=GLOO_LOST
+    )
+    assert classify(facts).exit_class is ExitClass.CASCADE
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV"), (signal.SIGTERM, "SIGTERM")],
+)
+def test_bare_signal_is_named(number: int, name: str) -> None:
+    found = classify(ExitFacts(code=-number))
+    assert (found.exit_class, found.reason) == (ExitClass.KILLED_BY_SIGNAL, f"killed by {name}")
+
+
+def test_unnamed_signal_is_numbered() -> None:
+    assert classify(ExitFacts(code=-33)).reason == "killed by signal 33"
+
+
+def test_sigkill_with_the_kernel_s_line_is_out_of_memory() -> None:
+    tail = "step 40 loss 2.1\nMemory cgroup out of memory: Killed process 87 (python3)\n"
+    found = classify(ExitFacts(code=-signal.SIGKILL, stderr_tail=tail))
+    assert found.exit_class is ExitClass.OOM_HOST
+
+
+def test_sigkill_is_not_explained_by_earlier_warnings() -> None:
+    tail = "[W] Connection reset by peer, retrying\nOSError: [Errno 28] No space left on device\n"
+    found = classify(ExitFacts(code=-signal.SIGKILL, stderr_tail=tail))
+    assert found.exit_class is ExitClass.KILLED_BY_SIGNAL
+
+
+def test_abort_is_explained_by_what_was_printed_before() -> None:
+    tail = "terminate called after throwing an instance of 'std::bad_alloc'\n"
+    found = classify(ExitFacts(code=-signal.SIGABRT, stderr_tail=tail))
+    assert found.exit_class is ExitClass.OOM_HOST
+
+
+def test_advice_is_no_evidence() -> None:
+    tail = "RuntimeError: boom, which might be caused by CUDA out of memory or NCCL error\n"
+    assert classify(ExitFacts(code=-6, stderr_tail=tail)).exit_class is ExitClass.KILLED_BY_SIGNAL
+
+
+def test_exception_class_of_the_user_is_a_user_error() -> None:
+    facts = ExitFacts(code=1, exception_type="my_model.DataError", exception_message="bad row 7")
+    assert classify(facts).exit_class is ExitClass.USER_ERROR
+
+
+def test_plain_runtime_error_from_python_is_a_user_error() -> None:
+    facts = ExitFacts(
+        code=1, exception_type="builtins.RuntimeError", exception_message="loss is negative"
+    )
+    assert classify(facts).exit_class is ExitClass.USER_ERROR
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("RuntimeError", "[enforce fail at CPUAllocator.cpp:76] something new"),
+        ("torch.AcceleratorError", "something new"),
+        ("outlast.errors.FatalError", "something of ours"),
+        ("OSError", "[Errno 99] something of the system"),
+    ],
+)
+def test_unknown_failure_below_the_user_s_code_is_not_blamed_on_it(kind: str, message: str) -> None:
+    facts = ExitFacts(code=1, exception_type=kind, exception_message=message)
+    assert classify(facts).exit_class is ExitClass.UNKNOWN
+
+
+def test_exit_code_without_a_word_is_unknown() -> None:
+    found = classify(ExitFacts(code=3))
+    assert (found.exit_class, found.reason) == (ExitClass.UNKNOWN, "exit code 3 without a word")

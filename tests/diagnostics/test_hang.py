@@ -1,0 +1,320 @@
+"""Who makes a job stand still.
+
+The stalls are produced by a small model of blocking operations: each rank runs
+a pipeline-parallel step, one or more of them are stopped or misordered, and
+everybody runs until nobody can go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diagnostics.core.hang import (
+    HangKind,
+    RankFacts,
+    analyse,
+    facts_from_words,
+    facts_of,
+    members_of,
+)
+from outlast.blackbox import Group, Op, Phase, Present, Reader, Writer
+from outlast.layout import Layout
+
+CUBE = Layout(tp=2, pp=2, dp=2)
+
+
+@dataclass(frozen=True)
+class Call:
+    op: Op
+    group: Group
+    peer: int | None = None
+
+
+@dataclass
+class Rank:
+    """A rank of the model: its program, and how far it has come."""
+
+    program: list[Call]
+    # Stops before this call, outside of any operation.
+    stops_at: int | None = None
+    at: int = 0
+    inside: bool = False
+    seqs: Counter[Group] = field(default_factory=Counter)
+
+    @property
+    def current(self) -> Call | None:
+        return self.program[self.at] if self.inside else None
+
+    def words(self) -> str:
+        last = self.at if self.inside else self.at - 1
+        if last < 0:
+            return ""
+        call = self.program[last]
+        where = "in" if self.inside else "after"
+        seq = self.seqs[call.group]
+        return f"{where} {call.group.name.lower()} {call.op.name.lower()} #{seq}"
+
+
+def step_program(rank: int, layout: Layout, micro_batches: int = 2) -> list[Call]:
+    """One training step: forwards, backwards, gradients, norm."""
+    pipeline = layout.group_of("pp", rank)
+    stage = pipeline.index(rank)
+    before = pipeline[stage - 1] if stage > 0 else None
+    after = pipeline[stage + 1] if stage + 1 < len(pipeline) else None
+    tensor = Call(Op.ALL_REDUCE, Group.TP)
+    calls: list[Call] = []
+    for source, target in [(before, after)] * micro_batches + [(after, before)] * micro_batches:
+        if source is not None:
+            calls.append(Call(Op.RECV, Group.PP, source))
+        calls.append(tensor)
+        if target is not None:
+            calls.append(Call(Op.SEND, Group.PP, target))
+    calls.append(Call(Op.REDUCE_SCATTER, Group.DP))
+    calls.append(Call(Op.ALL_REDUCE, Group.WORLD))
+    return calls
+
+
+def run_until_stuck(ranks: dict[int, Rank], layout: Layout) -> None:
+    moved = True
+    while moved:
+        moved = False
+        for rank in ranks.values():
+            ready = rank.at < len(rank.program) and rank.at != rank.stops_at
+            if ready and not rank.inside:
+                rank.inside = True
+                rank.seqs[rank.program[rank.at].group] += 1
+                moved = True
+        for number in ranks:
+            party = complete(number, ranks, layout)
+            for member in party:
+                ranks[member].at += 1
+                ranks[member].inside = False
+                moved = True
+
+
+def complete(number: int, ranks: dict[int, Rank], layout: Layout) -> tuple[int, ...]:
+    """The ranks whose operation with `number` is complete; empty when it is not."""
+    rank = ranks[number]
+    call = rank.current
+    if call is None:
+        return ()
+    if call.peer is not None:
+        other = ranks[call.peer].current
+        opposite = Op.RECV if call.op is Op.SEND else Op.SEND
+        matched = other is not None and other.op is opposite and other.peer == number
+        return (number, call.peer) if matched else ()
+    members = members_of(number, layout)[call.group]
+    at_it = [
+        member
+        for member in members
+        if ranks[member].current == call and ranks[member].seqs[call.group] == rank.seqs[call.group]
+    ]
+    return members if len(at_it) == len(members) else ()
+
+
+def start(layout: Layout) -> dict[int, Rank]:
+    return {rank: Rank(step_program(rank, layout)) for rank in range(layout.world_size)}
+
+
+def facts(ranks: dict[int, Rank], layout: Layout) -> list[RankFacts]:
+    """What heartbeats would say: the last operation only, and no peers."""
+    return [
+        facts_from_words(
+            number, "data" if rank.at == rank.stops_at else "optimizer", rank.words(), layout
+        )
+        for number, rank in ranks.items()
+    ]
+
+
+def test_model_runs_to_its_end_when_nobody_stops() -> None:
+    ranks = start(CUBE)
+    run_until_stuck(ranks, CUBE)
+    assert all(rank.at == len(rank.program) for rank in ranks.values())
+    assert analyse(facts(ranks, CUBE)).kind is HangKind.NOT_WAITING
+
+
+@st.composite
+def stalls(draw: st.DrawFn) -> tuple[Layout, int, int]:
+    sizes = st.integers(1, 3)
+    layout = Layout(tp=draw(sizes), pp=draw(st.integers(1, 4)), dp=draw(sizes))
+    culprit = draw(st.integers(0, layout.world_size - 1))
+    length = len(step_program(culprit, layout))
+    return layout, culprit, draw(st.integers(0, length - 1))
+
+
+@given(stalls())
+def test_rank_that_stops_outside_of_operations_is_found(
+    stall: tuple[Layout, int, int],
+) -> None:
+    layout, culprit, stops_at = stall
+    ranks = start(layout)
+    ranks[culprit].stops_at = stops_at
+    run_until_stuck(ranks, layout)
+    verdict = analyse(facts(ranks, layout))
+    if layout.world_size == 1:
+        assert verdict.kind is HangKind.NOT_WAITING
+        return
+    assert verdict.kind is HangKind.BUSY_ELSEWHERE
+    assert verdict.culprits == (culprit,)
+    assert set(verdict.victims) == set(ranks) - {culprit}
+    assert f"rank {culprit} is in no operation (phase data" in verdict.reason
+
+
+@given(stalls(), st.data())
+def test_two_ranks_that_stop_are_the_only_ones_named(
+    stall: tuple[Layout, int, int], data: st.DataObject
+) -> None:
+    layout, first, stops_at = stall
+    second = data.draw(st.integers(0, layout.world_size - 1))
+    ranks = start(layout)
+    ranks[first].stops_at = stops_at
+    ranks[second].stops_at = 0
+    run_until_stuck(ranks, layout)
+    verdict = analyse(facts(ranks, layout))
+    assert set(verdict.culprits) <= {first, second}
+    if set(ranks) - {first, second}:
+        assert verdict.culprits
+
+
+def test_swapped_groups_on_two_ranks_are_an_order_mismatch() -> None:
+    ranks = start(CUBE)
+    for number in (0, 5):
+        program = ranks[number].program
+        tensor = program.index(Call(Op.ALL_REDUCE, Group.TP))
+        gradients = program.index(Call(Op.REDUCE_SCATTER, Group.DP))
+        program[tensor], program[gradients] = program[gradients], program[tensor]
+    run_until_stuck(ranks, CUBE)
+    verdict = analyse(facts(ranks, CUBE))
+    assert verdict.kind is HangKind.ORDER_MISMATCH
+    assert set(verdict.culprits) & {0, 5}
+    assert "in a circle" in verdict.reason
+
+
+def test_two_ranks_that_both_receive_are_an_order_mismatch() -> None:
+    layout = Layout(pp=2)
+    words = "in pp recv #1"
+    verdict = analyse(
+        [facts_from_words(rank, "forward_backward", words, layout) for rank in (0, 1)]
+    )
+    assert (verdict.kind, verdict.culprits) == (HangKind.ORDER_MISMATCH, (0, 1))
+
+
+def test_different_operations_at_one_place_are_told_apart() -> None:
+    layout = Layout(tp=2)
+    verdict = analyse(
+        [
+            facts_from_words(0, "forward_backward", "in tp all_reduce #7", layout),
+            facts_from_words(1, "forward_backward", "in tp all_gather #7", layout),
+        ]
+    )
+    assert (verdict.kind, verdict.culprits) == (HangKind.OPERATION_MISMATCH, (0, 1))
+
+
+def test_group_that_entered_and_does_not_come_out_is_a_transport_fault() -> None:
+    # Ranks 0 and 1 are stuck in one tensor-parallel all-reduce; the others have
+    # finished theirs and wait for them in the data-parallel group or the pipeline.
+    layout = Layout(tp=2, pp=1, dp=2)
+    words = {
+        0: "in tp all_reduce #9",
+        1: "in tp all_reduce #9",
+        2: "in dp reduce_scatter #1",
+        3: "in dp reduce_scatter #1",
+    }
+    verdict = analyse(
+        [facts_from_words(rank, "gradient_sync", said, layout) for rank, said in words.items()]
+    )
+    assert (verdict.kind, verdict.culprits) == (HangKind.TRANSPORT, (0, 1))
+    assert verdict.victims == (2, 3)
+
+
+def test_send_and_receive_that_met_are_a_transport_fault() -> None:
+    layout = Layout(pp=2)
+    verdict = analyse(
+        [
+            facts_from_words(0, "forward_backward", "in pp send #3", layout),
+            facts_from_words(1, "forward_backward", "in pp recv #3", layout),
+        ]
+    )
+    assert (verdict.kind, verdict.culprits) == (HangKind.TRANSPORT, (0, 1))
+
+
+def test_missing_rank_is_the_root_of_everything() -> None:
+    ranks = start(CUBE)
+    ranks[5].stops_at = 0
+    run_until_stuck(ranks, CUBE)
+    verdict = analyse([item for item in facts(ranks, CUBE) if item.rank != 5], missing=[5])
+    assert (verdict.kind, verdict.culprits) == (HangKind.MISSING, (5,))
+
+
+def test_culprits_stand_in_the_order_in_which_they_went_quiet() -> None:
+    layout = Layout(dp=3)
+    quiet = {1: 200.0, 2: 100.0}
+    ranks = [facts_from_words(0, "gradient_sync", "in dp all_reduce #4", layout)]
+    ranks += [
+        facts_from_words(rank, "data", "after dp all_reduce #3", layout, since_s=since_s)
+        for rank, since_s in quiet.items()
+    ]
+    assert analyse(ranks).culprits == (2, 1)
+
+
+def test_known_counters_of_other_groups_are_used() -> None:
+    # Rank 1 went through the tensor-parallel operation and now computes: whoever
+    # still stands in that operation does not wait for rank 1.
+    layout = Layout(tp=2, dp=2)
+    ranks = [
+        facts_from_words(0, "forward_backward", "in tp all_reduce #4", layout),
+        RankFacts(
+            rank=1,
+            phase=Phase.OPTIMIZER,
+            op=Op.ALL_REDUCE,
+            group=Group.DP,
+            seq=1,
+            inside=False,
+            members=members_of(1, layout),
+            entered={Group.TP: 4},
+        ),
+    ]
+    assert analyse(ranks).kind is HangKind.TRANSPORT
+
+
+def present(tmp_path: Path, *, leave: bool) -> Present:
+    writer = Writer(tmp_path / "box", rank=3, world_size=8, attempt=1)
+    writer.phase(Phase.GRADIENT_SYNC)
+    writer.enter(Op.ALL_REDUCE, Group.TP)
+    writer.leave()
+    writer.enter(Op.REDUCE_SCATTER, Group.DP)
+    if leave:
+        writer.leave()
+    reader = Reader(tmp_path / "box")
+    try:
+        return reader.present()
+    finally:
+        reader.close()
+        writer.close()
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_heartbeat_words_and_black_box_give_the_same_facts(tmp_path: Path, leave: bool) -> None:
+    now = present(tmp_path, leave=leave)
+    from_box = facts_of(now, CUBE)
+    from_words = facts_from_words(
+        now.rank, now.phase.name.lower(), now.last_op, CUBE, since_s=from_box.since_s
+    )
+    assert from_words == from_box
+    assert from_box.inside is not leave
+    assert from_box.since_s > 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["nonsense", "in tp all_reduce 7", "in tp juggle #7", "in moon send #1", "x tp send #1"],
+)
+def test_words_that_nobody_says_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match=r"nonsense|all_reduce 7|juggle|moon|x tp"):
+        facts_from_words(0, "data", words, CUBE)
