@@ -1,0 +1,64 @@
+"""`python -m controller.agent`: the agent of one node, until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from controller.agent.agent import run_agent
+from controller.agent.config import AgentConfig
+from outlast.errors import OutlastError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        config = parse(arguments)
+        asyncio.run(run_agent(config))
+    except (OutlastError, ValueError) as error:
+        print(f"outlast agent: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse(arguments: list[str] | None) -> AgentConfig:
+    """What the command line says; ValueError when values do not fit together."""
+    parser = argparse.ArgumentParser(prog="python -m controller.agent", description=__doc__)
+    parser.add_argument("--node", required=True, help="name of this node")
+    parser.add_argument("--controller", required=True, metavar="HOST:PORT")
+    parser.add_argument("--state-dir", required=True, type=Path, help="logs, errors, black boxes")
+    parser.add_argument("--memory-dir", required=True, type=Path, help="checkpoints, on tmpfs")
+    parser.add_argument("--data-dir", required=True, type=Path, help="cache of tokenised data")
+    parser.add_argument("--workers", required=True, type=int, help="ranks this node can run")
+    parser.add_argument("--address", default="127.0.0.1", help="where other nodes reach this one")
+    parser.add_argument(
+        "--controller-file", type=Path, help="JSON with the controller's present grpc address"
+    )
+    parser.add_argument("--metrics-port", type=int, help="serve metrics here; 0 takes a free port")
+    # For tests: handed to the standby process as they are; another module of checks.
+    parser.add_argument("--standby-argument", action="append", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--suite-runner", default="diagnostics.runner", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    return AgentConfig(
+        node=given.node,
+        controller=given.controller,
+        state_dir=given.state_dir.resolve(),
+        memory_dir=given.memory_dir.resolve(),
+        data_dir=given.data_dir.resolve(),
+        workers=given.workers,
+        address=given.address,
+        controller_file=given.controller_file,
+        metrics_port=given.metrics_port,
+        standby_arguments=tuple(given.standby_argument),
+        suite_runner=given.suite_runner,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

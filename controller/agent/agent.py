@@ -1,0 +1,318 @@
+"""The node agent: its parts, and what flows between them.
+
+    controller <-- session --> commands --> supervisor --> standby process --> workers
+                     ^                          |
+                     +--- event buffer <--- reporter, uploads
+
+It imports no torch, so that it stays small and starts fast, and it does nothing
+that could take long in its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from random import Random
+
+import outlast
+from controller.agent.commands import Commands, Parts
+from controller.agent.config import AgentConfig
+from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
+from controller.agent.ledger import EventBuffer, Weight
+from controller.agent.logs import Logs
+from controller.agent.metrics import Metrics, Readings
+from controller.agent.processes import become_subreaper, raise_open_files_limit
+from controller.agent.reporter import Reporter
+from controller.agent.session import Session, SessionEvents, SessionLostError
+from controller.agent.standby_link import StandbyEvents, StandbyLink
+from controller.agent.state import AgentState, AgentStateError
+from controller.agent.supervisor import Supervisor, WorkerEvents
+from controller.agent.uploads import Uploads, held_bytes
+from controller.agent.worker import Worker
+from outlast.v1 import agents_pb2, diagnostics_pb2
+
+logger = logging.getLogger(__name__)
+
+# Every rank of a large job may connect to rank 0 in the same instant.
+_RENDEZVOUS_BACKLOG = 4096
+
+
+class Agent:
+    """One node's agent, from start to SIGTERM. Make it inside a running event loop."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._incarnation = secrets.token_hex(8)
+        self._state = AgentState(config.state_dir, config.memory_dir, config.data_dir)
+        self._state.kill_leftovers()
+        self._rendezvous = _listen(config.address)
+        self._buffer: EventBuffer[agents_pb2.AgentEvent] = EventBuffer(
+            config.limits.max_buffered_events
+        )
+        self._reporter = Reporter(self._emit)
+        self._suites = Suites(
+            SuitePlace(
+                node=config.node,
+                workers=config.workers,
+                state_dir=config.state_dir,
+                runner=config.suite_runner,
+            )
+        )
+        self._standby = self._make_standby()
+        self._supervisor = Supervisor(
+            limits=config.limits,
+            standby=self._standby,
+            events=WorkerEvents(
+                requested=self._reporter.watch,
+                exited=self._worker_exited,
+                changed=self._processes_changed,
+            ),
+        )
+        self._uploads = Uploads(self)
+        self._commands = Commands(
+            Parts(
+                config=config,
+                supervisor=self._supervisor,
+                uploads=self._uploads,
+                suites=self._suites,
+                rendezvous_fd=self._rendezvous.fileno(),
+                emit=self._emit,
+                save_ledger=self._state.save_ledger,
+            ),
+            self._state.load_ledger(),
+        )
+        self._session = self._make_session()
+        self._logs = Logs(
+            config.state_dir / "jobs", self._session.send, config.limits.max_log_queries
+        )
+        self._manual_runs: set[asyncio.Task[None]] = set()
+        self._metrics = Metrics(self._readings())
+        self._metrics_address = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then leave nothing behind."""
+        config = self._config
+        if config.metrics_port is not None:
+            port = self._metrics.serve(config.metrics_port)
+            self._metrics_address = f"{config.address}:{port}"
+        self._standby.start()
+        work = [
+            asyncio.create_task(self._session.run(), name="session"),
+            asyncio.create_task(self._reporter.run(), name="reporter"),
+        ]
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        logger.info(
+            "agent started: node=%s incarnation=%s pid=%d rendezvous_port=%d",
+            config.node,
+            self._incarnation,
+            os.getpid(),
+            self._rendezvous_port,
+        )
+        try:
+            done, _ = await asyncio.wait([stopped, *work], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                # Neither loop ever ends by itself: this raises its mistake.
+                task.result()
+        finally:
+            await self._shut_down([stopped, *work])
+
+    async def _shut_down(self, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
+        timeout_s = self._config.limits.shutdown_s
+        for task in tasks:
+            task.cancel()
+        self._logs.cancel_all()
+        for run in self._manual_runs:
+            run.cancel()
+        await asyncio.gather(*tasks, *self._manual_runs, return_exceptions=True)
+        await self._commands.close()
+        await self._supervisor.stop_all()
+        await self._standby.stop(timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._uploads.stop()
+        except TimeoutError:
+            logger.warning("an upload did not stop within %.0f s; it is abandoned", timeout_s)
+        self._metrics.close()
+        self._rendezvous.close()
+        self._state.close()
+        logger.info("agent stopped: node=%s", self._config.node)
+
+    @property
+    def _rendezvous_port(self) -> int:
+        return int(self._rendezvous.getsockname()[1])
+
+    def _make_standby(self) -> StandbyLink:
+        return StandbyLink(
+            arguments=self._config.standby_arguments,
+            rendezvous_fd=self._rendezvous.fileno(),
+            is_loopback=self._config.is_loopback,
+            log_path=self._config.state_dir / "standby.log",
+            events=StandbyEvents(
+                started=self._processes_changed,
+                died=lambda: self._supervisor.standby_died(set(self._own_pids())),
+                exited=lambda key, status: self._supervisor.worker_exited(key, status),
+                running=self._running_pids,
+            ),
+        )
+
+    def _make_session(self) -> Session:
+        events = SessionEvents(
+            hello=self._hello,
+            heartbeat=self._heartbeat,
+            received=self._received,
+            lost=lambda: self._logs.cancel_all(),
+            abandoned=self._commands.abandon,
+        )
+        return Session(self._config, self._buffer, events, Random())
+
+    def _readings(self) -> Readings:
+        return Readings(
+            workers_running=lambda: len(self._supervisor.running()),
+            events_buffered=lambda: len(self._buffer),
+            events_dropped=lambda: self._buffer.num_dropped,
+            heartbeats=lambda: self._session.num_heartbeats,
+            sessions=lambda: self._session.num_sessions,
+            connected=lambda: self._session.is_connected,
+            standby_restarts=lambda: self._standby.num_restarts,
+            host_memory_bytes=lambda: held_bytes([self._config.memory_dir]),
+        )
+
+    def _emit(self, event: agents_pb2.AgentEvent, weight: Weight) -> None:
+        event.seq = self._buffer.last_seq + 1
+        self._buffer.add(event, weight)
+        self._session.wake()
+
+    def _hello(self) -> agents_pb2.Hello:
+        return agents_pb2.Hello(
+            node_id=self._config.node,
+            incarnation=self._incarnation,
+            address=self._config.address,
+            rendezvous_port=self._rendezvous_port,
+            workers=self._config.workers,
+            version=outlast.__version__,
+            worker_statuses=self._supervisor.statuses(),
+            metrics_address=self._metrics_address,
+        )
+
+    def _heartbeat(self) -> agents_pb2.Heartbeat:
+        return agents_pb2.Heartbeat(ranks=self._reporter.summaries(self._supervisor.running()))
+
+    def _worker_exited(self, worker: Worker) -> None:
+        assert worker.exit is not None
+        # What it completed comes before the news of its end.
+        self._reporter.worker_ended(worker)
+        event = agents_pb2.AgentEvent(
+            job_id=worker.job_id,
+            attempt=worker.attempt,
+            at_s=time.time(),
+            worker_exited=agents_pb2.WorkerExited(rank=worker.rank, exit=worker.exit),
+        )
+        self._emit(event, Weight.LASTING)
+        code = worker.exit.code
+        outcome = "signal" if code < 0 else "success" if code == 0 else "error"
+        self._metrics.worker_exits.labels(outcome).inc()
+
+    def _emit_of_job(self, job_id: str, event: agents_pb2.AgentEvent) -> None:
+        """Emit what belongs to a job, whichever attempt sealed the checkpoint."""
+        event.job_id = job_id
+        event.attempt = self._commands.newest_attempt(job_id)
+        event.at_s = time.time()
+        self._emit(event, Weight.LASTING)
+
+    def upload_committed(
+        self, job_id: str, step: int, size_bytes: int, upload_s: float, total_s: float
+    ) -> None:
+        """A checkpoint is in storage, whole."""
+        committed = agents_pb2.CheckpointCommitted(
+            step=step, size_bytes=size_bytes, upload_s=upload_s, total_s=total_s
+        )
+        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=committed))
+        self._metrics.uploads.labels("committed").inc()
+
+    def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
+        """A checkpoint did not get to storage; training goes on."""
+        trouble = agents_pb2.CheckpointTrouble(step=step, stage=stage, detail=detail)
+        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
+        self._metrics.uploads.labels("trouble").inc()
+
+    def _received(self, message: agents_pb2.ControllerMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "command":
+                self._commands.receive(message.command)
+            case "log_query":
+                self._logs.query(message.log_query)
+            case "diagnostics":
+                run = asyncio.create_task(self._run_manual(message.diagnostics))
+                self._manual_runs.add(run)
+                run.add_done_callback(self._manual_runs.discard)
+            case other:
+                logger.warning("message of an unknown kind from the controller: %s", other)
+
+    async def _run_manual(self, asked: agents_pb2.ManualDiagnostics) -> None:
+        """A suite that a person asked for; each finding goes to them as it comes."""
+
+        async def report(finding: diagnostics_pb2.Finding) -> None:
+            await self._report_findings(asked.run_id, [finding])
+
+        try:
+            try:
+                if len(self._manual_runs) > self._config.limits.max_manual_runs:
+                    raise SuiteError(f"{len(self._manual_runs) - 1} runs are waiting here already")
+                await self._suites.run(asked.suite, asked.timeout_s, report)
+            except SuiteError as error:
+                broken = diagnostics_pb2.Finding(
+                    test=asked.suite, node=self._config.node, verdict="error", detail=str(error)
+                )
+                await report(broken)
+            await self._report_findings(asked.run_id, [], done=True)
+        except SessionLostError:
+            logger.info("diagnostics run %s: whoever asked is gone", asked.run_id)
+
+    async def _report_findings(
+        self, run_id: str, findings: list[diagnostics_pb2.Finding], *, done: bool = False
+    ) -> None:
+        report = agents_pb2.FindingsReport(run_id=run_id, findings=findings, done=done)
+        await self._session.send(agents_pb2.AgentMessage(findings=report))
+
+    def _own_pids(self) -> Iterator[int]:
+        for pid in (self._standby.pid, self._suites.pid):
+            if pid is not None:
+                yield pid
+
+    def _running_pids(self) -> Iterator[tuple[str, int]]:
+        for worker in self._supervisor.running():
+            if worker.pid is not None:
+                yield worker.key, worker.pid
+
+    def _processes_changed(self) -> None:
+        pids = [*self._own_pids(), *(pid for _, pid in self._running_pids())]
+        self._state.write_agent(self._incarnation, self._rendezvous_port, pids)
+
+
+async def run_agent(config: AgentConfig) -> None:
+    """Run an agent until SIGTERM or SIGINT."""
+    become_subreaper()
+    raise_open_files_limit()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await Agent(config).run(stop)
+
+
+def _listen(address: str) -> socket.socket:
+    """The socket that rank 0's rendezvous takes over, attempt after attempt."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((target[0], 0), family=family, backlog=_RENDEZVOUS_BACKLOG)
+    except OSError as error:
+        raise AgentStateError(
+            f"cannot listen on this node's address {address}: {error}; give its own with --address"
+        ) from error
+    return listening

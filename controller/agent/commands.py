@@ -1,0 +1,299 @@
+"""Carries out the controller's commands, each at most once.
+
+Every command is a task of its own, so that a stop is never behind a start that
+waits for something. The ledger decides what runs; its decision is on disk before
+anything is done. The answer to a command is an event, kept until acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from controller.agent import launch
+from controller.agent.config import AgentConfig
+from controller.agent.diagnostics import SuiteError, Suites
+from controller.agent.ledger import (
+    CommandKind,
+    CommandLedger,
+    Decision,
+    ErrorKind,
+    Result,
+    Weight,
+)
+from controller.agent.reporter import Emit
+from controller.agent.standby_link import StandbyError
+from controller.agent.supervisor import Supervisor, WorkersStayError
+from controller.agent.threads import run_blocking
+from controller.agent.uploads import Uploads, delete_job_memory
+from outlast.v1 import agents_pb2, diagnostics_pb2
+
+logger = logging.getLogger(__name__)
+
+_KINDS = {
+    "start_workers": CommandKind.START,
+    "stop_workers": CommandKind.STOP,
+    "run_suite": CommandKind.SUITE,
+    "forget_job": CommandKind.FORGET,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a command, with what is told once and not kept."""
+
+    result: Result
+    findings: tuple[diagnostics_pb2.Finding, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A command under way."""
+
+    kind: CommandKind
+    job_id: str
+    attempt: int
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What commands work with."""
+
+    config: AgentConfig
+    supervisor: Supervisor
+    uploads: Uploads
+    suites: Suites
+    rendezvous_fd: int
+    emit: Emit
+    save_ledger: Callable[[CommandLedger], None]
+
+
+class Commands:
+    """Applies commands and answers them."""
+
+    def __init__(self, parts: Parts, ledger: CommandLedger) -> None:
+        self._parts = parts
+        self._ledger = ledger
+        self._running: dict[str, _Running] = {}
+        self._is_closing = False
+
+    def receive(self, command: agents_pb2.Command) -> None:
+        """Take a command from the controller, be it new, repeated or stale."""
+        received_ns = time.time_ns()
+        kind = _KINDS.get(command.WhichOneof("kind") or "")
+        if kind is None:
+            logger.error("command %s: of a kind that this agent does not know", command.command_id)
+            refused = Result(
+                ok=False,
+                detail="the agent is older than the controller and does not know this command",
+                error_kind=ErrorKind.INTERNAL,
+            )
+            self._answer(command, Outcome(result=refused))
+            return
+        admission = self._ledger.admit(command.command_id, kind, command.job_id, command.attempt)
+        match admission.decision:
+            case Decision.RUN:
+                self._parts.save_ledger(self._ledger)
+                self._begin(command, kind, received_ns)
+            case Decision.RUNNING:
+                logger.debug("command %s: still running", command.command_id)
+            case Decision.ANSWERED | Decision.STALE:
+                assert admission.result is not None
+                self._answer(command, Outcome(result=admission.result))
+
+    def abandon(self) -> None:
+        """Stop every job's workers: there has been no controller for too long."""
+        newest: dict[str, int] = {}
+        attempts = [(w.job_id, w.attempt) for w in self._parts.supervisor.running()]
+        attempts += [
+            (running.job_id, running.attempt)
+            for running in self._running.values()
+            if running.kind is CommandKind.START
+        ]
+        for job_id, attempt in attempts:
+            newest[job_id] = max(newest.get(job_id, 0), attempt)
+        for job_id, attempt in newest.items():
+            self._ledger.stop_attempt(job_id, attempt)
+            self._cancel_overtaken(job_id, attempt)
+            stop = self._parts.supervisor.stop(
+                job_id,
+                attempt,
+                graceful=True,
+                timeout_s=self._parts.config.limits.absence_stop_s,
+            )
+            running = _Running(kind=CommandKind.STOP, job_id=job_id, attempt=attempt)
+            command_id = f"abandon-{job_id}-{attempt}"
+            self._running[command_id] = running
+            running.task = asyncio.create_task(self._abandon(command_id, stop))
+        self._parts.save_ledger(self._ledger)
+
+    def newest_attempt(self, job_id: str) -> int:
+        """The newest attempt of the job that was started here; 0 when none was."""
+        return self._ledger.fence(job_id).started
+
+    async def close(self) -> None:
+        """Drop whatever is under way."""
+        self._is_closing = True
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _abandon(self, command_id: str, stop: Coroutine[None, None, int]) -> None:
+        try:
+            await stop
+        except WorkersStayError as error:
+            logger.error("%s", error)
+        finally:
+            del self._running[command_id]
+
+    def _begin(self, command: agents_pb2.Command, kind: CommandKind, received_ns: int) -> None:
+        if kind in (CommandKind.STOP, CommandKind.FORGET):
+            self._cancel_overtaken(command.job_id, command.attempt)
+        running = _Running(kind=kind, job_id=command.job_id, attempt=command.attempt)
+        self._running[command.command_id] = running
+        running.task = asyncio.create_task(
+            self._run(command, self._work(command, kind, received_ns)),
+            name=f"command-{command.command_id}",
+        )
+
+    def _work(
+        self, command: agents_pb2.Command, kind: CommandKind, received_ns: int
+    ) -> Coroutine[None, None, Outcome]:
+        match kind:
+            case CommandKind.START:
+                return self._start(command, received_ns)
+            case CommandKind.STOP:
+                return self._stop(command)
+            case CommandKind.SUITE:
+                return self._run_suite(command)
+            case CommandKind.FORGET:
+                return self._forget(command)
+
+    def _cancel_overtaken(self, job_id: str, attempt: int) -> None:
+        """A stop ends starts and suites of its attempt that are still under way."""
+        for running in self._running.values():
+            if (
+                running.kind in (CommandKind.START, CommandKind.SUITE)
+                and running.job_id == job_id
+                and running.attempt <= attempt
+                and running.task is not None
+            ):
+                running.task.cancel()
+
+    async def _run(self, command: agents_pb2.Command, work: Coroutine[None, None, Outcome]) -> None:
+        try:
+            outcome = await work
+        except asyncio.CancelledError:
+            fence = self._ledger.fence(command.job_id)
+            if self._is_closing or fence.stopped < command.attempt:
+                # The agent itself is ending: there is nobody to answer to, and the next
+                # one must do what this one did not.
+                raise
+            outcome = _failed(
+                ErrorKind.STALE,
+                f"job {command.job_id} attempt {command.attempt}: stopped before this was done",
+            )
+        except launch.StartRefusedError as error:
+            outcome = _failed(error.kind, str(error))
+        except (StandbyError, WorkersStayError, SuiteError) as error:
+            outcome = _failed(ErrorKind.INTERNAL, str(error))
+        except OSError as error:
+            outcome = _failed(ErrorKind.RESOURCE, str(error))
+        except Exception as error:
+            # Our own mistake: the controller must hear of it, or it would wait for ever.
+            logger.exception("command %s failed", command.command_id)
+            outcome = _failed(ErrorKind.INTERNAL, f"{type(error).__name__}: {error}")
+        finally:
+            del self._running[command.command_id]
+        self._ledger.finish(command.command_id, outcome.result)
+        self._parts.save_ledger(self._ledger)
+        self._answer(command, outcome)
+
+    async def _start(self, command: agents_pb2.Command, received_ns: int) -> Outcome:
+        parts, start = self._parts, command.start_workers
+        config = parts.config
+        launch.check_job_id(command.job_id)
+        spec = launch.read_spec(start.spec_json)
+        if len(start.ranks) > config.workers:
+            raise launch.StartRefusedError(
+                ErrorKind.RESOURCE,
+                f"{len(start.ranks)} workers asked of a node that has room for {config.workers}",
+            )
+        # The controller stops an attempt before it starts the next; a stop that was lost
+        # must not leave two attempts side by side.
+        await parts.supervisor.stop(
+            command.job_id, command.attempt - 1, graceful=False, timeout_s=0.0
+        )
+        device = launch.choose_device(spec, len(start.ranks))
+        launch.check_host_memory(config, command.job_id, spec, len(start.ranks))
+        if launch.is_first_start(command):
+            await launch.check_storage(start.checkpoint_url, config.limits.probe_s)
+        launches = launch.make_launches(
+            config,
+            command,
+            device=device,
+            rendezvous_fd=parts.rendezvous_fd,
+            requested_ns=received_ns,
+        )
+        await parts.supervisor.start(launches)
+        parts.supervisor.forget(command.job_id, below_attempt=command.attempt)
+        await parts.uploads.follow(launch.upload_plan(config, command, spec))
+        return Outcome(result=Result(ok=True))
+
+    async def _stop(self, command: agents_pb2.Command) -> Outcome:
+        stop = command.stop_workers
+        completed_step = await self._parts.supervisor.stop(
+            command.job_id, command.attempt, graceful=stop.graceful, timeout_s=stop.timeout_s
+        )
+        return Outcome(result=Result(ok=True, completed_step=completed_step))
+
+    async def _run_suite(self, command: agents_pb2.Command) -> Outcome:
+        suite = command.run_suite
+        findings = await self._parts.suites.run(suite.suite, suite.timeout_s)
+        return Outcome(result=Result(ok=True), findings=tuple(findings))
+
+    async def _forget(self, command: agents_pb2.Command) -> Outcome:
+        parts, job_id = self._parts, command.job_id
+        launch.check_job_id(job_id)
+        await parts.supervisor.stop(job_id, command.attempt, graceful=False, timeout_s=0.0)
+        await parts.uploads.finish(job_id, parts.config.limits.forget_drain_s)
+        parts.supervisor.forget(job_id)
+        if not command.forget_job.keep_memory:
+            folder = parts.config.job_memory_dir(job_id)
+            await run_blocking(lambda: delete_job_memory(folder), "free-memory")
+        return Outcome(result=Result(ok=True))
+
+    def _answer(self, command: agents_pb2.Command, outcome: Outcome) -> None:
+        result = outcome.result
+        if not result.ok:
+            logger.warning(
+                "command refused or failed: command=%s job=%s attempt=%d kind=%s %s",
+                command.command_id,
+                command.job_id,
+                command.attempt,
+                result.error_kind.value,
+                result.detail,
+            )
+        event = agents_pb2.AgentEvent(
+            job_id=command.job_id,
+            attempt=command.attempt,
+            at_s=time.time(),
+            command_result=agents_pb2.CommandResult(
+                command_id=command.command_id,
+                ok=result.ok,
+                detail=result.detail,
+                completed_step=result.completed_step,
+                findings=outcome.findings,
+                error_kind=result.error_kind.value,
+            ),
+        )
+        self._parts.emit(event, Weight.LASTING)
+
+
+def _failed(kind: ErrorKind, detail: str) -> Outcome:
+    return Outcome(result=Result(ok=False, detail=detail, error_kind=kind))

@@ -1,0 +1,84 @@
+"""What one node agent is told when it starts, and the bounds it works within."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of everything that grows, and how long things may take."""
+
+    max_buffered_events: int = 20_000
+    """Events kept while no controller acknowledges them: 30 minutes at 10 a second, and spare."""
+    standby_ready_s: float = 120.0
+    """Importing torch takes seconds, and much longer where many nodes share two cores."""
+    kill_s: float = 10.0
+    """From SIGKILL until a process must be gone; only uninterruptible I/O takes that long."""
+    absence_stop_s: float = 30.0
+    """Graceful part of stopping workers that have had no controller for too long."""
+    probe_s: float = 30.0
+    """Writing, reading and deleting one small object in checkpoint storage."""
+    forget_drain_s: float = 120.0
+    """Uploads of a job that has ended may go on for so long before they are given up."""
+    shutdown_s: float = 2.0
+    """Everything below the agent is gone so long after SIGTERM."""
+    max_text_bytes: int = 64 * 1024
+    """Of a traceback or a message sent to the controller."""
+    stderr_tail_bytes: int = 8 * 1024
+    """Of a dead worker's output sent to the controller."""
+    max_log_queries: int = 32
+    """Log queries answered at the same time."""
+    max_manual_runs: int = 8
+    """Suites asked for by hand that wait for their turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """One node agent."""
+
+    node: str
+    controller: str
+    """host:port of the controller's gRPC service."""
+    state_dir: Path
+    memory_dir: Path
+    """On tmpfs: survives workers and the agent, not the node."""
+    data_dir: Path
+    workers: int
+    address: str = "127.0.0.1"
+    """Where other nodes reach rank 0's rendezvous on this one."""
+    controller_file: Path | None = None
+    """JSON with the controller's present `grpc` address, read before each connection."""
+    metrics_port: int | None = None
+    """Port of the metrics page; 0 takes a free one, None serves none."""
+    standby_arguments: tuple[str, ...] = ()
+    """Handed on to `python -m trainer.standby`."""
+    suite_runner: str = "diagnostics.runner"
+    """Module that runs suites of checks."""
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers is {self.workers}; a node needs 1 or more")
+        if not self.node or "/" in self.node:
+            raise ValueError(f"node is {self.node!r}; it must be a name without '/'")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether this node is reached through the loopback interface."""
+        if self.address == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.address).is_loopback
+        except ValueError:
+            return False
+
+    def attempt_dir(self, job_id: str, attempt: int) -> Path:
+        """Where the workers of an attempt leave logs, errors and black boxes."""
+        return self.state_dir / "jobs" / job_id / f"a{attempt}"
+
+    def job_memory_dir(self, job_id: str) -> Path:
+        """Host-memory checkpoints of a job on this node."""
+        return self.memory_dir / job_id

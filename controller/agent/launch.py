@@ -1,0 +1,188 @@
+"""From a start command to worker assignments, and what must be true before.
+
+Whatever the node lacks is found here, before a process is made, and named by
+who can do something about it: the user (config) or another node (resource).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+
+from checkpoint.storage import Storage
+from controller.agent.config import AgentConfig
+from controller.agent.ledger import ErrorKind
+from controller.agent.supervisor import Launch
+from controller.agent.threads import run_blocking
+from controller.agent.uploads import UploadPlan, held_bytes
+from controller.agent.worker import WorkerPaths
+from outlast.errors import OutlastError
+from outlast.spec import JobSpec, parse_spec
+from outlast.v1 import agents_pb2
+
+# Slots of one rank, and what each holds: weights and the two moments of AdamW.
+_NUM_SLOTS = 3
+_COPIES = 3
+# Below this not even an empty slot fits.
+_LEAST_FREE_BYTES = 1 << 20
+
+
+class StartRefusedError(Exception):
+    """The workers cannot run here as asked."""
+
+    def __init__(self, kind: ErrorKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def read_spec(spec_json: str) -> JobSpec:
+    """The job spec of a start command; StartRefusedError when it is none."""
+    try:
+        return parse_spec(json.loads(spec_json))
+    except ValueError as error:
+        raise StartRefusedError(ErrorKind.CONFIG, str(error)) from error
+
+
+def choose_device(spec: JobSpec, num_ranks: int, device_dir: Path = Path("/dev")) -> str:
+    """cpu or cuda; CUDA needs a GPU for every rank.
+
+    GPUs are counted by their device files, as the agent has no CUDA of its own.
+    """
+    num_gpus = len(list(device_dir.glob("nvidia[0-9]*")))
+    match spec.resources.device:
+        case "cpu":
+            return "cpu"
+        case "cuda" if num_gpus < num_ranks:
+            raise StartRefusedError(
+                ErrorKind.RESOURCE,
+                f"{num_ranks} workers need a GPU each and this node has {num_gpus}",
+            )
+        case "cuda":
+            return "cuda"
+        case "auto":
+            return "cuda" if num_gpus >= num_ranks else "cpu"
+
+
+def check_host_memory(config: AgentConfig, job_id: str, spec: JobSpec, num_ranks: int) -> None:
+    """Refuse when the slots of these ranks certainly do not fit beside what is there."""
+    own = held_bytes([config.job_memory_dir(job_id)])
+    free = shutil.disk_usage(config.memory_dir).free + own
+    needed = max(_LEAST_FREE_BYTES, num_ranks * least_rank_bytes(spec))
+    if free < needed:
+        raise StartRefusedError(
+            ErrorKind.RESOURCE,
+            f"host memory {config.memory_dir}: {free >> 20} MiB free, and {num_ranks} ranks of "
+            f"{job_id} need {needed >> 20} MiB at least; free memory or enlarge the tmpfs",
+        )
+
+
+def least_rank_bytes(spec: JobSpec) -> int:
+    """Host memory that one rank needs at least: its share of the blocks' matrices only.
+
+    Embeddings lie on some stages only, so they are not counted.
+    """
+    model, parallel = spec.model, spec.parallel
+    weights = model.layers * (4 * model.hidden**2 + 2 * model.hidden * model.mlp_hidden)
+    item_bytes = 8 if spec.precision == "fp64" else 4
+    return weights * item_bytes * _COPIES * _NUM_SLOTS // (parallel.tp * parallel.pp)
+
+
+async def check_storage(url: str, timeout_s: float) -> None:
+    """Refuse when checkpoints cannot be written to `url`, before hours are trained."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await run_blocking(lambda: Storage(url).probe(), "storage-probe")
+    except TimeoutError as error:
+        raise StartRefusedError(
+            ErrorKind.CONFIG, f"checkpoint storage {url}: no answer in {timeout_s:.0f} s"
+        ) from error
+    except (OutlastError, ValueError, OSError) as error:
+        raise StartRefusedError(ErrorKind.CONFIG, f"checkpoint storage {url}: {error}") from error
+
+
+def make_launches(
+    config: AgentConfig,
+    command: agents_pb2.Command,
+    *,
+    device: str,
+    rendezvous_fd: int,
+    requested_ns: int,
+) -> list[Launch]:
+    """What to tell the workers of a start command, with their folders made."""
+    start = command.start_workers
+    attempt_dir = config.attempt_dir(command.job_id, command.attempt)
+    attempt_dir.mkdir(parents=True, exist_ok=True)
+    spec = json.loads(start.spec_json)
+    launches = []
+    for local_rank, rank in enumerate(start.ranks):
+        paths = WorkerPaths.below(attempt_dir, rank)
+        memory_dir = config.job_memory_dir(command.job_id) / f"rank-{rank:05d}"
+        memory_dir.mkdir(parents=True, exist_ok=True)
+        assignment = {
+            "job_id": command.job_id,
+            "attempt": command.attempt,
+            "rank": rank,
+            "world_size": start.world_size,
+            "local_rank": local_rank,
+            "rank_nodes": list(start.rank_nodes),
+            "spec": spec,
+            "rendezvous_host": start.rendezvous_host,
+            "rendezvous_port": start.rendezvous_port,
+            "rendezvous_fd": rendezvous_fd if rank == 0 else None,
+            "blackbox_path": str(paths.blackbox),
+            "error_path": str(paths.error),
+            "log_path": str(paths.log),
+            "memory_dir": str(memory_dir),
+            "data_dir": str(config.data_dir),
+            "committed_step": start.committed_step,
+            "checkpoint_url": start.checkpoint_url,
+            # The standby process puts the real moment here.
+            "forked_at_ns": 0,
+            "device": device,
+        }
+        launches.append(
+            Launch(
+                job_id=command.job_id,
+                attempt=command.attempt,
+                rank=rank,
+                paths=paths,
+                requested_ns=requested_ns,
+                assignment=assignment,
+            )
+        )
+    return launches
+
+
+def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec) -> UploadPlan:
+    """Who uploads what for the ranks of a start command.
+
+    Replicas hold the same state, so only those with data-parallel coordinate 0 save it.
+    """
+    start = command.start_workers
+    layout = spec.layout
+    savers = [rank for rank in range(layout.world_size) if layout.coordinate(rank).dp == 0]
+    return UploadPlan(
+        url=start.checkpoint_url,
+        job_id=command.job_id,
+        memory_dir=config.job_memory_dir(command.job_id),
+        local_ranks=tuple(start.ranks),
+        saver_ranks=tuple(savers),
+        is_coordinator=0 in start.ranks,
+        keep=spec.checkpoint.keep,
+        timeout_s=spec.checkpoint.upload_timeout_s,
+    )
+
+
+def is_first_start(command: agents_pb2.Command) -> bool:
+    """Whether this node should try the storage: rank 0's, before anything was committed."""
+    start = command.start_workers
+    return 0 in start.ranks and command.attempt == 1 and start.committed_step < 0
+
+
+def check_job_id(job_id: str) -> None:
+    """Refuse a job id that would lead out of the agent's folders."""
+    if os.sep in job_id or job_id in ("", ".", ".."):
+        raise StartRefusedError(ErrorKind.CONFIG, f"job id {job_id!r} is no name")

@@ -1,0 +1,155 @@
+"""Answers log queries from the files that workers write.
+
+A query names a job and perhaps a rank. It gets the end of the newest attempt's
+logs and, when it follows, everything written after, later attempts included,
+until it is cancelled, its connection ends or the job is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.agent.session import SessionLostError
+from outlast.v1 import agents_pb2
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TAIL_BYTES = 64 * 1024
+MAX_TAIL_BYTES = 16 * 2**20
+CHUNK_BYTES = 64 * 1024
+# Files have no way to wake a reader short of inotify, which network file systems lack.
+FOLLOW_PERIOD_S = 0.1
+
+_ATTEMPT = re.compile(r"a(\d+)")
+_RANK_LOG = re.compile(r"rank-(\d{5})\.log")
+
+Send = Callable[[agents_pb2.AgentMessage], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Source:
+    """One log file and how far it was sent."""
+
+    attempt: int
+    rank: int
+    path: Path
+    offset: int
+
+
+class Logs:
+    """Log queries that are being answered."""
+
+    def __init__(self, jobs_dir: Path, send: Send, max_queries: int) -> None:
+        self._jobs_dir = jobs_dir
+        self._send = send
+        self._max_queries = max_queries
+        self._queries: dict[str, asyncio.Task[None]] = {}
+
+    def query(self, query: agents_pb2.LogQuery) -> None:
+        """Start answering a query, or stop answering it."""
+        running = self._queries.pop(query.query_id, None)
+        if running is not None:
+            running.cancel()
+        if query.cancel:
+            return
+        if len(self._queries) >= self._max_queries:
+            oldest = next(iter(self._queries))
+            logger.warning("too many log queries: %s is dropped", oldest)
+            self._queries.pop(oldest).cancel()
+        task = asyncio.create_task(self._answer(query), name=f"logs-{query.query_id}")
+        self._queries[query.query_id] = task
+        task.add_done_callback(lambda done: self._done(query.query_id, done))
+
+    def cancel_all(self) -> None:
+        """Nobody listens any more."""
+        for task in self._queries.values():
+            task.cancel()
+        self._queries.clear()
+
+    def _done(self, query_id: str, task: asyncio.Task[None]) -> None:
+        if self._queries.get(query_id) is task:
+            del self._queries[query_id]
+        if not task.cancelled() and task.exception() is not None:
+            logger.warning("log query %s failed: %s", query_id, task.exception())
+
+    async def _answer(self, query: agents_pb2.LogQuery) -> None:
+        job_dir = self._jobs_dir / query.job_id
+        # A job id comes from the network: it must not name a folder elsewhere.
+        if job_dir.parent != self._jobs_dir or query.job_id in ("", ".", ".."):
+            job_dir = self._jobs_dir / "no such job"
+        rank = query.rank if query.HasField("rank") else None
+        wanted = min(query.tail_bytes or DEFAULT_TAIL_BYTES, MAX_TAIL_BYTES)
+        sources = {
+            source.path: source
+            for source in _sources(job_dir, rank, after_attempt=_newest_attempt(job_dir) - 1)
+        }
+        for source in sources.values():
+            source.offset = max(0, source.path.stat().st_size - wanted)
+        try:
+            await self._send_new(query.query_id, list(sources.values()))
+            while query.follow:
+                await asyncio.sleep(FOLLOW_PERIOD_S)
+                if sources and not job_dir.exists():
+                    break
+                newest = max((source.attempt for source in sources.values()), default=0)
+                for source in _sources(job_dir, rank, after_attempt=newest - 1):
+                    sources.setdefault(source.path, source)
+                await self._send_new(query.query_id, list(sources.values()))
+            await self._send(
+                agents_pb2.AgentMessage(
+                    log_chunk=agents_pb2.LogChunk(query_id=query.query_id, end=True)
+                )
+            )
+        except SessionLostError:
+            return
+
+    async def _send_new(self, query_id: str, sources: list[_Source]) -> None:
+        for source in sources:
+            while data := _read(source.path, source.offset):
+                source.offset += len(data)
+                chunk = agents_pb2.LogChunk(
+                    query_id=query_id, rank=source.rank, attempt=source.attempt, data=data
+                )
+                await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
+
+
+def _read(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(CHUNK_BYTES)
+    except FileNotFoundError:
+        return b""
+
+
+def _attempts(job_dir: Path) -> list[int]:
+    if not job_dir.is_dir():
+        return []
+    matches = (_ATTEMPT.fullmatch(path.name) for path in job_dir.iterdir())
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+def _newest_attempt(job_dir: Path) -> int:
+    """The newest attempt that has written logs; 0 when none has."""
+    for attempt in reversed(_attempts(job_dir)):
+        if any((job_dir / f"a{attempt}").glob("rank-*.log")):
+            return attempt
+    return 0
+
+
+def _sources(job_dir: Path, rank: int | None, *, after_attempt: int) -> list[_Source]:
+    """Log files of attempts after this one, from their beginnings, oldest attempt first."""
+    found = []
+    for attempt in _attempts(job_dir):
+        if attempt <= after_attempt:
+            continue
+        for path in sorted((job_dir / f"a{attempt}").iterdir()):
+            match = _RANK_LOG.fullmatch(path.name)
+            if match and (rank is None or int(match.group(1)) == rank):
+                found.append(_Source(attempt, int(match.group(1)), path, 0))
+    return found

@@ -1,0 +1,138 @@
+"""Processes as Linux shows them: who they are, when they end, and how to end them.
+
+Waiting goes through pidfds and the event loop, so that the end of a process is
+noticed at once and without polling. A pid alone is never trusted across time:
+pids are reused, so a process is named by its pid and its start time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessName:
+    """A process for all time: pid and start time in clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+
+def process_name(pid: int) -> ProcessName | None:
+    """The name of a process that runs now; None when there is none."""
+    fields = _stat_fields(pid)
+    return None if fields is None else ProcessName(pid=pid, start_ticks=int(fields[19]))
+
+
+def zombie_status(pid: int) -> int | None:
+    """The wait status of a dead process that its parent has not reaped; None otherwise."""
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] != "Z":
+        return None
+    return int(fields[49])
+
+
+def reap(pid: int) -> int | None:
+    """The wait status of a dead child of ours; None when it lives or is not our child."""
+    try:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return status if reaped else None
+
+
+def child_pids() -> list[int]:
+    """Our children, dead ones included; none where the kernel does not tell."""
+    found: list[int] = []
+    # A process's children are listed under the thread that made or inherited them.
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.extend(int(pid) for pid in (task / "children").read_text().split())
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def become_subreaper() -> None:
+    """Inherit the orphans below us, so that workers of a dead standby can be reaped."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def raise_open_files_limit() -> None:
+    """Take all the descriptors we may: every gloo peer costs a worker some."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def wait_gone(pid: int) -> None:
+    """Return when the process has ended; at once when there is none."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+    loop.add_reader(handle, _resolve, gone)
+    try:
+        await gone
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+def send_signal(pidfd: int, number: signal.Signals) -> None:
+    """Signal a process that may have ended meanwhile."""
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return
+
+
+def kill_leftovers(names: Iterable[ProcessName], *, timeout_s: float) -> list[ProcessName]:
+    """SIGKILL whichever of these processes still run and wait; returns those that were killed."""
+    deadline_s = time.monotonic() + timeout_s
+    killed: list[ProcessName] = []
+    for name in names:
+        if process_name(name.pid) != name or zombie_status(name.pid) is not None:
+            continue
+        try:
+            handle = os.pidfd_open(name.pid)
+        except ProcessLookupError:
+            continue
+        try:
+            # Between the check and the open the pid may have passed on.
+            if process_name(name.pid) == name:
+                send_signal(handle, signal.SIGKILL)
+                killed.append(name)
+                left_s = max(0.0, deadline_s - time.monotonic())
+                select.select([handle], [], [], left_s)
+        finally:
+            os.close(handle)
+    return killed
+
+
+def _resolve(gone: asyncio.Future[None]) -> None:
+    if not gone.done():
+        gone.set_result(None)
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """/proc/<pid>/stat from the state on; the command before it may hold blanks."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,267 @@
+"""Reads the black boxes of local workers and says upward what they hold.
+
+Three things leave here: a summary of every rank for the heartbeat; the figures
+of every step, from rank 0's box (all ranks know the same loss); and the progress
+of the attempt on this node, which the controller needs at once after a start
+and now and then later.
+
+What does not belong here: the end of workers. Only the last look into their
+boxes does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from controller.agent.ledger import Weight
+from controller.agent.worker import Worker
+from outlast.blackbox import Phase, StartMark, StepRecord
+from outlast.v1 import agents_pb2, common_pb2
+
+STEP_REPORT_PERIOD_S = 0.2
+PROGRESS_PERIOD_S = 2.0
+# A restart is over when the first step is: look often while one is awaited, but not
+# for the half hour that a large model may take.
+START_LOOK_PERIOD_S = 0.01
+START_LOOK_S = 30.0
+
+# When rank 0's node is lost, the steps that it had completed and not yet told are known
+# to the others: each tells the last few when its own workers end without being done.
+LAST_STEPS_S = 5.0
+
+# Parts of a start, each ending with the mark beside it. `fork` comes before them.
+_PARTS = (
+    ("groups", StartMark.GROUPS_READY),
+    ("model", StartMark.MODEL_READY),
+    ("restore", StartMark.RESTORED),
+)
+
+Emit = Callable[[agents_pb2.AgentEvent, Weight], None]
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What was read from one rank's box so far."""
+
+    worker: Worker
+    resumed_step: int = -1
+    last: StepRecord | None = None
+    first: StepRecord | None = None
+    unsent: list[StepRecord] = field(default_factory=list)
+    # The last seconds of any other rank's.
+    recent: list[StepRecord] = field(default_factory=list)
+    # The rank has ended and everything it left was read.
+    is_read: bool = False
+
+    def look(self) -> None:
+        """Take in the steps completed since the last look."""
+        if self.is_read:
+            return
+        reader = self.worker.black_box()
+        if reader is None:
+            return
+        records = reader.new_steps()
+        if not records:
+            return
+        self.resumed_step = reader.present().resumed_step
+        self.first = self.first or records[0]
+        self.last = records[-1]
+        if self.worker.rank == 0:
+            self.unsent.extend(records)
+        else:
+            since_ns = records[-1].end_ns - LAST_STEPS_S * 1e9
+            self.recent = [r for r in (*self.recent, *records) if r.end_ns >= since_ns]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Progress of one attempt on this node."""
+
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    steps_sent_s: float = 0.0
+    progress_sent_s: float = 0.0
+    progress_step: int = -1
+
+    @property
+    def has_started(self) -> bool:
+        return all(rank.first is not None for rank in self.ranks.values())
+
+
+class Reporter:
+    """Turns black boxes into events and heartbeat summaries."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._attempts: dict[tuple[str, int], _Attempt] = {}
+        self._changed = asyncio.Event()
+
+    def watch(self, workers: Iterable[Worker]) -> None:
+        """Report on these workers, all ranks of one attempt on this node, from now on."""
+        self._drop_ended()
+        for worker in workers:
+            attempt = self._attempts.setdefault((worker.job_id, worker.attempt), _Attempt())
+            attempt.ranks[worker.rank] = _Rank(worker)
+        self._changed.set()
+
+    def worker_ended(self, worker: Worker) -> None:
+        """Send what the worker still left in its box, before its end is reported."""
+        key = (worker.job_id, worker.attempt)
+        attempt = self._attempts.get(key)
+        if attempt is None or worker.rank not in attempt.ranks:
+            return
+        for rank in attempt.ranks.values():
+            rank.look()
+        attempt.ranks[worker.rank].is_read = True
+        self._send_steps(key, attempt)
+        if not any(rank.worker.is_running for rank in attempt.ranks.values()):
+            self._send_last_steps(key, attempt)
+            self._send_progress(key, attempt)
+            del self._attempts[key]
+
+    def summaries(self, workers: Iterable[Worker]) -> list[agents_pb2.RankSummary]:
+        """What the boxes of these workers say now, for a heartbeat."""
+        now_ns = time.time_ns()
+        return [self._summary(worker, now_ns) for worker in workers]
+
+    async def run(self) -> None:
+        """Look into the boxes for as long as there are any."""
+        while True:
+            if not self._attempts:
+                self._changed.clear()
+                await self._changed.wait()
+            self._look(time.monotonic())
+            await asyncio.sleep(self._period_s())
+
+    def _summary(self, worker: Worker, now_ns: int) -> agents_pb2.RankSummary:
+        attempt = self._attempts.get((worker.job_id, worker.attempt), _Attempt())
+        rank = attempt.ranks.get(worker.rank, _Rank(worker))
+        born_ns = worker.forked_ns or worker.requested_ns
+        summary = agents_pb2.RankSummary(
+            job_id=worker.job_id,
+            attempt=worker.attempt,
+            rank=worker.rank,
+            phase=Phase.STARTING.name.lower(),
+            completed_step=-1,
+            resumed_step=-1,
+            step_age_s=_age_s(now_ns, rank.last.end_ns if rank.last else born_ns),
+        )
+        present = worker.present()
+        if present is not None:
+            summary.phase = present.phase.name.lower()
+            summary.completed_step = present.completed_step
+            summary.resumed_step = present.resumed_step
+            summary.last_op = present.last_op
+            summary.last_op_seq = present.op_seq
+            since_ns = present.op_left_ns or present.op_entered_ns or born_ns
+            summary.last_op_age_s = _age_s(now_ns, since_ns)
+        return summary
+
+    def _period_s(self) -> float:
+        now_ns = time.time_ns()
+        for attempt in self._attempts.values():
+            if not attempt.has_started:
+                requested_ns = min(rank.worker.requested_ns for rank in attempt.ranks.values())
+                if now_ns - requested_ns < START_LOOK_S * 1e9:
+                    return START_LOOK_PERIOD_S
+        return STEP_REPORT_PERIOD_S
+
+    def _drop_ended(self) -> None:
+        """Drop attempts of which no worker was ever forked."""
+        for key, attempt in list(self._attempts.items()):
+            if not any(rank.worker.is_running for rank in attempt.ranks.values()):
+                del self._attempts[key]
+
+    def _look(self, now_s: float) -> None:
+        for key, attempt in self._attempts.items():
+            for rank in attempt.ranks.values():
+                rank.look()
+            if now_s - attempt.steps_sent_s >= STEP_REPORT_PERIOD_S:
+                attempt.steps_sent_s = now_s
+                self._send_steps(key, attempt)
+            is_due = now_s - attempt.progress_sent_s >= PROGRESS_PERIOD_S
+            if (attempt.progress_step < 0 or is_due) and self._send_progress(key, attempt):
+                attempt.progress_sent_s = now_s
+
+    def _send_steps(self, key: tuple[str, int], attempt: _Attempt) -> None:
+        rank = attempt.ranks.get(0)
+        if rank is not None and rank.unsent:
+            self._report(key, rank.unsent)
+            rank.unsent = []
+
+    def _send_last_steps(self, key: tuple[str, int], attempt: _Attempt) -> None:
+        rank = attempt.ranks[min(attempt.ranks)]
+        exit_ = rank.worker.exit
+        if rank.recent and (exit_ is None or exit_.code != 0):
+            self._report(key, rank.recent)
+
+    def _report(self, key: tuple[str, int], records: list[StepRecord]) -> None:
+        job_id, number = key
+        reports = agents_pb2.StepReports(
+            reports=[_step_report(record, number) for record in records]
+        )
+        event = agents_pb2.AgentEvent(
+            job_id=job_id, attempt=number, at_s=time.time(), step_reports=reports
+        )
+        self._emit(event, Weight.STEPS)
+
+    def _send_progress(self, key: tuple[str, int], attempt: _Attempt) -> bool:
+        """Say how far the slowest local rank is, if that is news; whether it was."""
+        lasts = [rank.last for rank in attempt.ranks.values() if rank.last is not None]
+        if len(lasts) < len(attempt.ranks):
+            return False
+        slowest = min(lasts, key=lambda record: (record.step, -record.end_ns))
+        if slowest.step <= attempt.progress_step:
+            return False
+        attempt.progress_step = slowest.step
+        job_id, number = key
+        progress = agents_pb2.ProgressMade(
+            completed_step=slowest.step,
+            resumed_step=min(rank.resumed_step for rank in attempt.ranks.values()),
+            completed_at_s=slowest.end_ns / 1e9,
+            start_split_s=_start_split(attempt),
+        )
+        event = agents_pb2.AgentEvent(
+            job_id=job_id, attempt=number, at_s=time.time(), progress=progress
+        )
+        self._emit(event, Weight.PROGRESS)
+        return True
+
+
+def _age_s(now_ns: int, then_ns: int) -> float:
+    return max(0.0, (now_ns - then_ns) / 1e9)
+
+
+def _step_report(record: StepRecord, attempt: int) -> common_pb2.StepReport:
+    return common_pb2.StepReport(
+        step=record.step,
+        attempt=attempt,
+        loss=record.loss,
+        grad_norm=record.grad_norm,
+        learning_rate=record.learning_rate,
+        tokens=record.tokens,
+        duration_s=(record.end_ns - record.start_ns) / 1e9,
+        at_s=record.end_ns / 1e9,
+        eval_loss=record.eval_loss,
+    )
+
+
+def _start_split(attempt: _Attempt) -> dict[str, float]:
+    """Seconds of each part of the start, of the rank whose first step ended last.
+
+    The parts add up to the time from the start command to the end of that step.
+    """
+    ends = [(r.first.end_ns, r.worker) for r in attempt.ranks.values() if r.first is not None]
+    first_step_ns, worker = max(ends, key=lambda end: end[0])
+    reader = worker.black_box()
+    marks = {} if reader is None else reader.marks()
+    split = {"fork": _age_s(worker.forked_ns, worker.requested_ns)}
+    last_ns = worker.forked_ns
+    for part, mark in _PARTS:
+        at_ns = max(last_ns, marks.get(mark, last_ns))
+        split[part] = (at_ns - last_ns) / 1e9
+        last_ns = at_ns
+    split["first_step"] = _age_s(first_step_ns, last_ns)
+    return split

@@ -1,0 +1,298 @@
+"""The agent's line to the controller: one gRPC stream, kept up through everything.
+
+While the controller is away, workers go on and events pile up in the buffer.
+On a new connection the agent says who it is and what is true on its node, then
+sends every event that was not acknowledged, again; the controller drops what it
+knows. After `controller_absence_limit_s` without a controller the workers are
+stopped, so that nothing is orphaned for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, cast
+
+import grpc
+import grpc.aio
+
+from controller.agent.config import AgentConfig
+from controller.agent.ledger import EventBuffer
+from outlast.errors import RetryableError
+from outlast.v1 import agents_pb2
+from outlast.v1.agents_pb2_grpc import AgentsStub
+
+if TYPE_CHECKING:
+    from outlast.v1.agents_pb2_grpc import AgentsAsyncStub
+
+    Call = grpc.aio.StreamStreamCall[agents_pb2.AgentMessage, agents_pb2.ControllerMessage]
+
+logger = logging.getLogger(__name__)
+
+# Until the controller says otherwise.
+DEFAULT_HEARTBEAT_PERIOD_S = 2.0
+DEFAULT_ABSENCE_LIMIT_S = 1800.0
+WELCOME_TIMEOUT_S = 10.0
+# Full speed for a controller that restarts, 2 s at most for one that stays away; jitter
+# keeps thousands of agents from arriving at the same instant.
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MOST_S = 2.0
+# Log chunks and findings waiting to be sent; whoever makes more has to wait.
+MAX_OUTBOX = 64
+
+_CHANNEL_OPTIONS = (
+    # Heartbeats that the peer's kernel does not acknowledge for 20 s end the connection
+    # (TCP_USER_TIMEOUT, which gRPC takes from the keepalive timeout). Pings themselves
+    # are rarer than the 5 minutes below which a server takes them for abuse.
+    ("grpc.keepalive_time_ms", 600_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_receive_message_length", 16 * 2**20),
+    ("grpc.enable_retries", 0),
+    # Each connection is a fresh one, even to the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class SessionLostError(RetryableError):
+    """There is no controller to send this to; whoever asked for it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEvents:
+    """What the agent gives to a session and hears from it."""
+
+    hello: Callable[[], agents_pb2.Hello]
+    heartbeat: Callable[[], agents_pb2.Heartbeat]
+    received: Callable[[agents_pb2.ControllerMessage], None]
+    lost: Callable[[], None]
+    """The connection ended; questions that came over it need no answer."""
+    abandoned: Callable[[], None]
+    """No controller for longer than the limit."""
+
+
+class Session:
+    """Connects, and connects again, for as long as the agent lives."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        buffer: EventBuffer[agents_pb2.AgentEvent],
+        events: SessionEvents,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._buffer = buffer
+        self._events = events
+        self._random = random
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._outbox: deque[agents_pb2.AgentMessage] = deque()
+        self._heartbeat: agents_pb2.Heartbeat | None = None
+        self._sent_seq = 0
+        self._absence: asyncio.TimerHandle | None = None
+        self._heartbeat_period_s = DEFAULT_HEARTBEAT_PERIOD_S
+        self._period_changed = asyncio.Event()
+        self._absence_limit_s = DEFAULT_ABSENCE_LIMIT_S
+        self.is_connected = False
+        self.num_sessions = 0
+        self.num_heartbeats = 0
+
+    def wake(self) -> None:
+        """There is a new event in the buffer: send it now."""
+        self._wake.set()
+
+    async def send(self, message: agents_pb2.AgentMessage) -> None:
+        """Send something that only the present connection is interested in.
+
+        Raises:
+            SessionLostError: there is none.
+        """
+        while self.is_connected and len(self._outbox) >= MAX_OUTBOX:
+            self._room.clear()
+            await self._room.wait()
+        if not self.is_connected:
+            raise SessionLostError("no controller is connected")
+        self._outbox.append(message)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keep a session; returns never."""
+        self._start_absence()
+        failures = 0
+        while True:
+            address = self._controller_address()
+            sessions_before = self.num_sessions
+            try:
+                await self._run_once(address)
+                reason = "the controller ended the session"
+            except grpc.aio.AioRpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+            except (TimeoutError, SessionLostError) as error:
+                reason = str(error) or "no welcome in time"
+            except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+                # How gRPC refuses to write to a stream that has just ended.
+                reason = f"the stream ended: {error}"
+            was_connected = self.num_sessions > sessions_before
+            self._disconnected()
+            log = logger.warning if was_connected or failures == 0 else logger.debug
+            log("no controller: node=%s address=%s %s", self._config.node, address, reason)
+            failures = 0 if was_connected else failures + 1
+            await asyncio.sleep(self._backoff_s(failures))
+
+    def _controller_address(self) -> str:
+        """Where the controller is now: it may have come back on another port."""
+        path = self._config.controller_file
+        if path is not None:
+            try:
+                address = json.loads(path.read_text())["grpc"]
+            # It may be missing or half written while the controller starts.
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                logger.debug("controller file %s: %r", path, error)
+            else:
+                return str(address)
+        return self._config.controller
+
+    def _backoff_s(self, failures: int) -> float:
+        longest_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 10))
+        return longest_s * self._random.uniform(0.5, 1.0)
+
+    async def _run_once(self, address: str) -> None:
+        """One connection, until it ends."""
+        async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+            stub = cast("AgentsAsyncStub", AgentsStub(channel))
+            # Without an iterator we write ourselves; grpc-stubs does not know that way.
+            call = stub.Session()  # type: ignore[call-arg]
+            try:
+                await call.write(agents_pb2.AgentMessage(hello=self._events.hello()))
+                async with asyncio.timeout(WELCOME_TIMEOUT_S):
+                    first = await call.read()
+                if not isinstance(first, agents_pb2.ControllerMessage):
+                    raise SessionLostError("the session ended before a welcome")
+                if first.WhichOneof("kind") != "welcome":
+                    raise SessionLostError(f"expected a welcome, got {first.WhichOneof('kind')}")
+                self._welcomed(address, first.welcome)
+                await self._exchange(call)
+            finally:
+                call.cancel()
+
+    async def _exchange(self, call: Call) -> None:
+        """Send, receive and beat until one of the three ends."""
+        tasks = [
+            asyncio.create_task(work, name=f"session-{name}")
+            for name, work in (
+                ("receive", self._receive(call)),
+                ("send", self._send_all(call)),
+                ("beat", self._beat()),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        # The receiver knows the status of the stream; a failed write only knows that it failed.
+        failures = [
+            result
+            for task, result in zip(tasks, results, strict=True)
+            if task in done and isinstance(result, Exception)
+        ]
+        if failures:
+            raise failures[0]
+
+    def _take_periods(self, welcome: agents_pb2.Welcome) -> None:
+        self._heartbeat_period_s = welcome.heartbeat_period_s or DEFAULT_HEARTBEAT_PERIOD_S
+        self._absence_limit_s = welcome.controller_absence_limit_s or DEFAULT_ABSENCE_LIMIT_S
+        self._period_changed.set()
+
+    def _welcomed(self, address: str, welcome: agents_pb2.Welcome) -> None:
+        self._take_periods(welcome)
+        if self._absence is not None:
+            self._absence.cancel()
+            self._absence = None
+        self._sent_seq = 0
+        self.is_connected = True
+        self.num_sessions += 1
+        self._wake.set()
+        logger.info(
+            "controller connected: node=%s address=%s term=%d events_to_resend=%d",
+            self._config.node,
+            address,
+            welcome.term,
+            len(self._buffer),
+        )
+
+    def _disconnected(self) -> None:
+        self._outbox.clear()
+        if not self.is_connected:
+            return
+        self.is_connected = False
+        self._room.set()
+        self._start_absence()
+        self._events.lost()
+
+    def _start_absence(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._absence = loop.call_later(self._absence_limit_s, self._absent_for_too_long)
+
+    def _absent_for_too_long(self) -> None:
+        logger.error(
+            "no controller for %.0f s: node=%s workers are stopped",
+            self._absence_limit_s,
+            self._config.node,
+        )
+        self._events.abandoned()
+
+    async def _receive(self, call: Call) -> None:
+        while True:
+            message = await call.read()
+            if not isinstance(message, agents_pb2.ControllerMessage):
+                return
+            match message.WhichOneof("kind"):
+                case "acked_event_seq":
+                    self._buffer.acknowledge(message.acked_event_seq)
+                case "welcome":
+                    # Another job wants to hear from this node more or less often.
+                    self._take_periods(message.welcome)
+                case _:
+                    self._events.received(message)
+
+    async def _send_all(self, call: Call) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for event in self._buffer.after(self._sent_seq):
+                await call.write(agents_pb2.AgentMessage(event=event.payload))
+                self._sent_seq = event.seq
+            if self._heartbeat is not None:
+                heartbeat, self._heartbeat = self._heartbeat, None
+                self.num_heartbeats += 1
+                heartbeat.seq = self.num_heartbeats
+                await call.write(agents_pb2.AgentMessage(heartbeat=heartbeat))
+            while self._outbox:
+                await call.write(self._outbox.popleft())
+                self._room.set()
+
+    async def _beat(self) -> None:
+        """Have a heartbeat sent every period; a line that is slow gets the newest only."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            heartbeat = self._events.heartbeat()
+            heartbeat.at_s = time.time()
+            self._heartbeat = heartbeat
+            self._wake.set()
+            self._period_changed.clear()
+            due_s = max(due_s + self._heartbeat_period_s, loop.time())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(due_s - loop.time()):
+                    await self._period_changed.wait()
+                # A new period starts with a heartbeat.
+                due_s = loop.time()

@@ -1,0 +1,116 @@
+"""The agent's own files: who runs here, and what it has promised.
+
+`agent.lock` is held for life, so that a second agent on the same folder refuses
+to start. `agent.json` names the processes of the agent that ran last; whatever
+is left of them is killed before anything new starts. `commands.json` keeps the
+command ledger. All are replaced whole, by rename; they are not synced to disk,
+since they guard against the death of the agent, not of the machine, which takes
+the workers and their memory along.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from controller.agent.ledger import CommandLedger
+from controller.agent.processes import ProcessName, kill_leftovers, process_name
+from outlast.errors import FatalError
+
+logger = logging.getLogger(__name__)
+
+LEFTOVER_KILL_S = 10.0
+
+
+class AgentStateError(FatalError):
+    """The agent's folders cannot be used."""
+
+
+class AgentState:
+    """The state folder of one agent, locked for the life of this process."""
+
+    def __init__(self, state_dir: Path, memory_dir: Path, data_dir: Path) -> None:
+        for folder in (state_dir, memory_dir, data_dir):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise AgentStateError(f"cannot create the folder {folder}: {error}") from error
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise AgentStateError(f"cannot write to the folder {folder}")
+        self._agent_path = state_dir / "agent.json"
+        self._commands_path = state_dir / "commands.json"
+        self._lock = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise AgentStateError(
+                f"another agent runs on {state_dir}; stop it or use another --state-dir"
+            ) from error
+
+    def close(self) -> None:
+        """Let the next agent in."""
+        os.close(self._lock)
+
+    def kill_leftovers(self) -> int:
+        """Kill what an earlier agent left running here; how many processes that were."""
+        document = self._read(self._agent_path)
+        names = [
+            ProcessName(pid=int(entry["pid"]), start_ticks=int(entry["start_ticks"]))
+            for entry in document.get("processes", [])
+        ]
+        killed = kill_leftovers(names, timeout_s=LEFTOVER_KILL_S)
+        if killed:
+            pids = [name.pid for name in killed]
+            logger.warning("killed processes of an earlier agent: pids=%s", pids)
+        return len(killed)
+
+    def write_agent(self, incarnation: str, rendezvous_port: int, pids: Iterable[int]) -> None:
+        """Name this agent and every process below it."""
+        own = process_name(os.getpid())
+        assert own is not None
+        names = [name for pid in pids if (name := process_name(pid)) is not None]
+        document = {
+            "pid": own.pid,
+            "incarnation": incarnation,
+            "start_ticks": own.start_ticks,
+            "rendezvous_port": rendezvous_port,
+            "processes": [{"pid": n.pid, "start_ticks": n.start_ticks} for n in names],
+        }
+        _replace(self._agent_path, document)
+
+    def load_ledger(self) -> CommandLedger:
+        """The commands of earlier agents on this node; empty when there were none."""
+        document = self._read(self._commands_path)
+        if not document:
+            return CommandLedger()
+        try:
+            return CommandLedger.from_json(document)
+        except ValueError as error:
+            # Attempts only grow, so an empty ledger can at worst answer a command twice.
+            logger.warning("commands of earlier agents are lost: %s", error)
+            return CommandLedger()
+
+    def save_ledger(self, ledger: CommandLedger) -> None:
+        """Keep the ledger; call before what it admits is done."""
+        _replace(self._commands_path, ledger.to_json())
+
+    def _read(self, path: Path) -> dict[str, list[dict[str, int]]]:
+        try:
+            document = json.loads(path.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            logger.warning("unreadable file %s: %s", path, error)
+            return {}
+        return document if isinstance(document, dict) else {}
+
+
+def _replace(path: Path, document: object) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(document))
+    draft.replace(path)

@@ -1,0 +1,262 @@
+"""Starts, watches and stops the workers of one node.
+
+The standby process forks workers and reaps them; the agent holds a pidfd of
+each. A worker's end is known as soon as its wait status is: from the standby,
+or, when the standby is dead or stuck, from the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from controller.agent.config import Limits
+from controller.agent.processes import child_pids, reap, zombie_status
+from controller.agent.standby_link import StandbyError, StandbyLink
+from controller.agent.worker import Worker, WorkerPaths, post_mortem
+from outlast.errors import RetryableError
+from outlast.v1 import agents_pb2
+
+logger = logging.getLogger(__name__)
+
+# The standby reaps within a millisecond; one that has not said how a worker ended by
+# then is dead or stopped.
+STATUS_GRACE_S = 0.5
+
+
+class WorkersStayError(RetryableError):
+    """Workers outlived SIGKILL: they hang in the kernel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One worker to start."""
+
+    job_id: str
+    attempt: int
+    rank: int
+    paths: WorkerPaths
+    requested_ns: int
+    assignment: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEvents:
+    """What the rest of the agent wants to hear."""
+
+    requested: Callable[[list[Worker]], None]
+    """These workers, all ranks of one attempt here, are about to be forked."""
+    exited: Callable[[Worker], None]
+    """A worker ended; `exit` says how, and its black box is still open."""
+    changed: Callable[[], None]
+    """There are new processes below the agent."""
+
+
+class Supervisor:
+    """The workers of this node, alive and dead, until their job is forgotten."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        standby: StandbyLink,
+        events: WorkerEvents,
+    ) -> None:
+        self._limits = limits
+        self._standby = standby
+        self._events = events
+        self._workers: dict[str, Worker] = {}
+
+    def workers(self) -> list[Worker]:
+        """All that are known, in the order of their starts."""
+        return list(self._workers.values())
+
+    def running(self) -> list[Worker]:
+        """Those that have not ended."""
+        return [worker for worker in self._workers.values() if worker.is_running]
+
+    def statuses(self) -> list[agents_pb2.WorkerStatus]:
+        """What is true now, for a controller that may have missed how it came about."""
+        return [
+            agents_pb2.WorkerStatus(
+                job_id=worker.job_id,
+                attempt=worker.attempt,
+                rank=worker.rank,
+                running=worker.is_running,
+                exit=worker.exit,
+            )
+            for worker in self._workers.values()
+        ]
+
+    async def start(self, launches: Iterable[Launch]) -> None:
+        """Fork all of these workers; all or none.
+
+        Raises:
+            StandbyError: one could not be forked; the others are killed again.
+        """
+        await self._standby.wait_ready(self._limits.standby_ready_s)
+        loop = asyncio.get_running_loop()
+        pairs = [
+            (
+                Worker(
+                    job_id=launch.job_id,
+                    attempt=launch.attempt,
+                    rank=launch.rank,
+                    paths=launch.paths,
+                    requested_ns=launch.requested_ns,
+                    gone=loop.create_future(),
+                ),
+                launch,
+            )
+            for launch in launches
+        ]
+        for worker, _ in pairs:
+            self._workers[worker.key] = worker
+        self._events.requested([worker for worker, _ in pairs])
+        # A stop may cancel the command while forks are under way; they finish, and the
+        # stop waits for the end of what they made.
+        await asyncio.shield(asyncio.ensure_future(self._fork_all(pairs)))
+
+    async def stop(self, job_id: str, attempt: int, *, graceful: bool, timeout_s: float) -> int:
+        """End the workers of this attempt and older ones; the last step any completed, or -1.
+
+        Raises:
+            WorkersStayError: some process outlived SIGKILL.
+        """
+        targets = [w for w in self._workers.values() if w.job_id == job_id and w.attempt <= attempt]
+        if graceful:
+            await _signal_and_wait(targets, signal.SIGTERM, timeout_s)
+        await _signal_and_wait(targets, signal.SIGKILL, self._limits.kill_s)
+        staying = [worker for worker in targets if worker.is_running]
+        if staying:
+            named = ", ".join(f"rank {worker.rank} (pid {worker.pid})" for worker in staying)
+            raise WorkersStayError(
+                f"job {job_id}: still there {self._limits.kill_s:.0f} s after SIGKILL: {named}"
+            )
+        return max(
+            (w.exit.completed_step for w in targets if w.attempt == attempt and w.exit), default=-1
+        )
+
+    async def stop_all(self) -> None:
+        """SIGKILL everything, for the end of the agent."""
+        await _signal_and_wait(self.running(), signal.SIGKILL, self._limits.shutdown_s)
+
+    def forget(self, job_id: str, *, below_attempt: int | None = None) -> None:
+        """Drop the dead workers of a job, or only those of attempts before `below_attempt`."""
+        for key, worker in list(self._workers.items()):
+            if worker.job_id != job_id or worker.is_running:
+                continue
+            if below_attempt is None or worker.attempt < below_attempt:
+                worker.close()
+                del self._workers[key]
+
+    def standby_died(self, other_pids: set[int]) -> None:
+        """Kill workers that a standby forked and could not name before it died.
+
+        They are our children now, as its orphans; all our others are known.
+        """
+        known = other_pids | {worker.pid for worker in self.running() if worker.pid is not None}
+        for pid in child_pids():
+            if pid not in known:
+                logger.warning("killing an unknown worker of a dead standby: pid=%d", pid)
+                os.kill(pid, signal.SIGKILL)
+                asyncio.get_running_loop().call_later(STATUS_GRACE_S, reap, pid)
+
+    def worker_exited(self, key: str, status: int) -> None:
+        """The standby process reaped a worker."""
+        worker = self._workers.get(key)
+        if worker is not None:
+            self._ended(worker, os.waitstatus_to_exitcode(status))
+
+    async def _fork_all(self, pairs: list[tuple[Worker, Launch]]) -> None:
+        results = await asyncio.gather(
+            *(self._fork(worker, launch) for worker, launch in pairs), return_exceptions=True
+        )
+        self._events.changed()
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if not failures:
+            return
+        workers = [worker for worker, _ in pairs]
+        await _signal_and_wait(workers, signal.SIGKILL, self._limits.kill_s)
+        raise failures[0]
+
+    async def _fork(self, worker: Worker, launch: Launch) -> None:
+        try:
+            forked = await self._standby.fork(worker.key, launch.assignment)
+        except StandbyError:
+            worker.close()
+            del self._workers[worker.key]
+            worker.gone.set_result(None)
+            raise
+        worker.forked_ns = forked.at_ns
+        # A worker that ended at once may be reaped by now; its status has come or will come.
+        if worker.is_running and worker.open_pidfd(forked.pid):
+            assert worker.pidfd is not None
+            loop = asyncio.get_running_loop()
+            loop.add_reader(worker.pidfd, self._process_ended, worker)
+        logger.info("worker started: worker=%s pid=%d", worker.key, forked.pid)
+
+    def _process_ended(self, worker: Worker) -> None:
+        assert worker.pidfd is not None
+        assert worker.pid is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(worker.pidfd)
+        # Ours to reap when its standby process is dead.
+        status = reap(worker.pid)
+        if status is not None:
+            self._ended(worker, os.waitstatus_to_exitcode(status))
+        else:
+            loop.call_later(STATUS_GRACE_S, self._ended_unreported, worker)
+
+    def _ended_unreported(self, worker: Worker) -> None:
+        """The process is gone and the standby has not said how: find out otherwise."""
+        if not worker.is_running:
+            return
+        assert worker.pid is not None
+        status = reap(worker.pid)
+        if status is None:
+            status = zombie_status(worker.pid)
+        if status is None:
+            # Reaped by a standby that died before it could tell. It left an error report
+            # or was killed.
+            status = 1 << 8 if worker.paths.error.exists() else int(signal.SIGKILL)
+        self._ended(worker, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, worker: Worker, code: int) -> None:
+        if not worker.is_running:
+            return
+        if worker.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(worker.pidfd)
+        worker.exit = post_mortem(
+            worker,
+            code,
+            max_text_bytes=self._limits.max_text_bytes,
+            stderr_tail_bytes=self._limits.stderr_tail_bytes,
+        )
+        logger.info(
+            "worker ended: worker=%s pid=%s code=%d step=%d signalled=%s after_s=%.1f",
+            worker.key,
+            worker.pid,
+            code,
+            worker.exit.completed_step,
+            worker.stopped_by.name if worker.stopped_by else "no",
+            (time.time_ns() - worker.forked_ns) / 1e9,
+        )
+        worker.gone.set_result(None)
+        self._events.exited(worker)
+        worker.close()
+
+
+async def _signal_and_wait(workers: list[Worker], number: signal.Signals, timeout_s: float) -> None:
+    """Signal those that run and wait until all are gone or the time is up."""
+    waiting = [worker.gone for worker in workers if worker.is_running]
+    for worker in workers:
+        if worker.is_running:
+            worker.signal(number)
+    if waiting:
+        await asyncio.wait(waiting, timeout=timeout_s)

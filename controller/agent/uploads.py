@@ -1,0 +1,133 @@
+"""Moves sealed host-memory checkpoints of this node's ranks to storage.
+
+One `checkpoint.upload.Uploader` (a thread) per job that has run here. It belongs
+to the agent, not to the workers, so a killed worker loses nothing: what it
+sealed is still uploaded. What happens is reported as events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from checkpoint.upload import Uploader
+from controller.agent.threads import run_blocking
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadPlan:
+    """What an uploader of one job must know; a new plan replaces the old uploader."""
+
+    url: str
+    job_id: str
+    memory_dir: Path
+    local_ranks: tuple[int, ...]
+    saver_ranks: tuple[int, ...]
+    is_coordinator: bool
+    keep: int
+    timeout_s: float
+
+
+class UploadEvents(Protocol):
+    """Hears what becomes of uploads, in the event loop's thread."""
+
+    def upload_committed(
+        self, job_id: str, step: int, size_bytes: int, upload_s: float, total_s: float
+    ) -> None: ...
+
+    def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None: ...
+
+
+class Uploads:
+    """The uploaders of this node."""
+
+    def __init__(self, events: UploadEvents) -> None:
+        self._events = events
+        self._active: dict[str, tuple[UploadPlan, Uploader]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    async def follow(self, plan: UploadPlan) -> None:
+        """Upload by this plan from now on."""
+        active = self._active.get(plan.job_id)
+        if active is not None:
+            if active[0] == plan:
+                return
+            await run_blocking(active[1].stop, "upload-stop")
+        uploader = self._make(plan)
+        self._active[plan.job_id] = (plan, uploader)
+        uploader.start()
+
+    async def finish(self, job_id: str, drain_s: float) -> None:
+        """Finish the wanted uploads of a job within `drain_s`, then stop looking for more."""
+        active = self._active.pop(job_id, None)
+        if active is None:
+            return
+        uploader = active[1]
+        if not await run_blocking(lambda: uploader.drain(drain_s), "upload-drain"):
+            logger.warning("uploads given up: job=%s not done in %.0f s", job_id, drain_s)
+        await run_blocking(uploader.stop, "upload-stop")
+
+    async def stop(self) -> None:
+        """Drop everything; what is half uploaded is never committed."""
+        uploaders = [uploader for _, uploader in self._active.values()]
+        self._active.clear()
+        await asyncio.gather(
+            *(run_blocking(uploader.stop, "upload-stop") for uploader in uploaders)
+        )
+
+    def _make(self, plan: UploadPlan) -> Uploader:
+        def committed(step: int, size_bytes: int, upload_s: float, total_s: float) -> None:
+            self._later(
+                self._events.upload_committed, plan.job_id, step, size_bytes, upload_s, total_s
+            )
+
+        def trouble(step: int, stage: str, detail: str) -> None:
+            self._later(self._events.upload_trouble, plan.job_id, step, stage, detail)
+
+        return Uploader(
+            url=plan.url,
+            job_id=plan.job_id,
+            memory_dir=plan.memory_dir,
+            local_ranks=plan.local_ranks,
+            saver_ranks=plan.saver_ranks,
+            coordinator=plan.is_coordinator,
+            keep=plan.keep,
+            timeout_s=plan.timeout_s,
+            on_committed=committed,
+            on_trouble=trouble,
+        )
+
+    def _later(self, tell: Callable[..., None], *arguments: object) -> None:
+        # The uploader's thread may outlive the loop by a moment, when the agent ends.
+        try:
+            self._loop.call_soon_threadsafe(tell, *arguments)
+        except RuntimeError:
+            logger.debug("agent is ending; upload event dropped: %s", arguments)
+
+
+def delete_job_memory(memory_dir: Path) -> None:
+    """Free the host memory of a job that has ended."""
+    shutil.rmtree(memory_dir, ignore_errors=True)
+
+
+def held_bytes(folders: Sequence[Path]) -> int:
+    """Memory that the files below these folders take."""
+    files = [path for folder in folders if folder.is_dir() for path in folder.rglob("*")]
+    total = 0
+    for path in files:
+        # Files come and go while we look.
+        try:
+            total += path.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return total

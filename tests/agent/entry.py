@@ -1,0 +1,103 @@
+"""What the workers of these tests do: steps in a black box, and misbehaviour on request.
+
+`<data_dir>/behaviour.json` maps a rank to what it does; ranks not named train until stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from outlast.blackbox import Group, Op, Phase, StartMark, StepRecord, Writer
+
+STEP_S = 0.005
+GRACEFUL_EXIT = 75
+
+
+class Stop:
+    """Set by SIGTERM."""
+
+    asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def run(assignment: dict[str, Any]) -> int:
+    rank = int(assignment["rank"])
+    path = Path(assignment["data_dir"]) / "behaviour.json"
+    behaviours = json.loads(path.read_text()) if path.exists() else {}
+    behaviour = str(behaviours.get(str(rank), "train"))
+    stop = Stop()
+    signal.signal(signal.SIGTERM, stop)
+    if behaviour == "ignore-term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behaviour.startswith("exit:"):
+        return int(behaviour.removeprefix("exit:"))
+    if behaviour == "facts":
+        print(json.dumps(facts()), flush=True)
+    print(f"rank {rank} attempt {assignment['attempt']} starts", flush=True)
+    box = Writer(
+        assignment["blackbox_path"],
+        rank=rank,
+        world_size=assignment["world_size"],
+        attempt=assignment["attempt"],
+    )
+    for mark in (StartMark.GROUPS_READY, StartMark.MODEL_READY, StartMark.RESTORED):
+        box.mark(mark)
+    box.resumed(max(0, assignment["committed_step"]))
+    return train(box, behaviour, stop, first=max(0, assignment["committed_step"]) + 1)
+
+
+def train(box: Writer, behaviour: str, stop: Stop, *, first: int) -> int:
+    box.phase(Phase.FORWARD_BACKWARD)
+    last = int(behaviour.removeprefix("finish:")) if behaviour.startswith("finish:") else 10**9
+    for step in range(first, last + 1):
+        start_ns = time.time_ns()
+        box.enter(Op.ALL_REDUCE, Group.DP)
+        time.sleep(STEP_S)
+        if behaviour == "raise" and step == 3:
+            print("about to fail", file=sys.stderr)
+            raise ValueError("loss is not finite at step 3")
+        box.leave()
+        box.completed(
+            StepRecord(
+                step=step,
+                loss=1.0 / step,
+                grad_norm=0.5,
+                learning_rate=1e-3,
+                tokens=64,
+                start_ns=start_ns,
+                end_ns=time.time_ns(),
+                eval_loss=None,
+            )
+        )
+        if stop.asked:
+            return GRACEFUL_EXIT
+    return 0
+
+
+def facts() -> dict[str, Any]:
+    """What a worker can say about where it woke up."""
+    descriptors = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            descriptors[name] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+    return {
+        "descriptors": descriptors,
+        "process_group": os.getpgrp(),
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+        "modules": sorted(
+            {name.partition(".")[0] for name in sys.modules} & {"grpc", "torch", "controller"}
+        ),
+        "sigint_default": signal.getsignal(signal.SIGINT) is signal.SIG_DFL,
+    }

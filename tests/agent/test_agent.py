@@ -1,0 +1,535 @@
+"""A real agent, standby process and workers, below a controller that we play."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from outlast.v1 import agents_pb2
+from tests.agent.conftest import StartAgent
+from tests.agent.harness import (
+    AgentProcess,
+    FakeController,
+    big_spec,
+    start_command,
+    stop_command,
+    wait_for,
+)
+
+
+def start_job(controller: FakeController, attempt: int = 1) -> None:
+    wait_for(lambda: controller.hellos, "a hello")
+    result = controller.result(controller.command(start_command(attempt)))
+    assert result.ok, result
+
+
+def test_started_workers_report_steps_and_progress(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    wait_for(lambda: controller.hellos, "a hello")
+    hello = controller.hellos[0]
+    assert (hello.node_id, hello.workers, hello.address) == ("n0", 2, "127.0.0.1")
+    assert hello.rendezvous_port > 0
+    assert hello.incarnation
+    start_job(controller)
+    progress = controller.progress("job", 1)
+    assert progress.resumed_step == 0
+    split = progress.start_split_s
+    assert set(split) == {"fork", "groups", "model", "restore", "first_step"}
+    assert all(part >= 0 for part in split.values())
+    wait_for(lambda: len(controller.events("step_reports")) >= 2, "two batches of steps")
+    reports = [
+        report
+        for event in controller.events("step_reports")
+        for report in event.step_reports.reports
+    ]
+    assert [report.step for report in reports] == list(range(1, len(reports) + 1))
+    assert reports[3].loss == 0.25
+    assert not reports[0].HasField("eval_loss")
+
+
+def test_heartbeat_says_where_each_rank_stands(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+
+    def both_ranks() -> bool:
+        beats = controller.heartbeats()
+        ranks = beats[-1].ranks if beats else []
+        return len(ranks) == 2 and all(
+            summary.phase == "forward_backward"
+            and summary.completed_step >= 1
+            and summary.resumed_step == 0
+            and "dp all_reduce" in summary.last_op
+            and summary.step_age_s < 5
+            for summary in ranks
+        )
+
+    wait_for(both_ranks, "a heartbeat with both ranks")
+
+
+def test_controller_may_change_the_heartbeat_period_during_a_session(
+    controller: FakeController, start_agent: StartAgent
+) -> None:
+    controller.heartbeat_period_s = 600.0
+    start_agent(controller.start())
+    wait_for(controller.heartbeats, "the first heartbeat")
+    controller.send(controller.welcome(0.05))
+    wait_for(lambda: len(controller.heartbeats()) >= 5, "heartbeats at the new period")
+    assert [beat.seq for beat in controller.heartbeats()[:5]] == [1, 2, 3, 4, 5]
+    assert len(controller.hellos) == 1
+
+
+def test_killed_worker_is_reported_at_once(controller: FakeController, agent: AgentProcess) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    pid = agent.worker_pid(1, 1)
+    killed_s = time.time()
+    os.kill(pid, signal.SIGKILL)
+    exit_ = controller.exit_of("job", 1, 1)
+    heard_s = next(
+        at_s
+        for at_s, message in controller.received
+        if message.event.WhichOneof("kind") == "worker_exited"
+    )
+    # Some milliseconds in fact; the bound allows for a machine with other work.
+    assert heard_s - killed_s < 1.0
+    assert exit_.code == -signal.SIGKILL
+    assert exit_.completed_step >= 1
+    assert "dp all_reduce" in exit_.last_op
+    assert "starts" in exit_.stderr_tail
+
+
+def test_exception_reaches_the_controller_with_its_traceback(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    agent.behave(rank1="raise")
+    start_job(controller)
+    exit_ = controller.exit_of("job", 1, 1)
+    assert exit_.code == 1
+    assert exit_.exception_type == "builtins.ValueError"
+    assert exit_.exception_message == "loss is not finite at step 3"
+    assert "in train" in exit_.traceback
+    assert "about to fail" in exit_.stderr_tail
+    assert exit_.completed_step == 2
+    assert exit_.last_op == "in dp all_reduce #3"
+
+
+def test_finished_workers_report_their_last_steps_before_their_end(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    agent.behave(rank0="finish:40", rank1="finish:40")
+    start_job(controller)
+    assert [controller.exit_of("job", 1, rank).code for rank in (0, 1)] == [0, 0]
+    kinds = [
+        (message.event.WhichOneof("kind"), message.event.worker_exited.rank)
+        for _, message in controller.received
+        if message.WhichOneof("kind") == "event"
+    ]
+    steps = [
+        report.step
+        for event in controller.events("step_reports")
+        for report in event.step_reports.reports
+    ]
+    assert steps == list(range(1, 41))
+    assert controller.events("progress")[-1].progress.completed_step == 40
+    last_steps = max(at for at, (kind, _) in enumerate(kinds) if kind == "step_reports")
+    assert last_steps < kinds.index(("worker_exited", 0))
+
+
+def test_graceful_stop_lets_workers_finish_their_step(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    result = controller.result(controller.command(stop_command(1, graceful=True)))
+    assert result.ok
+    exits = [controller.exit_of("job", 1, rank) for rank in (0, 1)]
+    assert [exit_.code for exit_ in exits] == [75, 75]
+    assert result.completed_step == max(exit_.completed_step for exit_ in exits)
+
+
+def test_forced_stop_ends_a_stopped_process_and_one_that_ignores_sigterm(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    agent.behave(rank1="ignore-term")
+    start_job(controller)
+    controller.progress("job", 1)
+    # A SIGSTOPped process takes no SIGTERM (research: torchrun waits 30 s here).
+    os.kill(agent.worker_pid(1, 0), signal.SIGSTOP)
+    result = controller.result(controller.command(stop_command(1, graceful=True, timeout_s=0.3)))
+    assert result.ok
+    assert result.completed_step >= 1
+    assert [controller.exit_of("job", 1, rank).code for rank in (0, 1)] == [-9, -9]
+
+
+def test_stop_leaves_newer_attempts_alone_and_stale_starts_are_refused(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller, attempt=2)
+    controller.progress("job", 2)
+    assert controller.result(controller.command(stop_command(1))).completed_step == -1
+    stale = controller.result(controller.command(start_command(2)))
+    assert (stale.ok, stale.error_kind) == (False, "stale")
+    older = controller.result(controller.command(start_command(1)))
+    assert (older.ok, older.error_kind) == (False, "stale")
+    assert controller.result(controller.command(stop_command(2))).ok
+    stopped = controller.result(controller.command(start_command(2)))
+    assert "attempt 2 was already stopped" in stopped.detail
+    assert len(controller.events("worker_exited")) == 2
+
+
+def test_start_of_a_newer_attempt_replaces_workers_that_were_never_stopped(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller, attempt=1)
+    controller.progress("job", 1)
+    start_job(controller, attempt=2)
+    controller.progress("job", 2)
+    assert [controller.exit_of("job", 1, rank).code for rank in (0, 1)] == [-9, -9]
+
+
+def test_repeated_command_is_applied_once(controller: FakeController, agent: AgentProcess) -> None:
+    wait_for(lambda: controller.hellos, "a hello")
+    for _ in range(3):
+        controller.command(start_command(1, command_id="once"))
+    wait_for(lambda: len(controller.events("command_result")) >= 1, "an answer")
+    controller.command(start_command(1, command_id="once"))
+    controller.progress("job", 1)
+    controller.command(start_command(1, command_id="once"))
+    controller.result(controller.command(stop_command(1)))
+    results = {event.command_result.ok for event in controller.events("command_result")}
+    assert results == {True}
+    assert len(controller.events("worker_exited")) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "words"),
+    [
+        (start_command(job_id="j1", ranks=(0, 1, 2)), "resource", "3 workers asked of a node"),
+        (start_command(job_id="../up"), "config", "is no name"),
+        (start_command(job_id="j2", spec_json="{"), "config", "Expecting"),
+        (start_command(job_id="j3", spec_json='{"name": "job", "stepz": 3}'), "config", "stepz"),
+        (start_command(job_id="j4", spec_json=big_spec()), "resource", "host memory"),
+        (
+            start_command(job_id="j5", committed_step=-1, checkpoint_url="file:///proc/nowhere"),
+            "config",
+            "checkpoint storage file:///proc/nowhere",
+        ),
+    ],
+    ids=["ranks", "job-id", "json", "spec", "memory", "storage"],
+)
+def test_start_that_cannot_work_here_is_refused(
+    shared_agent: FakeController, command: agents_pb2.Command, kind: str, words: str
+) -> None:
+    result = shared_agent.result(shared_agent.command(command))
+    assert (result.ok, result.error_kind) == (False, kind)
+    assert words in result.detail
+
+
+def test_events_of_a_controllers_absence_are_sent_again_and_workers_go_on(
+    controller: FakeController, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    address_file = tmp_path / "controller.json"
+    controller.acknowledges = False
+    port = controller.start()
+    agent = start_agent(port, "--controller-file", str(address_file))
+    start_job(controller)
+    controller.progress("job", 1)
+    pids = [agent.worker_pid(1, rank) for rank in (0, 1)]
+    heard = seqs(controller)
+    controller.stop()
+    os.kill(pids[1], signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{pids[1]}").exists(), "a dead worker")
+
+    successor = FakeController()
+    address_file.write_text(json.dumps({"grpc": f"127.0.0.1:{successor.start()}"}))
+    try:
+        assert successor.exit_of("job", 1, 1).code == -signal.SIGKILL
+        # Nothing was acknowledged, so everything comes again, in order and without gaps.
+        wait_for(lambda: seqs(successor)[-1] > heard[-1] + 2, "new events")
+        assert seqs(successor) == list(range(1, len(seqs(successor)) + 1))
+        hello = successor.hellos[0]
+        assert hello.incarnation == controller.hellos[0].incarnation
+        statuses = {status.rank: status for status in hello.worker_statuses}
+        assert statuses[0].running
+        assert statuses[1].exit.code == -signal.SIGKILL
+        assert Path(f"/proc/{pids[0]}").exists()
+    finally:
+        successor.stop()
+
+
+def test_acknowledged_events_are_not_sent_again(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    controller.result(controller.command(stop_command(1)))
+    last = seqs(controller)[-1]
+    # The order of a stream: an answer to this shows that the acks before it were read.
+    controller.result(controller.command(stop_command(1)))
+    before = len(controller.received)
+    controller.drop_connection()
+    wait_for(lambda: len(controller.hellos) == 2, "a second hello")
+    controller.result(controller.command(stop_command(1)))
+    again = [
+        message.event.seq
+        for _, message in controller.received[before:]
+        if message.WhichOneof("kind") == "event"
+    ]
+    assert min(again) > last
+
+
+def test_workers_are_stopped_after_too_long_without_a_controller(
+    start_agent: StartAgent,
+) -> None:
+    controller = FakeController(absence_limit_s=0.5)
+    agent = start_agent(controller.start())
+    try:
+        start_job(controller)
+        controller.progress("job", 1)
+        pids = [agent.worker_pid(1, rank) for rank in (0, 1)]
+    finally:
+        controller.stop()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "workers stopped")
+    assert agent.process.poll() is None
+
+
+def test_workers_outlive_the_standby_process_and_a_new_one_takes_over(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    pids = [agent.worker_pid(1, rank) for rank in (0, 1)]
+    standby = agent.standby_pid()
+    os.kill(standby, signal.SIGKILL)
+    wait_for(lambda: agent.standby_pid() != standby, "another standby process")
+    os.kill(pids[0], signal.SIGKILL)
+    assert controller.exit_of("job", 1, 0).code == -signal.SIGKILL
+    os.kill(pids[1], signal.SIGTERM)
+    assert controller.exit_of("job", 1, 1).code == 75
+    start_job(controller, attempt=2)
+    controller.progress("job", 2)
+
+
+def test_worker_end_is_noticed_while_the_standby_process_is_stuck(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    os.kill(agent.standby_pid(), signal.SIGSTOP)
+    os.kill(agent.worker_pid(1, 0), signal.SIGTERM)
+    assert controller.exit_of("job", 1, 0).code == 75
+
+
+def test_killed_agent_leaves_no_process(controller: FakeController, agent: AgentProcess) -> None:
+    agent.behave(rank0="ignore-term", rank1="ignore-term")
+    start_job(controller)
+    controller.progress("job", 1)
+    assert len(agent.pids()) == 4
+    agent.process.kill()
+    agent.process.wait()
+    wait_for(lambda: not agent.pids(), "an empty session")
+
+
+def test_sigterm_leaves_no_process_and_exits_with_0(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    agent.behave(rank0="ignore-term", rank1="ignore-term")
+    start_job(controller)
+    controller.progress("job", 1)
+    agent.process.terminate()
+    assert agent.process.wait(timeout=5) == 0
+    assert agent.pids() == []
+
+
+def test_restarted_agent_kills_what_is_left_and_remembers_its_commands(
+    controller: FakeController, start_agent: StartAgent
+) -> None:
+    port = controller.start()
+    first = start_agent(port)
+    controller.result(controller.command(start_command(1, command_id="once")))
+    controller.progress("job", 1)
+    workers = [first.worker_pid(1, rank) for rank in (0, 1)]
+    kept = first.memory_dir / "job" / "rank-00000" / "slot-0"
+    kept.write_bytes(b"state")
+    # Both die in the same instant: nobody is left to kill the workers.
+    os.kill(first.standby_pid(), signal.SIGSTOP)
+    first.process.kill()
+    os.kill(first.standby_pid(), signal.SIGKILL)
+    first.process.wait()
+    assert all(Path(f"/proc/{pid}").exists() for pid in workers)
+
+    start_agent(port)
+    wait_for(lambda: len(controller.hellos) == 2, "a hello of the second agent")
+    assert not set(first.pids()) & set(workers)
+    assert controller.hellos[1].incarnation != controller.hellos[0].incarnation
+    assert not controller.hellos[1].worker_statuses
+    assert kept.read_bytes() == b"state"
+    before = len(controller.received)
+    controller.command(start_command(1, command_id="once"))
+    wait_for(lambda: controller.events("command_result", before), "the stored answer")
+    assert controller.events("command_result", before)[0].command_result.ok
+    stale = controller.result(controller.command(start_command(1)))
+    assert stale.error_kind == "stale"
+
+
+def test_second_agent_on_the_same_folder_is_refused(
+    controller: FakeController, agent: AgentProcess, start_agent: StartAgent
+) -> None:
+    wait_for(lambda: controller.hellos, "a hello")
+    second = start_agent(1)
+    assert second.process.wait(timeout=10) == 2
+    assert "another agent runs on" in second.log.read_text()
+    assert agent.process.poll() is None
+
+
+def test_forgotten_job_frees_its_host_memory(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    folder = agent.memory_dir / "job"
+    forget = agents_pb2.Command(
+        job_id="job", attempt=1, forget_job=agents_pb2.ForgetJob(keep_memory=True)
+    )
+    assert controller.result(controller.command(forget)).ok
+    assert folder.exists()
+    again = agents_pb2.Command(job_id="job", attempt=1, forget_job=agents_pb2.ForgetJob())
+    assert controller.result(controller.command(again)).ok
+    assert not folder.exists()
+    controller.drop_connection()
+    wait_for(lambda: len(controller.hellos) == 2, "a second hello")
+    assert not controller.hellos[1].worker_statuses
+
+
+def test_logs_are_followed_into_the_next_attempt(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    controller.send(log_query("q1", follow=True, rank=1))
+    wait_for(lambda: "rank 1 attempt 1 starts" in logged(controller, "q1"), "the first log")
+    start_job(controller, attempt=2)
+    wait_for(lambda: "rank 1 attempt 2 starts" in logged(controller, "q1"), "the next log")
+    assert "rank 0" not in logged(controller, "q1")
+    controller.send(log_query("q2", follow=False))
+    wait_for(lambda: chunks(controller, "q2") and chunks(controller, "q2")[-1].end, "the end")
+    assert "rank 0 attempt 2 starts" in logged(controller, "q2")
+    assert "rank 1 attempt 2 starts" in logged(controller, "q2")
+    controller.send(log_query("q3", follow=False, job_id="unknown"))
+    wait_for(lambda: chunks(controller, "q3"), "an answer for an unknown job")
+    assert chunks(controller, "q3")[0].end
+
+
+def suite_command(suite: str) -> agents_pb2.Command:
+    return agents_pb2.Command(
+        job_id="job", attempt=1, run_suite=agents_pb2.RunSuite(suite=suite, timeout_s=60.0)
+    )
+
+
+def test_suite_of_a_job_answers_with_its_findings(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    result = controller.result(controller.command(suite_command("preflight")))
+    assert result.ok
+    assert [finding.verdict for finding in result.findings] == ["pass", "fail"]
+    crashed = controller.result(controller.command(suite_command("crashes")))
+    assert (crashed.ok, crashed.error_kind) == (False, "internal")
+
+
+def test_suite_asked_for_by_hand_streams_its_findings(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    wait_for(lambda: controller.hellos, "a hello")
+    for run_id, suite in (("r1", "preflight"), ("r2", "crashes")):
+        asked = agents_pb2.ManualDiagnostics(run_id=run_id, suite=suite, timeout_s=60.0)
+        controller.send(agents_pb2.ControllerMessage(diagnostics=asked))
+
+    def reports(run_id: str) -> list[agents_pb2.FindingsReport]:
+        found = [m.findings for _, m in controller.received if m.WhichOneof("kind") == "findings"]
+        return [report for report in found if report.run_id == run_id]
+
+    wait_for(lambda: reports("r2") and reports("r2")[-1].done, "the end of the second run")
+    verdicts = {
+        run_id: [finding.verdict for report in reports(run_id) for finding in report.findings]
+        for run_id in ("r1", "r2")
+    }
+    assert verdicts == {"r1": ["pass", "fail"], "r2": ["pass", "error"]}
+    assert [report.done for report in reports("r1")] == [False, False, True]
+
+
+def test_stop_ends_a_suite_that_is_under_way(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    suite = controller.command(suite_command("hangs"))
+    wait_for(lambda: len(agent.pids()) >= 4, "a runner with its child")
+    assert controller.result(controller.command(stop_command(1))).ok
+    assert controller.result(suite).error_kind == "stale"
+    wait_for(lambda: len(agent.pids()) == 2, "only agent and standby process")
+
+
+def test_stop_ends_a_start_that_waits_for_the_standby_process(
+    controller: FakeController, start_agent: StartAgent
+) -> None:
+    agent = start_agent(
+        controller.start(), "--standby-argument=--preload=tests.agent.endless_import"
+    )
+    start = controller.command(start_command(1))
+    folder = agent.state_dir / "jobs" / "job" / "a1"
+    wait_for(folder.exists, "the folder of the attempt")
+    assert controller.result(controller.command(stop_command(1))).ok
+    result = controller.result(start)
+    assert (result.ok, result.error_kind) == (False, "stale")
+    assert "stopped before this was done" in result.detail
+
+
+def test_metrics_page_counts_what_happened(
+    controller: FakeController, start_agent: StartAgent
+) -> None:
+    agent = start_agent(controller.start(), "--metrics-port", "0")
+    start_job(controller)
+    controller.progress("job", 1)
+    os.kill(agent.worker_pid(1, 1), signal.SIGKILL)
+    controller.exit_of("job", 1, 1)
+    address = controller.hellos[0].metrics_address
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
+        text = page.read().decode()
+    assert "outlast_agent_workers_running 1.0" in text
+    assert 'outlast_agent_worker_exits_total{outcome="signal"} 1.0' in text
+    assert "outlast_agent_connected 1.0" in text
+    assert "outlast_agent_sessions_total 1.0" in text
+
+
+def seqs(controller: FakeController) -> list[int]:
+    return [
+        message.event.seq
+        for _, message in controller.received
+        if message.WhichOneof("kind") == "event"
+    ]
+
+
+def log_query(
+    query_id: str, *, follow: bool, rank: int | None = None, job_id: str = "job"
+) -> agents_pb2.ControllerMessage:
+    query = agents_pb2.LogQuery(query_id=query_id, job_id=job_id, rank=rank, follow=follow)
+    return agents_pb2.ControllerMessage(log_query=query)
+
+
+def chunks(controller: FakeController, query_id: str) -> list[agents_pb2.LogChunk]:
+    return [
+        message.log_chunk
+        for _, message in controller.received
+        if message.WhichOneof("kind") == "log_chunk" and message.log_chunk.query_id == query_id
+    ]
+
+
+def logged(controller: FakeController, query_id: str) -> str:
+    return b"".join(chunk.data for chunk in chunks(controller, query_id)).decode()

@@ -1,0 +1,130 @@
+"""Who uploads what on a node, with an uploader that only notes what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.agent import uploads as uploads_module
+from controller.agent.uploads import UploadPlan, Uploads, delete_job_memory, held_bytes
+
+PLAN = UploadPlan(
+    url="memory://checkpoints/job",
+    job_id="job",
+    memory_dir=Path("/dev/shm/none/job"),
+    local_ranks=(0, 1),
+    saver_ranks=(0, 1),
+    is_coordinator=True,
+    keep=3,
+    timeout_s=600.0,
+)
+
+
+class NotingUploader:
+    """Stands in for `checkpoint.upload.Uploader`."""
+
+    notes: list[str]
+
+    def __init__(self, **settings: object) -> None:
+        self.name = f"{settings['job_id']}:{settings['local_ranks']}"
+        committed, trouble = settings["on_committed"], settings["on_trouble"]
+        assert callable(committed)
+        assert callable(trouble)
+        self.committed: Callable[..., None] = committed
+        self.trouble: Callable[..., None] = trouble
+
+    def start(self) -> None:
+        self.notes.append(f"start {self.name}")
+        thread = threading.Thread(target=self.work)
+        thread.start()
+        thread.join()
+
+    def work(self) -> None:
+        self.committed(50, 1000, 0.5, 2.5)
+        self.trouble(100, "upload", "No space left on device")
+
+    def drain(self, timeout_s: float) -> bool:
+        self.notes.append(f"drain {self.name} {timeout_s}")
+        return True
+
+    def stop(self) -> None:
+        self.notes.append(f"stop {self.name}")
+
+
+class Heard:
+    """Upload events, with the thread they came in."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+        self.threads: set[int] = set()
+
+    def upload_committed(
+        self, job_id: str, step: int, size_bytes: int, upload_s: float, total_s: float
+    ) -> None:
+        self.threads.add(threading.get_ident())
+        self.events.append((job_id, step, size_bytes, upload_s, total_s))
+
+    def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
+        self.threads.add(threading.get_ident())
+        self.events.append((job_id, step, stage, detail))
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    NotingUploader.notes = []
+    monkeypatch.setattr(uploads_module, "Uploader", NotingUploader)
+    return NotingUploader.notes
+
+
+def test_uploader_outlives_attempts_and_is_replaced_when_ranks_move(notes: list[str]) -> None:
+    async def run() -> None:
+        uploads = Uploads(Heard())
+        await uploads.follow(PLAN)
+        await uploads.follow(PLAN)
+        await uploads.follow(replace(PLAN, local_ranks=(2, 3), is_coordinator=False))
+        assert len(uploads) == 1
+        await uploads.finish("job", 5.0)
+        await uploads.finish("job", 5.0)
+        assert len(uploads) == 0
+
+    asyncio.run(run())
+    assert notes == [
+        "start job:(0, 1)",
+        "stop job:(0, 1)",
+        "start job:(2, 3)",
+        "drain job:(2, 3) 5.0",
+        "stop job:(2, 3)",
+    ]
+
+
+def test_what_an_uploader_reports_is_heard_in_the_event_loop(notes: list[str]) -> None:
+    heard = Heard()
+
+    async def run() -> None:
+        uploads = Uploads(heard)
+        await uploads.follow(PLAN)
+        await uploads.stop()
+
+    asyncio.run(run())
+    assert heard.events == [
+        ("job", 50, 1000, 0.5, 2.5),
+        ("job", 100, "upload", "No space left on device"),
+    ]
+    assert heard.threads == {threading.get_ident()}
+    assert notes == ["start job:(0, 1)", "stop job:(0, 1)"]
+
+
+def test_held_memory_is_counted_and_freed(tmp_path: Path) -> None:
+    folder = tmp_path / "job" / "rank-00000"
+    folder.mkdir(parents=True)
+    (folder / "slot-0").write_bytes(b"x" * 100_000)
+    assert held_bytes([tmp_path / "job", tmp_path / "unknown"]) >= 100_000
+    delete_job_memory(tmp_path / "job")
+    assert held_bytes([tmp_path / "job"]) == 0
+    assert not (tmp_path / "job").exists()
+    delete_job_memory(tmp_path / "job")
