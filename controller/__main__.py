@@ -1,0 +1,58 @@
+"""`python -m controller`: a controller, and local nodes if asked for, until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from controller import app
+
+
+def parse(arguments: list[str] | None) -> app.Options:
+    """What the command line says; ValueError for values that make no sense."""
+    parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
+    parser.add_argument("--state-dir", required=True, type=Path, help="journal, logs, checkpoints")
+    parser.add_argument("--grpc", default=app.DEFAULT_GRPC, metavar="HOST:PORT")
+    parser.add_argument("--http", default=app.DEFAULT_HTTP, metavar="HOST:PORT")
+    parser.add_argument("--local-nodes", type=int, default=0, help="nodes to run here")
+    parser.add_argument("--workers-per-node", type=int, default=1)
+    parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
+    parser.add_argument(
+        "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
+    )
+    # For tests: what runs in the place of an agent.
+    parser.add_argument("--agent-command", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    options = app.Options(
+        state_dir=given.state_dir,
+        grpc=given.grpc,
+        http=given.http,
+        local_nodes=given.local_nodes,
+        workers_per_node=given.workers_per_node,
+        standby=given.standby,
+        fresh=given.fresh,
+    )
+    if given.agent_command:
+        return replace(options, agent_command=tuple(shlex.split(given.agent_command)))
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        options = parse(arguments)
+    except ValueError as error:
+        print(f"outlast controller: {error}", file=sys.stderr)
+        return app.EXIT_REFUSED
+    return app.main(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

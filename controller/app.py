@@ -1,0 +1,330 @@
+"""The controller put together: `run` is one controller's life, from lock to last byte.
+
+On SIGINT or SIGTERM it leaves in order: it stops listening to its own machine
+first, so that the end of its local nodes is no fault, then ends them. When it is
+killed instead, agents and training go on, and the next `run` finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from controller.core.context import Settings
+from controller.core.events import NodeGone
+from controller.core.machine import Machine
+from controller.effects import Effects, UnmanagedCluster
+from controller.local.cluster import LocalCluster, LocalConfig
+from controller.rpc.server import Parts, PortTakenError, Server
+from controller.rpc.sessions import Sessions
+from controller.service import Service
+from controller.store.curves import Curves
+from controller.store.database import Database
+from controller.store.journal import Journal
+from controller.store.lock import StateLock
+from controller.watch import Watch
+from controller.web.app import Web
+from controller.web.metrics import ControllerMetrics
+from outlast.clock import SystemClock
+from outlast.errors import FatalError, OutlastError
+from outlast.ids import NodeId
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_GRPC = "127.0.0.1:7070"
+DEFAULT_HTTP = "127.0.0.1:7071"
+EXIT_OK, EXIT_BROKEN, EXIT_REFUSED = 0, 1, 2
+
+
+class StateDirError(FatalError):
+    """The state directory cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One controller."""
+
+    state_dir: Path
+    grpc: str = DEFAULT_GRPC
+    """host:port; port 0 takes a free one."""
+    http: str = DEFAULT_HTTP
+    local_nodes: int = 0
+    """Nodes to run on this machine."""
+    workers_per_node: int = 1
+    standby: int = 0
+    """Local nodes on top of `local_nodes`."""
+    fresh: bool = False
+    """Forget the jobs, end what runs, and empty the host memory of local nodes first."""
+    settings: Settings = field(default_factory=Settings)
+    """Bounds of the fleet as a whole."""
+    agent_command: tuple[str, ...] = (sys.executable, "-m", "controller.agent")
+
+    def __post_init__(self) -> None:
+        for name in ("local_nodes", "standby"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
+        if self.workers_per_node < 1:
+            raise ValueError(f"workers_per_node is {self.workers_per_node}; allowed: 1 or more")
+        for name in ("grpc", "http"):
+            parse_address(getattr(self, name), f"--{name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A controller that listens."""
+
+    grpc: str
+    http: str
+    term: int
+
+
+OnReady = Callable[[Running], None]
+
+
+def main(options: Options, on_ready: OnReady | None = None) -> int:
+    """Run a controller until a signal ends it; its exit code. Errors are one clear line."""
+    try:
+        asyncio.run(run(options, on_ready))
+    except OutlastError as error:
+        print(f"outlast controller: {error}", file=sys.stderr)
+        is_refusal = isinstance(error, FatalError) and not isinstance(error, LoopEndedError)
+        return EXIT_REFUSED if is_refusal else EXIT_BROKEN
+    return EXIT_OK
+
+
+class LoopEndedError(FatalError):
+    """The controller's loop failed; the process must end."""
+
+
+async def run(
+    options: Options, on_ready: OnReady | None = None, *, stop: asyncio.Event | None = None
+) -> None:
+    """One controller's life; returns after SIGINT, SIGTERM or `stop`.
+
+    Raises:
+        FatalError: it could not start (state directory, second controller, port),
+            or its loop failed: then local nodes are left running, as after a crash.
+    """
+    stop = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        lock = _open_state_dir(options.state_dir)
+        stack.callback(lock.close)
+        if options.fresh:
+            _forget_jobs(options.state_dir)
+        http = _bind_http(options.http)
+        stack.callback(http.close)
+        controller = await stack.enter_async_context(_assemble(options))
+        grpc = controller.bind(options.grpc)
+        running = Running(grpc=grpc, http=_name(http), term=controller.journal.term)
+        lock.say(grpc=running.grpc, http=running.http)
+        await controller.live(options, running, http, stop, on_ready)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Controller:
+    """The parts of a controller that is not running yet."""
+
+    service: Service
+    journal: Journal
+    server: Server
+    web: Web
+    effects: Effects
+
+    def bind(self, address: str) -> str:
+        host, port = parse_address(address, "--grpc")
+        # gRPC's own message names no reason.
+        _check_free(host, port, "--grpc")
+        try:
+            return f"{host}:{self.server.bind(host, port)}"
+        except PortTakenError as error:
+            raise PortTakenError(f"{error} (--grpc)") from error
+
+    async def live(
+        self,
+        options: Options,
+        running: Running,
+        http: socket.socket,
+        stop: asyncio.Event,
+        on_ready: OnReady | None,
+    ) -> None:
+        cluster = _make_cluster(options, running.grpc, self.service)
+        if cluster is not None:
+            self.effects.use(cluster)
+        file = options.state_dir / "controller.json"
+        loop = asyncio.create_task(self.service.run(), name="service")
+        web = asyncio.create_task(self.web.serve(http), name="web")
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            if cluster is not None and options.fresh:
+                await cluster.forget_everything()
+            await self.server.start()
+            _write_whole(file, {"pid": os.getpid(), "grpc": running.grpc, "http": running.http})
+            if cluster is not None:
+                await cluster.start()
+            logger.info(
+                "controller listens: grpc=%s http=%s term=%d",
+                running.grpc,
+                running.http,
+                running.term,
+            )
+            if on_ready is not None:
+                on_ready(running)
+            await asyncio.wait([loop, web, stopped], return_when=asyncio.FIRST_COMPLETED)
+            _raise_failure(loop, web)
+            logger.info("controller stops")
+            self.service.stop()
+            if cluster is not None:
+                await cluster.stop_all()
+            file.unlink(missing_ok=True)
+        finally:
+            self.service.stop()
+            self.web.stop()
+            await self.server.stop()
+            if cluster is not None:
+                await cluster.leave()
+            stopped.cancel()
+            await asyncio.gather(loop, web, stopped, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _assemble(options: Options) -> AsyncIterator[_Controller]:
+    """Open the journal, take the term, and build everything around the machine."""
+    clock = SystemClock()
+    metrics = ControllerMetrics()
+    database = Database(options.state_dir / "journal.sqlite")
+    try:
+        journal = Journal(database, clock, on_commit=metrics.committed)
+        journal.take_over()
+        machine = Machine(journal.load(), options.settings)
+        watch = Watch(machine.state)
+        sessions = Sessions()
+        effects = Effects(sessions.send, UnmanagedCluster())
+        service = Service(
+            machine=machine,
+            journal=journal,
+            curves=Curves(database),
+            watch=watch,
+            effects=effects,
+            clock=clock,
+        )
+        metrics.read_from(service, watch, sessions, effects, clock)
+        checkpoints = (options.state_dir / "checkpoints").resolve()
+        parts = Parts(
+            service=service,
+            sessions=sessions,
+            watch=watch,
+            clock=clock,
+            checkpoint_root=checkpoints.as_uri(),
+        )
+        yield _Controller(
+            service=service,
+            journal=journal,
+            server=Server(parts),
+            web=Web(service, journal, metrics),
+            effects=effects,
+        )
+    finally:
+        database.close()
+
+
+def _make_cluster(options: Options, grpc: str, service: Service) -> LocalCluster | None:
+    if options.local_nodes + options.standby == 0:
+        return None
+
+    def gone(node: NodeId, detail: str, at_s: float) -> None:
+        service.post(NodeGone(node=node, detail=detail, at_s=at_s))
+
+    config = LocalConfig(
+        state_dir=options.state_dir,
+        nodes=options.local_nodes + options.standby,
+        workers_per_node=options.workers_per_node,
+        controller_address=grpc,
+        agent_command=options.agent_command,
+    )
+    return LocalCluster(config, gone)
+
+
+def _raise_failure(loop: asyncio.Task[None], web: asyncio.Task[None]) -> None:
+    for task in (loop, web):
+        if task.done() and not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            if not isinstance(error, OutlastError):
+                logger.error("the controller's %s failed", task.get_name(), exc_info=error)
+            raise LoopEndedError(
+                f"stopped, because its {task.get_name()} failed: {error}; agents and training "
+                "go on; start it again with the same --state-dir"
+            ) from error
+    if web.done():
+        raise LoopEndedError("stopped, because its HTTP server ended")
+
+
+def parse_address(address: str, option: str) -> tuple[str, int]:
+    """Host and port of `host:port`; ValueError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{option} is {address!r}; it must be host:port, such as {DEFAULT_GRPC}")
+    return host.strip("[]"), int(port)
+
+
+def _open_state_dir(state_dir: Path) -> StateLock:
+    """The lock of a directory that can be written."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        probe = state_dir / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+        return StateLock(state_dir)
+    except OSError as error:
+        raise StateDirError(
+            f"the state directory {state_dir} cannot be written: {error.strerror or error}; "
+            "give another with --state-dir"
+        ) from error
+
+
+def _forget_jobs(state_dir: Path) -> None:
+    """Drop the journal. Checkpoints and prepared data stay: they are the user's."""
+    for path in state_dir.glob("journal.sqlite*"):
+        path.unlink()
+
+
+def _bind_http(address: str) -> socket.socket:
+    host, port = parse_address(address, "--http")
+    return _listen(host, port, "--http")
+
+
+def _check_free(host: str, port: int, option: str) -> None:
+    _listen(host, port, option).close()
+
+
+def _listen(host: str, port: int, option: str) -> socket.socket:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(target[:2], family=family)
+    except OSError as error:
+        raise PortTakenError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; "
+            f"choose another address with {option}"
+        ) from error
+
+
+def _name(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"{host}:{port}"
+
+
+def _write_whole(path: Path, document: object) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(document))
+    draft.replace(path)

@@ -1,0 +1,70 @@
+"""Tells the log what the journal took in: each change of state, once, with its reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import assert_never
+
+from controller.core.facts import (
+    CommandClosed,
+    CommandOpened,
+    Fact,
+    IncidentPut,
+    JobPut,
+    NodePut,
+    State,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Chronicle:
+    """Logs changes of jobs, nodes and incidents."""
+
+    def __init__(self, state: State) -> None:
+        self._told: dict[str, StrEnum] = {}
+        for job in state.jobs.values():
+            self._told[job.job_id] = job.state
+        for node in state.nodes.values():
+            self._told[node.node] = node.state
+        for incident in state.incidents.values():
+            self._told[incident.incident] = incident.state
+
+    def tell(self, facts: Iterable[Fact]) -> None:
+        """Log what these facts, just journalled, have changed."""
+        for fact in facts:
+            match fact:
+                case JobPut(job=job):
+                    if self._is_news(job.job_id, job.state):
+                        logger.info(
+                            "job %s: job=%s attempt=%d %s",
+                            job.state,
+                            job.job_id,
+                            job.attempt,
+                            job.reason,
+                        )
+                case NodePut(node=node):
+                    if self._is_news(node.node, node.state):
+                        logger.info("node %s: node=%s %s", node.state, node.node, node.reason)
+                case IncidentPut(incident=incident):
+                    if self._is_news(incident.incident, incident.state):
+                        logger.info(
+                            "incident %s: incident=%s cause=%s %s",
+                            incident.state,
+                            incident.incident,
+                            incident.cause,
+                            incident.reason,
+                        )
+                case CommandOpened(command=command):
+                    logger.debug("command opened: command=%s", command.command_id)
+                case CommandClosed(command_id=command_id, why=why):
+                    logger.debug("command closed: command=%s %s", command_id, why)
+                case _:
+                    assert_never(fact)
+
+    def _is_news(self, what: str, state: StrEnum) -> bool:
+        is_news = self._told.get(what) is not state
+        self._told[what] = state
+        return is_news

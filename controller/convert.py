@@ -1,0 +1,234 @@
+"""What comes in from outside, turned into the machine's words, and commands turned back.
+
+Pure functions on messages. What clients see of the state is in `rpc/views.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import TypeVar, assert_never
+
+from controller.core import events as ev
+from controller.core.records import (
+    CommandRecord,
+    ForgetJob,
+    JobPlan,
+    RunSuite,
+    StartWorkers,
+    StopWorkers,
+)
+from controller.store.curves import StepRow
+from diagnostics.core.exits import ExitFacts, classify
+from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
+from diagnostics.core.verdicts import NodeVerdict, fold
+from outlast.ids import Attempt, CommandId, JobId, NodeId
+from outlast.spec import JobSpec
+from outlast.v1 import agents_pb2, common_pb2, diagnostics_pb2
+
+# A frame of a traceback: the file and the function.
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in (?P<function>\S+)', re.MULTILINE)
+_DIGITS = re.compile(r"\d+")
+# Bounds on what one agent may make the journal keep, per exit.
+_MAX_DETAIL = 2_000
+_MAX_TRACEBACK = 16_000
+
+_Word = TypeVar("_Word", ThresholdSource, Verdict, Localises)
+
+
+def plan_of(spec: JobSpec) -> JobPlan:
+    """The part of a spec that the machine needs."""
+    recovery = spec.recovery
+    return JobPlan(
+        nodes=spec.num_nodes,
+        workers_per_node=spec.workers_per_node,
+        standby=spec.resources.standby,
+        total_steps=spec.steps,
+        retry_budget=recovery.retry_budget,
+        in_place_restarts=recovery.in_place_restarts,
+        first_step_timeout_s=recovery.first_step_timeout_s,
+        stop_timeout_s=recovery.stop_timeout_s,
+        preflight_timeout_s=recovery.preflight_timeout_s,
+        diagnose_timeout_s=recovery.diagnose_timeout_s,
+    )
+
+
+def node_joined(hello: agents_pb2.Hello) -> ev.NodeJoined:
+    """An agent's first message."""
+    node = NodeId(hello.node_id)
+    return ev.NodeJoined(
+        node=node,
+        incarnation=hello.incarnation,
+        address=hello.address,
+        rendezvous_port=hello.rendezvous_port,
+        workers=hello.workers,
+        statuses=tuple(_worker_status(node, status) for status in hello.worker_statuses),
+    )
+
+
+def worker_exited(
+    node: NodeId, job_id: str, attempt: int, rank: int, exit_: agents_pb2.WorkerExit
+) -> ev.WorkerExited:
+    """The end of a worker, classified."""
+    found = classify(
+        ExitFacts(
+            code=exit_.code,
+            exception_type=exit_.exception_type,
+            exception_message=exit_.exception_message,
+            stderr_tail=exit_.stderr_tail,
+        )
+    )
+    detail = found.reason
+    if exit_.last_op:
+        detail += f" ({exit_.last_op})"
+    return ev.WorkerExited(
+        job_id=JobId(job_id),
+        attempt=Attempt(attempt),
+        node=node,
+        rank=rank,
+        code=exit_.code,
+        fault_class=str(found.exit_class),
+        fingerprint=fingerprint(exit_),
+        detail=detail[:_MAX_DETAIL],
+        traceback=(exit_.traceback or exit_.stderr_tail)[-_MAX_TRACEBACK:],
+        completed_step=exit_.completed_step,
+        at_s=exit_.at_s,
+    )
+
+
+def fingerprint(exit_: agents_pb2.WorkerExit) -> str:
+    """The same text for the same failure, whichever rank or step it struck; "" for none.
+
+    Type, innermost frame (file and function) and message, with numbers left out.
+    """
+    if not exit_.exception_type:
+        return ""
+    frames = _FRAME.findall(exit_.traceback)
+    file, function = frames[-1] if frames else ("", "")
+    message = _DIGITS.sub("#", exit_.exception_message)
+    text = "\n".join((exit_.exception_type, f"{file}:{function}", message))
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def command_finished(node: NodeId, result: agents_pb2.CommandResult) -> ev.CommandFinished:
+    """An agent's answer to a command; findings become one verdict."""
+    verdict = fold_findings(result.findings)
+    return ev.CommandFinished(
+        command_id=CommandId(result.command_id),
+        node=node,
+        ok=result.ok,
+        error_kind=result.error_kind,
+        detail=(result.detail or (verdict.reason if result.findings else ""))[:_MAX_DETAIL],
+        completed_step=result.completed_step,
+        verdict=str(verdict.verdict),
+    )
+
+
+def fold_findings(findings: Iterable[diagnostics_pb2.Finding]) -> NodeVerdict:
+    """One verdict over findings as they came over the wire."""
+    return fold([_finding(message) for message in findings])
+
+
+def step_rows(event: agents_pb2.AgentEvent) -> list[StepRow]:
+    """Step reports of one event, for the curve."""
+    return [
+        StepRow(
+            job=JobId(event.job_id),
+            step=report.step,
+            attempt=report.attempt or event.attempt,
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            learning_rate=report.learning_rate,
+            tokens=report.tokens,
+            duration_s=report.duration_s,
+            at_s=report.at_s,
+            eval_loss=report.eval_loss if report.HasField("eval_loss") else None,
+        )
+        for report in event.step_reports.reports
+    ]
+
+
+def step_report(row: StepRow) -> common_pb2.StepReport:
+    """A row of the curve, for clients."""
+    return common_pb2.StepReport(
+        step=row.step,
+        attempt=row.attempt,
+        loss=row.loss,
+        grad_norm=row.grad_norm,
+        learning_rate=row.learning_rate,
+        tokens=row.tokens,
+        duration_s=row.duration_s,
+        at_s=row.at_s,
+        eval_loss=row.eval_loss,
+    )
+
+
+def command_message(record: CommandRecord) -> agents_pb2.Command:
+    """A journalled command, for its agent."""
+    message = agents_pb2.Command(
+        command_id=record.command_id, job_id=record.job or "", attempt=record.attempt
+    )
+    match record.command:
+        case StartWorkers() as start:
+            message.start_workers.CopyFrom(
+                agents_pb2.StartWorkers(
+                    spec_json=start.spec_json,
+                    ranks=start.ranks,
+                    world_size=start.world_size,
+                    rendezvous_host=start.rendezvous_host,
+                    rendezvous_port=start.rendezvous_port,
+                    rank_nodes=start.rank_nodes,
+                    committed_step=start.committed_step,
+                    checkpoint_url=start.checkpoint_url,
+                )
+            )
+        case StopWorkers() as stop:
+            message.stop_workers.CopyFrom(
+                agents_pb2.StopWorkers(graceful=stop.graceful, timeout_s=stop.timeout_s)
+            )
+        case RunSuite() as suite:
+            message.run_suite.CopyFrom(
+                agents_pb2.RunSuite(suite=suite.suite, timeout_s=suite.timeout_s)
+            )
+        case ForgetJob() as forget:
+            message.forget_job.CopyFrom(agents_pb2.ForgetJob(keep_memory=forget.keep_memory))
+        case _:
+            assert_never(record.command)
+    return message
+
+
+def _worker_status(node: NodeId, status: agents_pb2.WorkerStatus) -> ev.WorkerStatus:
+    ended = None
+    if not status.running:
+        ended = worker_exited(node, status.job_id, status.attempt, status.rank, status.exit)
+    return ev.WorkerStatus(
+        job_id=JobId(status.job_id),
+        attempt=Attempt(status.attempt),
+        rank=status.rank,
+        exit=ended,
+    )
+
+
+def _finding(message: diagnostics_pb2.Finding) -> Finding:
+    """A finding off the wire; words that this version does not know become the mildest."""
+    return Finding(
+        test=message.test,
+        node=message.node,
+        metric=message.metric,
+        value=message.value,
+        unit=message.unit,
+        threshold=message.threshold if message.HasField("threshold") else None,
+        threshold_source=_word(ThresholdSource, message.threshold_source, ThresholdSource.NONE),
+        verdict=_word(Verdict, message.verdict, Verdict.INCONCLUSIVE),
+        localises=_word(Localises, message.localises, Localises.NODE),
+        detail=message.detail,
+        duration_s=message.duration_s,
+    )
+
+
+def _word(kind: type[_Word], text: str, other: _Word) -> _Word:
+    try:
+        return kind(text)
+    except ValueError:
+        return other

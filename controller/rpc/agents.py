@@ -1,0 +1,264 @@
+"""The Agents service: the controller's end of each agent's stream.
+
+Heartbeats end in the tables of `watch`. Events become the machine's events, and
+are acknowledged when what they brought is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+from collections.abc import AsyncIterator
+
+import grpc
+
+from controller import convert
+from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
+from controller.core.facts import State
+from controller.core.records import StopWorkers
+from controller.rpc.diagnostics import DiagnosticsRuns
+from controller.rpc.errors import Context, abort, bad_field
+from controller.rpc.logs import LogQueries
+from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationError
+from controller.service import Service
+from controller.store.curves import StepRow
+from controller.watch import MAX_RANKS, Watch
+from outlast.ids import JobId, NodeId
+from outlast.v1 import agents_pb2
+from outlast.v1.agents_pb2_grpc import AgentsServicer
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 10.0
+MAX_NODES = 16_384
+_NODE_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?")
+# How a worker ends that its agent was told to stop: killed, or gracefully.
+_STOPPED_CODES = (-signal.SIGKILL, -signal.SIGTERM, 75)
+
+
+class AgentsService(AgentsServicer):
+    """One session per node."""
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        sessions: Sessions,
+        watch: Watch,
+        logs: LogQueries,
+        runs: DiagnosticsRuns,
+    ) -> None:
+        self._service = service
+        self._sessions = sessions
+        self._watch = watch
+        self._logs = logs
+        self._runs = runs
+        service.on_refreshed = self._retell_periods
+
+    async def Session(
+        self, request_iterator: AsyncIterator[agents_pb2.AgentMessage], context: Context
+    ) -> AsyncIterator[agents_pb2.ControllerMessage]:
+        """Take in what the agent sends, until either side ends it."""
+        messages = aiter(request_iterator)
+        hello = await self._hello(messages, context)
+        try:
+            session = self._sessions.open(NodeId(hello.node_id), hello.incarnation)
+        except StaleIncarnationError as error:
+            await abort(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                str(error),
+                reason="STALE_INCARNATION",
+            )
+        self._welcome(session, hello)
+        reader = asyncio.create_task(self._read(session, messages), name=f"read-{session.node}")
+        try:
+            async for message in session.outgoing():
+                yield message
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            if self._sessions.closed(session):
+                logger.info("session ended: node=%s", session.node)
+                self._service.post(NodeDisconnected(node=session.node))
+
+    def _retell_periods(self) -> None:
+        """Tell agents whose job wants more or fewer heartbeats than they send."""
+        now_s = asyncio.get_running_loop().time()
+        for node in self._sessions.nodes():
+            session = self._sessions.get(node)
+            if session is None or session.heartbeat_period_s == self._watch.wanted_period_s(node):
+                continue
+            session.send(self._welcome_message(session))
+            self._watch.told_period(node, session.heartbeat_period_s, now_s)
+
+    async def _hello(
+        self, messages: AsyncIterator[agents_pb2.AgentMessage], context: Context
+    ) -> agents_pb2.Hello:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await anext(messages)
+        except (TimeoutError, StopAsyncIteration):
+            await bad_field(context, "hello", "must be the first message, within 10 s")
+        hello = first.hello
+        if first.WhichOneof("kind") != "hello":
+            await bad_field(context, "hello", "must be the first message")
+        if not _NODE_PATTERN.fullmatch(hello.node_id):
+            await bad_field(
+                context,
+                "hello.node_id",
+                f"is {hello.node_id[:300]!r}; allowed: letters, digits, '-', '_' and '.'",
+            )
+        if not hello.incarnation:
+            await bad_field(context, "hello.incarnation", "is required")
+        if not 1 <= hello.workers <= MAX_RANKS:
+            await bad_field(
+                context, "hello.workers", f"is {hello.workers}; allowed: 1 to {MAX_RANKS}"
+            )
+        if len(self._sessions) >= MAX_NODES:
+            await abort(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{MAX_NODES} nodes are connected already",
+                reason="TOO_MANY_NODES",
+            )
+        return hello
+
+    def _welcome(self, session: AgentSession, hello: agents_pb2.Hello) -> None:
+        node = session.node
+        # Before the machine hears of it: its commands must come after the welcome.
+        session.send(self._welcome_message(session))
+        session.acknowledge()
+        now_s = asyncio.get_running_loop().time()
+        heard = self._watch.joined(node, now_s, session.heartbeat_period_s)
+        logger.info(
+            "session opened: node=%s incarnation=%s address=%s workers=%d version=%s",
+            node,
+            hello.incarnation,
+            hello.address,
+            hello.workers,
+            hello.version,
+        )
+        self._service.post(convert.node_joined(hello), *heard)
+        self._service.changes.fire()
+
+    def _welcome_message(self, session: AgentSession) -> agents_pb2.ControllerMessage:
+        session.heartbeat_period_s = self._watch.wanted_period_s(session.node)
+        welcome = agents_pb2.Welcome(
+            term=self._service.term,
+            heartbeat_period_s=session.heartbeat_period_s,
+            controller_absence_limit_s=self._watch.absence_limit_s(session.node),
+        )
+        return agents_pb2.ControllerMessage(welcome=welcome)
+
+    async def _read(
+        self, session: AgentSession, messages: AsyncIterator[agents_pb2.AgentMessage]
+    ) -> None:
+        """Take messages in until the agent ends the stream or a newer session replaces it."""
+        try:
+            async for message in messages:
+                if session.is_closed:
+                    return
+                await session.receipts.room()
+                self._take(session, message)
+        except grpc.RpcError as error:
+            logger.info("session broke: node=%s %s", session.node, error)
+        except Exception:
+            # Our own mistake, provoked by one agent: it must not take the others down,
+            # nor stay connected half-heard.
+            logger.exception("session dropped: node=%s", session.node)
+        finally:
+            session.close()
+
+    def _take(self, session: AgentSession, message: agents_pb2.AgentMessage) -> None:
+        node = session.node
+        now_s = asyncio.get_running_loop().time()
+        self._service.post(*self._watch.heard(node, now_s))
+        match message.WhichOneof("kind"):
+            case "heartbeat":
+                self._service.post(*self._watch.heartbeat(node, message.heartbeat, now_s))
+            case "event":
+                self._take_event(session, message.event, now_s)
+            case "log_chunk":
+                self._logs.deliver(node, message.log_chunk)
+            case "findings":
+                self._runs.deliver(node, message.findings)
+            case other:
+                logger.warning("message ignored: node=%s kind=%s", node, other)
+
+    def _take_event(
+        self, session: AgentSession, event: agents_pb2.AgentEvent, now_s: float
+    ) -> None:
+        receipts = session.receipts
+        if not receipts.take(event.seq):
+            session.acknowledge()
+            return
+
+        def durable() -> None:
+            receipts.durable(event.seq)
+            present = self._sessions.get(session.node)
+            if present is not None and present.receipts is receipts:
+                present.acknowledge()
+
+        events: list[Event] = []
+        rows: list[StepRow] = []
+        if event.WhichOneof("kind") == "step_reports":
+            if JobId(event.job_id) in self._service.state.jobs:
+                rows = convert.step_rows(event)
+        elif event.WhichOneof("kind") == "progress":
+            events = self._watch.progress_made(session.node, event, now_s)
+        else:
+            events = _events_of(session.node, event, self._service.state)
+        self._service.offer(events, rows, durable)
+
+
+def _events_of(node: NodeId, event: agents_pb2.AgentEvent, state: State) -> list[Event]:
+    """The machine's events in what an agent reports."""
+    match event.WhichOneof("kind"):
+        case "command_result":
+            return [convert.command_finished(node, event.command_result)]
+        case "worker_exited":
+            exited = event.worker_exited
+            if _was_stopped(node, event, state):
+                return []
+            return [
+                convert.worker_exited(node, event.job_id, event.attempt, exited.rank, exited.exit)
+            ]
+        case "checkpoint_committed":
+            return [
+                CheckpointCommitted(
+                    job_id=JobId(event.job_id), step=event.checkpoint_committed.step
+                )
+            ]
+        case "checkpoint_trouble":
+            trouble = event.checkpoint_trouble
+            return [
+                CheckpointFailed(
+                    job_id=JobId(event.job_id),
+                    node=node,
+                    step=trouble.step,
+                    detail=f"{trouble.stage}: {trouble.detail}",
+                    at_s=event.at_s,
+                )
+            ]
+        case other:
+            logger.warning("event ignored: node=%s seq=%d kind=%s", node, event.seq, other)
+            return []
+
+
+def _was_stopped(node: NodeId, event: agents_pb2.AgentEvent, state: State) -> bool:
+    """Whether the worker ended because it was told to, and so is no sign of a fault.
+
+    One that was killed *before* the order was given may well be the fault itself.
+    """
+    exit_ = event.worker_exited.exit
+    return exit_.code in _STOPPED_CODES and any(
+        isinstance(command.command, StopWorkers)
+        and command.node == node
+        and command.job == event.job_id
+        and command.attempt >= event.attempt
+        and exit_.at_s >= command.issued_s
+        for command in state.commands.values()
+    )

@@ -1,0 +1,38 @@
+"""The Incidents service: what went wrong, and what was done about it."""
+
+from __future__ import annotations
+
+from controller.rpc.errors import Context, not_found
+from controller.rpc.views import incident_message, incidents_of
+from controller.service import Service
+from outlast.ids import IncidentId, JobId
+from outlast.v1 import incidents_pb2
+from outlast.v1.incidents_pb2_grpc import IncidentsServicer
+
+
+class IncidentsService(IncidentsServicer):
+    """Lists and shows incidents."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def ListIncidents(
+        self, request: incidents_pb2.ListIncidentsRequest, context: Context
+    ) -> incidents_pb2.ListIncidentsResponse:
+        """Of one job or of all, oldest first."""
+        state = self._service.state
+        if request.job_id and JobId(request.job_id) not in state.jobs:
+            await not_found(context, "job", request.job_id, "`outlast jobs` lists them")
+        found = [incident_message(record) for record in incidents_of(state, request.job_id)]
+        return incidents_pb2.ListIncidentsResponse(incidents=found)
+
+    async def GetIncident(
+        self, request: incidents_pb2.GetIncidentRequest, context: Context
+    ) -> incidents_pb2.GetIncidentResponse:
+        """One incident."""
+        record = self._service.state.incidents.get(IncidentId(request.incident_id))
+        if record is None:
+            await not_found(
+                context, "incident", request.incident_id, "`outlast incidents` lists them"
+            )
+        return incidents_pb2.GetIncidentResponse(incident=incident_message(record))

@@ -1,0 +1,245 @@
+"""The Jobs service: submit, look at, watch and steer jobs.
+
+A spec is checked completely here, before the machine hears of it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from collections.abc import AsyncIterator
+
+import grpc
+
+from controller.convert import plan_of, step_report
+from controller.core.events import (
+    JobCancelRequested,
+    JobPauseRequested,
+    JobResumeRequested,
+    JobSubmitted,
+)
+from controller.core.records import JobRecord, Wanted
+from controller.core.states import TERMINAL, JobState
+from controller.rpc.errors import Context, abort, bad_field, bad_request, not_found, refused
+from controller.rpc.logs import LogQueries, SlowReaderError, TooManyQueriesError
+from controller.rpc.sessions import Sessions
+from controller.rpc.views import document_of, job_message
+from controller.service import Service
+from controller.store.curves import PAGE_ROWS
+from outlast.ids import JobId, job_id
+from outlast.spec import FieldProblem, JobSpec, SpecError, parse_spec
+from outlast.v1 import jobs_pb2
+from outlast.v1.jobs_pb2_grpc import JobsServicer
+
+MAX_REQUEST_ID = 128
+_TOKEN_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
+_TOKEN_LENGTH = 5
+_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+class JobsService(JobsServicer):
+    """How people and programs run training."""
+
+    def __init__(
+        self, service: Service, sessions: Sessions, logs: LogQueries, checkpoint_root: str
+    ) -> None:
+        """`checkpoint_root` is the URL below which jobs without their own keep checkpoints."""
+        self._service = service
+        self._sessions = sessions
+        self._logs = logs
+        self._checkpoint_root = checkpoint_root
+
+    async def Submit(
+        self, request: jobs_pb2.SubmitRequest, context: Context
+    ) -> jobs_pb2.SubmitResponse:
+        """Queue a job; the same request again answers the job already made."""
+        if len(request.request_id) > MAX_REQUEST_ID:
+            await bad_field(
+                context,
+                "request_id",
+                f"has {len(request.request_id)} characters; allowed: up to {MAX_REQUEST_ID}",
+            )
+        try:
+            spec = parse_spec(document_of(request.spec))
+            root = self._root_for(spec)
+        except SpecError as error:
+            await bad_request(context, error)
+        request_id = request.request_id or uuid.uuid4().hex
+        job = self._by_request(request_id)
+        if job is None:
+            new_id = self._new_id(spec.name)
+            await self._service.tell(
+                JobSubmitted(
+                    job_id=new_id,
+                    name=spec.name,
+                    request_id=request_id,
+                    spec_json=spec.canonical_json(),
+                    checkpoint_url=f"{root}/{new_id}",
+                    plan=plan_of(spec),
+                )
+            )
+            job = self._by_request(request_id)
+            assert job is not None, f"request {request_id} is durable and has no job"
+        if job.spec_json != spec.canonical_json():
+            await abort(
+                context,
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"request id {request_id!r} already made job {job.job_id} from another spec; "
+                "use a fresh request id",
+                reason="REQUEST_ID_REUSED",
+                metadata={"job": job.job_id},
+            )
+        return jobs_pb2.SubmitResponse(job=self._message(job))
+
+    async def GetJob(
+        self, request: jobs_pb2.GetJobRequest, context: Context
+    ) -> jobs_pb2.GetJobResponse:
+        """A job, and its whole curve if asked for."""
+        job = await self._known(request.job_id, context)
+        rows = self._service.curves.read(job.job_id) if request.with_steps else []
+        return jobs_pb2.GetJobResponse(
+            job=self._message(job), steps=[step_report(row) for row in rows]
+        )
+
+    async def ListJobs(
+        self, request: jobs_pb2.ListJobsRequest, context: Context
+    ) -> jobs_pb2.ListJobsResponse:
+        """Every job, oldest first."""
+        jobs = sorted(self._service.state.jobs.values(), key=lambda job: job.submitted_s)
+        return jobs_pb2.ListJobsResponse(jobs=[self._message(job) for job in jobs])
+
+    async def WatchJob(
+        self, request: jobs_pb2.WatchJobRequest, context: Context
+    ) -> AsyncIterator[jobs_pb2.WatchJobResponse]:
+        """The job at once, then its changes and step reports until it ends."""
+        job = await self._known(request.job_id, context)
+        curves = self._service.curves
+        shown = jobs_pb2.Job()
+        version, after_step = 0, request.after_step
+        while True:
+            seen = self._service.changes.version
+            job = self._service.state.jobs[job.job_id]
+            rows, version = curves.changed_since(job.job_id, version, after_step=after_step)
+            newest = curves.version
+            message = self._message(job)
+            if rows or message != shown:
+                response = jobs_pb2.WatchJobResponse(steps=[step_report(row) for row in rows])
+                if message != shown:
+                    response.job.CopyFrom(message)
+                    shown = message
+                yield response
+            if len(rows) == PAGE_ROWS:
+                continue
+            # From here on everything that comes is news, steps that are redone too.
+            version, after_step = newest, -1
+            if job.state in TERMINAL:
+                return
+            await self._service.changes.wait(seen)
+
+    async def CancelJob(
+        self, request: jobs_pb2.CancelJobRequest, context: Context
+    ) -> jobs_pb2.CancelJobResponse:
+        """End a job. Cancelling it again is fine."""
+        job = await self._known(request.job_id, context)
+        if job.state in (JobState.SUCCEEDED, JobState.FAILED):
+            await self._refuse_ended(job, "cancelled", context)
+        await self._service.tell(JobCancelRequested(job_id=job.job_id))
+        return jobs_pb2.CancelJobResponse(job=self._present(job.job_id))
+
+    async def PauseJob(
+        self, request: jobs_pb2.PauseJobRequest, context: Context
+    ) -> jobs_pb2.PauseJobResponse:
+        """Stop a job so that it can go on later. Pausing it again is fine."""
+        job = await self._known(request.job_id, context)
+        if job.state in TERMINAL or job.wanted is Wanted.CANCEL:
+            await self._refuse_ended(job, "paused", context)
+        await self._service.tell(JobPauseRequested(job_id=job.job_id))
+        return jobs_pb2.PauseJobResponse(job=self._present(job.job_id))
+
+    async def ResumeJob(
+        self, request: jobs_pb2.ResumeJobRequest, context: Context
+    ) -> jobs_pb2.ResumeJobResponse:
+        """Let a paused job go on."""
+        job = await self._known(request.job_id, context)
+        if job.state in TERMINAL or job.wanted is Wanted.CANCEL:
+            await self._refuse_ended(job, "resumed", context)
+        if job.wanted is not Wanted.PAUSE:
+            await refused(
+                context, f"job {job.job_id} is {job.state}, not paused", reason="JOB_NOT_PAUSED"
+            )
+        await self._service.tell(JobResumeRequested(job_id=job.job_id))
+        return jobs_pb2.ResumeJobResponse(job=self._present(job.job_id))
+
+    async def Logs(
+        self, request: jobs_pb2.LogsRequest, context: Context
+    ) -> AsyncIterator[jobs_pb2.LogsResponse]:
+        """Output of the job's workers."""
+        job = await self._known(request.job_id, context)
+        if request.HasField("rank") and not 0 <= request.rank < job.plan.world_size:
+            await bad_field(
+                context, "rank", f"is {request.rank}; allowed: 0 to {job.plan.world_size - 1}"
+            )
+        if request.tail_bytes < 0:
+            await bad_field(context, "tail_bytes", f"is {request.tail_bytes}; allowed: 0 or more")
+        nodes = [node for node in job.nodes if node is not None]
+        if not request.follow and not any(map(self._sessions.is_connected, nodes)):
+            where = f"its node(s) {', '.join(nodes)} are not connected" if nodes else "it has none"
+            await refused(
+                context,
+                f"the logs of job {job.job_id} are on its nodes; {where}",
+                reason="NODE_NOT_CONNECTED",
+            )
+        try:
+            async for chunk in self._logs.read(request):
+                yield chunk
+        except (SlowReaderError, TooManyQueriesError) as error:
+            await abort(
+                context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="LOGS_LIMIT"
+            )
+
+    def _root_for(self, spec: JobSpec) -> str:
+        """Where the job's checkpoint folder goes."""
+        url = spec.checkpoint.url
+        if url is None:
+            return self._checkpoint_root
+        if url.startswith("/"):
+            return f"file://{url.rstrip('/')}"
+        if not _HAS_SCHEME.match(url):
+            # A relative path would mean another folder on every node.
+            problem = FieldProblem(
+                field="checkpoint.url",
+                message=f"is {url!r}; allowed: an absolute path or an fsspec URL such as "
+                "file:///checkpoints or s3://bucket/checkpoints",
+            )
+            raise SpecError((problem,))
+        return url.rstrip("/")
+
+    def _new_id(self, name: str) -> JobId:
+        while True:
+            token = "".join(secrets.choice(_TOKEN_ALPHABET) for _ in range(_TOKEN_LENGTH))
+            new_id = job_id(name, token)
+            if new_id not in self._service.state.jobs:
+                return new_id
+
+    def _by_request(self, request_id: str) -> JobRecord | None:
+        jobs = self._service.state.jobs.values()
+        return next((job for job in jobs if job.request_id == request_id), None)
+
+    async def _known(self, name: str, context: Context) -> JobRecord:
+        job = self._service.state.jobs.get(JobId(name))
+        if job is None:
+            await not_found(context, "job", name, "`outlast jobs` lists them")
+        return job
+
+    async def _refuse_ended(self, job: JobRecord, what: str, context: Context) -> None:
+        state = job.state if job.state in TERMINAL else "being cancelled"
+        await refused(
+            context, f"job {job.job_id} is {state} and cannot be {what}", reason="JOB_ENDED"
+        )
+
+    def _present(self, name: JobId) -> jobs_pb2.Job:
+        return self._message(self._service.state.jobs[name])
+
+    def _message(self, job: JobRecord) -> jobs_pb2.Job:
+        return job_message(job, self._service.curves, is_blind=self._service.is_blind)

@@ -1,0 +1,95 @@
+"""The Nodes service: the fleet, and a person's word on it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controller.core.events import (
+    NodeCordonRequested,
+    NodeDrainRequested,
+    NodeEvent,
+    NodeUncordonRequested,
+)
+from controller.core.records import NodeRecord
+from controller.core.states import NodeState
+from controller.rpc.errors import Context, not_found, refused
+from controller.rpc.sessions import Sessions
+from controller.rpc.views import node_message
+from controller.service import Service
+from controller.watch import Watch
+from outlast.clock import Clock
+from outlast.ids import NodeId
+from outlast.v1 import nodes_pb2
+from outlast.v1.nodes_pb2_grpc import NodesServicer
+
+
+class NodesService(NodesServicer):
+    """Lists nodes, and cordons, uncordons and drains them."""
+
+    def __init__(self, service: Service, sessions: Sessions, watch: Watch, clock: Clock) -> None:
+        self._service = service
+        self._sessions = sessions
+        self._watch = watch
+        self._clock = clock
+
+    async def ListNodes(
+        self, request: nodes_pb2.ListNodesRequest, context: Context
+    ) -> nodes_pb2.ListNodesResponse:
+        """Every node that has ever joined, by name."""
+        nodes = sorted(self._service.state.nodes.values(), key=lambda node: node.node)
+        return nodes_pb2.ListNodesResponse(nodes=[self._message(node) for node in nodes])
+
+    async def CordonNode(
+        self, request: nodes_pb2.CordonNodeRequest, context: Context
+    ) -> nodes_pb2.CordonNodeResponse:
+        """Keep new work off a node."""
+        node = await self._known(request.node_id, context)
+        message = await self._tell(NodeCordonRequested(node=node.node))
+        return nodes_pb2.CordonNodeResponse(node=message)
+
+    async def UncordonNode(
+        self, request: nodes_pb2.UncordonNodeRequest, context: Context
+    ) -> nodes_pb2.UncordonNodeResponse:
+        """Lift a cordon, a drain or a quarantine."""
+        node = await self._known(request.node_id, context)
+        if node.state is NodeState.RETIRED and not self._sessions.is_connected(node.node):
+            await refused(
+                context,
+                f"node {node.node} is retired and its agent is not connected; "
+                "it comes back by itself when an agent joins under its name",
+                reason="NODE_NOT_CONNECTED",
+            )
+        message = await self._tell(NodeUncordonRequested(node=node.node))
+        return nodes_pb2.UncordonNodeResponse(node=message)
+
+    async def DrainNode(
+        self, request: nodes_pb2.DrainNodeRequest, context: Context
+    ) -> nodes_pb2.DrainNodeResponse:
+        """Cordon a node and move its work elsewhere."""
+        node = await self._known(request.node_id, context)
+        if node.state is NodeState.RETIRED:
+            await refused(
+                context, f"node {node.node} is retired: {node.reason}", reason="NODE_RETIRED"
+            )
+        message = await self._tell(NodeDrainRequested(node=node.node))
+        return nodes_pb2.DrainNodeResponse(node=message)
+
+    async def _known(self, name: str, context: Context) -> NodeRecord:
+        node = self._service.state.nodes.get(NodeId(name))
+        if node is None:
+            await not_found(context, "node", name, "`outlast nodes` lists them")
+        return node
+
+    async def _tell(self, event: NodeEvent) -> nodes_pb2.Node:
+        await self._service.tell(event)
+        return self._message(self._service.state.nodes[event.node])
+
+    def _message(self, node: NodeRecord) -> nodes_pb2.Node:
+        heard_s = self._watch.heard_s(node.node)
+        if heard_s is not None:
+            heard_s = self._clock.now_s() - (asyncio.get_running_loop().time() - heard_s)
+        return node_message(
+            node,
+            is_connected=self._sessions.is_connected(node.node),
+            last_heartbeat_s=heard_s,
+        )

@@ -1,0 +1,124 @@
+"""The gRPC server: every service, health and reflection, with bounds on all that comes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from controller.rpc.agents import AgentsService
+from controller.rpc.diagnostics import DiagnosticsRuns, DiagnosticsService
+from controller.rpc.incidents import IncidentsService
+from controller.rpc.jobs import JobsService
+from controller.rpc.logs import LogQueries
+from controller.rpc.nodes import NodesService
+from controller.rpc.sessions import Sessions
+from controller.service import Service
+from controller.watch import Watch
+from outlast.clock import Clock
+from outlast.errors import FatalError
+from outlast.v1 import agents_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+from outlast.v1.agents_pb2_grpc import add_AgentsServicer_to_server
+from outlast.v1.diagnostics_pb2_grpc import add_DiagnosticsServicer_to_server
+from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
+from outlast.v1.jobs_pb2_grpc import add_JobsServicer_to_server
+from outlast.v1.nodes_pb2_grpc import add_NodesServicer_to_server
+
+# A hello of a node with many dead workers carries a traceback of each.
+MAX_INBOUND_BYTES = 16 * 2**20
+# A curve of a million steps.
+MAX_OUTBOUND_BYTES = 128 * 2**20
+# Every agent holds one call for life; people and programs share the rest.
+MAX_CALLS = 20_000
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_INBOUND_BYTES),
+    ("grpc.max_send_message_length", MAX_OUTBOUND_BYTES),
+    # Two controllers on one port would each get half of the agents.
+    ("grpc.so_reuseport", 0),
+    # A peer that is gone without a word is noticed, and its call freed.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+class PortTakenError(FatalError):
+    """The address cannot be listened on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the services work with."""
+
+    service: Service
+    sessions: Sessions
+    watch: Watch
+    clock: Clock
+    checkpoint_root: str
+
+
+class Server:
+    """The controller's gRPC end."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._sessions = parts.sessions
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        service, sessions = parts.service, parts.sessions
+        logs = LogQueries(service, sessions)
+        runs = DiagnosticsRuns(sessions)
+        agents = AgentsService(
+            service=service, sessions=sessions, watch=parts.watch, logs=logs, runs=runs
+        )
+        jobs = JobsService(service, sessions, logs, parts.checkpoint_root)
+        nodes = NodesService(service, sessions, parts.watch, parts.clock)
+        add_AgentsServicer_to_server(agents, self._server)
+        add_JobsServicer_to_server(jobs, self._server)
+        add_NodesServicer_to_server(nodes, self._server)
+        add_IncidentsServicer_to_server(IncidentsService(service), self._server)
+        diagnostics = DiagnosticsService(service, sessions, runs)
+        add_DiagnosticsServicer_to_server(diagnostics, self._server)
+        # The stubs do not know its asyncio half.
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            [*_service_names(), health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+
+    def bind(self, host: str, port: int) -> int:
+        """Take a port, a free one for 0; returns it.
+
+        Raises:
+            PortTakenError: someone else has it, or the host is not ours.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PortTakenError(f"cannot listen on {address}: {error}") from error
+        if bound == 0:
+            raise PortTakenError(f"cannot listen on {address}")
+        return bound
+
+    async def start(self) -> None:
+        """Answer calls from now on."""
+        await self._server.start()
+        for name in ("", *_service_names()):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self) -> None:
+        """End every call and let go of the port."""
+        await self._health.enter_graceful_shutdown()
+        self._sessions.close_all()
+        await self._server.stop(grace=0.2)
+
+
+def _service_names() -> list[str]:
+    files = (agents_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2)
+    return [
+        service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()
+    ]

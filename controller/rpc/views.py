@@ -1,0 +1,146 @@
+"""What clients see: the state's records as messages. Pure but for the curves they quote."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+from google.protobuf import json_format, struct_pb2
+
+from controller.core.facts import State
+from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, Wanted
+from controller.core.states import TERMINAL, JobState
+from controller.store.curves import Curves
+from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+
+
+def job_message(job: JobRecord, curves: Curves, *, is_blind: bool = False) -> jobs_pb2.Job:
+    """A job as it stands."""
+    last = curves.last(job.job_id)
+    is_running = job.state is JobState.RUNNING
+    message = jobs_pb2.Job(
+        job_id=job.job_id,
+        name=job.name,
+        state=job.state,
+        reason=_reason(job, is_blind=is_blind),
+        state_since_s=job.since_s,
+        submitted_s=job.submitted_s,
+        finished_s=job.finished_s,
+        attempt=job.attempt,
+        nodes=[node or "" for node in job.nodes],
+        step=0 if last is None else last.step,
+        total_steps=job.plan.total_steps,
+        loss=None if last is None else last.loss,
+        tokens_per_s=curves.tokens_per_s(job.job_id) if is_running else 0.0,
+        committed_step=job.committed_step,
+        retry_left=job.retry_left,
+        open_incident=job.incident or "",
+        restarts=job.restarts,
+        error=job.error,
+    )
+    message.spec.CopyFrom(struct_of(job.spec_json))
+    return message
+
+
+def node_message(
+    node: NodeRecord, *, is_connected: bool, last_heartbeat_s: float | None
+) -> nodes_pb2.Node:
+    """A node as it stands. `last_heartbeat_s` is of the wall clock."""
+    return nodes_pb2.Node(
+        node_id=node.node,
+        state=node.state,
+        reason=node.reason,
+        state_since_s=node.since_s,
+        connected=is_connected,
+        last_heartbeat_s=last_heartbeat_s or 0.0,
+        address=node.address,
+        workers=node.workers,
+        job_id=node.job or "",
+        cordoned=node.cordoned,
+    )
+
+
+def incident_message(incident: IncidentRecord) -> incidents_pb2.Incident:
+    """An incident with its cost, as far as it is known."""
+    redone = None
+    if incident.resumed_step is not None:
+        redone = max(0, incident.fault_step - incident.resumed_step)
+    recovery_s = None
+    if incident.recovered_s is not None:
+        recovery_s = max(0.0, incident.recovered_s - incident.fault_s)
+    return incidents_pb2.Incident(
+        incident_id=incident.incident,
+        job_id=incident.job,
+        attempt=incident.attempt,
+        state=incident.state,
+        cause=incident.cause,
+        action=incident.action or "",
+        reason=incident.reason,
+        culprit_nodes=incident.culprits,
+        evidence=[_evidence(item) for item in incident.evidence],
+        timeline=[
+            common_pb2.TimelineEntry(phase=entry.phase, at_s=entry.at_s, detail=entry.detail)
+            for entry in incident.timeline
+        ],
+        opened_s=incident.opened_s,
+        closed_s=incident.closed_s,
+        fault_step=incident.fault_step,
+        resumed_step=incident.resumed_step,
+        steps_redone=redone,
+        recovery_s=recovery_s,
+        detection_s=max(0.0, incident.opened_s - incident.fault_s),
+    )
+
+
+def incidents_of(state: State, job_id: str) -> list[IncidentRecord]:
+    """The incidents of a job, or of all jobs, oldest first."""
+    found = [record for record in state.incidents.values() if job_id in ("", record.job)]
+    return sorted(found, key=lambda record: record.opened_s)
+
+
+@lru_cache(maxsize=256)
+def struct_of(spec_json: str) -> struct_pb2.Struct:
+    """A spec as a Struct, whose numbers are doubles. To be copied, not changed."""
+    struct = struct_pb2.Struct()
+    json_format.ParseDict(_doubles(json.loads(spec_json)), struct)
+    return struct
+
+
+def document_of(struct: struct_pb2.Struct) -> object:
+    """The document that a client packed: whole numbers are integers again."""
+    return _integers(json_format.MessageToDict(struct))
+
+
+def _evidence(item: Evidence) -> incidents_pb2.Evidence:
+    return incidents_pb2.Evidence(
+        kind=item.kind, node=item.node or "", rank=item.rank, detail=item.detail, at_s=item.at_s
+    )
+
+
+def _reason(job: JobRecord, *, is_blind: bool) -> str:
+    if job.state in TERMINAL:
+        return job.reason
+    reason = job.reason
+    if job.wanted is not Wanted.RUN and job.state is not JobState.PAUSED:
+        reason += f" (asked to {job.wanted})"
+    if is_blind:
+        reason += " (many nodes are silent at once: nothing is replaced until that is understood)"
+    return reason
+
+
+def _doubles(value: object) -> object:
+    """Integers that a double cannot hold become text, which the spec's parser reads too."""
+    if isinstance(value, dict):
+        return {key: _doubles(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_doubles(item) for item in value]
+    is_too_large = isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53
+    return str(value) if is_too_large else value
+
+
+def _integers(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _integers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_integers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

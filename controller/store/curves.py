@@ -1,0 +1,212 @@
+"""Loss curves: one row per job and step, from the last attempt that ran the step.
+
+Not part of the journal: nothing is decided by these numbers. They are gathered
+for a moment and written together; an agent keeps its reports until they are
+written. Losses are float64 and come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
+
+from controller.store.database import STEPS, Database
+from outlast.ids import JobId
+
+# Over so many steps the speed of a job is averaged.
+RATE_STEPS = 20
+# Rows read at once; a watcher that is far behind catches up in pages.
+PAGE_ROWS = 10_000
+_REAL_FIELDS = ("loss", "grad_norm", "learning_rate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step of a job, as the attempt that ran it last reported it."""
+
+    job: JobId
+    step: int
+    attempt: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    duration_s: float
+    at_s: float
+    eval_loss: float | None = None
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The newest steps of a job, kept at hand."""
+
+    rows: deque[StepRow] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+    tokens: int = 0
+
+    def take(self, row: StepRow) -> None:
+        if self.rows and row.attempt < self.rows[-1].attempt:
+            return
+        if self.rows and row.attempt == self.rows[-1].attempt and row.step <= self.rows[-1].step:
+            return  # sent again after a reconnection, or by another node as well
+        if self.rows and row.attempt > self.rows[-1].attempt:
+            # The pause between two attempts is no part of the speed.
+            self.rows.clear()
+        self.rows.append(row)
+        self.tokens += row.tokens
+
+
+class Curves:
+    """The step reports of every job."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._unwritten: list[StepRow] = []
+        self._tails: dict[JobId, _Tail] = {}
+        with database.transaction() as connection:
+            newest = connection.execute(sa.select(sa.func.max(STEPS.c.version))).scalar()
+        self._version: int = newest or 0
+
+    def take(self, rows: Iterable[StepRow]) -> None:
+        """Take reports in; `flush` makes them durable."""
+        for row in rows:
+            self._tail(row.job).take(row)
+            self._unwritten.append(row)
+
+    @property
+    def num_unwritten(self) -> int:
+        return len(self._unwritten)
+
+    @property
+    def version(self) -> int:
+        """Of the row that was written last."""
+        return self._version
+
+    def flush(self) -> None:
+        """Write what was taken in. A report of an older attempt never replaces a newer one."""
+        if not self._unwritten:
+            return
+        values = []
+        for row in self._unwritten:
+            self._version += 1
+            values.append(_to_values(row, self._version))
+        statement = insert(STEPS)
+        changed = {
+            column.name: statement.excluded[column.name]
+            for column in STEPS.columns
+            if column.name not in ("job_id", "step")
+        }
+        statement = statement.on_conflict_do_update(
+            index_elements=["job_id", "step"],
+            set_=changed,
+            where=statement.excluded.attempt >= STEPS.c.attempt,
+        )
+        with self._database.transaction() as connection:
+            connection.execute(statement, values)
+        self._unwritten.clear()
+
+    def read(self, job: JobId) -> list[StepRow]:
+        """The whole curve of a job, by step."""
+        self.flush()
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                sa.select(STEPS).where(STEPS.c.job_id == job).order_by(STEPS.c.step)
+            ).all()
+        return [_from_row(row) for row in rows]
+
+    def changed_since(
+        self, job: JobId, version: int, *, after_step: int = -1
+    ) -> tuple[list[StepRow], int]:
+        """Rows written after `version`, oldest first, a page at most; and the version
+        to ask with next time."""
+        self.flush()
+        query = (
+            sa.select(STEPS)
+            .where(STEPS.c.job_id == job, STEPS.c.version > version, STEPS.c.step > after_step)
+            .order_by(STEPS.c.version)
+            .limit(PAGE_ROWS)
+        )
+        with self._database.transaction() as connection:
+            rows = connection.execute(query).all()
+        newest = rows[-1].version if rows else version
+        return [_from_row(row) for row in rows], newest
+
+    def last(self, job: JobId) -> StepRow | None:
+        """The newest report of a job."""
+        rows = self._tail(job).rows
+        return rows[-1] if rows else None
+
+    def num_tokens(self, job: JobId) -> int:
+        """Tokens trained on, steps that were redone included as far as they are known."""
+        return self._tail(job).tokens
+
+    def tokens_per_s(self, job: JobId) -> float:
+        """Speed over the last steps of the newest attempt; 0 before the first."""
+        rows: Sequence[StepRow] = self._tail(job).rows
+        if not rows:
+            return 0.0
+        span_s = rows[-1].at_s - rows[0].at_s + rows[0].duration_s
+        return sum(row.tokens for row in rows) / span_s if span_s > 0 else 0.0
+
+    def _tail(self, job: JobId) -> _Tail:
+        tail = self._tails.get(job)
+        if tail is None:
+            tail = self._tails[job] = self._load_tail(job)
+        return tail
+
+    def _load_tail(self, job: JobId) -> _Tail:
+        query = (
+            sa.select(STEPS)
+            .where(STEPS.c.job_id == job)
+            .order_by(STEPS.c.version.desc())
+            .limit(RATE_STEPS)
+        )
+        total = sa.select(sa.func.sum(STEPS.c.tokens)).where(STEPS.c.job_id == job)
+        with self._database.transaction() as connection:
+            rows = connection.execute(query).all()
+            tokens = connection.execute(total).scalar()
+        tail = _Tail()
+        for row in reversed(rows):
+            tail.take(_from_row(row))
+        tail.tokens = tokens or 0
+        return tail
+
+
+def _to_values(row: StepRow, version: int) -> dict[str, object]:
+    values: dict[str, object] = {
+        name: getattr(row, name) for name in ("step", "attempt", "tokens", "duration_s", "at_s")
+    }
+    for name in _REAL_FIELDS:
+        values[name] = _without_nan(getattr(row, name))
+    values["eval_loss"] = None if row.eval_loss is None else _without_nan(row.eval_loss)
+    values["evaluated"] = row.eval_loss is not None
+    values["job_id"] = row.job
+    values["version"] = version
+    return values
+
+
+def _from_row(row: sa.Row[tuple[object, ...]]) -> StepRow:
+    values = row._mapping
+    eval_loss = _with_nan(values["eval_loss"]) if values["evaluated"] else None
+    return StepRow(
+        job=JobId(values["job_id"]),
+        step=values["step"],
+        attempt=values["attempt"],
+        tokens=values["tokens"],
+        duration_s=values["duration_s"],
+        at_s=values["at_s"],
+        eval_loss=eval_loss,
+        **{name: _with_nan(values[name]) for name in _REAL_FIELDS},
+    )
+
+
+def _without_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _with_nan(value: float | None) -> float:
+    return math.nan if value is None else value

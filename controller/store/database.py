@@ -1,0 +1,158 @@
+"""The controller's one SQLite file: its tables, and transactions on it.
+
+Everything here runs in the controller's loop, on one connection and one thread:
+between what the machine decides and what is durable, nobody can look. WAL with
+`synchronous=FULL` makes a commit one fsync; `BEGIN IMMEDIATE` takes the write
+lock before the term is checked, so that check and append are one act.
+
+What is stored in the tables is the business of `journal` and `curves`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+
+from outlast.errors import FatalError
+
+SCHEMA_VERSION = 1
+# Another process holds the write lock for one commit at most.
+BUSY_TIMEOUT_MS = 5_000
+
+METADATA = sa.MetaData()
+
+# One row: who may write.
+CONTROLLER = sa.Table(
+    "controller",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    sa.Column("term", sa.BigInteger, nullable=False),
+    sa.Column("probed_s", sa.Double, nullable=False),
+)
+
+FACTS = sa.Table(
+    "facts",
+    METADATA,
+    sa.Column(
+        "seq",
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=True,
+    ),
+    sa.Column("term", sa.BigInteger, nullable=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("fact", sa.Text, nullable=False),
+    # Numbers of truncated facts are never given out again.
+    sqlite_autoincrement=True,
+)
+
+SNAPSHOTS = sa.Table(
+    "snapshots",
+    METADATA,
+    # The snapshot holds every fact up to and including this one.
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("term", sa.BigInteger, nullable=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("facts", sa.Text, nullable=False),
+)
+
+STEPS = sa.Table(
+    "steps",
+    METADATA,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    # Rises with every row written, so that a watcher can ask for what is new.
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("attempt", sa.BigInteger, nullable=False),
+    # SQLite has no NaN: it becomes NULL here, and NaN again when it is read.
+    sa.Column("loss", sa.Double),
+    sa.Column("grad_norm", sa.Double),
+    sa.Column("learning_rate", sa.Double),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("duration_s", sa.Double, nullable=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("evaluated", sa.Boolean, nullable=False),
+    sa.Column("eval_loss", sa.Double),
+    sa.Index("steps_by_version", "job_id", "version"),
+)
+
+
+class DatabaseError(FatalError):
+    """The controller's database cannot be used; nothing may be decided without it."""
+
+
+class Database:
+    """An open database file. Closed by `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._engine = sa.create_engine(
+            f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}
+        )
+        event.listen(self._engine, "connect", _set_up_connection)
+        event.listen(self._engine, "begin", _begin)
+        try:
+            self._connection = self._engine.connect()
+        except SQLAlchemyError as error:
+            self._engine.dispose()
+            raise DatabaseError(f"{path}: cannot be opened: {_cause(error)}") from error
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file. Whatever was committed is there."""
+        self._connection.close()
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """All or nothing; the write lock is held from the start.
+
+        Raises:
+            DatabaseError: the disk is full or broken, or the file is locked for too long.
+        """
+        try:
+            with self._connection.begin():
+                yield self._connection
+        except SQLAlchemyError as error:
+            raise DatabaseError(f"{self._path}: {_cause(error)}") from error
+
+    def _prepare(self) -> None:
+        with self.transaction() as connection:
+            METADATA.create_all(connection)
+            version = connection.execute(sa.select(CONTROLLER.c.schema_version)).scalar()
+            if version is None:
+                first = {"id": 1, "schema_version": SCHEMA_VERSION, "term": 0, "probed_s": 0.0}
+                connection.execute(sa.insert(CONTROLLER), first)
+            elif version != SCHEMA_VERSION:
+                raise DatabaseError(
+                    f"{self._path}: has schema version {version}, this controller knows "
+                    f"{SCHEMA_VERSION}; start the version of Outlast that wrote it"
+                )
+
+
+def _set_up_connection(connection: Any, _record: object) -> None:
+    # The driver must not open transactions on its own: `_begin` does.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    return str(getattr(error, "orig", None) or error)

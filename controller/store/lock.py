@@ -1,0 +1,60 @@
+"""One controller per state directory: a file lock held for life.
+
+The kernel drops it with the process, so a killed controller leaves nothing to
+clean up. The file says who holds it, for the message to the second one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+from outlast.errors import FatalError
+
+
+class LockedError(FatalError):
+    """Another controller uses the state directory."""
+
+
+class StateLock:
+    """The lock of a state directory; released by `close` or the end of the process."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Take the lock.
+
+        Raises:
+            LockedError: naming who holds it.
+        """
+        self._path = state_dir / "lock"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _describe(os.pread(self._fd, 4096, 0))
+            os.close(self._fd)
+            raise LockedError(
+                f"{state_dir}: another controller ({holder}) uses this state directory; "
+                "stop it first, or give another --state-dir"
+            ) from error
+        self.say()
+
+    def say(self, *, grpc: str = "", http: str = "") -> None:
+        """Write who holds the lock and where it listens."""
+        text = json.dumps({"pid": os.getpid(), "grpc": grpc, "http": http}).encode()
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text, 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _describe(text: bytes) -> str:
+    try:
+        holder = json.loads(text)
+        pid, address = holder["pid"], holder["grpc"]
+    # The holder may be writing it just now.
+    except (ValueError, KeyError, TypeError):
+        return "it has not said which yet"
+    return f"pid {pid}, {address or 'not listening yet'}"

@@ -1,0 +1,289 @@
+"""What is merely seen of nodes and jobs, between the agents' messages and the machine.
+
+Heartbeats and progress end here: they update tables, and only changes come out
+as events. Times here are of the monotonic clock, unless a name says otherwise,
+so that a step of the wall clock silences nobody.
+
+What does not belong here: judging. The machine does that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from controller.core.events import Event, JobAdvanced, JobStalled
+from controller.core.facts import State
+from controller.core.liveness import Limits, LivenessTable
+from controller.core.progress import ProgressTable
+from controller.core.records import JobRecord
+from controller.core.states import TERMINAL, JobState, NodeState
+from diagnostics.core.hang import HangVerdict, RankFacts, analyse, facts_from_words
+from outlast.ids import Attempt, JobId, NodeId
+from outlast.layout import Layout
+from outlast.spec import JobSpec, RecoverySpec
+from outlast.v1 import agents_pb2
+
+logger = logging.getLogger(__name__)
+
+# Ranks on one node; more in a heartbeat is a mistake of the sender.
+MAX_RANKS = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A rank as the last heartbeat showed it."""
+
+    at_s: float
+    summary: agents_pb2.RankSummary
+
+
+# Parts of a restart, as agents report them, in their order.
+START_PARTS = ("fork", "groups", "model", "restore", "first_step")
+
+
+class Watch:
+    """The tables at the edge. Events that come out are for the machine, at once."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._liveness = LivenessTable()
+        self._progress = ProgressTable()
+        # How often each node's agent was told to send a heartbeat.
+        self._periods_s: dict[NodeId, float] = {}
+        self._ranks: dict[JobId, dict[int, _Seen]] = {}
+        # Split of the slowest start by job: the attempt, when its first step ended, the parts.
+        self._splits: dict[JobId, tuple[int, float, str]] = {}
+
+    # Nodes
+
+    def expect_known(self, now_s: float) -> None:
+        """After a start: every node that is not given up should be heard of soon."""
+        for node in self._state.nodes.values():
+            if node.state is not NodeState.RETIRED:
+                self._expect(node.node, now_s)
+
+    def joined(self, node: NodeId, now_s: float, period_s: float) -> list[Event]:
+        """An agent opened a session and was told to send a heartbeat every `period_s`."""
+        self._periods_s[node] = period_s
+        self._expect(node, now_s)
+        return [*self._liveness.heard(node, now_s)]
+
+    def told_period(self, node: NodeId, period_s: float, now_s: float) -> None:
+        """The agent was told to send heartbeats more or less often from now on."""
+        self._periods_s[node] = period_s
+        self._expect(node, now_s)
+
+    def wanted_period_s(self, node: NodeId) -> float:
+        """How often the agent should send a heartbeat for the job on its node."""
+        return min(
+            (recovery.heartbeat_period_s for recovery in self._recovery_on(node)),
+            default=RecoverySpec().heartbeat_period_s,
+        )
+
+    def absence_limit_s(self, node: NodeId) -> float:
+        """How long workers of the node may run without any controller."""
+        return min(
+            (recovery.controller_absence_limit_s for recovery in self._recovery_on(node)),
+            default=RecoverySpec().controller_absence_limit_s,
+        )
+
+    def heard(self, node: NodeId, now_s: float) -> list[Event]:
+        """Any message of an agent."""
+        return [*self._liveness.heard(node, now_s)]
+
+    def heartbeat(self, node: NodeId, beat: agents_pb2.Heartbeat, now_s: float) -> list[Event]:
+        """A heartbeat: remembered, and as a rule of no interest to the machine."""
+        events: list[Event] = []
+        completed: dict[tuple[JobId, Attempt], list[agents_pb2.RankSummary]] = {}
+        for summary in beat.ranks[:MAX_RANKS]:
+            job_id = JobId(summary.job_id)
+            if job_id not in self._state.jobs:
+                continue
+            seen = _Seen(at_s=now_s, summary=summary)
+            self._ranks.setdefault(job_id, {})[summary.rank] = seen
+            completed.setdefault((job_id, Attempt(summary.attempt)), []).append(summary)
+        for (job_id, attempt), ranks in completed.items():
+            # Only a running job: how a start went is told by the agent's own event. After
+            # a restart of the controller this is what notices that a job stands still.
+            if self._state.jobs[job_id].state is JobState.RUNNING:
+                slowest = min(ranks, key=lambda rank: rank.completed_step)
+                events += self._made(
+                    node,
+                    job_id,
+                    attempt,
+                    completed_step=slowest.completed_step,
+                    resumed_step=min(rank.resumed_step for rank in ranks),
+                    at_s=beat.at_s - slowest.step_age_s,
+                    now_s=now_s,
+                )
+        return events
+
+    def heard_s(self, node: NodeId) -> float | None:
+        """When a node was last heard."""
+        return self._liveness.heard_s(node)
+
+    def expire(self, now_s: float) -> list[Event]:
+        """Nodes that have been silent for too long."""
+        return [*self._liveness.expire(now_s)]
+
+    def next_expiry_s(self) -> float | None:
+        return self._liveness.next_expiry_s()
+
+    # Jobs
+
+    def progress_made(
+        self, node: NodeId, event: agents_pb2.AgentEvent, now_s: float
+    ) -> list[Event]:
+        """An agent says how far its ranks are."""
+        made = event.progress
+        job_id = JobId(event.job_id)
+        self._note_split(job_id, event.attempt, made)
+        return self._made(
+            node,
+            job_id,
+            Attempt(event.attempt),
+            completed_step=made.completed_step,
+            resumed_step=made.resumed_step,
+            at_s=made.completed_at_s,
+            now_s=now_s,
+        )
+
+    def stalled(self, now_s: float, now_wall_s: float) -> list[Event]:
+        """Running jobs that have completed no step for longer than they allow."""
+        events: list[Event] = []
+        for job in self._state.jobs.values():
+            if job.state is not JobState.RUNNING:
+                continue
+            limit_s = _spec_of(job.spec_json).recovery.hang_timeout_s
+            stalled_s = self._progress.stalled(job, now_s, limit_s)
+            if stalled_s is None:
+                continue
+            verdict = self._who_hangs(job, now_wall_s)
+            events.append(
+                JobStalled(
+                    job_id=job.job_id,
+                    attempt=job.attempt,
+                    stalled_s=stalled_s,
+                    culprit_ranks=tuple(r for r in verdict.culprits if r < job.plan.world_size),
+                    detail=verdict.reason,
+                )
+            )
+        return events
+
+    def refresh(self, now_s: float) -> None:
+        """The state has changed: other limits may hold, and some things are over."""
+        for node in self._liveness.nodes():
+            record = self._state.nodes.get(node)
+            if record is not None and record.state is NodeState.RETIRED:
+                self._liveness.forget(node)
+            else:
+                self._expect(node, now_s)
+        for job_id in list(self._ranks):
+            if self._state.jobs[job_id].state in TERMINAL:
+                del self._ranks[job_id]
+                self._splits.pop(job_id, None)
+                self._progress.forget(job_id)
+
+    def _expect(self, node: NodeId, now_s: float) -> None:
+        self._liveness.expect(node, now_s, self._limits_for(node))
+
+    def _limits_for(self, node: NodeId) -> Limits:
+        """The strictest limits of the jobs on a node."""
+        given = self._recovery_on(node) or [RecoverySpec()]
+        period_s = min(recovery.heartbeat_period_s for recovery in given)
+        # An agent that was told to be slower must not be late for it.
+        slower = max(1.0, self._periods_s.get(node, period_s) / period_s)
+        return Limits(
+            late_s=slower * min(recovery.heartbeat_late_s for recovery in given),
+            lost_s=slower * min(recovery.heartbeat_lost_s for recovery in given),
+            silent_s=slower * min(recovery.heartbeat_silent_s for recovery in given),
+        )
+
+    def _recovery_on(self, node: NodeId) -> list[RecoverySpec]:
+        record = self._state.nodes.get(node)
+        job = None if record is None or record.job is None else self._state.jobs[record.job]
+        return [] if job is None else [_spec_of(job.spec_json).recovery]
+
+    def _made(
+        self,
+        node: NodeId,
+        job_id: JobId,
+        attempt: Attempt,
+        *,
+        completed_step: int,
+        resumed_step: int,
+        at_s: float,
+        now_s: float,
+    ) -> list[Event]:
+        job = self._state.jobs.get(job_id)
+        if job is None:
+            return []
+        advanced = self._progress.made(
+            job,
+            node,
+            attempt=attempt,
+            completed_step=completed_step,
+            resumed_step=resumed_step,
+            at_s=at_s,
+            now_s=now_s,
+        )
+        return [replace(event, split=self._split_of(event)) for event in advanced]
+
+    def _note_split(self, job_id: JobId, attempt: int, made: agents_pb2.ProgressMade) -> None:
+        if not made.start_split_s:
+            return
+        known = self._splits.get(job_id)
+        is_newer = known is None or known[0] < attempt
+        if is_newer or (known is not None and known[0] == attempt and known[1] < _start_s(made)):
+            self._splits[job_id] = (attempt, _start_s(made), _split_text(made))
+
+    def _split_of(self, event: JobAdvanced) -> str:
+        known = self._splits.get(event.job_id)
+        return known[2] if known is not None and known[0] == event.attempt else ""
+
+    def _who_hangs(self, job: JobRecord, now_wall_s: float) -> HangVerdict:
+        layout = _spec_of(job.spec_json).layout
+        seen = {
+            rank: entry.summary
+            for rank, entry in self._ranks.get(job.job_id, {}).items()
+            if entry.summary.attempt == job.attempt
+        }
+        missing = [rank for rank in range(layout.world_size) if rank not in seen]
+        return analyse(list(_rank_facts(seen.values(), layout, now_wall_s)), missing)
+
+
+def _rank_facts(
+    summaries: Iterable[agents_pb2.RankSummary], layout: Layout, now_wall_s: float
+) -> Iterable[RankFacts]:
+    for summary in summaries:
+        try:
+            yield facts_from_words(
+                summary.rank,
+                summary.phase,
+                summary.last_op,
+                layout,
+                since_s=now_wall_s - summary.last_op_age_s,
+            )
+        except ValueError as error:
+            # An agent of another version: one rank less to reason with.
+            logger.warning("rank left out of the analysis: job=%s %s", summary.job_id, error)
+
+
+def _start_s(made: agents_pb2.ProgressMade) -> float:
+    return sum(made.start_split_s.values())
+
+
+def _split_text(made: agents_pb2.ProgressMade) -> str:
+    """The parts of a start in words: `fork 0.012 s, groups 0.150 s`."""
+    split = made.start_split_s
+    # A protobuf map has no order; a restart has.
+    return ", ".join(f"{part} {split[part]:.3f} s" for part in START_PARTS if part in split)
+
+
+@lru_cache(maxsize=256)
+def _spec_of(spec_json: str) -> JobSpec:
+    """The spec of a job, which was validated when the job was submitted."""
+    return JobSpec.model_validate_json(spec_json)

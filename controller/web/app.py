@@ -1,0 +1,97 @@
+"""The controller's HTTP end: health, metrics and an index, in the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from prometheus_client import exposition
+from prometheus_client.openmetrics import exposition as openmetrics
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import outlast
+from controller.service import Service
+from controller.store.journal import Journal
+from controller.web.metrics import ControllerMetrics
+from outlast.errors import OutlastError
+
+# A loop that takes longer for one turn does not do its work.
+ALIVE_WITHIN_S = 2.0
+
+
+class Web:
+    """Serves HTTP until stopped."""
+
+    def __init__(self, service: Service, journal: Journal, metrics: ControllerMetrics) -> None:
+        self._service = service
+        self._journal = journal
+        self._metrics = metrics
+        self._server: _Server | None = None
+        self.app = Starlette(
+            routes=[
+                Route("/", self._index),
+                Route("/healthz", self._healthz),
+                Route("/metrics", self._show_metrics),
+            ]
+        )
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Answer on a bound socket until `stop`."""
+        config = uvicorn.Config(
+            self.app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(config)
+        await self._server.serve(sockets=[listening])
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def _index(self, request: Request) -> Response:
+        state = self._service.state
+        return JSONResponse(
+            {
+                "outlast": outlast.__version__,
+                "term": self._service.term,
+                "jobs": {job.job_id: str(job.state) for job in state.jobs.values()},
+                "nodes": {node.node: str(node.state) for node in state.nodes.values()},
+                "paths": ["/healthz", "/metrics"],
+            }
+        )
+
+    async def _healthz(self, request: Request) -> Response:
+        """200 only when the loop turns and the journal can be written."""
+        try:
+            async with asyncio.timeout(ALIVE_WITHIN_S):
+                await self._service.tell()
+            self._journal.probe()
+        except (TimeoutError, OutlastError) as error:
+            reason = str(error) or f"the loop did not turn within {ALIVE_WITHIN_S:.0f} s"
+            return JSONResponse({"ok": False, "reason": reason}, status_code=503)
+        return JSONResponse({"ok": True, "term": self._service.term})
+
+    async def _show_metrics(self, request: Request) -> Response:
+        if "application/openmetrics-text" in request.headers.get("accept", ""):
+            # prometheus_client leaves this one function unannotated.
+            text = openmetrics.generate_latest(self._metrics.registry)  # type: ignore[no-untyped-call]
+            return Response(text, media_type=openmetrics.CONTENT_TYPE_LATEST)
+        text = exposition.generate_latest(self._metrics.registry)
+        return Response(text, media_type=exposition.CONTENT_TYPE_LATEST)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: signals are the application's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

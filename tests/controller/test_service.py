@@ -1,0 +1,307 @@
+"""The service over real gRPC, with agents that have no workers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from controller.core.context import Settings
+from controller.core.events import Event
+from controller.core.machine import Machine
+from controller.store.journal import Journal
+from outlast.v1 import agents_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+from outlast.v1.incidents_pb2_grpc import IncidentsStub
+from outlast.v1.nodes_pb2_grpc import NodesStub
+from tests.controller.fakes import FakeAgent, lab, submit_request, until
+
+
+def test_job_survives_a_worker_and_succeeds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, second = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            await first.report(2.5, 2.25, 2.125)
+            await bench.train(3)
+            await second.exit(1, -9, step=3)
+            await bench.started(2)
+            start = first.last("start_workers")
+            assert start.attempt == 2
+            assert start.start_workers.rank_nodes == ["n0", "n1"]
+            await bench.train(4, resumed=3)
+            job = await bench.reach(job_id, "RUNNING")
+            assert (job.attempt, job.restarts) == (2, 1)
+            await first.report(2.0, first_step=4)
+            await first.exit(0, 0, step=10)
+            await second.exit(1, 0, step=10)
+            job = await bench.reach(job_id, "SUCCEEDED")
+            assert job.step == 4
+            await until(lambda: first.count("forget_job") == 1, "the job is forgotten")
+            incidents = await IncidentsStub(bench.channel).ListIncidents(
+                incidents_pb2.ListIncidentsRequest(job_id=job_id)
+            )
+            (incident,) = incidents.incidents
+            assert incident.state == "CLOSED"
+            assert incident.cause == "worker_killed"
+            assert incident.action == "restart_in_place"
+            assert incident.fault_step == 3
+            assert incident.steps_redone == 0
+            assert "fork 0.010 s" in next(e.detail for e in incident.timeline if "fork" in e.detail)
+
+    asyncio.run(scenario())
+
+
+def test_healthy_heartbeats_reach_neither_machine_nor_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled: list[Event] = []
+    appended: list[int] = []
+    handle, append = Machine.handle, Journal.append
+
+    def spy_handle(self: Machine, event: Event, now_s: float) -> object:
+        handled.append(event)
+        return handle(self, event, now_s)
+
+    def spy_append(self: Journal, facts: list[object]) -> None:
+        appended.append(len(facts))
+        append(self, facts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Machine, "handle", spy_handle)
+    monkeypatch.setattr(Journal, "append", spy_append)
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            agents = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            path = tmp_path / "journal.sqlite"
+            await until(lambda: not _unacked(agents), "all is journalled")
+            rows, num_handled, num_appended = _count_facts(path), len(handled), len(appended)
+            for number in range(1, 2_001):
+                for rank, agent in enumerate(agents):
+                    summary = agents_pb2.RankSummary(
+                        job_id=job_id,
+                        attempt=1,
+                        rank=rank,
+                        phase="forward_backward",
+                        completed_step=1 + number // 100,
+                        last_op=f"in dp all_reduce #{number}",
+                    )
+                    await agent.heartbeat(summary)
+            # Something that does count, sent after them on the same streams.
+            for agent in agents:
+                sent = await agent.report(1.0)
+                await until(lambda a=agent, s=sent: a.acked_seq >= s, "the report is taken in")
+            assert len(handled) == num_handled
+            assert len(appended) == num_appended
+            assert _count_facts(path) == rows
+
+    asyncio.run(scenario())
+
+
+def test_event_is_acknowledged_only_when_it_is_journalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed: list[float] = []
+    acked_before_commit: list[int] = []
+    append = Journal.append
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            (agent,) = await bench.add_agents(1)
+
+            def watching(self: Journal, facts: list[object]) -> None:
+                acked_before_commit.append(agent.acked_seq)
+                append(self, facts)  # type: ignore[arg-type]
+                committed.append(time.monotonic())
+
+            monkeypatch.setattr(Journal, "append", watching)
+            agent.silent_on = {"run_suite"}
+            request = submit_request(parallel={"dp": 1})
+            await bench.jobs.Submit(request)
+            await until(lambda: agent.count("run_suite") == 1, "preflight is asked for")
+            num_commits = len(committed)
+            await agent.answer(agent.last("run_suite"))
+            await until(lambda: agent.acked_seq >= 1, "the answer is acknowledged")
+            assert len(committed) > num_commits
+            assert acked_before_commit[num_commits] == 0
+
+    asyncio.run(scenario())
+
+
+def test_worker_death_reaches_the_other_nodes_within_milliseconds(tmp_path: Path) -> None:
+    """Kill to StopWorkers on every node, and last stop to StartWorkers: the controller's
+    share of a recovery."""
+    stop_s: list[float] = []
+    start_s: list[float] = []
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            agents = await bench.add_agents(2)
+            await bench.start_job(recovery={"retry_budget": 100, "in_place_restarts": 100})
+            for round_ in range(1, 6):
+                for agent in agents:
+                    agent.silent_on = {"stop_workers"}
+                begun_s = time.monotonic()
+                await agents[0].exit(0, -9, step=round_)
+                await until(
+                    lambda n=round_: all(a.count("stop_workers") == n for a in agents), "stops"
+                )
+                stop_s.append(max(a.command_times_s[-1] for a in agents) - begun_s)
+                begun_s = time.monotonic()
+                for agent in agents:
+                    await agent.answer(agent.last("stop_workers"))
+                await bench.started(round_ + 1)
+                start_s.append(max(a.command_times_s[-1] for a in agents) - begun_s)
+                await bench.train(round_ + 1, resumed=round_)
+                await until(lambda: not _unacked(agents), "progress is taken in")
+
+    asyncio.run(scenario())
+    # Measured on an idle machine: 3 ms and 4 ms. Two orders of slack for a busy one.
+    assert min(stop_s) < 0.25, stop_s
+    assert min(start_s) < 0.25, start_s
+
+
+def test_worker_that_was_told_to_stop_is_no_evidence(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, second = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            first.silent_on = second.silent_on = {"stop_workers"}
+            await first.exit(0, 1, step=1, exception_type="builtins.ValueError")
+            await until(lambda: second.count("stop_workers") == 1, "stop")
+            await second.exit(1, -9, step=1)
+            for agent in (first, second):
+                await agent.answer(agent.last("stop_workers"))
+            await bench.started(2)
+            found = await IncidentsStub(bench.channel).ListIncidents(
+                incidents_pb2.ListIncidentsRequest(job_id=job_id)
+            )
+            assert [item.rank for item in found.incidents[0].evidence] == [0]
+            assert found.incidents[0].cause == "user_error"
+
+    asyncio.run(scenario())
+
+
+def test_curve_is_exact_and_the_watch_brings_all_of_it(tmp_path: Path) -> None:
+    losses = [0.1 + 0.2, 1e-310, math.nextafter(2.0, 3.0), math.inf, math.nan]
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, second = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            seen: list[float] = []
+            states: list[str] = []
+
+            async def watch() -> None:
+                request = jobs_pb2.WatchJobRequest(job_id=job_id)
+                async for update in bench.jobs.WatchJob(request):
+                    seen.extend(report.loss for report in update.steps)
+                    if update.HasField("job"):
+                        states.append(update.job.state)
+
+            watcher = asyncio.create_task(watch())
+            await first.report(*losses[:2])
+            await until(lambda: len(seen) == 2, "the first reports arrive")
+            await first.report(*losses[2:], first_step=3)
+            await first.exit(0, 0, step=10)
+            await second.exit(1, 0, step=10)
+            await watcher
+            request = jobs_pb2.GetJobRequest(job_id=job_id, with_steps=True)
+            curve = [report.loss for report in (await bench.jobs.GetJob(request)).steps]
+            for got in (seen, curve):
+                assert [value.hex() for value in got] == [value.hex() for value in losses]
+            assert states[0] == "RUNNING"
+            assert states[-1] == "SUCCEEDED"
+
+    asyncio.run(scenario())
+
+
+def test_node_disappears_and_the_standby_takes_over(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path, Settings(reconcile_s=0.5)) as bench:
+            await bench.add_agents(3)
+            request = submit_request(
+                resources={"workers_per_node": 1, "standby": 1},
+                recovery={
+                    "heartbeat_period_s": 0.1,
+                    "heartbeat_late_s": 0.3,
+                    "heartbeat_lost_s": 0.5,
+                    "heartbeat_silent_s": 0.8,
+                },
+            )
+            job_id = (await bench.jobs.Submit(request)).job.job_id
+            used = bench.agents[:2]
+            await until(lambda: all(a.running for a in used), "workers run")
+            # The agents heard that this job wants more heartbeats than they were told first.
+            await until(lambda: used[0].welcomes[-1].heartbeat_period_s == 0.1, "welcome again")
+            for agent in used:
+                await agent.progress(1)
+            await bench.reach(job_id, "RUNNING")
+            nodes = NodesStub(bench.channel)
+
+            async def node_state(name: str) -> str:
+                found = await nodes.ListNodes(nodes_pb2.ListNodesRequest())
+                return next(node.state for node in found.nodes if node.node_id == name)
+
+            while await node_state("n2") != "STANDBY":
+                await asyncio.sleep(0.01)
+            await bench.agents[1].stop()
+            await until(lambda: bool(bench.agents[2].running), "the standby starts")
+            start = bench.agents[0].last("start_workers")
+            assert start.start_workers.rank_nodes == ["n0", "n2"]
+            assert await node_state("n1") in ("QUARANTINED", "RETIRED")
+
+    asyncio.run(scenario())
+
+
+def test_newer_session_replaces_the_older_and_its_process_stays_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            (old,) = await bench.add_agents(1)
+            new = FakeAgent("n0", lambda: bench.running.grpc)
+            bench.agents.append(new)
+            new.start()
+            await until(lambda: new.is_connected, "the newer process joins")
+            await until(lambda: not old.is_connected, "the older one is out")
+            sessions = old.num_sessions
+            # It tries again every 20 ms, and is turned away for good.
+            await asyncio.sleep(0.2)
+            assert old.num_sessions == sessions
+            assert new.is_connected
+            assert new.num_sessions == 1
+
+    asyncio.run(scenario())
+
+
+def test_job_goes_on_after_everything_was_stopped(tmp_path: Path) -> None:
+    """Ctrl-C ended controller and nodes; the next start finds agents without workers."""
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            await bench.add_agents(2)
+            job_id = await bench.start_job()
+        async with lab(tmp_path) as bench:
+            assert (await bench.job(job_id)).state == "RUNNING"
+            await bench.add_agents(2)
+            await bench.started(1)
+            assert bench.agents[0].last("start_workers").attempt == 2
+            await bench.train(2, resumed=1)
+            job = await bench.reach(job_id, "RUNNING")
+            assert (job.attempt, job.restarts) == (2, 1)
+
+    asyncio.run(scenario())
+
+
+def _unacked(agents: list[FakeAgent]) -> bool:
+    return any(agent.acked_seq < agent.sent_seq for agent in agents)
+
+
+def _count_facts(path: Path) -> int:
+    with sqlite3.connect(path) as connection:
+        count: int = connection.execute("select count(*) from facts").fetchone()[0]
+    connection.close()
+    return count
