@@ -1,0 +1,314 @@
+"""The production machine in a controller that may die between any two effects.
+
+Everything that it knows after a restart comes from the journal, which holds
+encoded facts only. The edge does what the service does: turns messages into
+events, silence into `NodeLate` and friends, progress into `JobAdvanced`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from controller.core import events as ev
+from controller.core.codec import decode_fact, encode_fact
+from controller.core.effects import (
+    Alert,
+    Effect,
+    EvictNode,
+    Persist,
+    ProvisionNodes,
+    SendCommand,
+)
+from controller.core.facts import Fact, State, fold
+from controller.core.liveness import Limits, LivenessTable
+from controller.core.machine import Machine
+from controller.core.progress import ProgressTable
+from controller.core.records import CommandRecord
+from controller.core.states import JobState, NodeState
+from outlast.ids import JobId, NodeId
+from tests.sim.agent import AgentEvent, ProgressMade
+from tests.sim.network import Session
+from tests.sim.training import Training
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+HANG_TIMEOUT_S = 300.0
+LIMITS = Limits()
+
+
+class _Crash(Exception):
+    """The controller dies here."""
+
+
+class Controller:
+    """One controller, through all its lives."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        # As read back from its text, which nothing else survives a crash in.
+        self.journal: list[Fact] = []
+        # What folding the journal gives. Kept up with each commit and compared with the
+        # machine's own state; a restart does not use it but decodes the journal.
+        self.journalled = State()
+        self.machine: Machine | None = None
+        self.term = 0
+        self.started_s = 0.0
+        self.sessions: dict[NodeId, Session] = {}
+        # Effects until the next crash; None when none is planned.
+        self.crash_countdown: int | None = None
+        self.crash_down_s = 0.0
+        self._liveness = LivenessTable()
+        self._progress = ProgressTable()
+        self._timer_s: float | None = None
+
+    # Life and death
+
+    def start(self) -> None:
+        """Fold the journal and listen again."""
+        if self.machine is not None:
+            return
+        world = self._world
+        self.term += 1
+        self.started_s = world.now_s
+        state = fold(self.journal)
+        world.checkers.restarted(state, self.journalled)
+        self.machine = Machine(state)
+        self._liveness = LivenessTable()
+        self._progress = ProgressTable()
+        self._timer_s = None
+        for node in state.nodes.values():
+            if node.state is not NodeState.RETIRED:
+                self._liveness.expect(node.node, world.now_s, LIMITS)
+        world.trace("control", f"term {self.term}", f"started, {len(self.journal)} facts")
+        self.handle(ev.ControllerStarted(term=self.term))
+        self._watch_silence(world.now_s)
+        for event in world.cluster.gone_nodes():
+            if event.node in state.nodes:
+                self.handle(event)
+        world.timeline.after(HANG_TIMEOUT_S / 2, self._check_progress, self.term)
+        world.controller_is_up()
+
+    def crash(self) -> None:
+        """Forget everything but the journal."""
+        if self.machine is None:
+            return
+        self._world.trace("control", f"term {self.term}", "crashed")
+        self.machine = None
+        self.crash_countdown = None
+        sessions, self.sessions = list(self.sessions.values()), {}
+        for session in sessions:
+            session.open_at_controller = False
+            self._world.network.drop(session, at_agent=True, at_controller=False)
+        self._world.timeline.after(self.crash_down_s, self.start)
+
+    # The machine
+
+    def handle(self, event: ev.Event) -> bool:
+        """Give the machine an event; False when there is no controller (any more)."""
+        if self.machine is None:
+            return False
+        world = self._world
+        try:
+            effects = self.machine.handle(event, world.now_s)
+            for place, effect in enumerate(effects):
+                self._count_down()
+                world.checkers.ordered(place, effect, self.journalled)
+                self._perform(event, effect)
+            self._count_down()
+            world.checkers.performed(event, self.machine, self.journalled)
+        except _Crash:
+            self.crash()
+            return False
+        self._set_timer()
+        return True
+
+    def _count_down(self) -> None:
+        if self.crash_countdown is None:
+            return
+        self.crash_countdown -= 1
+        if self.crash_countdown < 0:
+            raise _Crash
+
+    def _perform(self, event: ev.Event, effect: Effect) -> None:
+        world = self._world
+        match effect:
+            case Persist(facts=facts):
+                for fact in facts:
+                    self._append(event, fact)
+            case SendCommand(command=command):
+                self._send(command)
+            case ProvisionNodes(count=count, reason=reason):
+                world.trace("provide", f"{count} nodes", reason)
+                world.cluster.provision(count)
+            case EvictNode(node=node, reason=reason):
+                world.trace("evict", node, reason)
+                self._liveness.forget(node)
+                world.cluster.evict(node)
+            case Alert(summary=summary):
+                world.trace("alert", "", summary)
+
+    def _append(self, event: ev.Event, fact: Fact) -> None:
+        checkers = self._world.checkers
+        decoded = decode_fact(json.loads(json.dumps(encode_fact(fact))))
+        checkers.encoded(fact, decoded)
+        checkers.recorded(event, fact, self.journalled)
+        self.journal.append(decoded)
+        # Equal to the decoded one, and quick to compare with what the machine holds.
+        self.journalled.apply(fact)
+        self._world.tracer.fact(fact)
+
+    def _send(self, command: CommandRecord) -> None:
+        session = self.sessions.get(command.node)
+        agent = self._world.nodes[command.node].agent
+        if session is not None and agent is not None:
+            self._world.network.send(session, agent.receive, command, up=False)
+
+    def _set_timer(self) -> None:
+        assert self.machine is not None
+        wake_s = self.machine.wake_at()
+        if wake_s is not None and (self._timer_s is None or wake_s < self._timer_s):
+            self._timer_s = wake_s
+            delay_s = self._world.random.uniform(0.0, 0.05)
+            self._world.timeline.at(wake_s + delay_s, self._timer_rings, self.term, wake_s)
+
+    def _timer_rings(self, term: int, wake_s: float) -> None:
+        if self.machine is None or term != self.term or wake_s != self._timer_s:
+            return
+        self._timer_s = None
+        self.handle(ev.TimePassed())
+
+    # Sessions
+
+    def accept(self, session: Session, hello: ev.NodeJoined) -> None:
+        """An agent is here; its older session, if any, is replaced."""
+        if self.machine is None or session.broken:
+            self._world.network.drop(session, at_agent=True, at_controller=False)
+            return
+        node = hello.node
+        self.sessions[node] = session
+        session.open_at_controller = True
+        self._liveness.expect(node, self._world.now_s, LIMITS)
+        joined = self.handle(hello)
+        self._world.pulse(node)
+        if not joined:
+            return
+        if self._world.nodes[node].agent is not None:
+            agent = self._world.nodes[node].agent
+            assert agent is not None
+            self._world.network.send(session, agent.welcomed, session, up=False)
+
+    def lost(self, session: Session) -> None:
+        """The session ended; that matters unless a newer one took its place."""
+        if self.sessions.get(session.node) is session:
+            del self.sessions[session.node]
+            self.handle(ev.NodeDisconnected(node=session.node))
+
+    def receive(self, session: Session, incarnation: str, seq: int, event: AgentEvent) -> None:
+        """An event of an agent: handled and durable before it is acknowledged."""
+        if self.machine is None or self.sessions.get(session.node) is not session:
+            return
+        if isinstance(event, ProgressMade):
+            if not self._progressed(event):
+                return
+        elif not self.handle(event):
+            return
+        agent = self._world.nodes[session.node].agent
+        if agent is not None and agent.incarnation == incarnation:
+            self._world.network.send(session, agent.acknowledged, seq, up=False)
+
+    # Silence
+
+    def hear(self, node: NodeId) -> None:
+        """A heartbeat of a node that may have been silent."""
+        for event in self._liveness.heard(node, self._world.now_s):
+            self.handle(event)
+
+    def quiet(self, node: NodeId) -> None:
+        """The node's last heartbeat for a while."""
+        if self.machine is not None:
+            self.hear(node)
+            self._watch_silence(self._world.now_s)
+
+    def _watch_silence(self, since_s: float) -> None:
+        for limit_s in (LIMITS.late_s, LIMITS.lost_s, LIMITS.silent_s):
+            self._world.timeline.at(since_s + limit_s + 0.001, self._expire, self.term)
+
+    def _expire(self, term: int) -> None:
+        if self.machine is None or term != self.term:
+            return
+        for node in self._liveness.nodes():
+            if self._world.is_beating(node):
+                self.hear(node)
+        for event in self._liveness.expire(self._world.now_s):
+            self.handle(event)
+
+    # Progress
+
+    def _progressed(self, made: ProgressMade) -> bool:
+        assert self.machine is not None
+        job = self.machine.state.jobs.get(made.job_id)
+        if job is None:
+            return True
+        events = self._progress.made(
+            job,
+            made.node,
+            attempt=made.attempt,
+            completed_step=made.completed_step,
+            resumed_step=made.resumed_step,
+            at_s=made.at_s,
+            now_s=made.at_s,
+        )
+        return all(self.handle(event) for event in events)
+
+    def _check_progress(self, term: int) -> None:
+        """Look at heartbeats for jobs that have stopped advancing."""
+        if self.machine is None or term != self.term:
+            return
+        for job_id in list(self.machine.state.jobs):
+            self._check_job(job_id)
+        self._world.timeline.after(HANG_TIMEOUT_S / 2, self._check_progress, term)
+
+    def _check_job(self, job_id: JobId) -> None:
+        world = self._world
+        if self.machine is None or self.machine.state.jobs[job_id].state is not JobState.RUNNING:
+            return
+        job = self.machine.state.jobs[job_id]
+        training = world.trainings.get(job_id, job.attempt)
+        if training is not None and not self._take_heartbeats(training):
+            return
+        job = self.machine.state.jobs[job_id]
+        stalled_s = self._progress.stalled(job, world.now_s, HANG_TIMEOUT_S)
+        if stalled_s is not None:
+            culprit = None if training is None else training.culprit
+            self.handle(
+                ev.JobStalled(
+                    job_id=job_id,
+                    attempt=job.attempt,
+                    stalled_s=stalled_s,
+                    culprit_ranks=() if culprit is None else (culprit,),
+                    detail="hung in an all-reduce",
+                )
+            )
+
+    def _take_heartbeats(self, training: Training) -> bool:
+        """What the newest heartbeats said; False when the controller died of it."""
+        world = self._world
+        for node in dict.fromkeys(training.rank_nodes):
+            silent_since_s = world.quiet_since(node)
+            at_s = world.now_s if silent_since_s is None else silent_since_s
+            completed = training.completed(at_s)
+            if completed <= training.resumed or at_s < self.started_s:
+                continue
+            made = ProgressMade(
+                job_id=training.job.job_id,
+                attempt=training.attempt,
+                node=node,
+                completed_step=completed,
+                resumed_step=training.resumed,
+                at_s=at_s,
+            )
+            if not self._progressed(made):
+                return False
+        return self.machine is not None

@@ -1,0 +1,87 @@
+"""Two hundred seeds of the virtual world, every checker on.
+
+A failing seed is printed with the line that replays it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from controller.core.records import Action, Cause
+from controller.core.states import IncidentState, JobState, NodeState
+from tests.sim.faults import FAULTS, MIN_FAULTS
+from tests.sim.run import Outcome, run_seed
+
+NUM_SEEDS = 200
+SEEDS_PER_CHUNK = 25
+
+
+def _run(seed: int) -> Outcome | str:
+    """A seed's outcome, or what went wrong: exceptions lose their notes between processes."""
+    try:
+        return run_seed(seed)
+    except Exception as error:  # noqa: BLE001  # every failure is told with its seed
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        return f"seed {seed}: {type(error).__name__}: {error}\n  {notes}"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    """Two processes at most: other tests want the machine, too."""
+    workers = min(2, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    return []
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_CHUNK))
+def test_every_invariant_holds_under_faults(
+    pool: ProcessPoolExecutor, outcomes: list[Outcome], first: int
+) -> None:
+    results = list(pool.map(_run, range(first, first + SEEDS_PER_CHUNK), chunksize=4))
+    failures = [result for result in results if isinstance(result, str)]
+    assert not failures, "\n".join(failures)
+    outcomes.extend(result for result in results if isinstance(result, Outcome))
+
+
+def test_seeds_are_as_large_as_promised(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        assert outcome.num_nodes >= 16
+        assert outcome.hours >= 12.0
+        assert len(outcome.faults) >= MIN_FAULTS
+        assert 1 <= len(outcome.jobs) <= 3
+
+
+def test_seeds_reach_every_state_fault_and_verdict(outcomes: list[Outcome]) -> None:
+    """A simulation that never gets somewhere proves nothing about it."""
+    if len(outcomes) < NUM_SEEDS:
+        pytest.skip("only a part of the seeds was run")
+    seen: Counter[str] = Counter()
+    for outcome in outcomes:
+        seen.update(outcome.seen)
+        seen.update(f"fault {name}" for name in outcome.faults)
+    expected = {f"fault {name}" for name in FAULTS}
+    # RESTARTING, OPEN and ACTING pass within one batch, but the journal has them all.
+    expected |= {f"job {state}" for state in JobState}
+    expected |= {f"node {state}" for state in NodeState}
+    expected |= {f"incident CLOSED:{action}" for action in Action if action is not Action.DIAGNOSE}
+    expected |= {f"incident {state}" for state in (IncidentState.OPEN, IncidentState.EVIDENCE)}
+    # The world's jobs are all valid, and nothing in it is unexplained.
+    expected |= {f"cause {cause}" for cause in Cause if cause not in (Cause.CONFIG,)}
+    missing = sorted(expected - set(seen))
+    assert not missing, f"no seed reached: {missing}"
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = run_seed(7), run_seed(7)
+    assert first == second

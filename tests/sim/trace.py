@@ -1,0 +1,51 @@
+"""One line per event, in columns: virtual time, who, which, what."""
+
+from __future__ import annotations
+
+from controller.core.facts import CommandClosed, CommandOpened, Fact, IncidentPut, JobPut, NodePut
+from tests.sim.timeline import EPOCH_S, Timeline
+
+
+class Tracer:
+    """Prints what happens when it is on; counts what was seen in any case."""
+
+    def __init__(self, timeline: Timeline, *, on: bool) -> None:
+        self._timeline = timeline
+        self.on = on
+        self._last: dict[str, str] = {}
+        # How often each state was entered and each verdict reached.
+        self.seen: dict[str, int] = {}
+
+    def line(self, who: str, which: str, what: str) -> None:
+        """A line of the trace."""
+        if self.on:
+            at_s = self._timeline.now_s - EPOCH_S
+            print(f"{at_s:12.3f}  {who:<8} {which:<22} {what}")
+
+    def fact(self, fact: Fact) -> None:
+        """A fact of the journal; a line when a state changes."""
+        match fact:
+            case JobPut(job=job):
+                self._state("job", job.job_id, str(job.state), f"a{job.attempt} {job.reason}")
+            case NodePut(node=node):
+                self._state("node", node.node, str(node.state), node.reason)
+            case IncidentPut(incident=incident):
+                action = "" if incident.action is None else f":{incident.action}"
+                what = f"{incident.state}{action}"
+                self._state("incident", incident.incident, what, incident.reason)
+                if self._last.get(f"cause {incident.incident}") != incident.cause:
+                    self._last[f"cause {incident.incident}"] = incident.cause
+                    self._count(f"cause {incident.cause}")
+            case CommandOpened(command=command):
+                self.line("command", command.node, f"{command.command_id}")
+            case CommandClosed(command_id=command_id, why=why):
+                self.line("command", "", f"{command_id} closed: {why}")
+
+    def _state(self, kind: str, name: str, state: str, why: str) -> None:
+        if self._last.get(f"{kind} {name}") != state:
+            self._last[f"{kind} {name}"] = state
+            self._count(f"{kind} {state}")
+            self.line(kind, name, f"{state}: {why}")
+
+    def _count(self, what: str) -> None:
+        self.seen[what] = self.seen.get(what, 0) + 1
