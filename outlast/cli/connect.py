@@ -1,0 +1,108 @@
+"""Finding the controller and the job or node that a command is about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.specfile import describe_problems
+
+if TYPE_CHECKING:
+    from outlast.client import Client
+    from outlast.v1.jobs_pb2 import Job
+
+
+def resolve_address(controller: str, state_dir: Path) -> str:
+    """HOST:PORT as given, or as the controller on `state_dir` noted it.
+
+    Raises:
+        CliError: neither says anything (exit code 3).
+    """
+    if controller:
+        return controller
+    path = state_dir.expanduser() / "controller.json"
+    try:
+        noted = json.loads(path.read_text())
+        return str(noted["grpc"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CliError(
+            f"no controller: {path} does not name one. Start one with `outlast up`, or say "
+            "where it is with --controller HOST:PORT or OUTLAST_CONTROLLER",
+            ExitCode.NO_CONTROLLER,
+        ) from error
+
+
+@contextmanager
+def controller_of(controller: str, state_dir: Path) -> Iterator[Client]:
+    """A client for the controller; what goes wrong on the way becomes a CliError."""
+    from outlast.client import Client, UnavailableError
+    from outlast.errors import OutlastError
+    from outlast.spec import SpecError
+
+    address = resolve_address(controller, state_dir)
+    try:
+        with Client(address) as client:
+            yield client
+    except UnavailableError as error:
+        raise CliError(_unreachable(address, controller), ExitCode.NO_CONTROLLER) from error
+    except SpecError as error:
+        raise CliError(describe_problems("the request", error)) from error
+    except OutlastError as error:
+        raise CliError(str(error)) from error
+
+
+def connector(controller: str, state_dir: Path) -> Callable[[], Client]:
+    """Makes a client each time; looks the address up anew, since it may have changed.
+
+    Raises UnavailableError while no controller is noted.
+    """
+
+    def connect() -> Client:
+        from outlast.client import Client, UnavailableError
+
+        try:
+            return Client(resolve_address(controller, state_dir))
+        except CliError as error:
+            raise UnavailableError(str(error)) from error
+
+    return connect
+
+
+def find_job(client: Client, wanted: str) -> Job:
+    """The job with this id or name, or the only one whose id or name begins so.
+
+    Several jobs may share a name; the one that has not finished, or else the
+    newest, is meant.
+
+    Raises:
+        CliError: none, or several that it could be.
+    """
+    from outlast.cli.words import FINISHED
+
+    jobs = list(client.list())
+    for job in jobs:
+        if job.job_id == wanted:
+            return job
+    named = [job for job in jobs if job.name == wanted]
+    if named:
+        unfinished = [job for job in named if job.state not in FINISHED]
+        return max(unfinished or named, key=lambda job: job.submitted_s)
+    begun = [job for job in jobs if job.job_id.startswith(wanted)]
+    if len(begun) == 1:
+        return begun[0]
+    if begun:
+        ids = ", ".join(sorted(job.job_id for job in begun)[:8])
+        raise CliError(f"job {wanted!r} could be any of: {ids}")
+    raise CliError(f"no job {wanted!r}; `outlast jobs` lists them")
+
+
+def _unreachable(address: str, controller: str) -> str:
+    where = "" if controller else ", where the state folder says that it runs"
+    return (
+        f"no controller answers at {address}{where}. Start one with `outlast up`, or say where "
+        "it is with --controller HOST:PORT or OUTLAST_CONTROLLER"
+    )

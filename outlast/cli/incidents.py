@@ -1,0 +1,73 @@
+"""`outlast incidents`: what went wrong, what was done about it, and what it cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast.cli import output, words
+from outlast.cli.connect import controller_of, find_job
+from outlast.cli.group import ListingGroup
+from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
+
+if TYPE_CHECKING:
+    from outlast.v1.incidents_pb2 import Incident
+
+_HEADER = ("INCIDENT", "OPENED", "STATE", "CAUSE", "ACTION", "NODES", "COST")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(
+        cls=ListingGroup,
+        no_args_is_help=False,
+        help="What went wrong, what was done, and what it cost. "
+        "`outlast incidents [JOB]` is `outlast incidents list [JOB]`.",
+    )
+    group.command("list")(list_incidents)
+    group.command("show")(show_incident)
+    app.add_typer(group, name="incidents")
+
+
+def list_incidents(
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only this job's.")] = "",
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """List incidents, oldest first."""
+    with controller_of(controller, state_dir) as client:
+        job_id = find_job(client, job).job_id if job else ""
+        found = list(client.incidents(job_id))
+    if json:
+        output.print_json({"incidents": [output.facts(item) for item in found]})
+        return
+    output.print_table(_HEADER, [_row(item) for item in found], empty="no incidents")
+
+
+def show_incident(
+    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Incident id.")],
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Tell an incident's whole story: evidence, verdict, timeline, cost."""
+    with controller_of(controller, state_dir) as client:
+        found = client.incident(incident)
+    if json:
+        output.print_json({"incident": output.facts(found)})
+    else:
+        output.print_lines(words.incident_lines(found))
+
+
+def _row(incident: Incident) -> tuple[str, ...]:
+    return (
+        incident.incident_id,
+        words.clock(incident.opened_s),
+        incident.state,
+        incident.cause.replace("_", " "),
+        incident.action.replace("_", " "),
+        " ".join(incident.culprit_nodes),
+        words.cost(incident),
+    )

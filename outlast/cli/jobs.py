@@ -1,0 +1,261 @@
+"""`outlast submit`, `jobs`, `status`, `watch`, `logs`, `cancel`, `pause` and `resume`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast.cli import output, words
+from outlast.cli.connect import connector, controller_of, find_job
+from outlast.cli.errors import ExitCode
+from outlast.cli.options import (
+    DEFAULT_STATE_DIR,
+    Assignments,
+    Controller,
+    JobName,
+    Json,
+    SpecFile,
+    StateDir,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outlast.cli.follow import Snapshot
+    from outlast.v1.jobs_pb2 import Job
+
+_HEADER = ("JOB", "STATE", "SINCE", "STEP", "LOSS", "ATTEMPT", "REASON")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(submit)
+    app.command("jobs")(list_jobs)
+    for command in (status, watch, logs, cancel, pause, resume):
+        app.command()(command)
+
+
+def submit(
+    spec: SpecFile,
+    set_: Assignments = [],  # noqa: B006
+    follow: Annotated[
+        bool, typer.Option("--watch", help="Follow the job to its end; exit 1 if it fails.")
+    ] = False,
+    request_id: Annotated[
+        str,
+        typer.Option(
+            "--request-id",
+            metavar="ID",
+            help="Submitting again with the same id and spec gives the job already made.",
+        ),
+    ] = "",
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Submit a training job."""
+    from outlast.cli.specfile import load_document
+
+    document = load_document(spec, set_)
+    with controller_of(controller, state_dir) as client:
+        job = client.submit(document, request_id=request_id or None)
+    if not json:
+        print(f"submitted {job.job_id}", flush=True)
+    elif not follow:
+        output.print_json({"job": output.facts(job)})
+    if follow:
+        _follow(job, controller, state_dir, json=json)
+
+
+def list_jobs(
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """List every job."""
+    with controller_of(controller, state_dir) as client:
+        found = list(client.list())
+    if json:
+        output.print_json({"jobs": [output.facts(job) for job in found]})
+        return
+    now_s = time.time()
+    output.print_table(_HEADER, [_row(job, now_s) for job in found], empty="no jobs")
+
+
+def status(
+    job: JobName,
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Say why a job is or is not training."""
+    with controller_of(controller, state_dir) as client:
+        found = find_job(client, job)
+        incident = client.incident(found.open_incident) if found.open_incident else None
+    now_s = time.time()
+    lines = words.job_lines(found, now_s)
+    if incident is not None:
+        lines += words.incident_lines(incident)
+    if found.error:
+        lines.append(("error", found.error.rstrip()))
+    if json:
+        facts = {
+            "job": output.facts(found),
+            "training": words.is_training(found),
+            "explanation": words.headline(found),
+            "eta_s": words.eta_s(found),
+            "incident": None if incident is None else output.facts(incident),
+        }
+        output.print_json(facts)
+        return
+    print(words.headline(found))
+    output.print_lines(lines)
+
+
+def watch(
+    job: JobName,
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Watch a job live until it ends.
+
+    Exits 1 if it failed or was cancelled. Ctrl-C leaves it running.
+    """
+    with controller_of(controller, state_dir) as client:
+        found = find_job(client, job)
+    _follow(found, controller, state_dir, json=json)
+
+
+def logs(
+    job: JobName,
+    rank: Annotated[
+        int, typer.Option("--rank", min=-1, metavar="RANK", help="Only this rank; -1: every rank.")
+    ] = -1,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+    tail_bytes: Annotated[
+        int, typer.Option("--tail-bytes", min=0, help="The end of each log; 0: 64 KiB.")
+    ] = 0,
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Print what a job's workers wrote, line by line with ranks."""
+    from outlast.cli.loglines import Lines
+
+    lines = Lines()
+    is_empty = True
+    with controller_of(controller, state_dir) as client:
+        job_id = find_job(client, job).job_id
+        wanted = None if rank < 0 else rank
+        for chunk in client.logs(job_id, rank=wanted, follow=follow, tail_bytes=tail_bytes):
+            is_empty = False
+            if json:
+                text = chunk.data.decode(errors="replace")
+                output.print_json_line({**output.facts(chunk), "data": text})
+                continue
+            for line in lines.take(chunk.rank, chunk.data):
+                print(line, flush=follow)
+    for line in lines.rest():
+        print(line)
+    if is_empty and not json:
+        print(
+            f"nothing was written by {'any rank' if rank < 0 else f'rank {rank}'}", file=sys.stderr
+        )
+
+
+def cancel(
+    job: JobName,
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Stop a job for good."""
+    with controller_of(controller, state_dir) as client:
+        _print_job(client.cancel(find_job(client, job).job_id), json)
+
+
+def pause(
+    job: JobName,
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Stop a job so that `resume` can go on with it.
+
+    Its workers finish their step first, and its nodes are free meanwhile.
+    """
+    with controller_of(controller, state_dir) as client:
+        _print_job(client.pause(find_job(client, job).job_id), json)
+
+
+def resume(
+    job: JobName,
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Go on with a paused job."""
+    with controller_of(controller, state_dir) as client:
+        _print_job(client.resume(find_job(client, job).job_id), json)
+
+
+def _follow(job: Job, controller: str, state_dir: Path, *, json: bool) -> None:
+    from outlast.cli.follow import Follower
+    from outlast.cli.view import FRAME_S, show
+
+    follower = Follower(connector(controller, state_dir), job)
+    follower.start()
+    try:
+        if json:
+            last = follower.snapshot()
+            output.print_json_line({"job": output.facts(job), "steps": []})
+            while not last.is_finished:
+                follower.wait(FRAME_S)
+                last = _print_changes(last, follower.snapshot())
+        else:
+            last = show(follower)
+    finally:
+        follower.stop()
+    if not json:
+        with controller_of(controller, state_dir) as client:
+            _print_end(last.job, len(list(client.incidents(job.job_id))))
+    if last.job.state != "SUCCEEDED":
+        raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def _print_changes(before: Snapshot, now: Snapshot) -> Snapshot:
+    steps = now.steps[len(before.steps) :]
+    if steps or now.job != before.job:
+        facts = {"job": output.facts(now.job), "steps": [output.facts(step) for step in steps]}
+        output.print_json_line(facts)
+    return now
+
+
+def _print_end(job: Job, num_incidents: int) -> None:
+    print(f"\n{job.job_id} {job.state}: {job.reason}")
+    print(f"{words.progress(job)}; {num_incidents} incident(s)")
+    if job.error:
+        print(job.error.rstrip())
+
+
+def _row(job: Job, now_s: float) -> tuple[str, ...]:
+    return (
+        job.job_id,
+        job.state,
+        words.duration(now_s - job.state_since_s),
+        f"{max(job.step, 0):,}/{job.total_steps:,}",
+        f"{job.loss:.4f}" if job.HasField("loss") else "-",
+        str(job.attempt),
+        job.reason,
+    )
+
+
+def _print_job(job: Job, json: bool) -> None:
+    if json:
+        output.print_json({"job": output.facts(job)})
+    else:
+        print(f"{job.job_id} is {job.state}: {job.reason}")

@@ -1,0 +1,75 @@
+"""The `outlast` command.
+
+Each command lives in the module of its subject and imports what it needs when
+it runs: `outlast --help` must not pay for grpc, pydantic or torch. This module
+only puts the commands together and turns errors into messages and exit codes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from outlast import __version__
+from outlast.cli import fleet, incidents, jobs, planning, serve
+from outlast.cli.demo import command as demo
+from outlast.cli.errors import CliError, ExitCode
+
+_EPILOG = (
+    "Exit codes: 0 done; 1 the job (or a check) failed; 2 bad usage, spec or request; "
+    "3 no controller answers; 130 interrupted."
+)
+
+app = typer.Typer(
+    name="outlast",
+    help="Keep large training jobs running through failures.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    # Importing rich costs more than the rest of --help together.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line; the process's exit code says how it went."""
+    try:
+        app(prog_name="outlast")
+    except CliError as error:
+        print(f"outlast: {error}", file=sys.stderr)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"outlast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+serve.register(app)
+jobs.register(app)
+incidents.register(app)
+fleet.register(app)
+planning.register(app)
+demo.register(app)
+
+
+if __name__ == "__main__":
+    main()

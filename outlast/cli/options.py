@@ -1,0 +1,45 @@
+"""Options and arguments that several commands share, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_STATE_DIR = Path("~/.local/state/outlast")
+
+Controller = Annotated[
+    str,
+    typer.Option(
+        "--controller",
+        envvar="OUTLAST_CONTROLLER",
+        metavar="HOST:PORT",
+        help="The controller's gRPC address; by default the one noted in --state-dir.",
+    ),
+]
+StateDir = Annotated[
+    Path,
+    typer.Option(
+        "--state-dir",
+        envvar="OUTLAST_STATE_DIR",
+        metavar="DIR",
+        help="Where a controller on this machine keeps its state.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="Job id, name, or an unambiguous beginning of one.")
+]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Node id.")]
+SpecFile = Annotated[
+    Path, typer.Argument(metavar="SPEC", help="Job spec, YAML or JSON; '-' reads standard input.")
+]
+Assignments = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change one field of the spec, such as parallel.tp=4; may be repeated.",
+    ),
+]

@@ -1,0 +1,189 @@
+"""`outlast up`, `controller` and `agent`: the long-running processes, in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast.cli.errors import CliError
+from outlast.cli.options import DEFAULT_STATE_DIR, StateDir
+
+if TYPE_CHECKING:
+    from controller.app import Options, Running
+
+Grpc = Annotated[
+    str,
+    typer.Option("--grpc", metavar="HOST:PORT", help="Serve gRPC here; port 0 takes a free one."),
+]
+Http = Annotated[
+    str,
+    typer.Option(
+        "--http", metavar="HOST:PORT", help="Serve /metrics and /healthz here; port 0: any."
+    ),
+]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh", help="Forget all jobs and nodes and empty host memory; checkpoints stay."
+    ),
+]
+DEFAULT_GRPC = "127.0.0.1:7070"
+DEFAULT_HTTP = "127.0.0.1:7071"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    state_dir: Path
+    grpc: str
+    http: str
+    fresh: bool
+    nodes: int = 0
+    workers_per_node: int = 1
+    standby: int = 0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(up)
+    app.command()(controller)
+    app.command()(agent)
+
+
+def up(
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Local nodes for jobs.")] = 4,
+    workers_per_node: Annotated[
+        int, typer.Option("--workers-per-node", min=1, help="Ranks that a node can run.")
+    ] = 2,
+    standby: Annotated[int, typer.Option("--standby", min=0, help="Spare local nodes.")] = 1,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    grpc: Grpc = DEFAULT_GRPC,
+    http: Http = DEFAULT_HTTP,
+    fresh: Fresh = False,
+) -> None:
+    """Start a controller and local nodes in the foreground.
+
+    Ctrl-C stops everything within seconds; the next `outlast up` on the same
+    state folder goes on with the jobs that were running.
+    """
+    _run(
+        _Wanted(
+            state_dir=state_dir,
+            grpc=grpc,
+            http=http,
+            fresh=fresh,
+            nodes=nodes,
+            workers_per_node=workers_per_node,
+            standby=standby,
+        )
+    )
+
+
+def controller(
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    grpc: Grpc = DEFAULT_GRPC,
+    http: Http = DEFAULT_HTTP,
+    fresh: Fresh = False,
+) -> None:
+    """Start a controller alone; `outlast agent` joins it."""
+    _run(_Wanted(state_dir=state_dir, grpc=grpc, http=http, fresh=fresh))
+
+
+def agent(
+    controller_address: Annotated[
+        str,
+        typer.Option(
+            "--controller",
+            envvar="OUTLAST_CONTROLLER",
+            metavar="HOST:PORT",
+            help="The controller to join.",
+        ),
+    ],
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Ranks this node can run.")],
+    node: Annotated[
+        str, typer.Option("--node", metavar="NAME", help="This node's name; by default its host's.")
+    ] = "",
+    address: Annotated[
+        str, typer.Option("--address", metavar="HOST", help="Where other nodes reach this one.")
+    ] = "127.0.0.1",
+    metrics_port: Annotated[
+        int, typer.Option("--metrics-port", min=-1, help="Serve metrics here; 0: any, -1: not.")
+    ] = -1,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Run the agent of one node in the foreground.
+
+    It keeps logs below --state-dir and host-memory checkpoints in /dev/shm, and
+    finds what it left there when it is started again.
+    """
+    from controller.agent.__main__ import main
+
+    name = node or socket.gethostname().partition(".")[0].lower()
+    arguments = agent_arguments(name, state_dir.expanduser().resolve())
+    arguments += ["--controller", controller_address, "--workers", str(workers)]
+    arguments += ["--address", address]
+    if metrics_port >= 0:
+        arguments += ["--metrics-port", str(metrics_port)]
+    raise typer.Exit(main(arguments))
+
+
+def agent_arguments(node: str, state_dir: Path) -> list[str]:
+    """A node's name and folders; the same ones that `outlast up` gives its own nodes."""
+    from controller.local.cluster import LocalConfig
+
+    local = LocalConfig(state_dir=state_dir, nodes=1, workers_per_node=1, controller_address="")
+    return [
+        *("--node", node),
+        *("--state-dir", str(state_dir / "nodes" / node)),
+        *("--memory-dir", str(local.memory_dir / node)),
+        *("--data-dir", str(state_dir / "data")),
+    ]
+
+
+def _run(wanted: _Wanted) -> None:
+    from controller import app
+
+    try:
+        options = app.Options(
+            state_dir=wanted.state_dir.expanduser(),
+            grpc=wanted.grpc,
+            http=wanted.http,
+            local_nodes=wanted.nodes,
+            workers_per_node=wanted.workers_per_node,
+            standby=wanted.standby,
+            fresh=wanted.fresh,
+        )
+    except ValueError as error:
+        raise CliError(str(error)) from error
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+    )
+
+    def say_ready(running: Running) -> None:
+        for line in ready_lines(options, running):
+            print(line, flush=True)
+
+    code = app.main(options, say_ready)
+    if code:
+        raise typer.Exit(code)
+
+
+def ready_lines(options: Options, running: Running) -> list[str]:
+    """What a person who started a controller wants to know next."""
+    default = DEFAULT_STATE_DIR.expanduser()
+    found = "" if options.state_dir == default else f" --state-dir {options.state_dir}"
+    lines = [f"Outlast listens at {running.grpc} (metrics at http://{running.http}/metrics)."]
+    if options.local_nodes:
+        lines.append(
+            f"{options.local_nodes} local node(s) of {options.workers_per_node} worker(s) and "
+            f"{options.standby} standby are starting."
+        )
+    else:
+        lines.append(f"Add nodes with: outlast agent --controller {running.grpc} --workers N")
+    lines.append(f"Train with: outlast submit examples/gpt-tiny.yaml --watch{found}")
+    lines.append("Ctrl-C stops everything; the next start goes on with the jobs.")
+    return lines

@@ -1,0 +1,239 @@
+"""The live view of a job, and the same as plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from outlast.cli import words
+from outlast.cli.follow import Follower, Snapshot
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from outlast.v1.common_pb2 import StepReport
+    from outlast.v1.incidents_pb2 import Incident
+    from outlast.v1.nodes_pb2 import Node
+
+FRAME_S = 0.25
+# Without a terminal a line is printed for each change and for every tenth of the run.
+_PLAIN_SHARES = 10
+_SPARK_WIDTH = 60
+_MAX_INCIDENTS = 5
+_MAX_NODES = 16
+_SPARKS = "▁▂▃▄▅▆▇█"
+_STATE_STYLES = {
+    "RUNNING": "green",
+    "SUCCEEDED": "bold green",
+    "FAILED": "bold red",
+    "CANCELLED": "yellow",
+    "PAUSED": "yellow",
+    "READY": "green",
+    "STANDBY": "cyan",
+    "ASSIGNED": "green",
+    "SUSPECT": "yellow",
+    "QUARANTINED": "red",
+    "RETIRED": "red",
+}
+
+
+def show(
+    follower: Follower,
+    *,
+    notes: Sequence[str] = (),
+    tick: Callable[[Snapshot], None] | None = None,
+) -> Snapshot:
+    """Show a job until it ends; returns the last snapshot.
+
+    `tick` is called with every look; `notes` may grow meanwhile.
+    """
+    if sys.stdout.isatty():
+        return _show_live(follower, notes, tick)
+    return _show_plain(follower, notes, tick)
+
+
+def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+    """Values as a row of bars, averaged down to `width`."""
+    if not values:
+        return ""
+    share = max(1.0, len(values) / width)
+    cells = []
+    for index in range(min(width, len(values))):
+        part = values[int(index * share) : max(int((index + 1) * share), int(index * share) + 1)]
+        cells.append(sum(part) / len(part))
+    low, high = min(cells), max(cells)
+    if not high > low:
+        return _SPARKS[0] * len(cells)
+    top = len(_SPARKS) - 1
+    return "".join(_SPARKS[round((cell - low) / (high - low) * top)] for cell in cells)
+
+
+def render(snapshot: Snapshot, notes: Sequence[str], now_s: float) -> RenderableType:
+    """A frame of the live view."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_job_panel(snapshot, now_s)]
+    if snapshot.nodes:
+        parts.append(_node_table(snapshot.nodes))
+    if snapshot.incidents:
+        parts.append(_incident_table(snapshot.incidents))
+    parts += [Text(f"  {note}", style="magenta") for note in notes[-4:]]
+    if snapshot.trouble:
+        parts.append(Text(f"  {snapshot.trouble}", style="bold yellow"))
+    return Group(*parts)
+
+
+def plain_lines(before: Snapshot | None, now: Snapshot) -> list[str]:
+    """What changed between two looks, as lines of a log."""
+    lines = []
+    job = now.job
+    if before is None or (before.job.state, before.job.attempt) != (job.state, job.attempt):
+        attempt = f" (attempt {job.attempt})" if job.attempt else ""
+        lines.append(f"{job.state}{attempt}: {job.reason}")
+    known = {} if before is None else {item.incident_id: item for item in before.incidents}
+    for incident in now.incidents:
+        earlier = known.get(incident.incident_id)
+        if earlier is None:
+            lines.append(f"incident {incident.incident_id} opened")
+        if incident.action and (earlier is None or not earlier.action):
+            lines.append(f"incident {incident.incident_id}: {incident.reason}")
+        if incident.state == "CLOSED" and (earlier is None or earlier.state != "CLOSED"):
+            lines.append(f"incident {incident.incident_id} closed: {words.cost(incident)}")
+    if before is None or _tenth(before) != _tenth(now):
+        lines.append(f"{words.progress(job)}, {job.tokens_per_s:,.0f} tokens/s")
+    if now.trouble and (before is None or before.trouble != now.trouble):
+        lines.append(now.trouble)
+    return lines
+
+
+def _show_live(
+    follower: Follower, notes: Sequence[str], tick: Callable[[Snapshot], None] | None
+) -> Snapshot:
+    from rich.live import Live
+
+    def frame() -> RenderableType:
+        return render(follower.snapshot(), notes, time.time())
+
+    with Live(get_renderable=frame, refresh_per_second=1 / FRAME_S, transient=False) as live:
+        last = _loop(follower, tick)
+        live.refresh()
+    return last
+
+
+def _show_plain(
+    follower: Follower, notes: Sequence[str], tick: Callable[[Snapshot], None] | None
+) -> Snapshot:
+    shown: Snapshot | None = None
+    num_notes = 0
+
+    def print_changes(snapshot: Snapshot) -> None:
+        nonlocal shown, num_notes
+        if tick is not None:
+            tick(snapshot)
+        lines = [*plain_lines(shown, snapshot), *notes[num_notes:]]
+        num_notes = len(notes)
+        for line in lines:
+            print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+        shown = snapshot
+
+    return _loop(follower, print_changes)
+
+
+def _loop(follower: Follower, tick: Callable[[Snapshot], None] | None) -> Snapshot:
+    while True:
+        snapshot = follower.snapshot()
+        if tick is not None:
+            tick(snapshot)
+        if snapshot.is_finished:
+            return snapshot
+        follower.wait(FRAME_S)
+
+
+def _tenth(snapshot: Snapshot) -> int:
+    return _PLAIN_SHARES * snapshot.job.step // max(1, snapshot.job.total_steps)
+
+
+def _job_panel(snapshot: Snapshot, now_s: float) -> RenderableType:
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    job = snapshot.job
+    state = Text.assemble(
+        (job.state, _STATE_STYLES.get(job.state, "bold yellow")),
+        (f" for {words.duration(now_s - job.state_since_s)}", "dim"),
+        f"   attempt {job.attempt}",
+    )
+    lines: list[RenderableType] = [
+        state,
+        Text(job.reason, style="dim", overflow="ellipsis", no_wrap=True),
+        _bar(job.step / max(1, job.total_steps)),
+        Text(f"{words.progress(job)}   {words.rate(job) if words.is_training(job) else ''}"),
+        Text(f"{words.checkpoint(job)}", style="dim"),
+        Text(sparkline(_losses(snapshot.steps)), style="blue"),
+    ]
+    return Panel(Group(*lines), title=job.job_id, title_align="left", border_style="blue")
+
+
+def _bar(share: float) -> RenderableType:
+    from rich.text import Text
+
+    done = min(_SPARK_WIDTH, max(0, round(share * _SPARK_WIDTH)))
+    return Text.assemble(("━" * done, "green"), ("━" * (_SPARK_WIDTH - done), "bright_black"))
+
+
+def _losses(reports: Sequence[StepReport]) -> list[float]:
+    newest = {report.step: report.loss for report in reports if report.loss == report.loss}
+    return [newest[step] for step in sorted(newest)]
+
+
+def _node_table(nodes: Sequence[Node]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2), header_style="dim", expand=True)
+    for name in ("node", "state", "connected", "job"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("reason", no_wrap=True, overflow="ellipsis", style="dim", ratio=1)
+    # Those that need attention first; the rest in their own order.
+    calm = ("ASSIGNED", "STANDBY", "READY")
+    shown = sorted(nodes, key=lambda node: node.state in calm)[:_MAX_NODES]
+    for node in sorted(shown, key=lambda node: node.node_id):
+        table.add_row(
+            node.node_id,
+            Text(node.state, style=_STATE_STYLES.get(node.state, "yellow")),
+            "yes" if node.connected else Text("no", style="red"),
+            node.job_id or "-",
+            node.reason,
+        )
+    if len(nodes) > _MAX_NODES:
+        table.add_row(f"and {len(nodes) - _MAX_NODES} more", "", "", "", "")
+    return table
+
+
+def _incident_table(incidents: Sequence[Incident]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("incident", "state", "cause", "action"):
+        table.add_column(name, no_wrap=True)
+    for name in ("detected", "recovered", "redone"):
+        table.add_column(name, no_wrap=True, justify="right")
+    for incident in incidents[-_MAX_INCIDENTS:]:
+        table.add_row(
+            incident.incident_id,
+            incident.state,
+            incident.cause.replace("_", " "),
+            incident.action.replace("_", " "),
+            _seconds(incident, "detection_s"),
+            _seconds(incident, "recovery_s"),
+            str(incident.steps_redone) if incident.HasField("steps_redone") else "-",
+        )
+    return table
+
+
+def _seconds(incident: Incident, field: Literal["detection_s", "recovery_s"]) -> str:
+    return words.duration(getattr(incident, field)) if incident.HasField(field) else "-"

@@ -1,0 +1,195 @@
+"""What jobs and incidents are, in words: pure functions from messages to text.
+
+`outlast status` answers "why is my job not training?", so every state has its
+sentence here and the controller's own reason follows it. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outlast.v1.incidents_pb2 import Evidence, Incident
+    from outlast.v1.jobs_pb2 import Job
+
+# Every rank of a job may have something to say, at length; --json has all of it.
+MAX_EVIDENCE = 4
+MAX_DETAIL = 160
+FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+_MEANING = {
+    "QUEUED": "It is not training: it waits for its first nodes.",
+    "PROVISIONING": "It is not training: it needs nodes that it does not have.",
+    "PREFLIGHT": "It is not training yet: its nodes are checked before use.",
+    "STARTING": "It is about to train: workers are started and restore the newest checkpoint.",
+    "RUNNING": "It is training.",
+    "SUSPENDING": "It is not training: its workers are being stopped.",
+    "DIAGNOSING": "It is not training: the nodes under suspicion are being checked.",
+    "REPAIRING": "It is not training: bad nodes are being replaced.",
+    "RESTARTING": "It is not training: the next attempt is about to start.",
+    "PAUSED": "It is not training: somebody paused it. `outlast resume` goes on from where it was.",
+    "SUCCEEDED": "It has finished: every step is done.",
+    "FAILED": "It has failed and will not be tried again.",
+    "CANCELLED": "It was cancelled.",
+}
+
+
+def is_training(job: Job) -> bool:
+    """Whether steps are being completed now."""
+    return job.state == "RUNNING"
+
+
+def headline(job: Job) -> str:
+    """One sentence: is it training, and if not, what is it doing?"""
+    return _MEANING.get(job.state, f"It is {job.state}.")
+
+
+def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
+    """What `outlast status` says of a job: (label, text), in order."""
+    until_s = job.finished_s if job.HasField("finished_s") else now_s
+    lines = [
+        ("job", job.job_id),
+        ("state", f"{job.state} for {duration(now_s - job.state_since_s)}"),
+        ("reason", job.reason or "none given"),
+        ("progress", progress(job)),
+    ]
+    if is_training(job):
+        lines.append(("rate", rate(job)))
+    restarts = f"{job.restarts} restart{'' if job.restarts == 1 else 's'}"
+    lines += [
+        ("attempt", f"{job.attempt} ({restarts}; {job.retry_left} more faults are survived)"),
+        ("nodes", ", ".join(job.nodes) or "none"),
+        ("checkpoint", checkpoint(job)),
+        ("age", f"submitted {duration(until_s - job.submitted_s)} ago"),
+    ]
+    if job.HasField("finished_s"):
+        lines[-1] = ("took", f"{duration(until_s - job.submitted_s)} from submission to the end")
+    return lines
+
+
+def progress(job: Job) -> str:
+    """How far a job is: step, share and loss."""
+    share = 100 * job.step / job.total_steps if job.total_steps else 0.0
+    loss = f", loss {job.loss:.4f}" if job.HasField("loss") else ""
+    return f"step {max(job.step, 0):,} of {job.total_steps:,} ({share:.0f} %){loss}"
+
+
+def rate(job: Job) -> str:
+    """Tokens per second and when the job will be done at that rate."""
+    left_s = eta_s(job)
+    if left_s is None:
+        return "not known yet"
+    return f"{job.tokens_per_s:,.0f} tokens/s; done in about {duration(left_s)}"
+
+
+def eta_s(job: Job) -> float | None:
+    """Seconds to the last step at the present rate; None while there is no rate."""
+    per_step = tokens_per_step(job)
+    if not is_training(job) or per_step is None or job.tokens_per_s <= 0:
+        return None
+    return (job.total_steps - job.step) * per_step / job.tokens_per_s
+
+
+def tokens_per_step(job: Job) -> float | None:
+    """Tokens in one optimizer step, by the job's spec."""
+    fields = job.spec.fields
+    try:
+        batch = fields["data"].struct_value.fields["global_batch"].number_value
+        length = fields["model"].struct_value.fields["seq_len"].number_value
+    except KeyError:
+        return None
+    return batch * length or None
+
+
+def checkpoint(job: Job) -> str:
+    """The newest checkpoint in storage, and what a total loss would cost now."""
+    if not job.HasField("committed_step"):
+        return "none committed to storage yet"
+    behind = max(0, job.step - job.committed_step)
+    return f"step {job.committed_step:,} is committed to storage, {behind:,} steps behind"
+
+
+def incident_lines(incident: Incident) -> list[tuple[str, str]]:
+    """An incident as its story: (label, text), in order."""
+    lines = [
+        ("incident", f"{incident.incident_id}  {incident.state}"),
+        ("when", f"{clock(incident.opened_s)}, in attempt {incident.attempt}"),
+        ("cause", incident.cause.replace("_", " ") or "not known yet"),
+        ("action", incident.action.replace("_", " ") or "not decided yet"),
+        ("because", incident.reason or "the verdict is not in yet"),
+    ]
+    if incident.culprit_nodes:
+        lines.append(("nodes", ", ".join(incident.culprit_nodes)))
+    lines += [("evidence", _evidence(item)) for item in incident.evidence[:MAX_EVIDENCE]]
+    num_more = len(incident.evidence) - MAX_EVIDENCE
+    if num_more > 0:
+        lines.append(("evidence", f"and {num_more} more"))
+    lines += [("timeline", line) for line in timeline_lines(incident)]
+    lines.append(("cost", cost(incident)))
+    return lines
+
+
+def _evidence(item: Evidence) -> str:
+    rank = f" rank {item.rank}" if item.HasField("rank") else ""
+    detail = " ".join(item.detail.split())
+    if len(detail) > MAX_DETAIL:
+        detail = f"{detail[:MAX_DETAIL]} ..."
+    return f"{item.node}{rank}: {detail}".lstrip(": ")
+
+
+def timeline_lines(incident: Incident) -> list[str]:
+    """Each phase, when it began after the fault, and what was said about it."""
+    if not incident.timeline:
+        return []
+    start_s = incident.timeline[0].at_s
+    return [
+        f"+{entry.at_s - start_s:8.3f} s  {entry.phase:<13} {entry.detail}".rstrip()
+        for entry in incident.timeline
+    ]
+
+
+def cost(incident: Incident) -> str:
+    """What the fault cost: detection, recovery and work done again."""
+    parts = []
+    if incident.HasField("detection_s"):
+        parts.append(f"detected after {duration(incident.detection_s)}")
+    if incident.HasField("recovery_s"):
+        parts.append(f"training again after {duration(incident.recovery_s)}")
+    if incident.HasField("steps_redone"):
+        redone = incident.steps_redone
+        parts.append(f"{redone} step{'' if redone == 1 else 's'} redone")
+    return ", ".join(parts) or "not known yet"
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it: `0.42 s`, `12.3 s`, `3 min 20 s`, `5 h 2 min`."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def clock(at_s: float) -> str:
+    """A moment in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in binary units: `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} PiB"

@@ -1,0 +1,131 @@
+"""`outlast plan` and `outlast schema`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.planning import estimate, plan_facts
+from outlast.cli.specfile import load_document, load_spec
+from outlast.spec import JobSpec, parse_spec
+from tests.cli.running import outlast, outlast_json
+
+TINY = {
+    "name": "tiny",
+    "steps": 20,
+    "model": {"layers": 4, "hidden": 64, "heads": 4, "seq_len": 32},
+    "parallel": {"tp": 2, "pp": 2, "dp": 2, "micro_batch": 2},
+    "data": {"global_batch": 16},
+    "resources": {"workers_per_node": 2},
+}
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+def test_plan_prints_layout_memory_bubble_and_traffic(spec_file: Path) -> None:
+    done = outlast("plan", str(spec_file))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "tp 2 x pp 2 x dp 2 = 8 ranks on 4 node(s) of 2" in done.stdout
+    for word in ("parameters", "bubble", "traffic", "memory of one rank", "host checkpoints"):
+        assert word in done.stdout
+
+
+def test_plan_json_adds_up(spec_file: Path) -> None:
+    found = outlast_json("plan", str(spec_file))
+    assert found["world_size"] == 8
+    assert found["tokens_per_step"] == 16 * 32
+    assert found["total_tokens"] == 20 * 16 * 32
+    assert found["groups"]["tp"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    parts = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+    for rank in found["ranks"]:
+        assert rank["device_bytes"] == sum(rank[part] for part in parts)
+    assert 0 < found["bubble"] < 1
+    assert found["spec"]["model"]["vocab_size"] == 256
+
+
+def test_set_changes_the_plan(spec_file: Path) -> None:
+    found = outlast_json("plan", str(spec_file), "--set", "parallel.tp=4", "--set", "name=other")
+    assert found["world_size"] == 16
+    assert found["name"] == "other"
+
+
+def test_plan_with_one_rank_has_no_bubble_and_no_traffic() -> None:
+    spec = parse_spec({"name": "single"})
+    facts = plan_facts(spec, estimate(spec))
+    assert facts["bubble"] == 0
+    assert facts["communication"]["total_bytes"] == 0
+
+
+def test_every_problem_of_a_spec_is_printed(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("name: Bad_Name\nsteps: 0\nmodel: {hiden: 64}\nextra: 1\n")
+    done = outlast("plan", str(path))
+    assert done.returncode == ExitCode.BAD_INPUT
+    for field in ("steps", "model.hiden", "extra"):
+        assert f"  {field}: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_cross_field_problems_say_what_is_allowed(spec_file: Path) -> None:
+    with pytest.raises(CliError, match=r"model\.heads: is 4, which parallel\.tp = 3"):
+        load_spec(spec_file, ["parallel.tp=3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not YAML"),
+        ("- 1\n- 2\n", "is a mapping, not list"),
+        ("", "is a mapping, not NoneType"),
+    ],
+)
+def test_what_is_no_spec_at_all_is_said_plainly(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(CliError, match=message) as caught:
+        load_document(path)
+    assert caught.value.code == ExitCode.BAD_INPUT
+
+
+def test_missing_file_and_bad_assignment_are_named(tmp_path: Path, spec_file: Path) -> None:
+    with pytest.raises(CliError, match=r"cannot read .*nothing\.yaml"):
+        load_document(tmp_path / "nothing.yaml")
+    with pytest.raises(CliError, match="expected path=value"):
+        load_document(spec_file, ["parallel.tp"])
+
+
+def test_spec_can_come_from_standard_input() -> None:
+    done = outlast("plan", "-", "--json", stdin=json.dumps(TINY))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert json.loads(done.stdout)["name"] == "tiny"
+
+
+def test_schema_is_valid_and_names_every_section() -> None:
+    done = outlast("schema")
+    assert done.returncode == ExitCode.OK
+    schema = json.loads(done.stdout)
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert schema["required"] == ["name"]
+    assert set(schema["properties"]) == set(JobSpec.model_fields)
+    # Every reference leads somewhere.
+    for reference in _references(schema):
+        assert reference.removeprefix("#/$defs/") in schema["$defs"]
+    assert schema["additionalProperties"] is False
+
+
+def _references(node: object) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [found for value in node.values() for found in _references(value)]
+    if isinstance(node, list):
+        return [found for value in node for found in _references(value)]
+    return []

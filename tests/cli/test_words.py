@@ -1,0 +1,233 @@
+"""Jobs, incidents and figures in words; messages as plain values."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+from google.protobuf import json_format, struct_pb2
+
+from controller.core.states import TERMINAL, JobState
+from outlast.cli import output, words
+from outlast.cli.follow import Snapshot
+from outlast.cli.loglines import MAX_LINE_BYTES, Lines
+from outlast.cli.view import plain_lines, render, sparkline
+from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+
+NOW_S = 10_000.0
+
+
+def job(**changes: Any) -> jobs_pb2.Job:
+    spec = struct_pb2.Struct()
+    json_format.ParseDict({"data": {"global_batch": 8}, "model": {"seq_len": 100}}, spec)
+    facts: dict[str, Any] = {
+        "job_id": "gpt-abcde",
+        "name": "gpt",
+        "state": "RUNNING",
+        "reason": "every rank completes steps",
+        "state_since_s": NOW_S - 125,
+        "submitted_s": NOW_S - 200,
+        "attempt": 2,
+        "nodes": ["node-0", "node-1"],
+        "step": 50,
+        "total_steps": 200,
+        "loss": 2.5,
+        "tokens_per_s": 1_000.0,
+        "committed_step": 40,
+        "retry_left": 9,
+        "restarts": 1,
+        "spec": spec,
+    }
+    return jobs_pb2.Job(**facts | changes)
+
+
+def incident(**changes: Any) -> incidents_pb2.Incident:
+    facts: dict[str, Any] = {
+        "incident_id": "gpt-abcde.i1",
+        "job_id": "gpt-abcde",
+        "attempt": 1,
+        "state": "CLOSED",
+        "cause": "worker_killed",
+        "action": "restart_in_place",
+        "reason": "rank 3 on node-1 failed",
+        "culprit_nodes": ["node-1"],
+        "evidence": [
+            incidents_pb2.Evidence(kind="worker_exit", node="node-1", rank=3, detail="SIGKILL")
+        ],
+        "timeline": [
+            common_pb2.TimelineEntry(phase="fault", at_s=5.0, detail="SIGKILL"),
+            common_pb2.TimelineEntry(phase="detected", at_s=5.25),
+        ],
+        "opened_s": 5.25,
+        "detection_s": 0.25,
+        "recovery_s": 1.5,
+        "steps_redone": 1,
+    }
+    return incidents_pb2.Incident(**facts | changes)
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_every_state_has_its_sentence(state: JobState) -> None:
+    sentence = words.headline(job(state=state.value))
+    assert sentence != f"It is {state}."
+    assert words.is_training(job(state=state.value)) == (state is JobState.RUNNING)
+
+
+def test_finished_states_are_the_controllers_own() -> None:
+    assert set(words.FINISHED) == {state.value for state in TERMINAL}
+
+
+def test_status_says_everything_about_a_running_job() -> None:
+    lines = dict(words.job_lines(job(), NOW_S))
+    assert lines["state"] == "RUNNING for 2 min 5 s"
+    assert lines["progress"] == "step 50 of 200 (25 %), loss 2.5000"
+    # 150 steps of 800 tokens at 1,000 tokens/s.
+    assert lines["rate"] == "1,000 tokens/s; done in about 2 min 0 s"
+    assert lines["attempt"] == "2 (1 restart; 9 more faults are survived)"
+    assert lines["checkpoint"] == "step 40 is committed to storage, 10 steps behind"
+
+
+def test_status_of_a_new_job_promises_nothing() -> None:
+    new = jobs_pb2.Job(job_id="a", state="QUEUED", total_steps=10, reason="no nodes")
+    lines = dict(words.job_lines(new, NOW_S))
+    assert "rate" not in lines
+    assert lines["nodes"] == "none"
+    assert lines["checkpoint"] == "none committed to storage yet"
+    assert words.eta_s(new) is None
+
+
+def test_finished_job_says_how_long_it_took() -> None:
+    lines = dict(words.job_lines(job(state="SUCCEEDED", finished_s=NOW_S - 140), NOW_S))
+    assert lines["took"].startswith("1 min 0 s")
+
+
+def test_incident_tells_its_story() -> None:
+    text = "\n".join(f"{label} {line}" for label, line in words.incident_lines(incident()))
+    assert "node-1 rank 3: SIGKILL" in text
+    assert "+   0.250 s  detected" in text
+    assert "detected after 0.25 s, training again after 1.5 s, 1 step redone" in text
+
+
+def test_long_evidence_is_cut_short() -> None:
+    item = incidents_pb2.Evidence(node="node-0", detail="x" * 1_000)
+    lines = [line for label, line in words.incident_lines(incident(evidence=[item] * 9))]
+    assert "and 5 more" in lines
+    assert max(len(line) for line in lines) < 200
+
+
+def test_open_incident_says_what_is_not_known_yet() -> None:
+    fresh = incidents_pb2.Incident(incident_id="x.i1", state="OPEN")
+    text = "\n".join(line for _, line in words.incident_lines(fresh))
+    assert "not known yet" in text
+    assert "the verdict is not in yet" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.423, "0.42 s"),
+        (12.34, "12.3 s"),
+        (200, "3 min 20 s"),
+        (59.96, "60.0 s"),
+        (3_725, "1 h 2 min"),
+        (200_000, "2 d 7 h"),
+        (-1, "0.00 s"),
+        (math.inf, "unknown"),
+    ],
+)
+def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+def test_sizes_are_binary() -> None:
+    assert words.size(1023) == "1023 B"
+    assert words.size(1536) == "1.5 KiB"
+    assert words.size(3 * 2**40) == "3.0 TiB"
+
+
+def test_message_facts_keep_integers_and_absent_fields() -> None:
+    facts = output.facts(job(finished_s=None))
+    assert facts["step"] == 50
+    assert facts["finished_s"] is None
+    assert facts["nodes"] == ["node-0", "node-1"]
+    assert facts["spec"] == {"data": {"global_batch": 8}, "model": {"seq_len": 100}}
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_message_facts_nest() -> None:
+    facts = output.facts(incident())
+    assert facts["evidence"][0]["rank"] == 3
+    assert facts["timeline"][1] == {"phase": "detected", "at_s": 5.25, "detail": ""}
+    assert facts["closed_s"] is None
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json_line({"loss": math.nan, "all": [math.inf, 1.0]})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "all": [None, 1.0]}
+
+
+def test_table_columns_line_up(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(("A", "LONG"), [("wide cell", "x"), ("b", "y")], empty="none")
+    assert capsys.readouterr().out == "A          LONG\nwide cell  x\nb          y\n"
+    output.print_table(("A",), [], empty="none")
+    assert capsys.readouterr().out == "none\n"
+
+
+def test_log_lines_are_put_together_per_rank() -> None:
+    lines = Lines()
+    assert lines.take(0, b"hel") == []
+    assert lines.take(1, b"other\n") == ["[rank 1] other"]
+    assert lines.take(0, b"lo\nwor") == ["[rank 0] hello"]
+    assert lines.rest() == ["[rank 0] wor"]
+
+
+def test_log_line_without_end_is_not_held_for_ever() -> None:
+    lines = Lines()
+    assert len(lines.take(0, b"x" * (MAX_LINE_BYTES + 1))) == 1
+    assert lines.rest() == []
+
+
+def test_sparkline_goes_down_with_the_loss() -> None:
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
+    assert len(sparkline([float(n) for n in range(1_000)], width=40)) == 40
+    assert sparkline([]) == ""
+    assert sparkline([1.0, 1.0]) == "▁▁"
+
+
+def test_plain_lines_tell_only_what_changed() -> None:
+    first = Snapshot(job=job())
+    assert plain_lines(first, first) == []
+    later = Snapshot(job=job(state="SUSPENDING", reason="rank 3 died"), incidents=(incident(),))
+    lines = plain_lines(first, later)
+    assert lines[0] == "SUSPENDING (attempt 2): rank 3 died"
+    assert "incident gpt-abcde.i1 opened" in lines
+    away = Snapshot(job=job(), trouble="the controller does not answer")
+    assert plain_lines(first, away) == ["the controller does not answer"]
+
+
+def test_live_view_shows_job_nodes_incidents_and_trouble() -> None:
+    from rich.console import Console
+
+    snapshot = Snapshot(
+        job=job(),
+        nodes=(
+            nodes_pb2.Node(node_id="node-0", state="ASSIGNED", connected=True, job_id="gpt-abcde"),
+            nodes_pb2.Node(node_id="node-1", state="RETIRED", reason="[lost]"),
+        ),
+        incidents=(incident(),),
+        steps=(common_pb2.StepReport(step=1, loss=2.0), common_pb2.StepReport(step=2, loss=1.0)),
+        trouble="the controller does not answer",
+    )
+    page = io.StringIO()
+    # As on a terminal, where some parts of rich draw differently.
+    Console(width=120, file=page, force_terminal=True, color_system=None).print(
+        render(snapshot, ["12 s: killed rank 3"], NOW_S)
+    )
+    text = page.getvalue()
+    for word in ("gpt-abcde", "RUNNING", "step 50 of 200", "node-1", "RETIRED", "gpt-abcde.i1"):
+        assert word in text
+    assert "the controller does not answer" in text
+    assert "killed rank 3" in text
