@@ -1,0 +1,127 @@
+"""The whole product in real processes: a controller, local nodes, trained jobs, real faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from outlast.blackbox import Present, Reader
+from outlast.client import Client
+from outlast.v1 import incidents_pb2, jobs_pb2
+
+T = TypeVar("T")
+DEADLINE_S = 120.0
+
+# Two ranks on two nodes; a step takes some milliseconds.
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "steps": 60,
+    "model": {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 32},
+    "parallel": {"dp": 2, "micro_batch": 2},
+    "data": {"global_batch": 4, "max_bytes": 65536},
+    "optimizer": {"schedule": {"warmup_steps": 5}},
+    "resources": {"workers_per_node": 1, "device": "cpu"},
+    "checkpoint": {"storage_interval_steps": 20},
+    "recovery": {
+        "heartbeat_period_s": 0.5,
+        "heartbeat_late_s": 2,
+        "heartbeat_lost_s": 4,
+        "heartbeat_silent_s": 15,
+        "stop_timeout_s": 10,
+    },
+    "eval": {"interval_steps": None},
+}
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """`TINY` with some sections changed; a section given as a mapping is merged."""
+    document = dict(TINY)
+    for key, value in changes.items():
+        merge = isinstance(value, dict) and isinstance(document.get(key), dict)
+        document[key] = {**document[key], **value} if merge else value
+    return document
+
+
+class Cluster:
+    """A controller's state folder and a client that speaks to it."""
+
+    def __init__(self, state_dir: Path, address: Callable[[], str]) -> None:
+        self.state_dir = state_dir
+        self._address = address
+
+    @property
+    def client(self) -> Client:
+        """A fresh client: the controller may have started anew on another port."""
+        return Client(self._address())
+
+    def submit(self, **changes: Any) -> str:
+        with self.client as client:
+            return client.submit(spec(**changes)).job_id
+
+    def job(self, job_id: str) -> jobs_pb2.Job:
+        with self.client as client:
+            return client.get(job_id)[0]
+
+    def incidents(self, job_id: str) -> tuple[incidents_pb2.Incident, ...]:
+        with self.client as client:
+            return client.incidents(job_id)
+
+    def losses(self, job_id: str) -> dict[int, float]:
+        """The loss of every step, as the controller keeps it."""
+        with self.client as client:
+            return {report.step: report.loss for report in client.get(job_id, with_steps=True)[1]}
+
+    def wait_state(self, job_id: str, *states: str) -> jobs_pb2.Job:
+        """Wait until the job is in one of these states; fails when it ends in another."""
+
+        def reached() -> jobs_pb2.Job | None:
+            job = self.job(job_id)
+            ended = job.state in ("SUCCEEDED", "FAILED", "CANCELLED")
+            assert job.state in states or not ended, f"{job.state}: {job.reason}\n{job.error}"
+            return job if job.state in states else None
+
+        return wait_for(reached, f"{job_id} to be {' or '.join(states)}")
+
+    def wait_nodes(self, count: int) -> None:
+        """Wait until so many nodes are connected."""
+
+        def joined() -> bool:
+            with self.client as client:
+                return sum(node.connected for node in client.nodes()) >= count
+
+        wait_for(joined, f"{count} nodes to join")
+
+    def wait_step(self, job_id: str, step: int) -> None:
+        wait_for(lambda: self.job(job_id).step >= step, f"{job_id} to reach step {step}")
+
+    def presents(self, job_id: str, attempt: int) -> list[Present]:
+        """What every rank of an attempt last noted in its black box."""
+        paths = self.state_dir.glob(f"nodes/*/jobs/{job_id}/a{attempt}/rank-*.blackbox")
+        found = []
+        for path in paths:
+            try:
+                box = Reader(path)
+            except (FileNotFoundError, ValueError):
+                continue
+            found.append(box.present())
+            box.close()
+        return sorted(found, key=lambda present: present.rank)
+
+    def kill_rank(self, job_id: str, attempt: int, rank: int) -> None:
+        """SIGKILL a worker."""
+        os.kill(self.presents(job_id, attempt)[rank].pid, signal.SIGKILL)
+
+
+def wait_for(condition: Callable[[], T | None], what: str, within_s: float = DEADLINE_S) -> T:
+    """The first true value of a condition, looked at often."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline_s, f"waited {within_s:.0f} s for {what}"
+        time.sleep(0.05)

@@ -1,0 +1,220 @@
+"""Real processes, real faults: the job ends as it would have without them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.local.processes import members_of
+from tests.controller.processes import Controller, controller, node_pids
+from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    state_dir = tmp_path_factory.mktemp("e2e") / "state"
+    with controller(state_dir, "--local-nodes", "2", "--workers-per-node", "1") as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def cluster(process: Controller) -> Cluster:
+    cluster = Cluster(process.state_dir, lambda: process.grpc)
+    cluster.wait_nodes(2)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def fault_free(cluster: Cluster) -> dict[int, float]:
+    """The losses of the job that the others are compared with."""
+    job_id = cluster.submit()
+    cluster.wait_state(job_id, "SUCCEEDED")
+    losses = cluster.losses(job_id)
+    assert list(losses) == list(range(1, 61))
+    return losses
+
+
+def test_job_that_loses_a_worker_has_the_same_losses(
+    cluster: Cluster, fault_free: dict[int, float]
+) -> None:
+    job_id = cluster.submit()
+    cluster.wait_step(job_id, 25)
+    cluster.kill_rank(job_id, attempt=1, rank=1)
+    job = cluster.wait_state(job_id, "SUCCEEDED")
+    assert job.attempt == 2
+    (incident,) = cluster.incidents(job_id)
+    assert (incident.cause, incident.action) == ("worker_killed", "restart_in_place")
+    assert incident.steps_redone <= 1
+    assert cluster.losses(job_id) == fault_free
+
+
+def test_controller_killed_and_restarted_leaves_training_alone(
+    cluster: Cluster, process: Controller, fault_free: dict[int, float]
+) -> None:
+    job_id = cluster.submit(steps=400)
+    cluster.wait_step(job_id, 20)
+    pids = [present.pid for present in cluster.presents(job_id, 1)]
+    process.kill()
+    before = min(present.completed_step for present in cluster.presents(job_id, 1))
+    wait_for(
+        lambda: min(present.completed_step for present in cluster.presents(job_id, 1)) > before + 5,
+        "training to go on without a controller",
+    )
+    process.start()
+    cluster.wait_nodes(2)
+    job = cluster.wait_state(job_id, "RUNNING")
+    assert job.attempt == 1
+    assert [present.pid for present in cluster.presents(job_id, 1)] == pids
+    reached = job.step
+    cluster.wait_step(job_id, reached + 5)
+    losses = cluster.losses(job_id)
+    # Nothing that was reported while the controller was away is missing.
+    assert list(losses) == list(range(1, max(losses) + 1))
+    assert not cluster.incidents(job_id)
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
+
+
+def test_user_error_fails_the_job_after_one_confirming_restart(cluster: Cluster) -> None:
+    job_id = cluster.submit(data={"source": "/no/such/text"})
+    job = cluster.wait_state(job_id, "FAILED")
+    assert job.attempt == 2
+    assert "2 times" in job.reason
+    assert "/no/such/text" in job.error
+    assert "Traceback" in job.error
+
+
+def test_unwritable_checkpoint_url_is_found_before_training(cluster: Cluster) -> None:
+    job_id = cluster.submit(checkpoint={"url": "file:///proc/outlast"})
+    job = cluster.wait_state(job_id, "FAILED")
+    assert "/proc/outlast" in job.reason
+    assert job.attempt == 1
+    assert job.step == 0
+    # Nodes without rank 0 may have forked already; nobody got past the rendezvous.
+    assert all(present.resumed_step == -1 for present in cluster.presents(job_id, 1))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB: less than one checkpoint."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(["mount", *options], check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small file system takes root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_full_disk_stops_no_training_and_is_an_incident(
+    cluster: Cluster, small_disk: Path, fault_free: dict[int, float]
+) -> None:
+    job_id = cluster.submit(checkpoint={"url": f"file://{small_disk}"})
+    cluster.wait_state(job_id, "SUCCEEDED")
+    incidents = cluster.incidents(job_id)
+    assert [incident.cause for incident in incidents] == ["storage"]
+    assert "No space left" in incidents[0].reason
+    assert cluster.losses(job_id) == fault_free
+
+
+def test_pause_and_resume_go_on_from_host_memory(
+    cluster: Cluster, fault_free: dict[int, float]
+) -> None:
+    job_id = cluster.submit()
+    cluster.wait_step(job_id, 10)
+    with cluster.client as client:
+        client.pause(job_id)
+    cluster.wait_state(job_id, "PAUSED", "SUCCEEDED")
+    with cluster.client as client:
+        client.resume(job_id)
+    cluster.wait_state(job_id, "SUCCEEDED")
+    assert cluster.losses(job_id) == fault_free
+
+
+def test_interrupt_stops_everything_and_the_next_start_resumes(
+    cluster: Cluster, process: Controller
+) -> None:
+    job_id = cluster.submit(steps=100_000)
+    cluster.wait_step(job_id, 30)
+    sessions = list(node_pids(process.state_dir).values())
+    assert members_of(sessions)
+    code, seconds = process.stop(signal.SIGINT)
+    assert (code, seconds < 20) == (0, True)
+    assert not members_of(sessions)
+    process.start()
+    wait_for(
+        lambda: (job := cluster.job(job_id)).state == "RUNNING" and job.attempt == 2,
+        "the job to go on in a second attempt",
+    )
+    (present, *_) = cluster.presents(job_id, 2)
+    assert present.resumed_step >= 29
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
+
+
+def test_job_without_a_spare_waits_and_says_for_what_until_a_node_joins(
+    cluster: Cluster, process: Controller, tmp_path: Path, fault_free: dict[int, float]
+) -> None:
+    job_id = cluster.submit()
+    cluster.wait_step(job_id, 30)
+    # The node of rank 0: what it had not reported yet, only the others know.
+    lost = cluster.job(job_id).nodes[0]
+    memory = f"{memory_folder(process.state_dir)}/{lost}"
+    for pid in members_of([node_pids(process.state_dir)[lost]]):
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(memory, ignore_errors=True)
+    job = cluster.wait_state(job_id, "PROVISIONING")
+    wait_for(
+        lambda: "waiting for 1 more node(s)" in cluster.job(job_id).reason, "a reason in words"
+    )
+    assert lost in cluster.job(job_id).reason
+    agent = start_agent(process, tmp_path)
+    try:
+        job = cluster.wait_state(job_id, "SUCCEEDED")
+    finally:
+        agent.terminate()
+        agent.wait(timeout=DEADLINE_S)
+    assert "node-9" in job.nodes
+    (incident,) = cluster.incidents(job_id)
+    assert (incident.cause, list(incident.culprit_nodes)) == ("node_lost", [lost])
+    assert cluster.losses(job_id) == fault_free
+
+
+def memory_folder(state_dir: Path) -> Path:
+    (folder,) = {
+        Path(line.split("--memory-dir ")[1].split()[0]).parent
+        for line in command_lines()
+        if f"--state-dir {state_dir.resolve()}/nodes" in line and "--memory-dir " in line
+    }
+    return folder
+
+
+def command_lines() -> list[str]:
+    lines = []
+    for entry in Path("/proc").iterdir():
+        try:
+            lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return lines
+
+
+def start_agent(process: Controller, folder: Path) -> subprocess.Popen[bytes]:
+    """A node that joins by hand, as `outlast agent` makes it."""
+    command = [sys.executable, "-m", "controller.agent", "--node", "node-9"]
+    command += ["--controller", process.grpc, "--workers", "1"]
+    command += ["--state-dir", str(folder / "agent"), "--memory-dir", str(folder / "memory")]
+    command += ["--data-dir", str(process.state_dir / "data")]
+    with (folder / "agent.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
