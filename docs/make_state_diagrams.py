@@ -1,0 +1,48 @@
+"""Draw the state diagrams from the tables, so that the documentation cannot drift.
+
+`python docs/make_state_diagrams.py` rewrites docs/reference/states.md; a test
+compares it with what the tables say now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from controller.core.states import INCIDENT_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS
+
+PAGE = Path(__file__).parent / "reference" / "states.md"
+
+_HEAD = """# States
+
+Generated from the tables in `controller/core/states.py` by
+`python docs/make_state_diagrams.py`. What triggers each transition is in
+`controller/core/steps.py` (jobs), `fleet.py` and `nodes.py` (nodes) and
+`incidents.py`.
+"""
+
+
+def diagram(table: Mapping[StrEnum, tuple[StrEnum, ...]]) -> str:
+    """A Mermaid state diagram of a transition table; the first state is the initial one."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
+    for start, ends in table.items():
+        lines += [f"    {start} --> {end}" for end in ends]
+        if not ends:
+            lines.append(f"    {start} --> [*]")
+    return "\n".join([*lines, "```"])
+
+
+def page() -> str:
+    """The whole page."""
+    sections = (
+        ("Jobs", JOB_TRANSITIONS),
+        ("Nodes", NODE_TRANSITIONS),
+        ("Incidents", INCIDENT_TRANSITIONS),
+    )
+    parts = [f"## {title}\n\n{diagram(table)}\n" for title, table in sections]
+    return "\n".join([_HEAD, *parts])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
