@@ -29,7 +29,8 @@ Http = Annotated[
 Fresh = Annotated[
     bool,
     typer.Option(
-        "--fresh", help="Forget all jobs and nodes and empty host memory; checkpoints stay."
+        "--fresh",
+        help="Forget all jobs and nodes, and host memory of local ones; checkpoints stay.",
     ),
 ]
 DEFAULT_GRPC = "127.0.0.1:7070"
