@@ -84,13 +84,21 @@ class TrainState:
         }
 
     def apply_extra(self, extra: dict[str, Any]) -> list[str]:
-        """Restore the RNG state; returns what is no longer as it was when `extra` was made."""
+        """Restore the RNG state; returns what is no longer as it was when `extra` was made.
+
+        Raises:
+            ValueError: the text is another one, so going on would train on a mixture.
+        """
         state = bytearray.fromhex(extra["rng"]["torch_cpu"])
         torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
         loader = extra["loader"]
         changes = []
         if loader["data_digest"] != self.data_digest:
-            changes.append(f"data digest {loader['data_digest']} is now {self.data_digest}")
+            raise ValueError(
+                f"data.source {self.spec.data.source!r}: its text has changed since the checkpoint "
+                f"of step {extra['step']} (digest was {loader['data_digest']}, is "
+                f"{self.data_digest}); bring the old text back or submit a new job"
+            )
         if loader["seed"] != self.spec.seed:
             changes.append(f"seed {loader['seed']} is now {self.spec.seed}")
         before, now = extra["environment"], environment(self.mesh.device)

@@ -163,8 +163,22 @@ def _rendezvous(assignment: Assignment, timeout_s: float) -> Store | None:
     return PrefixStore(f"a{assignment.attempt}/", store)
 
 
+def _check_same_data(state: TrainState) -> None:
+    """Raise ValueError on every rank alike unless all read the same text."""
+    mesh = state.mesh
+    number = int(state.data_digest[:15], 16)
+    row = torch.tensor([number, -number], dtype=torch.int64, device=mesh.device)
+    smallest, minus_largest = mesh.fold(row, lambda rows: rows.amin(dim=0)).tolist()
+    if smallest != -minus_largest:
+        raise ValueError(
+            f"data.source {state.spec.data.source!r} holds different text on different nodes; "
+            f"here its digest is {state.data_digest}"
+        )
+
+
 def _restore(assignment: Assignment, state: TrainState) -> int:
     mesh: Mesh = state.mesh
+    _check_same_data(state)
     restored = restore(
         state.named_tensors(),
         mesh,

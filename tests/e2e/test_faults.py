@@ -94,6 +94,20 @@ def test_user_error_fails_the_job_after_one_confirming_restart(cluster: Cluster)
     assert "Traceback" in job.error
 
 
+def test_text_that_changes_under_a_job_fails_it_instead_of_being_mixed_in(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("to be or not to be " * 2000)
+    job_id = cluster.submit(steps=100_000, data={"source": str(text)})
+    cluster.wait_step(job_id, 10)
+    with text.open("a") as file:
+        file.write("that is the question " * 500)
+    cluster.kill_rank(job_id, attempt=1, rank=1)
+    job = cluster.wait_state(job_id, "FAILED")
+    assert "its text has changed since the checkpoint" in job.error
+
+
 def test_unwritable_checkpoint_url_is_found_before_training(cluster: Cluster) -> None:
     job_id = cluster.submit(checkpoint={"url": "file:///proc/outlast"})
     job = cluster.wait_state(job_id, "FAILED")
