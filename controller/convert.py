@@ -191,8 +191,8 @@ def command_message(record: CommandRecord) -> agents_pb2.Command:
             message.run_suite.CopyFrom(
                 agents_pb2.RunSuite(suite=suite.suite, timeout_s=suite.timeout_s)
             )
-        case ForgetJob() as forget:
-            message.forget_job.CopyFrom(agents_pb2.ForgetJob(keep_memory=forget.keep_memory))
+        case ForgetJob():
+            message.forget_job.CopyFrom(agents_pb2.ForgetJob())
         case _:
             assert_never(record.command)
     return message

@@ -261,11 +261,10 @@ class Commands:
         parts, job_id = self._parts, command.job_id
         launch.check_job_id(job_id)
         await parts.supervisor.stop(job_id, command.attempt, graceful=False, timeout_s=0.0)
-        await parts.uploads.finish(job_id, parts.config.limits.forget_drain_s)
+        folder = parts.config.job_memory_dir(job_id)
+        await parts.uploads.finish(job_id, folder)
         parts.supervisor.forget(job_id)
-        if not command.forget_job.keep_memory:
-            folder = parts.config.job_memory_dir(job_id)
-            await run_blocking(lambda: delete_job_memory(folder), "free-memory")
+        await run_blocking(lambda: delete_job_memory(folder), "free-memory")
         return Outcome(result=Result(ok=True))
 
     def _answer(self, command: agents_pb2.Command, outcome: Outcome) -> None:

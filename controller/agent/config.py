@@ -21,8 +21,6 @@ class Limits:
     """Graceful part of stopping workers that have had no controller for too long."""
     probe_s: float = 30.0
     """Writing, reading and deleting one small object in checkpoint storage."""
-    forget_drain_s: float = 120.0
-    """Uploads of a job that has ended may go on for so long before they are given up."""
     shutdown_s: float = 2.0
     """Everything below the agent is gone so long after SIGTERM."""
     max_text_bytes: int = 64 * 1024

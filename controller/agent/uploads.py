@@ -8,10 +8,11 @@ sealed is still uploaded. What happens is reported as events.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,10 @@ from checkpoint.upload import Uploader
 from controller.agent.threads import run_blocking
 
 logger = logging.getLogger(__name__)
+
+PLAN_FILE = "upload.json"
+# Over the deadline of one upload: the commit waits for the parts of other nodes.
+DRAIN_MARGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,25 +62,33 @@ class Uploads:
         return len(self._active)
 
     async def follow(self, plan: UploadPlan) -> None:
-        """Upload by this plan from now on."""
+        """Upload by this plan from now on; it is kept beside the job's host memory."""
         active = self._active.get(plan.job_id)
         if active is not None:
             if active[0] == plan:
                 return
             await run_blocking(active[1].stop, "upload-stop")
-        uploader = self._make(plan)
-        self._active[plan.job_id] = (plan, uploader)
-        uploader.start()
+        _keep_plan(plan)
+        self._begin(plan)
 
-    async def finish(self, job_id: str, drain_s: float) -> None:
-        """Finish the wanted uploads of a job within `drain_s`, then stop looking for more."""
-        active = self._active.pop(job_id, None)
-        if active is None:
-            return
-        uploader = active[1]
-        if not await run_blocking(lambda: uploader.drain(drain_s), "upload-drain"):
-            logger.warning("uploads given up: job=%s not done in %.0f s", job_id, drain_s)
-        await run_blocking(uploader.stop, "upload-stop")
+    async def finish(self, job_id: str, memory_dir: Path) -> None:
+        """Finish the wanted uploads of a job, then stop looking for more.
+
+        An agent that started after the job had ended goes on where the last one was.
+        """
+        if job_id not in self._active:
+            plan = _kept_plan(job_id, memory_dir)
+            if plan is None:
+                return
+            self._begin(plan)
+        plan, uploader = self._active.pop(job_id)
+        try:
+            # An upload and a commit give up by themselves, and say so, before this.
+            drain_s = plan.timeout_s + DRAIN_MARGIN_S
+            if not await run_blocking(lambda: uploader.drain(drain_s), "upload-drain"):
+                logger.warning("uploads given up: job=%s not done in %.0f s", job_id, drain_s)
+        finally:
+            await run_blocking(uploader.stop, "upload-stop")
 
     async def stop(self) -> None:
         """Drop everything; what is half uploaded is never committed."""
@@ -84,6 +97,11 @@ class Uploads:
         await asyncio.gather(
             *(run_blocking(uploader.stop, "upload-stop") for uploader in uploaders)
         )
+
+    def _begin(self, plan: UploadPlan) -> None:
+        uploader = self._make(plan)
+        self._active[plan.job_id] = (plan, uploader)
+        uploader.start()
 
     def _make(self, plan: UploadPlan) -> Uploader:
         def committed(step: int, size_bytes: int, upload_s: float, total_s: float) -> None:
@@ -113,6 +131,23 @@ class Uploads:
             self._loop.call_soon_threadsafe(tell, *arguments)
         except RuntimeError:
             logger.debug("agent is ending; upload event dropped: %s", arguments)
+
+
+def _keep_plan(plan: UploadPlan) -> None:
+    plan.memory_dir.mkdir(parents=True, exist_ok=True)
+    document = {**asdict(plan), "memory_dir": str(plan.memory_dir)}
+    draft = plan.memory_dir / f"{PLAN_FILE}.tmp"
+    draft.write_text(json.dumps(document))
+    draft.replace(plan.memory_dir / PLAN_FILE)
+
+
+def _kept_plan(job_id: str, memory_dir: Path) -> UploadPlan | None:
+    try:
+        document = json.loads((memory_dir / PLAN_FILE).read_text())
+    except FileNotFoundError:
+        return None
+    ranks = {name: tuple(document[name]) for name in ("local_ranks", "saver_ranks")}
+    return UploadPlan(**{**document, **ranks, "memory_dir": memory_dir, "job_id": job_id})
 
 
 def delete_job_memory(memory_dir: Path) -> None:

@@ -131,7 +131,7 @@ def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error:
             ctx.open_command(
                 CommandId(f"{job.job_id}/forget/{node_id}"),
                 node_id,
-                ForgetJob(keep_memory=False),
+                ForgetJob(),
                 job=job.job_id,
                 attempt=job.attempt,
             )

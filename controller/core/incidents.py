@@ -13,7 +13,7 @@ from controller.core.records import (
     JobRecord,
     TimelineEntry,
 )
-from controller.core.states import TERMINAL, IncidentState
+from controller.core.states import IncidentState, JobState
 from outlast.ids import NodeId, incident_id
 
 
@@ -95,7 +95,7 @@ def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
 def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
     """An upload was given up. Training goes on; the incident says so."""
     job = ctx.state.jobs.get(event.job_id)
-    if job is None or job.state in TERMINAL:
+    if job is None or job.state in (JobState.FAILED, JobState.CANCELLED):
         return
     evidence = Evidence(
         kind=EvidenceKind.CHECKPOINT,
@@ -116,7 +116,16 @@ def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
         reason=f"a checkpoint could not be stored ({event.detail}); training goes on from host "
         "memory, and the next upload is tried as planned",
     )
-    ctx.put_job(job, num_incidents=number)
+    job = ctx.put_job(job, num_incidents=number)
+    if job.state is JobState.SUCCEEDED:
+        # Nobody tries again: what is in storage is what there will be.
+        newest = "none" if job.committed_step is None else f"step {job.committed_step}"
+        ctx.put_incident(
+            ctx.state.incidents[incident.incident],
+            reason=f"the checkpoint of the ended job could not be stored ({event.detail}); the "
+            f"newest in storage: {newest}",
+        )
+        close_storage_trouble(ctx, job, "the job has ended; no more uploads are tried")
 
 
 def _storage_trouble(ctx: Context, job: JobRecord) -> IncidentRecord | None:

@@ -243,8 +243,6 @@ class RunSuite:
 class ForgetJob:
     """The job has ended here: finish its uploads and free its host memory."""
 
-    keep_memory: bool
-
 
 Command = StartWorkers | StopWorkers | RunSuite | ForgetJob
 

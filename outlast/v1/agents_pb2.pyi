@@ -628,14 +628,9 @@ class ForgetJob(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    KEEP_MEMORY_FIELD_NUMBER: builtins.int
-    keep_memory: builtins.bool
     def __init__(
         self,
-        *,
-        keep_memory: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keep_memory", b"keep_memory"]) -> None: ...
 
 global___ForgetJob = ForgetJob
 

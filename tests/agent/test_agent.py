@@ -397,13 +397,9 @@ def test_forgotten_job_frees_its_host_memory(
     start_job(controller)
     controller.progress("job", 1)
     folder = agent.memory_dir / "job"
-    forget = agents_pb2.Command(
-        job_id="job", attempt=1, forget_job=agents_pb2.ForgetJob(keep_memory=True)
-    )
-    assert controller.result(controller.command(forget)).ok
     assert folder.exists()
-    again = agents_pb2.Command(job_id="job", attempt=1, forget_job=agents_pb2.ForgetJob())
-    assert controller.result(controller.command(again)).ok
+    forget = agents_pb2.Command(job_id="job", attempt=1, forget_job=agents_pb2.ForgetJob())
+    assert controller.result(controller.command(forget)).ok
     assert not folder.exists()
     controller.drop_connection()
     wait_for(lambda: len(controller.hellos) == 2, "a second hello")

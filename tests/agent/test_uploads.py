@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from controller.agent.uploads import UploadPlan, Uploads, delete_job_memory, hel
 PLAN = UploadPlan(
     url="memory://checkpoints/job",
     job_id="job",
-    memory_dir=Path("/dev/shm/none/job"),
+    memory_dir=Path(tempfile.mkdtemp(prefix="outlast-test-")),
     local_ranks=(0, 1),
     saver_ranks=(0, 1),
     is_coordinator=True,
@@ -88,8 +89,7 @@ def test_uploader_outlives_attempts_and_is_replaced_when_ranks_move(notes: list[
         await uploads.follow(PLAN)
         await uploads.follow(replace(PLAN, local_ranks=(2, 3), is_coordinator=False))
         assert len(uploads) == 1
-        await uploads.finish("job", 5.0)
-        await uploads.finish("job", 5.0)
+        await uploads.finish("job", PLAN.memory_dir)
         assert len(uploads) == 0
 
     asyncio.run(run())
@@ -97,9 +97,23 @@ def test_uploader_outlives_attempts_and_is_replaced_when_ranks_move(notes: list[
         "start job:(0, 1)",
         "stop job:(0, 1)",
         "start job:(2, 3)",
-        "drain job:(2, 3) 5.0",
+        "drain job:(2, 3) 630.0",
         "stop job:(2, 3)",
     ]
+
+
+def test_agent_that_starts_after_the_end_finishes_what_the_last_one_left(
+    notes: list[str], tmp_path: Path
+) -> None:
+    async def run() -> None:
+        before = Uploads(Heard())
+        await before.follow(replace(PLAN, memory_dir=tmp_path))
+        await before.stop()
+        await Uploads(Heard()).finish("job", tmp_path)
+        await Uploads(Heard()).finish("job", tmp_path / "never-ran-here")
+
+    asyncio.run(run())
+    assert notes[2:] == ["start job:(0, 1)", "drain job:(0, 1) 630.0", "stop job:(0, 1)"]
 
 
 def test_what_an_uploader_reports_is_heard_in_the_event_loop(notes: list[str]) -> None:

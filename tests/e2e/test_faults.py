@@ -141,6 +141,18 @@ def test_full_disk_stops_no_training_and_is_an_incident(
     assert cluster.losses(job_id) == fault_free
 
 
+def test_last_checkpoint_that_does_not_fit_is_an_incident_of_the_ended_job(
+    cluster: Cluster, small_disk: Path
+) -> None:
+    job_id = cluster.submit(
+        checkpoint={"url": f"file://{small_disk}", "storage_interval_steps": 1000}
+    )
+    cluster.wait_state(job_id, "SUCCEEDED")
+    (incident,) = wait_for(lambda: cluster.incidents(job_id), "the incident of the last upload")
+    assert (incident.cause, incident.state) == ("storage", "CLOSED")
+    assert "newest in storage: none" in incident.reason
+
+
 def test_pause_and_resume_go_on_from_host_memory(
     cluster: Cluster, fault_free: dict[int, float]
 ) -> None:
