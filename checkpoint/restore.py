@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from outlast.errors import OutlastError
 __all__ = [
     "CorruptCheckpointError",
     "LayoutMismatchError",
+    "SealedStep",
     "StorageUnavailableError",
     "load_memory",
     "load_storage",
@@ -46,37 +48,52 @@ __all__ = [
 ]
 
 
-def sealed_steps(folder: Path, tensors: Sequence[NamedTensor]) -> list[int]:
-    """Steps that host memory holds whole for exactly these tensors, newest first."""
+class SealedStep(NamedTuple):
+    """A step in host memory, and the attempt that sealed it.
+
+    Ranks must agree on both: the same step of two attempts has the same bits only
+    where training is bitwise reproducible.
+    """
+
+    step: int
+    attempt: int
+
+
+def sealed_steps(folder: Path, tensors: Sequence[NamedTensor]) -> list[SealedStep]:
+    """What host memory holds whole for exactly these tensors, newest first."""
     slots = _matching_slots(folder, tensors)
     try:
-        steps = {facts.step for facts in (slot.read() for slot in slots) if facts.sealed}
+        found = [slot.read() for slot in slots]
     finally:
         _close(slots)
-    return sorted(steps, reverse=True)
+    sealed = {SealedStep(facts.step, facts.attempt) for facts in found if facts.sealed}
+    return sorted(sealed, reverse=True)
 
 
-def load_memory(folder: Path, step: int, tensors: Sequence[NamedTensor]) -> dict[str, object]:
+def load_memory(
+    folder: Path, sealed: SealedStep, tensors: Sequence[NamedTensor]
+) -> dict[str, object]:
     """Copy a sealed step from host memory into `tensors`; returns what was saved as `extra`.
 
     Raises:
-        CorruptCheckpointError: these tensors were not sealed at that step, or `extra` is damaged.
+        CorruptCheckpointError: that attempt has not sealed these tensors at that step, or
+            `extra` is damaged.
     """
     slots = _matching_slots(folder, tensors)
     try:
-        newest_attempt = -1
-        chosen: SlotFile | None = None
         for slot in slots:
             facts = slot.read()
-            if facts.sealed and facts.step == step and facts.attempt > newest_attempt:
-                newest_attempt, chosen = facts.attempt, slot
-        if chosen is None:
-            raise CorruptCheckpointError(step, f"host memory {folder} has no such step")
+            if facts.sealed and SealedStep(facts.step, facts.attempt) == sealed:
+                break
+        else:
+            raise CorruptCheckpointError(
+                sealed.step, f"host memory {folder} has no such step of attempt {sealed.attempt}"
+            )
         try:
-            extra = _parse_extra(chosen.extra())
+            extra = _parse_extra(slot.extra())
         except ValueError as error:
-            raise CorruptCheckpointError(step, f"host memory: {error}") from error
-        _copy_out(chosen, tensors)
+            raise CorruptCheckpointError(sealed.step, f"host memory: {error}") from error
+        _copy_out(slot, tensors)
         return extra
     finally:
         _close(slots)

@@ -1,7 +1,7 @@
 """Where an attempt goes on from: all ranks agree on one step, then load it.
 
-Host memory comes first: the newest step that every rank has sealed, unless
-storage is known to be ahead. Then storage, newest commit first; one rank of
+Host memory comes first: the newest step that every rank has sealed in the same
+attempt, unless storage is known to be ahead. Then storage, newest commit first; one rank of
 each data-parallel group reads and gives to its replicas. A checkpoint that
 turns out corrupt on any rank is dropped by all, loudly, for the next older.
 """
@@ -11,23 +11,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkpoint.restore import CorruptCheckpointError, load_memory, load_storage, sealed_steps
+from checkpoint.restore import (
+    CorruptCheckpointError,
+    SealedStep,
+    load_memory,
+    load_storage,
+    sealed_steps,
+)
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from outlast.errors import FatalError
 from trainer.parallel.mesh import Mesh
 
-# Candidates that ranks compare: three host-memory slots, and the newest commits.
-_MAX_CANDIDATES = 16
+# Numbers that ranks compare: step and attempt of each host-memory slot, of which there
+# are three or four, or the newest commits.
+_MAX_NUMBERS = 16
 _NONE = -1
 
-Load = Callable[[int], dict[str, Any]]
+Load = Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +63,12 @@ def restore(
         FatalError: checkpoints exist, but none of them can be loaded.
     """
     in_memory = _common(mesh, sealed_steps(memory_dir, tensors))
-    candidates = [step for step in in_memory if step >= committed_step]
-
-    def from_memory(step: int) -> dict[str, Any]:
-        return load_memory(memory_dir, step, tensors)
-
-    restored = _first_loadable(mesh, candidates, "host memory", from_memory)
+    loads = [
+        (sealed.step, partial(load_memory, memory_dir, sealed, tensors))
+        for sealed in in_memory
+        if sealed.step >= committed_step
+    ]
+    restored = _first_loadable(mesh, loads, "host memory")
     if restored is not None:
         return restored
 
@@ -99,28 +107,29 @@ def _from_storage(
         if mesh.rank == 0:
             storage.quarantine_step(step)
 
-    return _first_loadable(mesh, committed, "storage", load, drop=quarantine)
+    loads = [(step, partial(load, step)) for step in committed]
+    return _first_loadable(mesh, loads, "storage", drop=quarantine)
 
 
 def _first_loadable(
     mesh: Mesh,
-    steps: Sequence[int],
+    loads: Sequence[tuple[int, Load]],
     source: str,
-    load: Load,
     *,
     drop: Callable[[int], None] | None = None,
 ) -> Restored | None:
     """Load the first step that is whole on every rank; `drop` those before it."""
-    for index, step in enumerate(steps):
+    for index, (step, load) in enumerate(loads):
         problem = ""
         extra: dict[str, Any] = {}
         try:
-            extra = load(step)
+            extra = load()
         except CorruptCheckpointError as error:
             problem = error.what
         if _all_ranks(mesh, problem == ""):
             return Restored(step=step, source=source, extra=extra)
-        following = f"step {steps[index + 1]}" if index + 1 < len(steps) else "an older source"
+        rest = loads[index + 1 :]
+        following = f"step {rest[0][0]}" if rest else "an older source"
         reason = problem or "corrupt on another rank"
         print(
             f"checkpoint step {step}: {reason} ({source}); falling back to {following}",
@@ -132,16 +141,21 @@ def _first_loadable(
     return None
 
 
-def _common(mesh: Mesh, steps: Sequence[int]) -> list[int]:
-    """Steps that every rank has, newest first."""
-    newest_first = sorted(steps, reverse=True)
+def _common(mesh: Mesh, sealed: Sequence[SealedStep]) -> list[SealedStep]:
+    """What every rank has, newest first."""
+
+    def pack(steps: Sequence[SealedStep]) -> Tensor:
+        return _pack([number for step in steps for number in step], mesh.device)
+
+    def unpack(row: Tensor) -> list[SealedStep]:
+        numbers = _unpack(row)
+        return [SealedStep(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
 
     def intersect(rows: Tensor) -> Tensor:
-        lists = [_unpack(row) for row in rows]
-        shared = [step for step in lists[0] if all(step in other for other in lists[1:])]
-        return _pack(shared, mesh.device)
+        first, *others = [unpack(row) for row in rows]
+        return pack([step for step in first if all(step in other for other in others)])
 
-    return _unpack(mesh.fold(_pack(newest_first, mesh.device), intersect))
+    return unpack(mesh.fold(pack(sealed), intersect))
 
 
 def _all_ranks(mesh: Mesh, ok: bool) -> bool:
@@ -149,10 +163,10 @@ def _all_ranks(mesh: Mesh, ok: bool) -> bool:
     return bool(mesh.fold(row, lambda rows: rows.amin(dim=0)).item())
 
 
-def _pack(steps: Sequence[int], device: torch.device) -> Tensor:
-    padded = [*steps[:_MAX_CANDIDATES], *[_NONE] * (_MAX_CANDIDATES - len(steps))]
+def _pack(numbers: Sequence[int], device: torch.device) -> Tensor:
+    padded = [*numbers[:_MAX_NUMBERS], *[_NONE] * (_MAX_NUMBERS - len(numbers))]
     return torch.tensor(padded, dtype=torch.int64, device=device)
 
 
 def _unpack(row: Tensor) -> list[int]:
-    return [step for step in row.tolist() if step != _NONE]
+    return [number for number in row.tolist() if number != _NONE]

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from checkpoint.core.names import memory_folder
-from checkpoint.restore import load_memory, sealed_steps
+from checkpoint.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.stage import NamedTensor, Stager
 
 NUM_RANKS = 2
@@ -47,8 +47,8 @@ def open_lockstep(folder: Path) -> memoryview:
     return memoryview(mapped).cast("q")
 
 
-def common_steps(folder: Path, states: list[list[NamedTensor]]) -> list[int]:
-    """Steps that all ranks have sealed, newest first."""
+def common_steps(folder: Path, states: list[list[NamedTensor]]) -> list[SealedStep]:
+    """What all ranks have sealed, newest first."""
     found = [
         set(sealed_steps(folder / memory_folder(rank), state)) for rank, state in enumerate(states)
     ]
@@ -60,9 +60,10 @@ def train(folder: Path, rank: int, attempt: int, words: memoryview) -> None:
     torch.set_num_threads(1)
     states = [state_of(other) for other in range(NUM_RANKS)]
     state = states[rank]
-    step = max(common_steps(folder, states), default=0)
-    if step:
-        load_memory(folder / memory_folder(rank), step, state)
+    step = 0
+    for sealed in common_steps(folder, states)[:1]:
+        load_memory(folder / memory_folder(rank), sealed, state)
+        step = sealed.step
     stager = Stager(
         folder / memory_folder(rank),
         rank=rank,

@@ -55,12 +55,13 @@ def test_sigkill_at_any_moment_leaves_the_last_common_step_whole(tmp_path: Path)
             assert process.stdout.readline() == "ended\n"
 
             known = max(words[nursery.KNOWN : nursery.KNOWN + nursery.NUM_RANKS])
-            common = max(nursery.common_steps(tmp_path, states), default=-1)
+            sealed = nursery.common_steps(tmp_path, states)[0]
+            common = sealed.step
             assert common >= known >= last_common
             for rank, state in enumerate(states):
                 folder = tmp_path / memory_folder(rank)
                 num_torn += sum(not slot.read().sealed for slot in slotfile.open_existing(folder))
-                assert load_memory(folder, common, state) == {"step": common}
+                assert load_memory(folder, sealed, state) == {"step": common}
                 for named in state:
                     assert torch.all(named.tensor == common), (named.name, common)
             last_common = common

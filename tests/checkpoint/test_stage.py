@@ -11,13 +11,17 @@ from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
 from checkpoint.errors import CorruptCheckpointError
-from checkpoint.restore import load_memory, sealed_steps
+from checkpoint.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.slotfile import SlotFile, slot_path
 from checkpoint.stage import NamedTensor
 from outlast.errors import FatalError
 from tests.checkpoint.helpers import make_stager, make_tensors, same_bits
 
 FOLDER = memory_folder(0)
+
+
+def steps_in(folder: Path, tensors: list[NamedTensor]) -> list[int]:
+    return [sealed.step for sealed in sealed_steps(folder, tensors)]
 
 
 def slots_by_step(folder: Path) -> dict[int, SlotFile]:
@@ -32,7 +36,7 @@ def test_saved_state_comes_back_bitwise(tmp_path: Path) -> None:
 
     restored = make_tensors(2)
     assert not same_bits(saved, restored)
-    extra = load_memory(tmp_path / FOLDER, 7, restored)
+    extra = load_memory(tmp_path / FOLDER, SealedStep(7, 1), restored)
     assert extra == {"step": 7, "rng": "ab", "rates": [0.1]}
     assert same_bits(saved, restored)
 
@@ -44,7 +48,7 @@ def test_later_change_of_a_tensor_leaves_the_sealed_state_alone(tmp_path: Path) 
     for named in tensors:
         named.tensor.zero_()
     restored = make_tensors(2)
-    load_memory(tmp_path / FOLDER, 1, restored)
+    load_memory(tmp_path / FOLDER, SealedStep(1, 1), restored)
     assert same_bits(restored, make_tensors(1))
 
 
@@ -53,7 +57,7 @@ def test_three_newest_steps_are_held_and_the_common_one_stays(tmp_path: Path) ->
     stager = make_stager(tmp_path, tensors)
     for step in range(1, 8):
         stager.save(step, {}, upload=False, common_step=2)
-    assert sealed_steps(tmp_path / FOLDER, tensors) == [7, 6, 2]
+    assert steps_in(tmp_path / FOLDER, tensors) == [7, 6, 2]
 
 
 def test_next_attempt_finds_what_the_last_one_sealed(tmp_path: Path) -> None:
@@ -64,7 +68,7 @@ def test_next_attempt_finds_what_the_last_one_sealed(tmp_path: Path) -> None:
     second = make_stager(tmp_path, tensors, attempt=2)
     assert slot_path(tmp_path / FOLDER, 0).stat().st_ino == before
     assert second.newest_sealed == 5
-    assert load_memory(tmp_path / FOLDER, 5, make_tensors(3)) == {"a": 1}
+    assert load_memory(tmp_path / FOLDER, SealedStep(5, 1), make_tensors(3)) == {"a": 1}
 
 
 def test_steps_beyond_the_resumed_one_are_forgotten(tmp_path: Path) -> None:
@@ -75,7 +79,7 @@ def test_steps_beyond_the_resumed_one_are_forgotten(tmp_path: Path) -> None:
 
     second = make_stager(tmp_path, tensors, attempt=2)
     second.resumed(4)
-    assert sealed_steps(tmp_path / FOLDER, tensors) == [4, 3]
+    assert steps_in(tmp_path / FOLDER, tensors) == [4, 3]
     assert second.newest_sealed == 4
 
 
@@ -87,7 +91,19 @@ def test_first_save_forgets_what_an_abandoned_attempt_left(tmp_path: Path) -> No
 
     second = make_stager(tmp_path, tensors, attempt=2)
     second.save(6, {"attempt": 2}, upload=False, common_step=-1)
-    assert sealed_steps(tmp_path / FOLDER, tensors) == [6]
+    assert steps_in(tmp_path / FOLDER, tensors) == [6]
+
+
+def test_the_same_step_of_two_attempts_is_two_states(tmp_path: Path) -> None:
+    tensors = make_tensors(1)
+    make_stager(tmp_path, tensors).save(5, {"by": 1}, upload=False, common_step=-1)
+    second = make_stager(tmp_path, tensors, attempt=2)
+    second.resumed(4)
+    second.save(5, {"by": 2}, upload=False, common_step=4)
+    assert sealed_steps(tmp_path / FOLDER, tensors) == [SealedStep(5, 2)]
+    assert load_memory(tmp_path / FOLDER, SealedStep(5, 2), make_tensors(3)) == {"by": 2}
+    with pytest.raises(CorruptCheckpointError, match="no such step of attempt 1"):
+        load_memory(tmp_path / FOLDER, SealedStep(5, 1), make_tensors(3))
 
 
 def test_other_tensors_make_the_slots_anew(tmp_path: Path) -> None:
@@ -96,7 +112,7 @@ def test_other_tensors_make_the_slots_anew(tmp_path: Path) -> None:
     wider = make_tensors(1, width=16)
     assert sealed_steps(tmp_path / FOLDER, wider) == []
     with pytest.raises(CorruptCheckpointError, match="no such step"):
-        load_memory(tmp_path / FOLDER, 5, wider)
+        load_memory(tmp_path / FOLDER, SealedStep(5, 1), wider)
 
     stager = make_stager(tmp_path, wider, attempt=2)
     assert stager.newest_sealed == -1
@@ -119,7 +135,7 @@ def test_torn_slot_is_not_a_sealed_step(tmp_path: Path) -> None:
     stager.save(2, {}, upload=False, common_step=1)
     # What a kill in the middle of a copy leaves: the commit word is cleared first.
     slots_by_step(tmp_path / FOLDER)[2].invalidate()
-    assert sealed_steps(tmp_path / FOLDER, tensors) == [1]
+    assert steps_in(tmp_path / FOLDER, tensors) == [1]
 
 
 def test_damaged_extra_is_noticed(tmp_path: Path) -> None:
@@ -128,7 +144,7 @@ def test_damaged_extra_is_noticed(tmp_path: Path) -> None:
     slot = slots_by_step(tmp_path / FOLDER)[1]
     slot.map[slotfile.HEADER_BYTES] ^= 1
     with pytest.raises(CorruptCheckpointError, match="checksum"):
-        load_memory(tmp_path / FOLDER, 1, tensors)
+        load_memory(tmp_path / FOLDER, SealedStep(1, 1), tensors)
 
 
 def test_missing_or_foreign_folder_holds_nothing(tmp_path: Path) -> None:
@@ -151,7 +167,7 @@ def test_extra_that_does_not_fit_is_refused_before_anything_is_lost(tmp_path: Pa
     with pytest.raises(TypeError):
         stager.save(2, {"tensor": torch.zeros(1)}, upload=False, common_step=1)
     stager.save(2, {"fits": "x" * 61_000}, upload=False, common_step=1)
-    assert sealed_steps(tmp_path / FOLDER, tensors) == [2, 1]
+    assert steps_in(tmp_path / FOLDER, tensors) == [2, 1]
 
 
 def test_slot_that_is_being_read_is_not_overwritten(tmp_path: Path) -> None:
@@ -162,10 +178,10 @@ def test_slot_that_is_being_read_is_not_overwritten(tmp_path: Path) -> None:
     assert reader.try_lock(exclusive=False)
     for step in range(2, 8):
         stager.save(step, {}, upload=False, common_step=step - 1)
-    assert 1 in sealed_steps(tmp_path / FOLDER, tensors)
+    assert 1 in steps_in(tmp_path / FOLDER, tensors)
     reader.unlock()
     stager.save(8, {}, upload=False, common_step=7)
-    assert 1 not in sealed_steps(tmp_path / FOLDER, tensors)
+    assert 1 not in steps_in(tmp_path / FOLDER, tensors)
 
 
 def test_save_is_skipped_and_counted_when_every_slot_is_needed(tmp_path: Path) -> None:
@@ -197,7 +213,7 @@ def test_saving_a_step_again_can_still_ask_for_its_upload(tmp_path: Path) -> Non
     assert not stager.upload_busy
     stager.save(1, {}, upload=True, common_step=-1)
     assert stager.upload_busy
-    assert sealed_steps(tmp_path / FOLDER, tensors) == [1]
+    assert steps_in(tmp_path / FOLDER, tensors) == [1]
 
 
 def test_replica_never_wants_an_upload(tmp_path: Path) -> None:
