@@ -25,6 +25,7 @@ from controller.agent.commands import Commands, Parts
 from controller.agent.config import AgentConfig
 from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
 from controller.agent.ledger import EventBuffer, Weight
+from controller.agent.leftovers import left_steps
 from controller.agent.logs import Logs
 from controller.agent.metrics import Metrics, Readings
 from controller.agent.processes import become_subreaper, raise_open_files_limit
@@ -55,7 +56,7 @@ class Agent:
         self._buffer: EventBuffer[agents_pb2.AgentEvent] = EventBuffer(
             config.limits.max_buffered_events
         )
-        self._reporter = Reporter(self._emit)
+        self._reporter = Reporter(self._emit, lambda: self._session.is_connected)
         self._suites = Suites(
             SuitePlace(
                 node=config.node,
@@ -88,9 +89,7 @@ class Agent:
             self._state.load_ledger(),
         )
         self._session = self._make_session()
-        self._logs = Logs(
-            config.state_dir / "jobs", self._session.send, config.limits.max_log_queries
-        )
+        self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
         self._manual_runs: set[asyncio.Task[None]] = set()
         self._metrics = Metrics(self._readings())
         self._metrics_address = ""
@@ -102,6 +101,7 @@ class Agent:
             port = self._metrics.serve(config.metrics_port)
             self._metrics_address = f"{config.address}:{port}"
         self._standby.start()
+        self._reporter.report_unsent(left_steps(config.jobs_dir, config.memory_dir))
         work = [
             asyncio.create_task(self._session.run(), name="session"),
             asyncio.create_task(self._reporter.run(), name="reporter"),

@@ -73,9 +73,14 @@ class AgentConfig:
         except ValueError:
             return False
 
+    @property
+    def jobs_dir(self) -> Path:
+        """What workers leave behind, by job and attempt."""
+        return self.state_dir / "jobs"
+
     def attempt_dir(self, job_id: str, attempt: int) -> Path:
         """Where the workers of an attempt leave logs, errors and black boxes."""
-        return self.state_dir / "jobs" / job_id / f"a{attempt}"
+        return self.jobs_dir / job_id / f"a{attempt}"
 
     def job_memory_dir(self, job_id: str) -> Path:
         """Host-memory checkpoints of a job on this node."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from controller.agent.ledger import Weight
+from controller.agent.leftovers import LeftSteps
 from controller.agent.worker import Worker
-from outlast.blackbox import Phase, StartMark, StepRecord
+from outlast.blackbox import NUM_STEP_RECORDS, Phase, StartMark, StepRecord
 from outlast.v1 import agents_pb2, common_pb2
 
 STEP_REPORT_PERIOD_S = 0.2
@@ -29,7 +31,8 @@ START_LOOK_PERIOD_S = 0.01
 START_LOOK_S = 30.0
 
 # When rank 0's node is lost, the steps that it had completed and not yet told are known
-# to the others: each tells the last few when its own workers end without being done.
+# to the others: each tells the last few when its own workers end without being done, and
+# all since the controller went away.
 LAST_STEPS_S = 5.0
 
 # Parts of a start, each ending with the mark beside it. `fork` comes before them.
@@ -51,12 +54,12 @@ class _Rank:
     last: StepRecord | None = None
     first: StepRecord | None = None
     unsent: list[StepRecord] = field(default_factory=list)
-    # The last seconds of any other rank's.
-    recent: list[StepRecord] = field(default_factory=list)
+    # Any other rank's that rank 0's agent may not have told yet.
+    recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=NUM_STEP_RECORDS))
     # The rank has ended and everything it left was read.
     is_read: bool = False
 
-    def look(self) -> None:
+    def look(self, *, is_connected: bool) -> None:
         """Take in the steps completed since the last look."""
         if self.is_read:
             return
@@ -71,9 +74,11 @@ class _Rank:
         self.last = records[-1]
         if self.worker.rank == 0:
             self.unsent.extend(records)
-        else:
-            since_ns = records[-1].end_ns - LAST_STEPS_S * 1e9
-            self.recent = [r for r in (*self.recent, *records) if r.end_ns >= since_ns]
+            return
+        self.recent.extend(records)
+        since_ns = records[-1].end_ns - LAST_STEPS_S * 1e9
+        while is_connected and self.recent[0].end_ns < since_ns:
+            self.recent.popleft()
 
 
 @dataclass(slots=True)
@@ -93,8 +98,9 @@ class _Attempt:
 class Reporter:
     """Turns black boxes into events and heartbeat summaries."""
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, is_connected: Callable[[], bool]) -> None:
         self._emit = emit
+        self._is_connected = is_connected
         self._attempts: dict[tuple[str, int], _Attempt] = {}
         self._changed = asyncio.Event()
 
@@ -113,7 +119,7 @@ class Reporter:
         if attempt is None or worker.rank not in attempt.ranks:
             return
         for rank in attempt.ranks.values():
-            rank.look()
+            rank.look(is_connected=self._is_connected())
         attempt.ranks[worker.rank].is_read = True
         self._send_steps(key, attempt)
         if not any(rank.worker.is_running for rank in attempt.ranks.values()):
@@ -177,7 +183,7 @@ class Reporter:
     def _look(self, now_s: float) -> None:
         for key, attempt in self._attempts.items():
             for rank in attempt.ranks.values():
-                rank.look()
+                rank.look(is_connected=self._is_connected())
             if now_s - attempt.steps_sent_s >= STEP_REPORT_PERIOD_S:
                 attempt.steps_sent_s = now_s
                 self._send_steps(key, attempt)
@@ -197,7 +203,12 @@ class Reporter:
         if rank.recent and (exit_ is None or exit_.code != 0):
             self._report(key, rank.recent)
 
-    def _report(self, key: tuple[str, int], records: list[StepRecord]) -> None:
+    def report_unsent(self, left: Iterable[LeftSteps]) -> None:
+        """Report steps that an agent before this one may not have told."""
+        for steps in left:
+            self._report((steps.job_id, steps.attempt), steps.records)
+
+    def _report(self, key: tuple[str, int], records: Iterable[StepRecord]) -> None:
         job_id, number = key
         reports = agents_pb2.StepReports(
             reports=[_step_report(record, number) for record in records]

@@ -1,0 +1,89 @@
+"""What the agent tells of steps that rank 0's own agent may not have told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from controller.agent.ledger import Weight
+from controller.agent.leftovers import left_steps
+from controller.agent.reporter import LAST_STEPS_S, Reporter
+from controller.agent.worker import Worker, WorkerPaths
+from outlast.blackbox import StepRecord, Writer
+from outlast.v1 import agents_pb2
+
+SECOND_NS = 10**9
+
+
+def write_steps(attempt_dir: Path, rank: int, num_steps: int) -> None:
+    """A black box of a rank that has completed a step every second."""
+    attempt_dir.mkdir(parents=True, exist_ok=True)
+    box = Writer(WorkerPaths.below(attempt_dir, rank).blackbox, rank=rank, world_size=2, attempt=1)
+    for step in range(1, num_steps + 1):
+        box.completed(
+            StepRecord(
+                step=step,
+                loss=1.0 / step,
+                grad_norm=1.0,
+                learning_rate=0.1,
+                tokens=8,
+                start_ns=(step - 1) * SECOND_NS,
+                end_ns=step * SECOND_NS,
+                eval_loss=None,
+            )
+        )
+    box.close()
+
+
+def steps_told(events: list[agents_pb2.AgentEvent]) -> list[int]:
+    return [report.step for event in events for report in event.step_reports.reports]
+
+
+@pytest.mark.parametrize(
+    ("is_connected", "told"), [(True, range(20 - int(LAST_STEPS_S), 21)), (False, range(1, 21))]
+)
+def test_end_of_a_rank_tells_what_rank_0_may_not_have_told(
+    tmp_path: Path, is_connected: bool, told: range
+) -> None:
+    write_steps(tmp_path, rank=1, num_steps=20)
+    events: list[agents_pb2.AgentEvent] = []
+
+    async def run() -> None:
+        def emit(event: agents_pb2.AgentEvent, weight: Weight) -> None:
+            events.append(event)
+
+        reporter = Reporter(emit, lambda: is_connected)
+        worker = Worker(
+            job_id="job",
+            attempt=1,
+            rank=1,
+            paths=WorkerPaths.below(tmp_path, 1),
+            requested_ns=0,
+            gone=asyncio.get_running_loop().create_future(),
+        )
+        reporter.watch([worker])
+        worker.exit = agents_pb2.WorkerExit(code=1)
+        worker.gone.set_result(None)
+        reporter.worker_ended(worker)
+        worker.close()
+
+    asyncio.run(run())
+    assert steps_told(events) == list(told)
+
+
+def test_new_agent_finds_the_steps_of_the_newest_attempt_of_jobs_not_forgotten(
+    tmp_path: Path,
+) -> None:
+    jobs, memory = tmp_path / "jobs", tmp_path / "memory"
+    write_steps(jobs / "job" / "a2", rank=3, num_steps=2)
+    write_steps(jobs / "job" / "a10", rank=2, num_steps=4)
+    write_steps(jobs / "job" / "a10", rank=3, num_steps=4)
+    (jobs / "job" / "a10" / "rank-00001.blackbox").write_bytes(b"torn")
+    write_steps(jobs / "forgotten" / "a1", rank=0, num_steps=4)
+    (memory / "job").mkdir(parents=True)
+    (found,) = left_steps(jobs, memory)
+    assert (found.job_id, found.attempt) == ("job", 10)
+    assert [record.step for record in found.records] == [1, 2, 3, 4]
+    assert not list(left_steps(tmp_path / "none", memory))
