@@ -15,6 +15,7 @@ from controller.core.records import (
     CommandRecord,
     ForgetJob,
     JobPlan,
+    Rung,
     RunSuite,
     StartWorkers,
     StopWorkers,
@@ -51,6 +52,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
         stop_timeout_s=recovery.stop_timeout_s,
         preflight_timeout_s=recovery.preflight_timeout_s,
         diagnose_timeout_s=recovery.diagnose_timeout_s,
+        ladder=tuple(Rung(rung) for rung in recovery.ladder),
     )
 
 
@@ -94,6 +96,7 @@ def worker_exited(
         traceback=(exit_.traceback or exit_.stderr_tail)[-_MAX_TRACEBACK:],
         completed_step=exit_.completed_step,
         at_s=exit_.at_s,
+        stopped=exit_.stopped,
     )
 
 

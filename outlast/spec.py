@@ -68,7 +68,12 @@ class ParallelSpec(_Section):
 
     tp: int = Field(1, ge=1, description="Tensor-parallel degree.")
     pp: int = Field(1, ge=1, description="Pipeline stages.")
-    dp: int = Field(1, ge=1, description="Data-parallel replicas.")
+    dp: int = Field(
+        1,
+        ge=1,
+        description="Data-parallel replicas. May be left out where resources.nodes and "
+        "resources.workers_per_node say how many ranks there are.",
+    )
     sequence_parallel: bool = Field(
         True, description="Shard LayerNorm and residuals over the sequence when tp > 1."
     )
@@ -142,7 +147,12 @@ class CheckpointSpec(_Section):
 class ResourcesSpec(_Section):
     """Nodes the job runs on."""
 
-    nodes: int | None = Field(None, ge=1, description="World size / workers_per_node unless given.")
+    nodes: int | None = Field(
+        None,
+        ge=1,
+        description="World size / workers_per_node unless given. Given without parallel.dp, it "
+        "decides how many replicas there are.",
+    )
     workers_per_node: int | None = Field(
         None, ge=1, description="Ranks on one node; the largest divisor of the world size up to 8."
     )
@@ -177,11 +187,18 @@ class RecoverySpec(_Section):
     retry_budget: int = Field(
         10, ge=0, description="Faults survived without a newer committed checkpoint in between."
     )
+    ladder: tuple[Literal["restart", "diagnose", "replace", "pause"], ...] = Field(
+        ("restart", "diagnose", "replace"),
+        min_length=1,
+        description="What may be done about a fault, in this order. restart: processes in place, "
+        "from host memory. diagnose: the same, once the suspected nodes have passed their checks. "
+        "replace: bad nodes by others. pause: stop and wait for a person, instead of failing the "
+        "job, when nothing else is left. ['diagnose', 'replace'] checks after every fault.",
+    )
     in_place_restarts: int = Field(
         1,
         ge=0,
-        description="Faults in a row answered by restarting processes in place before the "
-        "suspected node is diagnosed.",
+        description="Faults in a row answered by the rung restart before the rung diagnose.",
     )
     controller_absence_limit_s: float = Field(
         1800.0, gt=0, description="Workers stop after so long without any controller."
@@ -256,10 +273,39 @@ def parse_spec(document: object) -> JobSpec:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
         raise SpecError(tuple(_explain(detail) for detail in error.errors())) from error
+    spec = _with_dp(spec)
     problems = tuple(check_cross_fields(spec))
     if problems:
         raise SpecError(problems)
     return spec
+
+
+def _with_dp(spec: JobSpec) -> JobSpec:
+    """The spec with the number of replicas that its number of nodes gives, if it leaves it open.
+
+    Raises:
+        SpecError: no number of replicas fits.
+    """
+    nodes, per_node = spec.resources.nodes, spec.resources.workers_per_node
+    if nodes is None or "dp" in spec.parallel.model_fields_set:
+        return spec
+    if per_node is None:
+        problem = FieldProblem(
+            field="resources.workers_per_node",
+            message="is required when resources.nodes is given without parallel.dp",
+        )
+        raise SpecError((problem,))
+    ranks, per_replica = nodes * per_node, spec.parallel.tp * spec.parallel.pp
+    if ranks % per_replica:
+        problem = FieldProblem(
+            field="resources.nodes",
+            message=f"is {nodes}; at {per_node} workers per node that is {ranks} ranks, which "
+            f"replicas of tp x pp = {per_replica} ranks do not fill; allowed: ranks in "
+            f"{{{_nearest_multiples(ranks, per_replica)}, ...}}",
+        )
+        raise SpecError((problem,))
+    parallel = spec.parallel.model_copy(update={"dp": ranks // per_replica})
+    return spec.model_copy(update={"parallel": parallel})
 
 
 def check_cross_fields(spec: JobSpec) -> list[FieldProblem]:
@@ -395,16 +441,26 @@ def _check_resources(spec: JobSpec) -> list[FieldProblem]:
 
 def _check_recovery(spec: JobSpec) -> list[FieldProblem]:
     recovery = spec.recovery
-    ladder = ("heartbeat_period_s", "heartbeat_late_s", "heartbeat_lost_s", "heartbeat_silent_s")
-    return [
+    limits = ("heartbeat_period_s", "heartbeat_late_s", "heartbeat_lost_s", "heartbeat_silent_s")
+    problems = [
         FieldProblem(
             field=f"recovery.{later}",
             message=f"is {getattr(recovery, later)}; it must be longer than "
             f"recovery.{sooner} = {getattr(recovery, sooner)}",
         )
-        for sooner, later in pairwise(ladder)
+        for sooner, later in pairwise(limits)
         if getattr(recovery, later) <= getattr(recovery, sooner)
     ]
+    rungs = ("restart", "diagnose", "replace", "pause")
+    if list(recovery.ladder) != [rung for rung in rungs if rung in recovery.ladder]:
+        problems.append(
+            FieldProblem(
+                field="recovery.ladder",
+                message=f"is {list(recovery.ladder)}; allowed: some of {list(rungs)}, each once "
+                "and in this order",
+            )
+        )
+    return problems
 
 
 def _explain(detail: Any) -> FieldProblem:

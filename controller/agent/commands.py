@@ -79,6 +79,8 @@ class Commands:
         self._parts = parts
         self._ledger = ledger
         self._running: dict[str, _Running] = {}
+        # Checkpoint URLs that could be written from here.
+        self._tried_urls: dict[str, None] = {}
         self._is_closing = False
 
     def receive(self, command: agents_pb2.Command) -> None:
@@ -231,8 +233,10 @@ class Commands:
         )
         device = launch.choose_device(spec, len(start.ranks))
         launch.check_host_memory(config, command.job_id, spec, len(start.ranks))
-        if launch.is_first_start(command):
+        if launch.should_try_storage(command) and start.checkpoint_url not in self._tried_urls:
             await launch.check_storage(start.checkpoint_url, config.limits.probe_s)
+            # Once is enough: a restart should not wait for storage.
+            self._tried_urls[start.checkpoint_url] = None
         launches = launch.make_launches(
             config,
             command,

@@ -176,10 +176,10 @@ def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec)
     )
 
 
-def is_first_start(command: agents_pb2.Command) -> bool:
-    """Whether this node should try the storage: rank 0's, before anything was committed."""
+def should_try_storage(command: agents_pb2.Command) -> bool:
+    """Whether this node should try the storage: rank 0's, until something was committed."""
     start = command.start_workers
-    return 0 in start.ranks and command.attempt == 1 and start.committed_step < 0
+    return 0 in start.ranks and start.committed_step < 0
 
 
 def check_job_id(job_id: str) -> None:

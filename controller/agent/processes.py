@@ -93,6 +93,13 @@ async def wait_gone(pid: int) -> None:
         os.close(handle)
 
 
+def has_ended(pidfd: int) -> bool:
+    """Whether the process runs no more, reaped or not."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def send_signal(pidfd: int, number: signal.Signals) -> None:
     """Signal a process that may have ended meanwhile."""
     try:

@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controller.agent.processes import send_signal
+from controller.agent.processes import has_ended, send_signal
 from outlast import blackbox
 from outlast.v1 import agents_pb2
+
+# How a worker ends that was told to: killed, before it could listen, or gracefully.
+_STOPPED_CODES = (-signal.SIGKILL, -signal.SIGTERM, 75)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,9 @@ class Worker:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the process, or see to it that it is signalled as soon as it exists."""
+        if self.pidfd is not None and has_ended(self.pidfd):
+            # Its end is news that we have not heard yet, and not our doing.
+            return
         if self.stopped_by is not signal.SIGKILL:
             self.stopped_by = number
         if self.pidfd is not None:
@@ -121,6 +127,7 @@ def post_mortem(
         stderr_tail=tail(worker.paths.log, stderr_tail_bytes).decode(errors="replace"),
         completed_step=-1 if present is None else present.completed_step,
         last_op="" if present is None else present.last_op,
+        stopped=worker.stopped_by is not None and code in _STOPPED_CODES,
     )
 
 

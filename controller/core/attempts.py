@@ -57,6 +57,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         reason,
         attempt=attempt,
         done_ranks=(),
+        held_by=tuple(dict.fromkeys((*job.held_by, *places))),
         restarts=job.restarts + (job.attempt > NO_ATTEMPT),
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
     )
@@ -126,22 +127,29 @@ def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error:
     job = incidents.close_for(ctx, job, reason)
     incidents.close_storage_trouble(ctx, job, reason)
     job = ctx.move_job(job, state, reason, error=error, finished_s=ctx.now_s, unchecked=())
-    for node_id in job.nodes:
-        if node_id is not None and nodes.placed(ctx, job, node_id) is not None:
-            ctx.open_command(
-                CommandId(f"{job.job_id}/forget/{node_id}"),
-                node_id,
-                ForgetJob(),
-                job=job.job_id,
-                attempt=job.attempt,
-            )
+    for node_id in job.held_by:
+        forget_on(ctx, job, node_id)
     _release_nodes(ctx, job)
 
 
-def pause(ctx: Context, job: JobRecord) -> None:
+def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
+    """Free what an ended job still holds on a node, now or when the node is back."""
+    node = ctx.state.nodes.get(node_id)
+    # A node that was given up may come back all the same; it is told when it joins.
+    if node is not None and (node.state is not NodeState.RETIRED or ctx.connected(node_id)):
+        ctx.open_command(
+            CommandId(f"{job.job_id}/forget/{node_id}"),
+            node_id,
+            ForgetJob(),
+            job=job.job_id,
+            attempt=job.attempt,
+        )
+
+
+def pause(ctx: Context, job: JobRecord, why: str) -> None:
     _close_checks(ctx, job)
-    job = incidents.close_for(ctx, job, "the user paused the job")
-    job = ctx.move_job(job, JobState.PAUSED, "paused by the user; `outlast resume` goes on")
+    job = incidents.close_for(ctx, job, why)
+    job = ctx.move_job(job, JobState.PAUSED, f"{why}; `outlast resume {job.job_id}` goes on")
     _release_nodes(ctx, job)
 
 

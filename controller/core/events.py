@@ -54,7 +54,7 @@ class JobResumeRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
-    """A worker ended without being told to. `code` is minus the signal if one killed it."""
+    """A worker ended. `code` is minus the signal if one killed it."""
 
     job_id: JobId
     attempt: Attempt
@@ -67,6 +67,8 @@ class WorkerExited:
     traceback: str
     completed_step: int
     at_s: float
+    # Its agent had told it to.
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

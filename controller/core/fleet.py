@@ -7,7 +7,7 @@ and waits. How many nodes may be quarantined in a window is bounded.
 
 from __future__ import annotations
 
-from controller.core import jobs, nodes
+from controller.core import attempts, jobs, nodes
 from controller.core.context import Context, Sight
 from controller.core.effects import Alert, SendCommand
 from controller.core.events import (
@@ -73,6 +73,9 @@ def joined(ctx: Context, event: NodeJoined) -> None:
     for command in list(ctx.state.commands.values()):
         if command.node == event.node:
             ctx.emit(SendCommand(command=command))
+    for job in list(ctx.state.jobs.values()):
+        if job.state in TERMINAL and event.node in job.held_by:
+            attempts.forget_on(ctx, job, event.node)
     _reconcile_workers(ctx, event.node, event.statuses)
 
 

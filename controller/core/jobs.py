@@ -84,7 +84,7 @@ def pause_requested(ctx: Context, event: JobPauseRequested) -> None:
     if job.state in _HAVE_WORKERS:
         attempts.suspend(ctx, job, "paused by the user", graceful=True)
     elif job.state not in (JobState.SUSPENDING, JobState.PAUSED):
-        attempts.pause(ctx, job)
+        attempts.pause(ctx, job, "paused by the user")
 
 
 def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
@@ -111,6 +111,12 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
             attempts.finish(
                 ctx, job, JobState.SUCCEEDED, f"all {job.plan.total_steps} steps are done"
             )
+        return
+    if event.stopped:
+        if job.state in _HAVE_WORKERS:
+            # Nobody here wanted it: the agent has been without a controller for too long.
+            detail = f"the agent of {event.node} stopped its workers by itself"
+            fault(ctx, job, attempts.sign(ctx, EvidenceKind.WORKERS_MISSING, event.node, detail))
         return
     fault(
         ctx,
@@ -197,7 +203,9 @@ def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished
         case RunSuite():
             _suite_finished(ctx, job, record, event)
         case ForgetJob():
-            pass
+            if event.ok:
+                held_by = tuple(node for node in job.held_by if node != record.node)
+                ctx.put_job(job, held_by=held_by)
 
 
 def deadline_passed(ctx: Context, job: JobRecord) -> None:

@@ -11,6 +11,7 @@ from controller.core.events import CommandFinished
 from controller.core.records import (
     NO_ATTEMPT,
     CommandRecord,
+    ForgetJob,
     JobRecord,
     NodeRecord,
     RunSuite,
@@ -132,10 +133,11 @@ def retire(ctx: Context, node: NodeRecord, reason: str) -> None:
 
 
 def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) -> None:
-    """Give up what was asked of a node. Orders to stop outlive a mere quarantine:
-    the node may come back with its old workers still running."""
+    """Give up what was asked of a node. Orders to stop and to forget outlive a mere
+    quarantine: the node may come back with old workers and their memory."""
     for command in list(ctx.state.commands.values()):
-        if command.node == node and not (keep_stops and isinstance(command.command, StopWorkers)):
+        kept = keep_stops and isinstance(command.command, StopWorkers | ForgetJob)
+        if command.node == node and not kept:
             ctx.close_command(command.command_id, why)
 
 

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from controller.core.records import Action, Cause, Evidence, EvidenceKind
+from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from outlast.ids import NodeId
 
 _CAUSE_OF_CLASS = {
@@ -38,6 +38,7 @@ class Facts:
     # How often in a row the last failure had come back before this time.
     same_failures: int
     faults_in_row: int
+    ladder: tuple[Rung, ...]
     in_place_restarts: int
     retry_left: int
     committed_step: int | None
@@ -58,11 +59,9 @@ class Verdict:
 
 def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
-    for rule in (_refused, _nodes_missing, _unhealthy, _drained, _repeated, _exhausted):
-        verdict = rule(facts)
-        if verdict is not None:
-            return verdict
-    return _restart_or_diagnose(facts)
+    rules = (_refused, _nodes_missing, _unhealthy, _drained, _repeated, _exhausted)
+    found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
+    return _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
 
 
 def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
@@ -169,7 +168,7 @@ def _exhausted(facts: Facts) -> Verdict | None:
     root = root_failure(facts.evidence)
     since = "the start" if facts.committed_step is None else f"checkpoint {facts.committed_step}"
     return Verdict(
-        action=Action.FAIL,
+        action=_last_resort(facts),
         cause=_cause(facts),
         reason=f"the retry budget is spent: {facts.faults_in_row + 1} faults since {since}; "
         "raise recovery.retry_budget or commit checkpoints more often",
@@ -183,13 +182,16 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     what = _describe(facts, root)
     fingerprint = "" if root is None else root.fingerprint
     known_bad = [node for node in culprits if node in facts.suspects]
+    always = Rung.RESTART not in facts.ladder
     often = facts.faults_in_row >= facts.in_place_restarts
-    if culprits and not facts.findings and (often or known_bad):
-        because = (
-            f"the second fault on {', '.join(known_bad)} lately"
-            if known_bad
-            else f"{facts.faults_in_row + 1} faults since the last checkpoint"
-        )
+    may_check = Rung.DIAGNOSE in facts.ladder and culprits and not facts.findings
+    if may_check and (always or often or known_bad):
+        if known_bad:
+            because = f"the second fault on {', '.join(known_bad)} lately"
+        elif always:
+            because = "recovery.ladder has no rung restart"
+        else:
+            because = f"{facts.faults_in_row + 1} faults since the last checkpoint"
         return Verdict(
             action=Action.DIAGNOSE,
             cause=_cause(facts),
@@ -205,6 +207,37 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
         culprits=culprits,
         fingerprint=fingerprint,
     )
+
+
+def _within_ladder(verdict: Verdict, facts: Facts) -> Verdict:
+    """The verdict, or what comes after it where the job does not allow it."""
+    ladder = facts.ladder
+    restarts = Rung.RESTART in ladder or Rung.DIAGNOSE in ladder
+    replaces = Rung.REPLACE in ladder
+    action = _last_resort(facts)
+    if verdict.action is Action.RESTART_IN_PLACE and not restarts:
+        missing = Rung.RESTART
+        if replaces and verdict.culprits:
+            action = Action.REPLACE_NODES
+    elif (
+        verdict.action is Action.REPLACE_NODES
+        and not replaces
+        and verdict.cause is not Cause.NODE_DRAINED
+    ):
+        missing = Rung.REPLACE
+    else:
+        return verdict
+    return replace(
+        verdict,
+        action=action,
+        reason=f"{verdict.reason}; recovery.ladder has no rung {missing}",
+        error=verdict.error or verdict.reason,
+    )
+
+
+def _last_resort(facts: Facts) -> Action:
+    """What is done when nothing else is left."""
+    return Action.PAUSE if Rung.PAUSE in facts.ladder else Action.FAIL
 
 
 def _culprits(facts: Facts) -> tuple[NodeId, ...]:

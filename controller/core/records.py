@@ -47,7 +47,17 @@ class Action(StrEnum):
     RESTART_IN_PLACE = "restart_in_place"
     DIAGNOSE = "diagnose"
     REPLACE_NODES = "replace_nodes"
+    PAUSE = "pause"
     FAIL = "fail"
+
+
+class Rung(StrEnum):
+    """What may be done about a fault: the rungs of the ladder of recovery, cheapest first."""
+
+    RESTART = "restart"
+    DIAGNOSE = "diagnose"
+    REPLACE = "replace"
+    PAUSE = "pause"
 
 
 class EvidenceKind(StrEnum):
@@ -79,6 +89,7 @@ class JobPlan:
     stop_timeout_s: float
     preflight_timeout_s: float
     diagnose_timeout_s: float
+    ladder: tuple[Rung, ...] = (Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE)
 
     @property
     def world_size(self) -> int:
@@ -122,6 +133,8 @@ class JobRecord:
     # How often in a row that failure came back with no step in between.
     same_failures: int = 0
     restarts: int = 0
+    # Nodes that ran some attempt and have not been told to forget the job.
+    held_by: tuple[NodeId, ...] = ()
     error: str = ""
     finished_s: float | None = None
 

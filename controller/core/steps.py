@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from controller.core import attempts, incidents, nodes
 from controller.core.context import Context
-from controller.core.effects import ProvisionNodes
+from controller.core.effects import Alert, ProvisionNodes
 from controller.core.policy import Facts, Verdict, decide, root_failure
 from controller.core.records import (
     Action,
@@ -97,7 +97,7 @@ def _conclude(ctx: Context, job: JobRecord) -> bool:
         attempts.finish(ctx, job, JobState.CANCELLED, "cancelled by the user")
         return True
     if job.wanted is Wanted.PAUSE:
-        attempts.pause(ctx, job)
+        attempts.pause(ctx, job, "paused by the user")
         return True
     incident = ctx.incident_of(job)
     if incident is None or incident.state is not IncidentState.EVIDENCE:
@@ -211,6 +211,14 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
     if verdict.action is Action.FAIL:
         attempts.finish(ctx, job, JobState.FAILED, verdict.reason, error=verdict.error)
         return
+    if verdict.action is Action.PAUSE:
+        # A person looks at it before it is resumed, so it gets a whole budget again.
+        job = ctx.put_job(
+            job, wanted=Wanted.PAUSE, retry_left=job.plan.retry_budget, faults_in_row=0
+        )
+        ctx.emit(Alert(summary=f"job {job.job_id} is paused: {verdict.reason}"))
+        attempts.pause(ctx, job, verdict.reason)
+        return
     ctx.move_incident(ctx.state.incidents[incident.incident], IncidentState.ACTING)
     if verdict.action is Action.REPLACE_NODES:
         ctx.move_job(job, JobState.REPAIRING, verdict.reason)
@@ -233,6 +241,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
         last_fault_step=job.last_fault_step,
         same_failures=job.same_failures,
         faults_in_row=job.faults_in_row,
+        ladder=job.plan.ladder,
         in_place_restarts=job.plan.in_place_restarts,
         retry_left=job.retry_left,
         committed_step=job.committed_step,

@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import signal
 from collections.abc import AsyncIterator
 
 import grpc
 
 from controller import convert
 from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
-from controller.core.facts import State
-from controller.core.records import StopWorkers
 from controller.rpc.diagnostics import DiagnosticsRuns
 from controller.rpc.errors import Context, abort, bad_field
 from controller.rpc.logs import LogQueries
@@ -34,8 +31,6 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
 MAX_NODES = 16_384
 _NODE_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?")
-# How a worker ends that its agent was told to stop: killed, or gracefully.
-_STOPPED_CODES = (-signal.SIGKILL, -signal.SIGTERM, 75)
 
 
 class AgentsService(AgentsServicer):
@@ -210,19 +205,17 @@ class AgentsService(AgentsServicer):
         elif event.WhichOneof("kind") == "progress":
             events = self._watch.progress_made(session.node, event, now_s)
         else:
-            events = _events_of(session.node, event, self._service.state)
+            events = _events_of(session.node, event)
         self._service.offer(events, rows, durable)
 
 
-def _events_of(node: NodeId, event: agents_pb2.AgentEvent, state: State) -> list[Event]:
+def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
     """The machine's events in what an agent reports."""
     match event.WhichOneof("kind"):
         case "command_result":
             return [convert.command_finished(node, event.command_result)]
         case "worker_exited":
             exited = event.worker_exited
-            if _was_stopped(node, event, state):
-                return []
             return [
                 convert.worker_exited(node, event.job_id, event.attempt, exited.rank, exited.exit)
             ]
@@ -246,19 +239,3 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent, state: State) -> list
         case other:
             logger.warning("event ignored: node=%s seq=%d kind=%s", node, event.seq, other)
             return []
-
-
-def _was_stopped(node: NodeId, event: agents_pb2.AgentEvent, state: State) -> bool:
-    """Whether the worker ended because it was told to, and so is no sign of a fault.
-
-    One that was killed *before* the order was given may well be the fault itself.
-    """
-    exit_ = event.worker_exited.exit
-    return exit_.code in _STOPPED_CODES and any(
-        isinstance(command.command, StopWorkers)
-        and command.node == node
-        and command.job == event.job_id
-        and command.attempt >= event.attempt
-        and exit_.at_s >= command.issued_s
-        for command in state.commands.values()
-    )

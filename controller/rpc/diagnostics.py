@@ -128,11 +128,11 @@ class DiagnosticsService(DiagnosticsServicer):
         sent = 0
         while True:
             seen = run.changes.version
-            yield diagnostics_pb2.WatchDiagnosticsResponse(
-                findings=run.findings[sent:], pending_nodes=run.pending
-            )
-            sent = len(run.findings)
-            if not run.pending:
+            # More may come in while this is being sent.
+            news, is_over = run.findings[sent:], not run.pending
+            sent += len(news)
+            yield diagnostics_pb2.WatchDiagnosticsResponse(findings=news, pending_nodes=run.pending)
+            if is_over:
                 return
             await run.changes.wait(seen)
 

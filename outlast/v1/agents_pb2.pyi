@@ -167,6 +167,7 @@ class WorkerExit(google.protobuf.message.Message):
     STDERR_TAIL_FIELD_NUMBER: builtins.int
     COMPLETED_STEP_FIELD_NUMBER: builtins.int
     LAST_OP_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     code: builtins.int
     """Exit code, or minus the signal number."""
     exception_type: builtins.str
@@ -181,6 +182,8 @@ class WorkerExit(google.protobuf.message.Message):
     """Last step that it completed; -1 when none."""
     last_op: builtins.str
     """The operation it had entered last, from its black box."""
+    stopped: builtins.bool
+    """It ended as it does when told to, and its agent had told it before it ended."""
     def __init__(
         self,
         *,
@@ -192,8 +195,9 @@ class WorkerExit(google.protobuf.message.Message):
         stderr_tail: builtins.str = ...,
         completed_step: builtins.int = ...,
         last_op: builtins.str = ...,
+        stopped: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "code", b"code", "completed_step", b"completed_step", "exception_message", b"exception_message", "exception_type", b"exception_type", "last_op", b"last_op", "stderr_tail", b"stderr_tail", "traceback", b"traceback"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "code", b"code", "completed_step", b"completed_step", "exception_message", b"exception_message", "exception_type", b"exception_type", "last_op", b"last_op", "stderr_tail", b"stderr_tail", "stopped", b"stopped", "traceback", b"traceback"]) -> None: ...
 
 global___WorkerExit = WorkerExit
 

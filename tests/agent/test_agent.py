@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.agent.processes import zombie_status
 from outlast.v1 import agents_pb2
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import (
@@ -152,7 +153,7 @@ def test_graceful_stop_lets_workers_finish_their_step(
     result = controller.result(controller.command(stop_command(1, graceful=True)))
     assert result.ok
     exits = [controller.exit_of("job", 1, rank) for rank in (0, 1)]
-    assert [exit_.code for exit_ in exits] == [75, 75]
+    assert [(exit_.code, exit_.stopped) for exit_ in exits] == [(75, True)] * 2
     assert result.completed_step == max(exit_.completed_step for exit_ in exits)
 
 
@@ -168,6 +169,21 @@ def test_forced_stop_ends_a_stopped_process_and_one_that_ignores_sigterm(
     assert result.ok
     assert result.completed_step >= 1
     assert [controller.exit_of("job", 1, rank).code for rank in (0, 1)] == [-9, -9]
+
+
+def test_worker_that_died_just_before_the_stop_was_not_stopped(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    # The agent hears of the end through the standby process, so not before the order.
+    os.kill(agent.standby_pid(), signal.SIGSTOP)
+    pid = agent.worker_pid(1, 1)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: zombie_status(pid) is not None, "the worker to be dead")
+    assert controller.result(controller.command(stop_command(1))).ok
+    ends = [controller.exit_of("job", 1, rank) for rank in (0, 1)]
+    assert [(end.code, end.stopped) for end in ends] == [(-9, True), (-9, False)]
 
 
 def test_stop_leaves_newer_attempts_alone_and_stale_starts_are_refused(

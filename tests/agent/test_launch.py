@@ -72,14 +72,14 @@ def test_only_replica_0_saves_and_only_the_node_of_rank_0_commits(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("attempt", "ranks", "committed_step", "tries"),
-    [(1, (0, 1), -1, True), (2, (0, 1), -1, False), (1, (2, 3), -1, False), (1, (0, 1), 0, False)],
+    ("ranks", "committed_step", "tries"),
+    [((0, 1), -1, True), ((2, 3), -1, False), ((0, 1), 0, False)],
 )
-def test_storage_is_tried_once_per_job(
-    attempt: int, ranks: tuple[int, ...], committed_step: int, tries: bool
+def test_storage_is_tried_where_rank_0_is_until_something_is_committed(
+    ranks: tuple[int, ...], committed_step: int, tries: bool
 ) -> None:
-    command = start_command(attempt, ranks=ranks, committed_step=committed_step)
-    assert launch.is_first_start(command) is tries
+    command = start_command(2, ranks=ranks, committed_step=committed_step)
+    assert launch.should_try_storage(command) is tries
 
 
 @pytest.mark.parametrize("node", ["", "a/b"])

@@ -146,7 +146,7 @@ class FakeAgent:
             )
         )
 
-    async def exit(self, rank: int, code: int, *, step: int = 0, **facts: str) -> int:
+    async def exit(self, rank: int, code: int, *, step: int = 0, **facts: object) -> int:
         """A worker ends."""
         job_id, attempt = self.running.pop(rank)
         return await self.send(

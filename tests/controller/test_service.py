@@ -173,7 +173,7 @@ def test_worker_that_was_told_to_stop_is_no_evidence(tmp_path: Path) -> None:
             first.silent_on = second.silent_on = {"stop_workers"}
             await first.exit(0, 1, step=1, exception_type="builtins.ValueError")
             await until(lambda: second.count("stop_workers") == 1, "stop")
-            await second.exit(1, -9, step=1)
+            await second.exit(1, -9, step=1, stopped=True)
             for agent in (first, second):
                 await agent.answer(agent.last("stop_workers"))
             await bench.started(2)

@@ -79,7 +79,7 @@ class Worker:
     attempt: Attempt
     rank: int
     is_running: bool = True
-    # Ended by the agent on a command: the controller does not hear of it as a fault.
+    # The agent has told it to end, so that its end is no fault.
     told: bool = False
     exit: ev.WorkerExited | None = None
     completed_step: int = -1
@@ -90,8 +90,17 @@ class Worker:
         if not self.is_running or (code == 1 and world.nodes[self.node].is_stuck):
             return
         self._finish(world, code)
-        if self.told:
-            return
+        self._report(code, fault_class, fingerprint, detail)
+
+    def kill(self) -> None:
+        """The agent kills it on a command."""
+        self.told = True
+        if self.is_running and not self.agent.node.is_stuck:
+            self._finish(self.agent.world, -9)
+            self._report(-9, "killed_by_signal", "", "killed by SIGKILL")
+
+    def _report(self, code: int, fault_class: str, fingerprint: str, detail: str) -> None:
+        world = self.agent.world
         self.exit = ev.WorkerExited(
             job_id=self.job_id,
             attempt=self.attempt,
@@ -104,15 +113,10 @@ class Worker:
             traceback=f"Traceback: {detail}" if fault_class == "user_error" else "",
             completed_step=self.completed_step,
             at_s=world.now_s,
+            stopped=self.told and code in (-9, 75),
         )
         world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
         self.agent.emit(self.exit, Weight.LASTING)
-
-    def kill(self) -> None:
-        """The agent kills it on a command."""
-        self.told = True
-        if self.is_running and not self.agent.node.is_stuck:
-            self._finish(self.agent.world, -9)
 
     def vanish(self, *, silently: bool) -> None:
         """Its agent or its whole node died, and it with them."""
@@ -219,6 +223,7 @@ class Agent:
             return
         for worker in self.running():
             self.ledger.stop_attempt(worker.job_id, worker.attempt)
+            worker.told = True
             worker.end(75, "clean", "", "no controller for too long")
             self.world.trainings.worker_gone(worker)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -66,8 +67,36 @@ def test_all_cross_field_problems_come_at_once() -> None:
 
 
 def test_nodes_must_fit_the_world_size() -> None:
-    found = problems({"name": "a", "resources": {"nodes": 3}})
+    found = problems({"name": "a", "parallel": {"dp": 1}, "resources": {"nodes": 3}})
     assert "need exactly 1" in found["resources.nodes"]
+
+
+def test_nodes_decide_the_number_of_replicas_when_the_spec_leaves_it_open() -> None:
+    document = {
+        "name": "a",
+        "parallel": {"tp": 2, "pp": 2},
+        "resources": {"nodes": 3, "workers_per_node": 4},
+        "data": {"global_batch": 6},
+    }
+    spec = parse_spec(document)
+    assert (spec.parallel.dp, spec.num_nodes) == (3, 3)
+    assert parse_spec(json.loads(spec.canonical_json())) == spec
+
+
+def test_nodes_that_fill_no_number_of_replicas_are_refused() -> None:
+    resources = {"nodes": 3, "workers_per_node": 2}
+    found = problems({"name": "a", "parallel": {"tp": 2, "pp": 2}, "resources": resources})
+    assert "6 ranks" in found["resources.nodes"]
+    assert "4 or 8" in found["resources.nodes"]
+    found = problems({"name": "a", "resources": {"nodes": 3}})
+    assert "is required" in found["resources.workers_per_node"]
+
+
+@pytest.mark.parametrize("ladder", [[], ["replace", "restart"], ["pause", "pause"], ["shrink"]])
+def test_ladder_is_some_of_the_rungs_in_their_order(ladder: list[str]) -> None:
+    found = problems({"name": "a", "recovery": {"ladder": ladder}})
+    assert found
+    assert all(field.startswith("recovery.ladder") for field in found)
 
 
 def test_heartbeat_limits_must_grow() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
-from controller.core.records import Action, Cause
+from controller.core.records import Action, Cause, EvidenceKind, Rung
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -209,6 +209,56 @@ def test_drain_moves_the_job_away_without_quarantine_or_retry() -> None:
     ]
     assert driver.node("n1").quarantines_s == ()
     assert driver.job().retry_left == 3
+
+
+def test_an_ended_job_is_forgotten_by_every_node_that_ran_it() -> None:
+    """n1 was drained and the job moved to n3; n2 is away at the end and comes back."""
+    driver = Driver().running(spares=1)
+    driver.send(ev.NodeDrainRequested(node=NodeId("n1")))
+    driver.answer_all("/stop/")
+    driver.answer_all("/suite/")
+    assert driver.job().held_by == ("n1", "n2", "n3")
+    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    driver.send(ev.JobCancelRequested(job_id=JOB))
+    driver.answer("job/a2/stop/n3")
+    driver.join("n2")
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.CANCELLED
+    driver.answer("job/forget/n1")
+    driver.answer("job/forget/n2", ok=False, detail="its uploads are still under way")
+    driver.answer("job/forget/n3")
+    assert driver.job().held_by == ("n2",)
+    assert "send job/forget/n2" in driver.join("n2", incarnation="two")
+    driver.answer("job/forget/n2")
+    assert driver.job().held_by == ()
+    assert "send job/forget/n2" not in driver.join("n2", incarnation="three")
+
+
+def test_a_job_may_pause_instead_of_failing() -> None:
+    ladder = (Rung.RESTART, Rung.PAUSE)
+    driver = Driver().running(ladder=ladder, retry_budget=1, in_place_restarts=9)
+    driver.send(driver.exited(0))
+    driver.answer_all("/stop/")
+    driver.advanced(1)
+    driver.send(driver.exited(0))
+    lines = driver.answer_all("/stop/")
+    job = driver.job()
+    assert job.state is JobState.PAUSED
+    assert "the retry budget is spent" in job.reason
+    assert any("alert" in line for line in lines), lines
+    driver.send(ev.JobResumeRequested(job_id=JOB))
+    assert driver.job().retry_left == 1
+
+
+def test_workers_that_their_agent_stopped_by_itself_are_missing() -> None:
+    driver = Driver().running()
+    driver.send(driver.exited(0, code=75, stopped=True))
+    assert driver.job().state is JobState.SUSPENDING
+    driver.send(driver.exited(1, code=75, stopped=True))
+    driver.answer_all("/stop/")
+    (sign,) = driver.incident().evidence
+    assert (sign.kind, sign.node) == (EvidenceKind.WORKERS_MISSING, "n1")
+    assert driver.job().attempt == 2
 
 
 def test_a_hang_points_at_the_culprits_node() -> None:

@@ -20,7 +20,7 @@ from controller.core.facts import CommandClosed, CommandOpened, Fact, IncidentPu
 from controller.core.liveness import Limits, LivenessTable
 from controller.core.policy import Facts, decide
 from controller.core.progress import ProgressTable
-from controller.core.records import Action, Cause, Evidence, EvidenceKind
+from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.states import (
     EXCLUDED,
     FREE,
@@ -287,6 +287,7 @@ def _facts(*evidence: Evidence, **changes: Any) -> Facts:
         "last_fault_step": -1,
         "same_failures": 0,
         "faults_in_row": 0,
+        "ladder": (Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE),
         "in_place_restarts": 1,
         "retry_left": 3,
         "committed_step": None,
@@ -342,6 +343,37 @@ def test_suspects_are_diagnosed_before_they_are_used_again() -> None:
     assert "checks found nothing" in clean.reason
     failed = decide(_facts(fault, suspects=(N1,), findings=((N1, "fail"),)))
     assert (failed.action, failed.culprits) == (Action.REPLACE_NODES, (N1,))
+
+
+@pytest.mark.parametrize(
+    ("ladder", "killed", "killed_and_checked", "lost", "spent"),
+    [
+        ("diagnose replace", "diagnose", "restart_in_place", "replace_nodes", "fail"),
+        ("restart", "restart_in_place", "restart_in_place", "fail", "fail"),
+        ("restart replace", "restart_in_place", "restart_in_place", "replace_nodes", "fail"),
+        ("replace", "replace_nodes", "replace_nodes", "replace_nodes", "fail"),
+        ("restart pause", "restart_in_place", "restart_in_place", "pause", "pause"),
+        ("pause", "pause", "pause", "pause", "pause"),
+    ],
+)
+def test_a_job_is_only_given_what_its_ladder_has(
+    ladder: str, killed: str, killed_and_checked: str, lost: str, spent: str
+) -> None:
+    rungs = tuple(Rung(rung) for rung in ladder.split())
+    fault = _exit(N1, 1.0, "killed_by_signal")
+    gone = _evidence(EvidenceKind.NODE_LOST)
+    given = (
+        _facts(fault, ladder=rungs),
+        _facts(fault, ladder=rungs, findings=((N1, "pass"),)),
+        _facts(gone, ladder=rungs),
+        _facts(fault, ladder=rungs, retry_left=0),
+    )
+    found = [decide(facts).action for facts in given]
+    assert found == [killed, killed_and_checked, lost, spent]
+    assert decide(_facts(_evidence(EvidenceKind.DRAIN), ladder=rungs)).action == "replace_nodes"
+    again = _exit(N1, 1.0, "user_error", "f")
+    repeated = _facts(again, ladder=rungs, last_fingerprint="f", last_fault_step=10)
+    assert decide(repeated).action is Action.FAIL
 
 
 @settings(max_examples=200, deadline=None)
