@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from controller.core.environments import MAX_CHANGES, EnvironmentTable
 from controller.core.events import Event, JobAdvanced, JobStalled
 from controller.core.facts import State
 from controller.core.liveness import Limits, LivenessTable
@@ -56,6 +57,7 @@ class Watch:
         self._ranks: dict[JobId, dict[int, _Seen]] = {}
         # Split of the slowest start by job: the attempt, when its first step ended, the parts.
         self._splits: dict[JobId, tuple[int, float, str]] = {}
+        self._environments = EnvironmentTable()
 
     # Nodes
 
@@ -141,6 +143,13 @@ class Watch:
         made = event.progress
         job_id = JobId(event.job_id)
         self._note_split(job_id, event.attempt, made)
+        self._environments.told(
+            job_id,
+            Attempt(event.attempt),
+            node,
+            dict(made.environment),
+            tuple(made.environment_changes)[:MAX_CHANGES],
+        )
         return self._made(
             node,
             job_id,
@@ -185,6 +194,7 @@ class Watch:
             if self._state.jobs[job_id].state in TERMINAL:
                 del self._ranks[job_id]
                 self._splits.pop(job_id, None)
+                self._environments.forget(job_id)
                 self._progress.forget(job_id)
 
     def _expect(self, node: NodeId, now_s: float) -> None:
@@ -230,7 +240,15 @@ class Watch:
             at_s=at_s,
             now_s=now_s,
         )
-        return [replace(event, split=self._split_of(event)) for event in advanced]
+        return [
+            replace(
+                event,
+                split=self._split_of(event),
+                environment=self._environments.of(job),
+                environment_changes=self._environments.changes(job),
+            )
+            for event in advanced
+        ]
 
     def _note_split(self, job_id: JobId, attempt: int, made: agents_pb2.ProgressMade) -> None:
         if not made.start_split_s:

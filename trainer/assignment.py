@@ -27,6 +27,8 @@ class Assignment:
     """The agent's listening socket, on rank 0 only."""
     blackbox_path: Path
     error_path: Path
+    environment_path: Path
+    """Where the rank writes what decides the bits of its arithmetic, for its agent."""
     memory_dir: Path
     data_dir: Path
     committed_step: int
@@ -52,6 +54,7 @@ class Assignment:
             rendezvous_fd=None if descriptor is None else int(descriptor),
             blackbox_path=Path(fields["blackbox_path"]),
             error_path=Path(fields["error_path"]),
+            environment_path=Path(fields["environment_path"]),
             memory_dir=Path(fields["memory_dir"]),
             data_dir=Path(fields["data_dir"]),
             committed_step=int(fields["committed_step"]),

@@ -275,8 +275,6 @@ def _report_failure(error: BaseException, assignment: dict[str, Any]) -> None:
         "message": str(error),
         "traceback": text,
         "at_s": time.time(),
-        "step": -1,
-        "fingerprint": "",
     }
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(report))

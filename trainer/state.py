@@ -6,6 +6,7 @@ the parts.
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from trainer.optim.schedule import LearningRate
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import PipelineEngine
 
+_NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
@@ -87,27 +89,31 @@ class TrainState:
         """Restore the RNG state; returns what is no longer as it was when `extra` was made.
 
         Raises:
-            ValueError: the text is another one, so going on would train on a mixture.
+            ValueError: the text or the order of samples is another one, so going on would
+                train on a mixture.
         """
         state = bytearray.fromhex(extra["rng"]["torch_cpu"])
         torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
         loader = extra["loader"]
-        changes = []
         if loader["data_digest"] != self.data_digest:
             raise ValueError(
                 f"data.source {self.spec.data.source!r}: its text has changed since the checkpoint "
                 f"of step {extra['step']} (digest was {loader['data_digest']}, is "
                 f"{self.data_digest}); bring the old text back or submit a new job"
             )
-        if loader["seed"] != self.spec.seed:
-            changes.append(f"seed {loader['seed']} is now {self.spec.seed}")
-        before, now = extra["environment"], environment(self.mesh.device)
-        changes += [
-            f"{name} {before.get(name)} is now {value}"
-            for name, value in now.items()
-            if before.get(name) != value
+        own = self.extra(extra["step"])
+        if loader != own["loader"]:
+            raise ValueError(
+                f"the checkpoint of step {extra['step']} is of another job: its loader stood at "
+                f"{loader}, this job's is at {own['loader']}"
+            )
+        before = extra["environment"] | extra["schedule"]
+        now = own["environment"] | own["schedule"]
+        return [
+            f"{name} {before.get(name)} is now {now.get(name)}"
+            for name in dict.fromkeys((*before, *now))
+            if before.get(name) != now.get(name)
         ]
-        return changes
 
 
 def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
@@ -177,14 +183,22 @@ def gpt_config(spec: JobSpec) -> GptConfig:
 
 def environment(device: torch.device) -> dict[str, str]:
     """What decides the bits of the arithmetic besides the job itself."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
+    found = {
         "torch": torch.__version__,
         "numpy": np.__version__,
         "threads_per_rank": str(torch.get_num_threads()),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": name,
+        "device": platform.machine(),
     }
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+        found["cuda"] = str(torch.version.cuda)
+        # torch's stubs leave this function untyped.
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        found["nccl"] = ".".join(str(part) for part in version)
+        # NCCL sums in the order that these decide.
+        found |= {name: os.environ[name] for name in _NCCL_CHOICES if name in os.environ}
+    return found
 
 
 def _data_options(spec: JobSpec) -> DataOptions:

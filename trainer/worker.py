@@ -12,10 +12,8 @@ step in host memory; 1 an exception, described in the error file.
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -36,20 +34,17 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
 )
 
 from checkpoint.stage import Stager
-from outlast.blackbox import Phase, Reader, StartMark, Writer
+from outlast.blackbox import Phase, StartMark, Writer
 from trainer.assignment import Assignment
 from trainer.loop import TrainLoop
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.resume import restore
-from trainer.state import TrainState, build_state
+from trainer.state import TrainState, build_state, environment
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
 # EX_TEMPFAIL of sysexits.h: come back later.
 EXIT_STOPPED = 75
-
-# Our own packages, whose frames name the cause of an error better than torch's.
-_OWN_PACKAGES = tuple(str(Path(__file__).parents[1] / name) for name in ("trainer", "checkpoint"))
 
 
 @dataclass(slots=True)
@@ -80,8 +75,7 @@ def run(assignment: Mapping[str, Any]) -> int:
     except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is reported
         traceback.print_exc()
         sys.stderr.flush()
-        step = _completed_step(Path(assignment["blackbox_path"]))
-        write_error(Path(assignment["error_path"]), error, step=step)
+        write_error(Path(assignment["error_path"]), error)
         return EXIT_FAILED
 
 
@@ -191,49 +185,30 @@ def _restore(assignment: Assignment, state: TrainState) -> int:
     if restored is None:
         state.flat.initialise(assignment.spec.seed)
         print(f"{who}: training from the beginning", flush=True)
-        return 0
-    print(f"{who}: training on after step {restored.step}, from {restored.source}", flush=True)
-    for change in state.apply_extra(restored.extra):
-        # Equal bits are promised for an equal environment only, so say that it is not.
-        print(f"resumed step {restored.step}: {change}", file=sys.stderr, flush=True)
-    return restored.step
+        changes: list[str] = []
+    else:
+        print(f"{who}: training on after step {restored.step}, from {restored.source}", flush=True)
+        changes = state.apply_extra(restored.extra)
+    # Equal bits are promised for an equal environment only: what it is goes to the controller.
+    document = {"environment": environment(mesh.device), "changes": changes}
+    _write_whole(assignment.environment_path, document)
+    return 0 if restored is None else restored.step
 
 
-def _completed_step(blackbox_path: Path) -> int:
-    """The last step that this worker completed, -1 for none."""
-    try:
-        reader = Reader(blackbox_path)
-    except (OSError, ValueError):
-        # It failed before it had a black box.
-        return -1
-    try:
-        return reader.present().completed_step
-    finally:
-        reader.close()
-
-
-def write_error(path: Path, error: BaseException, *, step: int) -> None:
-    """Describe `error` for the agent; the file appears whole or not at all."""
+def write_error(path: Path, error: BaseException) -> None:
+    """Describe `error` for the agent."""
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     report = {
         "type": name,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
         "at_s": time.time(),
-        "step": step,
-        "fingerprint": fingerprint(error),
     }
+    _write_whole(path, report)
+
+
+def _write_whole(path: Path, document: object) -> None:
+    """The file appears whole or not at all."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(report))
+    partial.write_text(json.dumps(document))
     partial.rename(path)
-
-
-def fingerprint(error: BaseException) -> str:
-    """Equal for the same error at the same place, whatever numbers its message holds."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(_OWN_PACKAGES)]
-    place = (own or list(frames))[-1:]
-    where = "".join(f"{Path(frame.filename).name}:{frame.name}" for frame in place)
-    message = re.sub(r"\d+", "#", str(error))
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
-    return hashlib.sha1(f"{name}|{where}|{message}".encode()).hexdigest()

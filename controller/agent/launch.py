@@ -134,6 +134,7 @@ def make_launches(
             "rendezvous_fd": rendezvous_fd if rank == 0 else None,
             "blackbox_path": str(paths.blackbox),
             "error_path": str(paths.error),
+            "environment_path": str(paths.environment),
             "log_path": str(paths.log),
             "memory_dir": str(memory_dir),
             "data_dir": str(config.data_dir),

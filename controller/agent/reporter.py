@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from controller.agent.ledger import Weight
 from controller.agent.leftovers import LeftSteps
-from controller.agent.worker import Worker
+from controller.agent.worker import EnvironmentNote, Worker, read_environment
 from outlast.blackbox import NUM_STEP_RECORDS, Phase, StartMark, StepRecord
 from outlast.v1 import agents_pb2, common_pb2
 
@@ -90,9 +90,28 @@ class _Attempt:
     progress_sent_s: float = 0.0
     progress_step: int = -1
 
+    # What each rank said of its numeric environment; empty before the first step of all.
+    _environments: list[EnvironmentNote] = field(default_factory=list)
+
     @property
     def has_started(self) -> bool:
         return all(rank.first is not None for rank in self.ranks.values())
+
+    def environment(self) -> Mapping[str, str]:
+        """What decides the bits of the arithmetic here, as the first local rank has it."""
+        return self._notes()[0].environment
+
+    def environment_changes(self) -> list[str]:
+        """What is no longer as it was when the resumed state was saved, on any local rank."""
+        return list(dict.fromkeys(line for note in self._notes() for line in note.changes))
+
+    def _notes(self) -> list[EnvironmentNote]:
+        if not self._environments:
+            self._environments = [
+                read_environment(self.ranks[rank].worker.paths.environment)
+                for rank in sorted(self.ranks)
+            ]
+        return self._environments
 
 
 class Reporter:
@@ -233,6 +252,8 @@ class Reporter:
             resumed_step=min(rank.resumed_step for rank in attempt.ranks.values()),
             completed_at_s=slowest.end_ns / 1e9,
             start_split_s=_start_split(attempt),
+            environment=attempt.environment(),
+            environment_changes=attempt.environment_changes(),
         )
         event = agents_pb2.AgentEvent(
             job_id=job_id, attempt=number, at_s=time.time(), progress=progress

@@ -26,6 +26,7 @@ class WorkerPaths:
     log: Path
     error: Path
     blackbox: Path
+    environment: Path
 
     @classmethod
     def below(cls, attempt_dir: Path, rank: int) -> WorkerPaths:
@@ -34,7 +35,16 @@ class WorkerPaths:
             log=attempt_dir / f"{stem}.log",
             error=attempt_dir / f"{stem}.error.json",
             blackbox=attempt_dir / f"{stem}.blackbox",
+            environment=attempt_dir / f"{stem}.environment.json",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentNote:
+    """What a rank wrote of its numeric environment when it started."""
+
+    environment: Mapping[str, str]
+    changes: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +125,7 @@ def post_mortem(
     worker: Worker, code: int, *, max_text_bytes: int, stderr_tail_bytes: int
 ) -> agents_pb2.WorkerExit:
     """Everything that a dead worker has left behind about its end."""
-    report = _error_report(worker.paths.error)
+    report = _read_object(worker.paths.error)
     present = worker.present()
     at_s = report.get("at_s")
     return agents_pb2.WorkerExit(
@@ -131,6 +141,18 @@ def post_mortem(
     )
 
 
+def read_environment(path: Path) -> EnvironmentNote:
+    """What a rank wrote before its first step; nothing where the file is not what it should be."""
+    document = _read_object(path)
+    environment, changes = document.get("environment"), document.get("changes")
+    return EnvironmentNote(
+        environment={str(name): str(value) for name, value in environment.items()}
+        if isinstance(environment, dict)
+        else {},
+        changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
+    )
+
+
 def tail(path: Path, num_bytes: int) -> bytes:
     """The last bytes of a file; empty when there is none."""
     try:
@@ -142,13 +164,13 @@ def tail(path: Path, num_bytes: int) -> bytes:
         return b""
 
 
-def _error_report(path: Path) -> Mapping[str, object]:
-    # The worker was dying as it wrote this; half a report is no report.
+def _read_object(path: Path) -> Mapping[str, object]:
+    # The worker may have died as it wrote this; half a report is no report.
     try:
-        report = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    return report if isinstance(report, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _text(report: Mapping[str, object], name: str, max_bytes: int) -> str:

@@ -183,6 +183,9 @@ class JobAdvanced:
     resumed_step: int
     at_s: float
     split: str = ""
+    # What decides the bits of the arithmetic, and what of it changed, in words.
+    environment: str = ""
+    environment_changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

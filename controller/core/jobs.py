@@ -11,6 +11,7 @@ from dataclasses import replace
 from controller.core import attempts, incidents, nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
+from controller.core.environments import MAX_CHANGES
 from controller.core.events import (
     CommandFinished,
     JobAdvanced,
@@ -143,7 +144,25 @@ def advanced(ctx: Context, event: JobAdvanced) -> None:
     if job.state is JobState.STARTING:
         attempts.close_starts(ctx, job)
         job = ctx.move_job(job, JobState.RUNNING, f"training since step {event.resumed_step + 1}")
+        job = _note_environment(ctx, job, event)
     incidents.advanced(ctx, job, event)
+
+
+def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRecord:
+    """Record what decides the bits of an attempt; say so where that has changed."""
+    since = f"since step {event.resumed_step + 1} (attempt {event.attempt})"
+    changes = tuple(f"{since}: {line}" for line in event.environment_changes)
+    if changes:
+        ctx.emit(
+            Alert(
+                summary=f"job {job.job_id}: its numeric environment changed; {'; '.join(changes)}"
+            )
+        )
+        incident = ctx.incident_of(job)
+        if incident is not None:
+            ctx.note(incident, "environment", "; ".join(event.environment_changes))
+    kept = (*job.environment_changes, *changes)[-MAX_CHANGES:]
+    return ctx.put_job(job, environment=event.environment, environment_changes=kept)
 
 
 def stalled(ctx: Context, event: JobStalled) -> None:

@@ -133,6 +133,9 @@ class JobRecord:
     # How often in a row that failure came back with no step in between.
     same_failures: int = 0
     restarts: int = 0
+    # What decides the bits of the present attempt, and where that changed, in words.
+    environment: str = ""
+    environment_changes: tuple[str, ...] = ()
     # Nodes that ran some attempt and have not been told to forget the job.
     held_by: tuple[NodeId, ...] = ()
     error: str = ""

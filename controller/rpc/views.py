@@ -37,6 +37,8 @@ def job_message(job: JobRecord, curves: Curves, *, is_blind: bool = False) -> jo
         open_incident=job.incident or "",
         restarts=job.restarts,
         error=job.error,
+        environment=job.environment,
+        environment_changes=job.environment_changes,
     )
     message.spec.CopyFrom(struct_of(job.spec_json))
     return message

@@ -66,7 +66,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     ]
     if job.HasField("finished_s"):
         lines[-1] = ("took", f"{duration(until_s - job.submitted_s)} from submission to the end")
-    return lines
+    return [*lines, *(("numerics changed", line) for line in job.environment_changes)]
 
 
 def progress(job: Job) -> str:

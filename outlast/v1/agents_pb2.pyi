@@ -481,10 +481,28 @@ class ProgressMade(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class EnvironmentEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     COMPLETED_STEP_FIELD_NUMBER: builtins.int
     RESUMED_STEP_FIELD_NUMBER: builtins.int
     COMPLETED_AT_S_FIELD_NUMBER: builtins.int
     START_SPLIT_S_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_CHANGES_FIELD_NUMBER: builtins.int
     completed_step: builtins.int
     """Smallest step completed by every local rank of the attempt."""
     resumed_step: builtins.int
@@ -494,6 +512,14 @@ class ProgressMade(google.protobuf.message.Message):
     def start_split_s(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Seconds since the start command, by part of the restart."""
 
+    @property
+    def environment(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """What decides the bits of the arithmetic besides the job itself, by name."""
+
+    @property
+    def environment_changes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What of it is no longer as it was when the state that was resumed from was saved."""
+
     def __init__(
         self,
         *,
@@ -501,8 +527,10 @@ class ProgressMade(google.protobuf.message.Message):
         resumed_step: builtins.int = ...,
         completed_at_s: builtins.float = ...,
         start_split_s: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        environment: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        environment_changes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["completed_at_s", b"completed_at_s", "completed_step", b"completed_step", "resumed_step", b"resumed_step", "start_split_s", b"start_split_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["completed_at_s", b"completed_at_s", "completed_step", b"completed_step", "environment", b"environment", "environment_changes", b"environment_changes", "resumed_step", b"resumed_step", "start_split_s", b"start_split_s"]) -> None: ...
 
 global___ProgressMade = ProgressMade
 

@@ -37,6 +37,8 @@ class Job(google.protobuf.message.Message):
     SPEC_FIELD_NUMBER: builtins.int
     RESTARTS_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_CHANGES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -56,10 +58,18 @@ class Job(google.protobuf.message.Message):
     restarts: builtins.int
     error: builtins.str
     """Traceback of the first failing rank, for a job that its own code failed."""
+    environment: builtins.str
+    """What decided the bits of the arithmetic of the present attempt, in words."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def spec(self) -> google.protobuf.struct_pb2.Struct: ...
+    @property
+    def environment_changes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Where it changed: the losses after such a step are not bit for bit those of a run
+        without the change.
+        """
+
     def __init__(
         self,
         *,
@@ -82,9 +92,11 @@ class Job(google.protobuf.message.Message):
         spec: google.protobuf.struct_pb2.Struct | None = ...,
         restarts: builtins.int = ...,
         error: builtins.str = ...,
+        environment: builtins.str = ...,
+        environment_changes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_loss", b"_loss", "committed_step", b"committed_step", "finished_s", b"finished_s", "loss", b"loss", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_loss", b"_loss", "attempt", b"attempt", "committed_step", b"committed_step", "error", b"error", "finished_s", b"finished_s", "job_id", b"job_id", "loss", b"loss", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_loss", b"_loss", "attempt", b"attempt", "committed_step", b"committed_step", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "finished_s", b"finished_s", "job_id", b"job_id", "loss", b"loss", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload

@@ -249,6 +249,7 @@ def train(
         "rendezvous_fd": context.listen_fd if rank == 0 else None,
         "blackbox_path": str(folder / f"{name}.blackbox"),
         "error_path": str(folder / f"{name}.error.json"),
+        "environment_path": str(folder / f"{name}.environment.json"),
         "log_path": str(folder / f"{name}.log"),
         "memory_dir": str(folder / "memory" / "job-1" / f"rank-{rank:05d}"),
         "data_dir": str(folder / "data"),

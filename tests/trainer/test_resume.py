@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from checkpoint import slotfile
+from checkpoint.core.sealed import canonical
+from checkpoint.slotfile import Seal
 from checkpoint.upload import Uploader
 from outlast.blackbox import Phase, Reader, StartMark, StepRecord
 from outlast.spec import parse_spec
@@ -209,11 +213,41 @@ def test_an_error_is_written_down_whole(ranks: RankPool, folder: Path) -> None:
     assert report["type"] == "builtins.ValueError"
     assert "'/nowhere/at-all' is neither" in report["message"]
     assert "prepare.py" in report["traceback"]
-    assert report["step"] == -1
 
-    ranks.run(train, 1, folder, spec, 2)
-    again = json.loads((folder / "a2-rank-0.error.json").read_text())
-    assert again["fingerprint"] == report["fingerprint"]
+
+def test_another_numeric_environment_is_noted_and_named(ranks: RankPool, folder: Path) -> None:
+    spec = spec_of(folder, steps=4, parallel={"dp": 2})
+    ranks.run(train, 2, folder, spec, 1, 2)
+    note = json.loads((folder / "a1-rank-1.environment.json").read_text())
+    assert note["environment"]["torch"] == torch.__version__
+    assert note["environment"]["threads_per_rank"] == "1"
+    assert note["changes"] == []
+    # The checkpoint of rank 1 says that it was made by another torch.
+    for slot in slotfile.open_existing(folder / "memory" / "job-1" / "rank-00001"):
+        facts = slot.read()
+        if not facts.sealed:
+            continue
+        extra = json.loads(slot.extra())
+        extra["environment"]["torch"] = "1.0.0"
+        slot.invalidate()
+        slot.seal(
+            Seal(
+                rank=1,
+                attempt=facts.attempt,
+                step=facts.step,
+                table_digest=slot.table_digest,
+                sealed_at_ns=0,
+                upload=facts.upload,
+            ),
+            canonical(extra),
+        )
+    results = ranks.run(train, 2, folder, spec, 2)
+    assert [result["code"] for result in results] == [DONE] * 2
+    changes = [
+        json.loads((folder / f"a2-rank-{rank}.environment.json").read_text())["changes"]
+        for rank in range(2)
+    ]
+    assert changes == [[], [f"torch 1.0.0 is now {torch.__version__}"]]
 
 
 def test_a_loss_that_is_not_a_number_ends_the_attempt_on_all_ranks(

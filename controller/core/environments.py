@@ -1,0 +1,75 @@
+"""The numeric environment of each attempt, gathered from its nodes.
+
+Equal bits are promised for an equal environment: library versions, threads per
+rank, device model. An attempt that has another one than the state it resumed
+from, or nodes that differ among themselves, is told once, with its first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from controller.core.records import JobRecord
+from outlast.ids import Attempt, JobId, NodeId
+
+# More differences than this explain nothing better.
+MAX_CHANGES = 16
+
+
+@dataclass(slots=True)
+class _Told:
+    attempt: Attempt
+    environments: dict[NodeId, Mapping[str, str]] = field(default_factory=dict)
+    changes: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)
+
+
+class EnvironmentTable:
+    """What the nodes of each job's newest attempt said; one entry per live job."""
+
+    def __init__(self) -> None:
+        self._told: dict[JobId, _Told] = {}
+
+    def told(
+        self,
+        job: JobId,
+        attempt: Attempt,
+        node: NodeId,
+        environment: Mapping[str, str],
+        changes: tuple[str, ...],
+    ) -> None:
+        """A node says what decides its bits, and what of it changed."""
+        known = self._told.get(job)
+        if known is None or known.attempt < attempt:
+            known = self._told[job] = _Told(attempt)
+        if known.attempt == attempt:
+            known.environments[node] = environment
+            known.changes[node] = changes
+
+    def forget(self, job: JobId) -> None:
+        self._told.pop(job, None)
+
+    def of(self, job: JobRecord) -> str:
+        """The environment of the node of rank 0 in words: `device x86_64, torch 2.13.0`."""
+        environment = self._environments(job).get(job.nodes[0] or NodeId(""), {})
+        return ", ".join(f"{name} {environment[name]}" for name in sorted(environment))
+
+    def changes(self, job: JobRecord) -> tuple[str, ...]:
+        """What changed since the resumed state was saved, and how nodes differ, in words."""
+        told = self._told.get(job.job_id)
+        if told is None or told.attempt != job.attempt:
+            return ()
+        places = [node for node in dict.fromkeys(job.nodes) if node is not None]
+        lines = [f"{node}: {line}" for node in places for line in told.changes.get(node, ())]
+        first = told.environments.get(places[0], {}) if places else {}
+        for node in places[1:]:
+            lines += [
+                f"{node}: {name} is {value}, and {first.get(name)} on {places[0]}"
+                for name, value in sorted(told.environments.get(node, first).items())
+                if first.get(name) != value
+            ]
+        return tuple(lines[:MAX_CHANGES])
+
+    def _environments(self, job: JobRecord) -> Mapping[NodeId, Mapping[str, str]]:
+        told = self._told.get(job.job_id)
+        return {} if told is None or told.attempt != job.attempt else told.environments
