@@ -65,7 +65,6 @@ class Stager:
         self._slots = slotfile.prepare(folder, table)
         self._views = [map_tensors(slot, table.tensors, tensors) for slot in self._slots]
         self._has_resumed = False
-        self._skipped = 0
 
     @property
     def newest_sealed(self) -> int:
@@ -76,11 +75,6 @@ class Stager:
     def upload_busy(self) -> bool:
         """Whether an upload of this rank has not ended; asking for another now would queue it."""
         return any(slot.read().is_pinned for slot in self._slots)
-
-    @property
-    def num_skipped(self) -> int:
-        """Saves that found every slot still needed."""
-        return self._skipped
 
     def resumed(self, step: int) -> None:
         """Drop what is newer than the step that training goes on from.
@@ -94,12 +88,12 @@ class Stager:
             # Bytes that an uploader is reading stay; only the name for them goes.
             self._slots[index].invalidate()
 
-    def save(self, step: int, extra: dict[str, object], *, upload: bool, common_step: int) -> None:
-        """Seal the present state as that after `step`.
+    def save(self, step: int, extra: dict[str, object], *, upload: bool, common_step: int) -> bool:
+        """Seal the present state as that after `step`; whether there was room for it.
 
         `common_step` is the newest step known to be sealed by all ranks; its slot is
-        never overwritten. The save is skipped, and counted, when one slot holds that
-        step and uploads pin the others.
+        never overwritten. There is no room when one slot holds that step and uploads pin
+        the others.
 
         Raises:
             TypeError: `extra` holds what JSON cannot say.
@@ -112,11 +106,10 @@ class Stager:
             self.resumed(step - 1)
         wanted = upload and self._saver
         if self._is_sealed_already(step, wanted):
-            return
+            return True
         slot = self._take(step, common_step, wanted)
         if slot is None:
-            self._skipped += 1
-            return
+            return False
         try:
             slot.invalidate()
             self._copy_into(slot)
@@ -135,6 +128,7 @@ class Stager:
             slot.unlock()
         if wanted:
             self._withdraw_older(step)
+        return True
 
     def close(self) -> None:
         """Unmap the slots; they stay for the next attempt."""

@@ -9,6 +9,7 @@ asked to stop. So all decisions below are the same on every rank.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Saver(Protocol):
     @property
     def upload_busy(self) -> bool: ...
 
-    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> None: ...
+    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +175,14 @@ class TrainLoop:
             return
         self._box.phase(Phase.CHECKPOINT)
         extra = self._state.extra(step)
-        self._saver.save(step, extra, upload=upload, common_step=agreed.common_step)
-        if upload:
+        saved = self._saver.save(step, extra, upload=upload, common_step=agreed.common_step)
+        if not saved:
+            print(
+                f"step {step}: not saved to host memory: uploads hold every spare slot",
+                file=sys.stderr,
+                flush=True,
+            )
+        if upload and saved:
             self._upload_due = False
 
 

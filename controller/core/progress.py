@@ -37,11 +37,6 @@ class ProgressTable:
     def forget(self, job: JobId) -> None:
         self._tracks.pop(job, None)
 
-    def common_step(self, job: JobId) -> int:
-        """Last step that every node of the present attempt completed; -1 if none."""
-        track = self._tracks.get(job)
-        return -1 if track is None else track.common_step
-
     def made(
         self,
         job: JobRecord,

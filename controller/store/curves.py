@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
-from controller.store.database import STEPS, Database
+from controller.store.database import STEPS, TOKENS, Database
 from outlast.ids import JobId
 
 # Over so many steps the speed of a job is averaged.
@@ -105,8 +105,17 @@ class Curves:
             set_=changed,
             where=statement.excluded.attempt >= STEPS.c.attempt,
         )
+        totals = [
+            {"job_id": job, "tokens": self._tail(job).tokens}
+            for job in dict.fromkeys(row.job for row in self._unwritten)
+        ]
+        total = insert(TOKENS)
+        total = total.on_conflict_do_update(
+            index_elements=["job_id"], set_={"tokens": total.excluded.tokens}
+        )
         with self._database.transaction() as connection:
             connection.execute(statement, values)
+            connection.execute(total, totals)
         self._unwritten.clear()
 
     def read(self, job: JobId) -> list[StepRow]:
@@ -141,7 +150,7 @@ class Curves:
         return rows[-1] if rows else None
 
     def num_tokens(self, job: JobId) -> int:
-        """Tokens trained on, steps that were redone included as far as they are known."""
+        """Tokens trained on, steps that were redone included."""
         return self._tail(job).tokens
 
     def tokens_per_s(self, job: JobId) -> float:
@@ -165,7 +174,7 @@ class Curves:
             .order_by(STEPS.c.version.desc())
             .limit(RATE_STEPS)
         )
-        total = sa.select(sa.func.sum(STEPS.c.tokens)).where(STEPS.c.job_id == job)
+        total = sa.select(TOKENS.c.tokens).where(TOKENS.c.job_id == job)
         with self._database.transaction() as connection:
             rows = connection.execute(query).all()
             tokens = connection.execute(total).scalar()

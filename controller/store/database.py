@@ -83,6 +83,14 @@ STEPS = sa.Table(
     sa.Index("steps_by_version", "job_id", "version"),
 )
 
+# Tokens that jobs trained on, redone steps included; `steps` keeps each step once.
+TOKENS = sa.Table(
+    "tokens",
+    METADATA,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+)
+
 
 class DatabaseError(FatalError):
     """The controller's database cannot be used; nothing may be decided without it."""

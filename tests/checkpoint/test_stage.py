@@ -184,16 +184,14 @@ def test_slot_that_is_being_read_is_not_overwritten(tmp_path: Path) -> None:
     assert 1 not in steps_in(tmp_path / FOLDER, tensors)
 
 
-def test_save_is_skipped_and_counted_when_every_slot_is_needed(tmp_path: Path) -> None:
+def test_save_says_when_every_slot_is_needed(tmp_path: Path) -> None:
     tensors = make_tensors(1)
     stager = make_stager(tmp_path, tensors)
     stager.save(1, {}, upload=True, common_step=-1)
     slots_by_step(tmp_path / FOLDER)[1].set_upload(UploadState.BUSY)
     stager.save(2, {}, upload=True, common_step=1)
-    stager.save(3, {}, upload=False, common_step=2)
-    assert stager.num_skipped == 0
-    stager.save(4, {}, upload=False, common_step=3)
-    assert stager.num_skipped == 1
+    assert stager.save(3, {}, upload=False, common_step=2)
+    assert not stager.save(4, {}, upload=False, common_step=3)
     assert stager.newest_sealed == 3
 
 

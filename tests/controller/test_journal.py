@@ -292,6 +292,10 @@ def test_curve_survives_a_restart_and_tells_what_is_new(tmp_path: Path) -> None:
     assert [row.step for row in rows] == [1, 2]
     assert curves.changed_since(JobId("j"), seen) == ([], seen)
     database.close()
+    database = Database(tmp_path / "j")
+    # Step 1 was trained on twice.
+    assert Curves(database).num_tokens(JobId("j")) == 300
+    database.close()
 
 
 def test_second_lock_names_the_holder(tmp_path: Path) -> None:
