@@ -125,7 +125,6 @@ def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error:
     close_starts(ctx, job)
     _close_checks(ctx, job)
     job = incidents.close_for(ctx, job, reason)
-    incidents.close_storage_trouble(ctx, job, reason)
     job = ctx.move_job(job, state, reason, error=error, finished_s=ctx.now_s, unchecked=())
     for node_id in job.held_by:
         forget_on(ctx, job, node_id)

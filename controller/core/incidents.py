@@ -9,11 +9,12 @@ from controller.core.records import (
     Cause,
     Evidence,
     EvidenceKind,
+    ForgetJob,
     IncidentRecord,
     JobRecord,
     TimelineEntry,
 )
-from controller.core.states import IncidentState, JobState
+from controller.core.states import TERMINAL, IncidentState, JobState
 from outlast.ids import NodeId, incident_id
 
 
@@ -116,24 +117,33 @@ def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
         reason=f"a checkpoint could not be stored ({event.detail}); training goes on from host "
         "memory, and the next upload is tried as planned",
     )
-    job = ctx.put_job(job, num_incidents=number)
-    if job.state is JobState.SUCCEEDED:
-        # Nobody tries again: what is in storage is what there will be.
-        newest = "none" if job.committed_step is None else f"step {job.committed_step}"
-        ctx.put_incident(
-            ctx.state.incidents[incident.incident],
-            reason=f"the checkpoint of the ended job could not be stored ({event.detail}); the "
-            f"newest in storage: {newest}",
-        )
-        close_storage_trouble(ctx, job, "the job has ended; no more uploads are tried")
+    ctx.put_job(job, num_incidents=number)
+
+
+def tend(ctx: Context) -> None:
+    """End the storage trouble of finished jobs once nobody uploads for them any more."""
+    for incident in list(ctx.state.incidents.values()):
+        job = ctx.state.jobs[incident.job]
+        is_over = job.state in TERMINAL and not ctx.commands_of(ForgetJob, job=job.job_id)
+        if _is_storage_trouble(incident) and is_over:
+            newest = "none" if job.committed_step is None else f"step {job.committed_step}"
+            ctx.put_incident(
+                incident,
+                reason=f"a checkpoint could not be stored ({incident.evidence[-1].detail}), and "
+                f"the job has ended; the newest in storage: {newest}",
+            )
+            close_storage_trouble(ctx, job, "no more uploads are tried")
 
 
 def _storage_trouble(ctx: Context, job: JobRecord) -> IncidentRecord | None:
     for incident in ctx.state.incidents.values():
-        open_ = incident.state is IncidentState.OPEN and incident.cause is Cause.STORAGE
-        if open_ and incident.job == job.job_id:
+        if _is_storage_trouble(incident) and incident.job == job.job_id:
             return incident
     return None
+
+
+def _is_storage_trouble(incident: IncidentRecord) -> bool:
+    return incident.state is IncidentState.OPEN and incident.cause is Cause.STORAGE
 
 
 def _new(

@@ -92,7 +92,8 @@ def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
     job = ctx.state.jobs.get(event.job_id)
     if job is None or job.wanted is not Wanted.PAUSE:
         return
-    job = ctx.put_job(job, wanted=Wanted.RUN)
+    # A person has looked at it, so it gets a whole budget again.
+    job = ctx.put_job(job, wanted=Wanted.RUN, retry_left=job.plan.retry_budget, faults_in_row=0)
     if job.state is JobState.PAUSED:
         ctx.move_job(job, JobState.QUEUED, "resumed by the user")
 

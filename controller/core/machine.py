@@ -49,6 +49,7 @@ class Machine:
         for job_id in list(ctx.state.jobs):
             steps.advance(ctx, job_id)
         fleet.tend(ctx)
+        incidents.tend(ctx)
         return ctx.take_batch()
 
     def wake_at(self) -> float | None:

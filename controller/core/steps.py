@@ -212,10 +212,7 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         attempts.finish(ctx, job, JobState.FAILED, verdict.reason, error=verdict.error)
         return
     if verdict.action is Action.PAUSE:
-        # A person looks at it before it is resumed, so it gets a whole budget again.
-        job = ctx.put_job(
-            job, wanted=Wanted.PAUSE, retry_left=job.plan.retry_budget, faults_in_row=0
-        )
+        job = ctx.put_job(job, wanted=Wanted.PAUSE)
         ctx.emit(Alert(summary=f"job {job.job_id} is paused: {verdict.reason}"))
         attempts.pause(ctx, job, verdict.reason)
         return

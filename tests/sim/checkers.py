@@ -126,7 +126,7 @@ class Checkers:
             case NodePut(node=node):
                 self._look_at_node(event, node, before)
             case JobPut(job=job):
-                self._look_at_job(job, before.jobs.get(job.job_id))
+                self._look_at_job(event, job, before.jobs.get(job.job_id))
             case IncidentPut(incident=incident):
                 old = before.incidents.get(incident.incident)
                 if old is not None and old.state is IncidentState.CLOSED:
@@ -246,14 +246,15 @@ class Checkers:
         if len(self._quarantines) > limit:
             self._fail(8, f"{len(self._quarantines)} quarantines in a window; {limit} are allowed")
 
-    def _look_at_job(self, job: JobRecord, old: JobRecord | None) -> None:
+    def _look_at_job(self, event: ev.Event, job: JobRecord, old: JobRecord | None) -> None:
         commits = self._world.jobs[job.job_id].commits
         if job.committed_step is not None and job.committed_step not in commits:
             self._fail(7, f"{job.job_id} believes in checkpoint {job.committed_step}")
         if old is None:
             return
         advanced = (job.committed_step or 0) > (old.committed_step or 0)
-        if job.retry_left > old.retry_left and not advanced:
+        resumed = isinstance(event, ev.JobResumeRequested) and event.job_id == job.job_id
+        if job.retry_left > old.retry_left and not advanced and not resumed:
             self._fail(6, f"{job.job_id}: retries {old.retry_left} -> {job.retry_left}")
         if job.attempt < old.attempt or job.attempt > old.attempt + 1:
             self._fail(1, f"{job.job_id}: attempt {old.attempt} -> {job.attempt}")

@@ -18,6 +18,8 @@ from tests.sim.world import Shape, SimJob, World, make_plan
 
 SAFETY_S = 12 * 3600.0
 MIN_FAULTS = 10
+# A person looks at what is paused this often.
+RESUME_EVERY_S = 3600.0
 
 Fault = Callable[[World], None]
 
@@ -57,6 +59,7 @@ def plan_faults(world: World) -> list[str]:
     random = world.random
     for job in world.jobs.values():
         world.timeline.at(EPOCH_S + random.uniform(5.0, 3600.0), world.submit, job)
+    world.timeline.after(RESUME_EVERY_S, _resume_jobs, world)
     names = list(FAULTS)
     weights = [weight for weight, _ in FAULTS.values()]
     chosen = random.choices(names, weights, k=random.randint(MIN_FAULTS, MIN_FAULTS + 8))
@@ -84,7 +87,6 @@ def end_faults(world: World) -> None:
     for _ in range(2):
         world.add_node()
     world.timeline.after(60.0, _return_nodes, world)
-    world.timeline.after(120.0, _resume_jobs, world)
 
 
 def _strike(world: World, name: str) -> None:
@@ -103,8 +105,10 @@ def _return_nodes(world: World) -> None:
 
 
 def _resume_jobs(world: World) -> None:
+    """A person resumes what is paused, for as long as the world lasts."""
     for job_id in world.jobs:
         world.ask(ev.JobResumeRequested(job_id=job_id))
+    world.timeline.after(RESUME_EVERY_S, _resume_jobs, world)
 
 
 # What faults strike

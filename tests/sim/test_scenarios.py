@@ -257,7 +257,11 @@ def test_storage_trouble_ends_with_its_job() -> None:
     for rank in (0, 1):
         driver.send(driver.exited(rank, code=0))
     assert driver.job().state is JobState.SUCCEEDED
+    # The last upload may still succeed, until its nodes have forgotten the job.
+    assert driver.incident().state is IncidentState.OPEN
+    driver.answer_all("/forget/")
     assert driver.incident().state is IncidentState.CLOSED
+    assert "newest in storage: none" in driver.incident().reason
 
 
 def test_a_hang_that_the_controller_slept_through_is_found() -> None:

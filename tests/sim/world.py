@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from controller.core import events as ev
-from controller.core.records import JobPlan
+from controller.core.records import JobPlan, Rung
 from controller.core.states import TERMINAL
 from outlast.ids import JobId, NodeId
 from tests.sim.agent import Agent, Node
@@ -274,8 +274,16 @@ class World:
         )
 
 
+_LADDERS = (
+    (Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE),
+    (Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE, Rung.PAUSE),
+    (Rung.DIAGNOSE, Rung.REPLACE, Rung.PAUSE),
+    (Rung.RESTART, Rung.PAUSE),
+)
+
+
 def make_plan(random: Random, nodes: int, workers_per_node: int, total_steps: int) -> JobPlan:
-    """A plan with the defaults of `outlast.spec.RecoverySpec`."""
+    """A plan with the defaults of `outlast.spec.RecoverySpec`, and any ladder."""
     return JobPlan(
         nodes=nodes,
         workers_per_node=workers_per_node,
@@ -287,4 +295,5 @@ def make_plan(random: Random, nodes: int, workers_per_node: int, total_steps: in
         stop_timeout_s=60.0,
         preflight_timeout_s=300.0,
         diagnose_timeout_s=600.0,
+        ladder=random.choice(_LADDERS),
     )
