@@ -1,0 +1,12 @@
+"""Options of the whole suite; pytest takes them from here only."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kube",
+        choices=("fake", "real"),
+        default="fake",
+        help="the Kubernetes API server of tests/kube: in memory, or kube-apiserver and etcd",
+    )

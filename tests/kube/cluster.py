@@ -1,0 +1,132 @@
+"""What a test of the Kubernetes side gets: a server, users, and a namespace of its own."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kubernetes import client
+
+from tests.kube.fake.server import Request
+from tests.kube.manifests import CONTROLLER, rights
+
+REQUEST_TIMEOUT_S = 20
+
+
+class Server(Protocol):
+    """A Kubernetes API server that a test may talk to."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+
+    @property
+    def ca(self) -> Path | None:
+        """The certificate to trust; None where it speaks plain HTTP."""
+
+    @property
+    def admin_token(self) -> str:
+        """For a user who may do everything."""
+
+    def requests(self) -> list[Request]:
+        """What was asked for and allowed so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kube:
+    """One test's view of a server."""
+
+    kind: str
+    """fake or real."""
+    server: Any
+    namespace: str
+    """Fresh, and all that the controller has rights in, nodes apart."""
+    controller_token: str
+    """For the service account of deploy/kubernetes, with exactly its rights."""
+    _clients: list[client.ApiClient] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Where the server listens."""
+        return str(self.server.url)
+
+    @property
+    def ca(self) -> Path | None:
+        """The certificate to trust; None where the server speaks plain HTTP."""
+        ca: Path | None = self.server.ca
+        return ca
+
+    @property
+    def admin_token(self) -> str:
+        """For a user who may do everything."""
+        return str(self.server.admin_token)
+
+    @property
+    def controller_user(self) -> str:
+        """The controller's user name, as the server's records spell it."""
+        return f"system:serviceaccount:{self.namespace}:{CONTROLLER}"
+
+    def client(self, token: str | None = None) -> client.ApiClient:
+        """A client for a token, an administrator's by default; closed with the test."""
+        made = connect(self.server, token or self.admin_token)
+        self._clients.append(made)
+        return made
+
+    def core(self, token: str | None = None) -> client.CoreV1Api:
+        """The core API for a token, an administrator's by default."""
+        return client.CoreV1Api(self.client(token))
+
+    def controller_requests(self) -> set[Request]:
+        """What the controller of this namespace has asked for."""
+        return {asked for asked in self.server.requests() if asked.user == self.controller_user}
+
+    def close(self) -> None:
+        """Close the clients and take away what outlives a namespace."""
+        core = self.core()
+        core.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
+        core.delete_collection_node()
+        core.delete_namespace(self.namespace)
+        rbac = client.RbacAuthorizationV1Api(self.client())
+        for binding in rbac.list_cluster_role_binding(
+            label_selector=f"test-namespace={self.namespace}"
+        ).items:
+            rbac.delete_cluster_role_binding(binding.metadata.name)
+        for made in self._clients:
+            made.close()
+
+
+def connect(server: Any, token: str) -> client.ApiClient:
+    """A client of the official library, without its silent retries."""
+    configuration = client.Configuration(host=server.url)
+    configuration.ssl_ca_cert = None if server.ca is None else str(server.ca)
+    configuration.api_key = {"authorization": f"Bearer {token}"}
+    configuration.retries = 0
+    return client.ApiClient(configuration)
+
+
+def open_kube(kind: str, server: Any) -> Kube:
+    """A fresh namespace on a server, with the controller's account and its rights."""
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    api = connect(server, server.admin_token)
+    core = client.CoreV1Api(api)
+    core.create_namespace({"metadata": {"name": namespace}})
+    rbac = client.RbacAuthorizationV1Api(api)
+    for document in rights(namespace):
+        match document["kind"]:
+            case "ServiceAccount":
+                core.create_namespaced_service_account(namespace, document)
+            case "Role":
+                rbac.create_namespaced_role(namespace, document)
+            case "RoleBinding":
+                rbac.create_namespaced_role_binding(namespace, document)
+            case "ClusterRole":
+                rbac.create_cluster_role(document)
+            case "ClusterRoleBinding":
+                rbac.create_cluster_role_binding(document)
+    issued = core.create_namespaced_service_account_token(
+        CONTROLLER, namespace, {"spec": {"audiences": [], "expirationSeconds": 7200}}
+    )
+    api.close()
+    return Kube(kind=kind, server=server, namespace=namespace, controller_token=issued.status.token)

@@ -1,0 +1,39 @@
+"""`--kube=real` runs every test of this folder against kube-apiserver and etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kube.cluster import Kube, open_kube
+from tests.kube.fake import FakeKube
+from tests.kube.server import RealKube
+
+
+@pytest.fixture(scope="session")
+def real_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealKube]:
+    with RealKube(tmp_path_factory.mktemp("kube")) as server:
+        yield server
+
+
+@pytest.fixture
+def kube(request: pytest.FixtureRequest) -> Iterator[Kube]:
+    """A server and a fresh namespace: in memory, or the real one with `--kube=real`."""
+    kind: str = request.config.getoption("--kube")
+    if kind == "real":
+        yield from _opened(kind, request.getfixturevalue("real_server"))
+    else:
+        with FakeKube() as server:
+            yield from _opened(kind, server)
+
+
+def _opened(kind: str, server: Any) -> Iterator[Kube]:
+    kube = open_kube(kind, server)
+    try:
+        yield kube
+    finally:
+        kube.close()

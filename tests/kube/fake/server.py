@@ -1,0 +1,417 @@
+"""The HTTP side: from a request to a verb and back, a thread per connection."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from tests.kube.fake import errors, pods
+from tests.kube.fake.access import MASTERS, Access, User, service_account_name
+from tests.kube.fake.api import Selection, Verbs, timestamp, typed
+from tests.kube.fake.errors import ApiError
+from tests.kube.fake.faults import Faults
+from tests.kube.fake.resources import Target, parse_path, resources
+from tests.kube.fake.store import Object, Store
+
+ADMIN_TOKEN = "admin-token"
+# The real server's is about a minute; tests want to see one.
+BOOKMARK_PERIOD_S = 0.5
+_WATCH_LIMIT_S = 300
+_KNOWN_PARAMETERS = frozenset(
+    (
+        "allowWatchBookmarks",
+        "continue",
+        "fieldManager",
+        "fieldSelector",
+        "fieldValidation",
+        "gracePeriodSeconds",
+        "labelSelector",
+        "limit",
+        "pretty",
+        "propagationPolicy",
+        "resourceVersion",
+        "resourceVersionMatch",
+        "timeoutSeconds",
+        "watch",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Request:
+    """What somebody asked for, as rights name it."""
+
+    user: str
+    verb: str
+    resource: str
+    """plural.group or plural, with /subresource."""
+
+
+class FakeKube:
+    """The server; `start` and `stop`, or a context manager."""
+
+    def __init__(self, *, policy_version: str = "v1", num_changes: int = 10_000) -> None:
+        self._resources = resources(policy_version)
+        self._store = Store(num_changes)
+        self._verbs = Verbs(self._store, self._resources)
+        self._access = Access(self._store, self._resources)
+        self._server = _Server(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="fake-kube")
+        self._requests: list[Request] = []
+        self.faults = Faults()
+        self.admin_token = self.issue_token("admin", MASTERS)
+        with self._store.lock:
+            for name in ("default", "kube-system"):
+                self._verbs.create(self._target("namespaces"), {"metadata": {"name": name}})
+
+    @property
+    def url(self) -> str:
+        """Where it listens, on loopback."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def ca(self) -> None:
+        """Nothing to trust: it speaks plain HTTP."""
+        return
+
+    def start(self) -> FakeKube:
+        """Serve from a thread of its own."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End every connection, then the threads."""
+        self.faults.thaw()
+        self._store.close()
+        self._server.shutdown()
+        self._server.drop_connections()
+        self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> FakeKube:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def issue_token(self, user: str, *groups: str) -> str:
+        """A bearer token for a user."""
+        return self._access.issue_token(User(name=user, groups=groups))
+
+    def requests(self) -> list[Request]:
+        """Everything that was allowed so far, oldest first."""
+        with self._store.lock:
+            return list(self._requests)
+
+    def forget_changes(self) -> None:
+        """As after a compaction: watches and chunked lists of the past get 410."""
+        with self._store.lock:
+            self._store.forget_changes()
+            self._verbs.forget_chunks()
+
+    def drop_connections(self) -> None:
+        """Break every connection, as the death of a server does; new ones are welcome."""
+        self._server.drop_connections()
+
+    def answer(
+        self, user: User, verb: str, target: Target, query: dict[str, str], body: Any, mime: str
+    ) -> tuple[int, Object]:
+        """Do what an authenticated request asks: the HTTP code and the body."""
+        with self._store.lock:
+            self._access.authorize(user, verb, target)
+            self._note(user, verb, target)
+            return self._do(verb, target, query, body, mime)
+
+    def events(self, user: User, target: Target, query: dict[str, str]) -> Iterator[Object]:
+        """The events of a watch, until its time is over; ApiError before the first one."""
+        with self._store.lock:
+            self._access.authorize(user, "watch", target)
+            self._note(user, "watch", target)
+            selection = Selection.of(target, query)
+            asked = query.get("resourceVersion", "")
+            if asked in ("", "0"):
+                version = self._store.version
+                present = self._store.list(
+                    selection.resource, selection.namespace, selection.wanted
+                )
+            else:
+                version, present = int(asked), []
+        limit_s = float(query.get("timeoutSeconds") or _WATCH_LIMIT_S)
+        bookmarks = query.get("allowWatchBookmarks") == "true"
+        first = [{"type": "ADDED", "object": typed(target.resource, item)} for item in present]
+        return self._stream(selection, first, version, time.monotonic() + limit_s, bookmarks)
+
+    def _stream(
+        self,
+        selection: Selection,
+        first: list[Object],
+        version: int,
+        end_s: float,
+        bookmarks: bool,
+    ) -> Iterator[Object]:
+        yield from first
+        bookmark_at_s = time.monotonic() + BOOKMARK_PERIOD_S
+        while time.monotonic() < end_s and not self._store.is_closed:
+            self.faults.wait_open()
+            try:
+                with self._store.lock:
+                    events, version = self._verbs.watch(selection, version)
+            except ApiError as error:
+                # As the real server does: the answer was 200, and the stream says what is wrong.
+                yield {"type": "ERROR", "object": error.status()}
+                return
+            yield from events
+            if bookmarks and time.monotonic() >= bookmark_at_s:
+                bookmark_at_s = time.monotonic() + BOOKMARK_PERIOD_S
+                marked = {"metadata": {"resourceVersion": str(version)}}
+                yield {"type": "BOOKMARK", "object": typed(selection.resource, marked)}
+            self._store.wait(version, min(end_s, bookmark_at_s))
+
+    def _do(
+        self, verb: str, target: Target, query: dict[str, str], body: Any, mime: str
+    ) -> tuple[int, Object]:
+        resource, verbs = target.resource, self._verbs
+        match verb:
+            case "list":
+                return 200, verbs.list(target, query)
+            case "get":
+                return 200, typed(resource, verbs.get(target))
+            case "create" if target.subresource:
+                return 201, self._create_subresource(target, body)
+            case "create":
+                return 201, typed(resource, verbs.create(target, body))
+            case "update":
+                return 200, typed(resource, verbs.replace(target, body))
+            case "patch":
+                return 200, typed(resource, verbs.patch(target, mime, body))
+            case "deletecollection":
+                return 200, verbs.delete_all(target, query, _options(query, body))
+        item, is_gone = verbs.delete(target, _options(query, body))
+        if resource.returns_deleted or not is_gone:
+            return 200, typed(resource, item)
+        return 200, _success(
+            200, {"name": target.name, "kind": resource.plural, "uid": item["metadata"]["uid"]}
+        )
+
+    def _create_subresource(self, target: Target, body: Any) -> Object:
+        match target.subresource:
+            case "binding":
+                pods.bind(self._verbs, target, body)
+            case "eviction":
+                pods.evict(self._verbs, target, body)
+            case "token":
+                return self._service_account_token(target, body)
+            case _:
+                raise ApiError(405, "MethodNotAllowed", "the server does not allow this method")
+        return _success(201, {})
+
+    def _service_account_token(self, target: Target, body: Object) -> Object:
+        self._verbs.get(target)
+        name = service_account_name(target.namespace, target.name)
+        groups = ("system:serviceaccounts", f"system:serviceaccounts:{target.namespace}")
+        token = self.issue_token(name, *groups)
+        lifetime_s = (body.get("spec") or {}).get("expirationSeconds") or 3600
+        return {
+            "kind": "TokenRequest",
+            "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {},
+            "spec": {"audiences": [], "expirationSeconds": lifetime_s},
+            "status": {"token": token, "expirationTimestamp": timestamp(lifetime_s)},
+        }
+
+    def discover(self, path: str) -> Object | None:
+        """The documents that say what is served; None for any other path."""
+        served = {(item.group, item.version) for item in self._resources if item.group}
+        match path.strip("/").split("/"):
+            case ["version"]:
+                old = any(version == "v1beta1" for _, version in served)
+                major_minor = "1.20" if old else "1.30"
+                major, _, minor = major_minor.partition(".")
+                return {"major": major, "minor": minor, "gitVersion": f"v{major_minor}.0-fake"}
+            case ["apis"]:
+                groups = [_group(group, version) for group, version in sorted(served)]
+                return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+            case ["apis", group] if any(group == known for known, _ in served):
+                version = next(version for known, version in served if known == group)
+                return {"kind": "APIGroup", "apiVersion": "v1", **_group(group, version)}
+            case ["healthz" | "readyz" | "livez"]:
+                return {}
+        return None
+
+    def authenticate(self, header: str | None) -> User:
+        """The caller; ApiError 401 for an unknown token."""
+        with self._store.lock:
+            return self._access.authenticate(header)
+
+    def target(self, path: str) -> Target:
+        """What a path names; ApiError 404 for what is not served."""
+        return parse_path(path, self._resources)
+
+    def _target(self, plural: str) -> Target:
+        return Target(resource=next(item for item in self._resources if item.plural == plural))
+
+    def _note(self, user: User, verb: str, target: Target) -> None:
+        what = target.resource.name + (f"/{target.subresource}" if target.subresource else "")
+        self._requests.append(Request(user.name, verb, what))
+
+
+class _Server(ThreadingHTTPServer):
+    # Connections are broken before their threads are waited for.
+    daemon_threads = False
+
+    def __init__(self, kube: FakeKube) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.kube = kube
+        self._connections: set[socket.socket] = set()
+        self._connections_lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._connections_lock:
+            self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._connections_lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def drop_connections(self) -> None:
+        with self._connections_lock:
+            for connection in self._connections:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go away are part of the tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Without it every answer waits for the client's delayed acknowledgement.
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._serve("get", "list")
+
+    def do_POST(self) -> None:
+        self._serve("create", "create")
+
+    def do_PUT(self) -> None:
+        self._serve("update", "")
+
+    def do_PATCH(self) -> None:
+        self._serve("patch", "")
+
+    def do_DELETE(self) -> None:
+        self._serve("delete", "deletecollection")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is printed."""
+
+    def _serve(self, object_verb: str, collection_verb: str) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        raw = self.rfile.read(length)
+        kube = self.server.kube
+        kube.faults.wait_open()
+        parts = urlsplit(self.path)
+        try:
+            user = kube.authenticate(self.headers.get("Authorization"))
+            if (document := kube.discover(parts.path)) is not None:
+                self._reply(200, document)
+                return
+            target = kube.target(parts.path)
+            verb = object_verb if target.name else collection_verb
+            query = _query(parts.query)
+            watching = verb in ("list", "get") and query.get("watch") == "true"
+            error, is_lost = kube.faults.take("watch" if watching else verb, target.resource.plural)
+            if error is not None:
+                raise error
+            if watching:
+                self._send_events(kube.events(user, target, query))
+                return
+            body = _parse(raw)
+            mime = self.headers.get("Content-Type", "").partition(";")[0]
+            code, answer = kube.answer(user, verb, target, query, body, mime)
+        except ApiError as error:
+            self._reply(error.code, error.status(), error.retry_after_s)
+            return
+        if is_lost:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self._reply(code, answer)
+
+    def _reply(self, code: int, document: Object, retry_after_s: int | None = None) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if retry_after_s is not None:
+            self.send_header("Retry-After", str(retry_after_s))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _send_events(self, events: Iterator[Object]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for event in events:
+            line = json.dumps(event).encode() + b"\n"
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+        self.wfile.write(b"0\r\n\r\n")
+
+
+def _query(text: str) -> dict[str, str]:
+    query = dict(parse_qsl(text, keep_blank_values=True))
+    unknown = sorted(set(query) - _KNOWN_PARAMETERS)
+    if unknown:
+        raise errors.bad_request(f"the fake does not know the parameters {', '.join(unknown)}")
+    query["watch"] = "true" if query.get("watch") in ("true", "True", "1") else ""
+    query["allowWatchBookmarks"] = query.get("allowWatchBookmarks", "").lower()
+    return query
+
+
+def _parse(raw: bytes) -> Any:
+    if not raw:
+        return {}
+    try:
+        return json.loads(raw)
+    except ValueError as error:
+        raise errors.bad_request(f"the body is not JSON: {error}") from error
+
+
+def _options(query: dict[str, str], body: Any) -> Object:
+    """DeleteOptions, from the body or from the query."""
+    options = dict(body or {})
+    if "gracePeriodSeconds" in query:
+        options.setdefault("gracePeriodSeconds", int(query["gracePeriodSeconds"]))
+    if "propagationPolicy" in query:
+        options.setdefault("propagationPolicy", query["propagationPolicy"])
+    return options
+
+
+def _success(code: int, details: Object) -> Object:
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Success",
+        "details": details,
+        "code": code,
+    }
+
+
+def _group(group: str, version: str) -> Object:
+    served = {"groupVersion": f"{group}/{version}", "version": version}
+    return {"name": group, "versions": [served], "preferredVersion": served}
