@@ -20,7 +20,7 @@ from controller.core.facts import State
 from controller.core.liveness import Limits, LivenessTable
 from controller.core.progress import ProgressTable
 from controller.core.records import JobRecord
-from controller.core.states import TERMINAL, JobState, NodeState
+from controller.core.states import AWAY, TERMINAL, JobState
 from diagnostics.core.hang import HangVerdict, RankFacts, analyse, facts_from_words
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
@@ -64,7 +64,7 @@ class Watch:
     def expect_known(self, now_s: float) -> None:
         """After a start: every node that is not given up should be heard of soon."""
         for node in self._state.nodes.values():
-            if node.state is not NodeState.RETIRED:
+            if node.state not in AWAY:
                 self._expect(node.node, now_s)
 
     def joined(self, node: NodeId, now_s: float, period_s: float) -> list[Event]:
@@ -186,7 +186,7 @@ class Watch:
         """The state has changed: other limits may hold, and some things are over."""
         for node in self._liveness.nodes():
             record = self._state.nodes.get(node)
-            if record is not None and record.state is NodeState.RETIRED:
+            if record is not None and record.state in AWAY:
                 self._liveness.forget(node)
             else:
                 self._expect(node, now_s)

@@ -78,6 +78,10 @@ class Sight:
     lost: bool = False
     silent: bool = False
     gone: str = ""
+    # Whether what the cluster says of a node that is gone speaks against its host.
+    blames_host: bool = True
+    # Why others want nothing new on the host, "" when they do not mind.
+    closed: str = ""
     late_since_s: float = 0.0
 
 

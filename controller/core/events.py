@@ -134,11 +134,35 @@ class NodeHeard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGone:
-    """The cluster says that the node does not exist any more."""
+    """The cluster says that the node does not exist any more, or does not work."""
 
     node: NodeId
     detail: str
     at_s: float
+    # False when the host may well be healthy: someone took the node away.
+    blames_host: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBack:
+    """The cluster takes back that the node is gone."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClosed:
+    """Others want nothing new on the node's host; an empty reason opens it again."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReleased:
+    """The cluster wants a node back that nobody needs; ignored when somebody does."""
+
+    node: NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +250,9 @@ NodeEvent = (
     | NodeSilent
     | NodeHeard
     | NodeGone
+    | NodeBack
+    | NodeClosed
+    | NodeReleased
     | NodeCordonRequested
     | NodeUncordonRequested
     | NodeDrainRequested

@@ -12,6 +12,8 @@ from controller.core.context import Context, Sight
 from controller.core.effects import Alert, SendCommand
 from controller.core.events import (
     CommandFinished,
+    NodeBack,
+    NodeClosed,
     NodeCordonRequested,
     NodeDisconnected,
     NodeDrainRequested,
@@ -20,6 +22,7 @@ from controller.core.events import (
     NodeJoined,
     NodeLate,
     NodeLost,
+    NodeReleased,
     NodeSilent,
     NodeUncordonRequested,
     WorkerStatus,
@@ -35,7 +38,7 @@ from controller.core.records import (
     StopWorkers,
     Wanted,
 )
-from controller.core.states import EXCLUDED, FREE, LIVE, TERMINAL, JobState, NodeState
+from controller.core.states import AWAY, EXCLUDED, FREE, LIVE, TERMINAL, JobState, NodeState
 from outlast.ids import CommandId, JobId, NodeId
 
 # In these states a job has places but no workers, and nobody waits for its nodes to stop.
@@ -46,7 +49,7 @@ PASSES_TO_RETURN = 2
 
 def joined(ctx: Context, event: NodeJoined) -> None:
     """An agent is here, with the truth about its node."""
-    ctx.sights[event.node] = Sight(connected=True)
+    ctx.sights[event.node] = Sight(connected=True, closed=ctx.sight(event.node).closed)
     known = ctx.state.nodes.get(event.node)
     if known is None:
         node = NodeRecord(
@@ -70,6 +73,8 @@ def joined(ctx: Context, event: NodeJoined) -> None:
         )
         if node.state is NodeState.RETIRED:
             _begin_validation(ctx, node, "it joined again after it had been given up")
+        elif node.state is NodeState.RELEASED:
+            ctx.move_node(node, NodeState.READY, "joined")
     for command in list(ctx.state.commands.values()):
         if command.node == event.node:
             ctx.emit(SendCommand(command=command))
@@ -118,8 +123,26 @@ def heard(ctx: Context, event: NodeHeard) -> None:
 def gone(ctx: Context, event: NodeGone) -> None:
     if event.node not in ctx.state.nodes:
         return
-    ctx.sight(event.node).gone = event.detail or "the cluster reports it gone"
+    sight = ctx.sight(event.node)
+    sight.gone = event.detail or "the cluster reports it gone"
+    sight.blames_host = event.blames_host
     judge(ctx, event.node)
+
+
+def back(ctx: Context, event: NodeBack) -> None:
+    ctx.sight(event.node).gone = ""
+
+
+def closed(ctx: Context, event: NodeClosed) -> None:
+    ctx.sight(event.node).closed = event.reason
+
+
+def released(ctx: Context, event: NodeReleased) -> None:
+    """The cluster may have a node back when nobody uses it and nothing is asked of it."""
+    node = ctx.state.nodes.get(event.node)
+    asked = any(command.node == event.node for command in ctx.state.commands.values())
+    if node is not None and node.state in FREE and not asked:
+        nodes.release(ctx, node, "no job needs it")
 
 
 def cordon_requested(ctx: Context, event: NodeCordonRequested) -> None:
@@ -134,9 +157,12 @@ def uncordon_requested(ctx: Context, event: NodeUncordonRequested) -> None:
     if node is None:
         return
     node = ctx.put_node(node, cordoned=False, stuck="")
-    if node.state in EXCLUDED:
+    if node.state in EXCLUDED and ctx.connected(node.node):
         nodes.close_commands(ctx, node.node, "a person returned the node", keep_stops=True)
-        ctx.move_node(node, NodeState.READY, "a person returned it", passes=0)
+        ctx.move_node(node, NodeState.READY, "a person returned it", passes=0, quarantine="")
+    elif node.state in EXCLUDED and node.state is not NodeState.RELEASED:
+        # Nobody is there to be used, or to be judged silent; it is free once it joins.
+        nodes.release(ctx, node, "a person returned it")
     elif node.state is NodeState.DRAINING and node.job is not None:
         ctx.move_node(node, NodeState.ASSIGNED, "a person called the drain off")
 
@@ -167,7 +193,7 @@ def judge(ctx: Context, node_id: NodeId) -> None:
     """Decide whether a node is lost, from all that is seen of it."""
     node = ctx.state.nodes.get(node_id)
     sight = ctx.sight(node_id)
-    if node is None or node.state is NodeState.RETIRED:
+    if node is None or node.state in AWAY:
         return
     if sight.gone and (not sight.connected or sight.late):
         _lose(ctx, node, sight.gone)
@@ -325,7 +351,9 @@ def _lose(ctx: Context, node: NodeRecord, why: str) -> None:
         at_s=sight.late_since_s or ctx.now_s,
     )
     job = None if node.job is None else ctx.state.jobs[node.job]
-    if sight.gone:
+    if sight.gone and not sight.blames_host and not node.quarantine:
+        nodes.release(ctx, node, why)
+    elif sight.gone:
         # The cluster confirms it, so nothing is taken away that still lives:
         # this is no quarantine and does not count against the breaker.
         nodes.retire(ctx, node, why)
@@ -364,7 +392,7 @@ def _validated(ctx: Context, node: NodeRecord, *, passed: bool, detail: str) -> 
         node = ctx.put_node(node, passes=node.passes + 1)
         nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
     else:
-        ctx.move_node(node, NodeState.READY, "passed its checks", passes=0)
+        ctx.move_node(node, NodeState.READY, "passed its checks", passes=0, quarantine="")
 
 
 def _let_time_pass(ctx: Context) -> None:

@@ -127,6 +127,12 @@ class Machine:
                 fleet.heard(ctx, event)
             case ev.NodeGone():
                 fleet.gone(ctx, event)
+            case ev.NodeBack():
+                fleet.back(ctx, event)
+            case ev.NodeClosed():
+                fleet.closed(ctx, event)
+            case ev.NodeReleased():
+                fleet.released(ctx, event)
             case ev.NodeCordonRequested():
                 fleet.cordon_requested(ctx, event)
             case ev.NodeUncordonRequested():

@@ -17,7 +17,7 @@ from controller.core.records import (
     RunSuite,
     StopWorkers,
 )
-from controller.core.states import FREE, PLACED, NodeState
+from controller.core.states import AWAY, FREE, PLACED, NodeState
 from outlast.ids import CommandId, NodeId
 
 # Asking again costs seconds; a node whose checks cannot run at all is not fit for use.
@@ -48,6 +48,7 @@ def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
         and node.workers >= job.plan.workers_per_node
         and ctx.connected(node.node)
         and not ctx.sight(node.node).late
+        and not ctx.sight(node.node).closed
         and node.node not in stopping
         and not node.is_stuck
     ]
@@ -104,6 +105,7 @@ def quarantine(ctx: Context, node: NodeRecord, reason: str) -> bool:
         reason,
         job=None,
         quarantines_s=sessions,
+        quarantine=_session(ctx, node),
         timer_s=ctx.now_s + ctx.settings.abandon_s,
         passes=0,
     )
@@ -127,9 +129,16 @@ def breaker_opens_s(ctx: Context) -> float:
 def retire(ctx: Context, node: NodeRecord, reason: str) -> None:
     """Give a node up."""
     close_commands(ctx, node.node, "the node is retired", keep_stops=False)
-    ctx.move_node(node, NodeState.RETIRED, reason, job=None, passes=0)
+    session = node.quarantine or _session(ctx, node)
+    ctx.move_node(node, NodeState.RETIRED, reason, job=None, passes=0, quarantine=session)
     ctx.emit(EvictNode(node=node.node, reason=reason))
     ctx.emit(Alert(summary=f"node {node.node} is retired: {reason}"))
+
+
+def release(ctx: Context, node: NodeRecord, reason: str) -> None:
+    """Give a node back that has done nothing wrong."""
+    close_commands(ctx, node.node, "the node is the cluster's again", keep_stops=False)
+    ctx.move_node(node, NodeState.RELEASED, reason, job=None, passes=0, quarantine="")
 
 
 def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) -> None:
@@ -142,8 +151,12 @@ def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) ->
 
 
 def _breaker_limit(ctx: Context) -> int:
-    fleet = [node for node in ctx.state.nodes.values() if node.state is not NodeState.RETIRED]
+    fleet = [node for node in ctx.state.nodes.values() if node.state not in AWAY]
     return max(1, int(ctx.settings.breaker_share * len(fleet)))
+
+
+def _session(ctx: Context, node: NodeRecord) -> str:
+    return f"{node.node}/{ctx.now_s:.0f}"
 
 
 def _breaker_is_open(ctx: Context) -> bool:

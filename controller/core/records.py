@@ -167,6 +167,9 @@ class NodeRecord:
     timer_s: float | None = None
     # When quarantines began, newest last, within the retirement window.
     quarantines_s: tuple[float, ...] = ()
+    # Id of the quarantine session, from the fault until the node may be used again; "" when
+    # there is none. The cluster keeps the host closed for everybody while there is one.
+    quarantine: str = ""
     # The incarnation of the agent that could not kill its workers, "" when there is none.
     stuck: str = ""
 

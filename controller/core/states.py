@@ -41,6 +41,7 @@ class NodeState(StrEnum):
     REPAIRING = "REPAIRING"  # failed its checks; a person must act
     VALIDATING = "VALIDATING"  # being checked before it may come back
     RETIRED = "RETIRED"  # gone for good, unless it joins anew
+    RELEASED = "RELEASED"  # the cluster's again, with no blame; free when it joins anew
 
 
 class IncidentState(StrEnum):
@@ -104,6 +105,7 @@ NODE_TRANSITIONS: dict[NodeState, tuple[NodeState, ...]] = {
         NodeState.QUARANTINED,
         NodeState.DRAINED,
         NodeState.RETIRED,
+        NodeState.RELEASED,
     ),
     NodeState.STANDBY: (
         NodeState.READY,
@@ -111,6 +113,7 @@ NODE_TRANSITIONS: dict[NodeState, tuple[NodeState, ...]] = {
         NodeState.QUARANTINED,
         NodeState.DRAINED,
         NodeState.RETIRED,
+        NodeState.RELEASED,
     ),
     NodeState.ASSIGNED: (
         NodeState.READY,
@@ -118,6 +121,7 @@ NODE_TRANSITIONS: dict[NodeState, tuple[NodeState, ...]] = {
         NodeState.DRAINING,
         NodeState.QUARANTINED,
         NodeState.RETIRED,
+        NodeState.RELEASED,
     ),
     NodeState.SUSPECT: (
         NodeState.ASSIGNED,
@@ -125,18 +129,41 @@ NODE_TRANSITIONS: dict[NodeState, tuple[NodeState, ...]] = {
         NodeState.DRAINING,
         NodeState.QUARANTINED,
         NodeState.RETIRED,
+        NodeState.RELEASED,
     ),
     NodeState.DRAINING: (
         NodeState.DRAINED,
         NodeState.ASSIGNED,
         NodeState.QUARANTINED,
         NodeState.RETIRED,
+        NodeState.RELEASED,
     ),
-    NodeState.QUARANTINED: (NodeState.DRAINED, NodeState.READY, NodeState.RETIRED),
-    NodeState.DRAINED: (NodeState.VALIDATING, NodeState.READY, NodeState.RETIRED),
-    NodeState.VALIDATING: (NodeState.READY, NodeState.REPAIRING, NodeState.RETIRED),
-    NodeState.REPAIRING: (NodeState.READY, NodeState.VALIDATING, NodeState.RETIRED),
-    NodeState.RETIRED: (NodeState.VALIDATING, NodeState.READY),
+    NodeState.QUARANTINED: (
+        NodeState.DRAINED,
+        NodeState.READY,
+        NodeState.RETIRED,
+        NodeState.RELEASED,
+    ),
+    NodeState.DRAINED: (
+        NodeState.VALIDATING,
+        NodeState.READY,
+        NodeState.RETIRED,
+        NodeState.RELEASED,
+    ),
+    NodeState.VALIDATING: (
+        NodeState.READY,
+        NodeState.REPAIRING,
+        NodeState.RETIRED,
+        NodeState.RELEASED,
+    ),
+    NodeState.REPAIRING: (
+        NodeState.READY,
+        NodeState.VALIDATING,
+        NodeState.RETIRED,
+        NodeState.RELEASED,
+    ),
+    NodeState.RETIRED: (NodeState.VALIDATING, NodeState.READY, NodeState.RELEASED),
+    NodeState.RELEASED: (NodeState.READY,),
 }
 
 INCIDENT_TRANSITIONS: dict[IncidentState, tuple[IncidentState, ...]] = {
@@ -169,7 +196,10 @@ EXCLUDED = (
     NodeState.REPAIRING,
     NodeState.VALIDATING,
     NodeState.RETIRED,
+    NodeState.RELEASED,
 )
+# Nobody expects to hear of a node in these.
+AWAY = (NodeState.RETIRED, NodeState.RELEASED)
 
 
 def check_job(old: JobState, new: JobState, what: str) -> None:

@@ -52,13 +52,6 @@ class NodesService(NodesServicer):
     ) -> nodes_pb2.UncordonNodeResponse:
         """Lift a cordon, a drain or a quarantine."""
         node = await self._known(request.node_id, context)
-        if node.state is NodeState.RETIRED and not self._sessions.is_connected(node.node):
-            await refused(
-                context,
-                f"node {node.node} is retired and its agent is not connected; "
-                "it comes back by itself when an agent joins under its name",
-                reason="NODE_NOT_CONNECTED",
-            )
         message = await self._tell(NodeUncordonRequested(node=node.node))
         return nodes_pb2.UncordonNodeResponse(node=message)
 

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 import outlast
 from controller.core.records import JobRecord
-from controller.core.states import FREE, IncidentState, JobState, NodeState
+from controller.core.states import AWAY, FREE, IncidentState, JobState, NodeState
 from controller.effects import Effects
 from controller.rpc.sessions import Sessions
 from controller.service import Service
@@ -184,7 +184,7 @@ def _nodes(service: Service, watch: Watch, sessions: Sessions) -> Iterator[Metri
     spare = 0
     now_s = asyncio.get_running_loop().time()
     for node in service.state.nodes.values():
-        if node.state is NodeState.RETIRED:
+        if node.state in AWAY:
             continue
         for state in NodeState:
             states.add_metric([node.node, str(state)], float(node.state is state))
