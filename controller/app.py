@@ -18,11 +18,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from controller.core.context import Settings
 from controller.core.events import NodeGone
 from controller.core.machine import Machine
-from controller.effects import Effects, UnmanagedCluster
+from controller.effects import Cluster, Effects, UnmanagedCluster
+from controller.kube.config import KubeConfig
 from controller.local.cluster import LocalCluster, LocalConfig
 from controller.rpc.server import Parts, PortTakenError, Server
 from controller.rpc.sessions import Sessions
@@ -49,6 +51,10 @@ class StateDirError(FatalError):
     """The state directory cannot be used."""
 
 
+class MissingClientError(FatalError):
+    """Kubernetes is wanted, and its client is not installed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """One controller."""
@@ -62,6 +68,8 @@ class Options:
     workers_per_node: int = 1
     standby: int = 0
     """Local nodes on top of `local_nodes`."""
+    kube: KubeConfig | None = None
+    """The Kubernetes cluster that nodes come from; it has none of local nodes then."""
     fresh: bool = False
     """Forget the jobs, end what runs, and empty the host memory of local nodes first."""
     settings: Settings = field(default_factory=Settings)
@@ -72,6 +80,8 @@ class Options:
         for name in ("local_nodes", "standby"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
+        if self.kube is not None and self.local_nodes + self.standby:
+            raise ValueError("nodes come from a Kubernetes cluster or run here, not both")
         if self.workers_per_node < 1:
             raise ValueError(f"workers_per_node is {self.workers_per_node}; allowed: 1 or more")
         for name in ("grpc", "http"):
@@ -88,6 +98,21 @@ class Running:
 
 
 OnReady = Callable[[Running], None]
+
+
+class NodeSource(Cluster, Protocol):
+    """A cluster whose nodes begin and end with us, or are found again."""
+
+    async def start(self) -> None: ...
+
+    async def stop_all(self) -> None:
+        """The controller stops in order."""
+
+    async def leave(self) -> None:
+        """The controller stops; everything stays as it is."""
+
+    async def forget_everything(self) -> None:
+        """End whatever still runs, and drop all that nodes keep."""
 
 
 def main(options: Options, on_ready: OnReady | None = None) -> int:
@@ -141,6 +166,8 @@ class _Controller:
     server: Server
     web: Web
     effects: Effects
+    sessions: Sessions
+    metrics: ControllerMetrics
 
     def bind(self, address: str) -> str:
         host, port = parse_address(address, "--grpc")
@@ -159,7 +186,7 @@ class _Controller:
         stop: asyncio.Event,
         on_ready: OnReady | None,
     ) -> None:
-        cluster = _make_cluster(options, running.grpc, self.service)
+        cluster = self._make_cluster(options, running.grpc)
         if cluster is not None:
             self.effects.use(cluster)
         file = options.state_dir / "controller.json"
@@ -196,6 +223,45 @@ class _Controller:
                 await cluster.leave()
             stopped.cancel()
             await asyncio.gather(loop, web, stopped, return_exceptions=True)
+
+    def _make_cluster(self, options: Options, grpc: str) -> NodeSource | None:
+        if options.kube is not None:
+            return self._make_kube(options.kube)
+        if options.local_nodes + options.standby == 0:
+            return None
+
+        def gone(node: NodeId, detail: str, at_s: float) -> None:
+            self.service.post(NodeGone(node=node, detail=detail, at_s=at_s))
+
+        config = LocalConfig(
+            state_dir=options.state_dir,
+            nodes=options.local_nodes + options.standby,
+            workers_per_node=options.workers_per_node,
+            controller_address=grpc,
+            agent_command=options.agent_command,
+        )
+        return LocalCluster(config, gone)
+
+    def _make_kube(self, config: KubeConfig) -> NodeSource:
+        # The client takes most of a second to import, and only those on Kubernetes have it.
+        try:
+            from controller.kube.cluster import KubeCluster
+            from controller.kube.metrics import KubeMetrics
+        except ModuleNotFoundError as error:
+            raise MissingClientError(
+                f"no Kubernetes client ({error}); install it with `pip install outlast[kubernetes]`"
+            ) from error
+
+        cluster = KubeCluster(
+            config,
+            state=lambda: self.service.state,
+            incarnations=self.sessions.incarnations,
+            post=self.service.post,
+            changes=self.service.changes,
+            clock=SystemClock(),
+        )
+        self.metrics.registry.register(KubeMetrics(cluster))
+        return cluster
 
 
 @asynccontextmanager
@@ -234,26 +300,11 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             server=Server(parts),
             web=Web(service, journal, metrics),
             effects=effects,
+            sessions=sessions,
+            metrics=metrics,
         )
     finally:
         database.close()
-
-
-def _make_cluster(options: Options, grpc: str, service: Service) -> LocalCluster | None:
-    if options.local_nodes + options.standby == 0:
-        return None
-
-    def gone(node: NodeId, detail: str, at_s: float) -> None:
-        service.post(NodeGone(node=node, detail=detail, at_s=at_s))
-
-    config = LocalConfig(
-        state_dir=options.state_dir,
-        nodes=options.local_nodes + options.standby,
-        workers_per_node=options.workers_per_node,
-        controller_address=grpc,
-        agent_command=options.agent_command,
-    )
-    return LocalCluster(config, gone)
 
 
 def _raise_failure(loop: asyncio.Task[None], web: asyncio.Task[None]) -> None:

@@ -167,6 +167,10 @@ class Sessions:
     def is_connected(self, node: NodeId) -> bool:
         return node in self._open
 
+    def incarnations(self) -> dict[NodeId, str]:
+        """The agent process of every connected node."""
+        return {node: session.receipts.incarnation for node, session in self._open.items()}
+
     def nodes(self) -> list[NodeId]:
         """Every connected node."""
         return list(self._open)

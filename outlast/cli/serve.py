@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outlast.cli import kube
 from outlast.cli.errors import CliError
 from outlast.cli.options import DEFAULT_STATE_DIR, StateDir
 
 if TYPE_CHECKING:
     from controller.app import Options, Running
+    from controller.kube.config import KubeConfig
 
 Grpc = Annotated[
     str,
@@ -46,6 +48,7 @@ class _Wanted:
     nodes: int = 0
     workers_per_node: int = 1
     standby: int = 0
+    kube: KubeConfig | None = None
 
 
 def register(app: typer.Typer) -> None:
@@ -89,9 +92,38 @@ def controller(
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     fresh: Fresh = False,
+    kube_namespace: kube.Namespace = "",
+    kube_image: kube.Image = "",
+    kube_fleet: kube.Fleet = "outlast",
+    kube_workers: kube.Workers = 8,
+    kube_device: kube.Device = "nvidia.com/gpu",
+    kube_devices: kube.Devices = -1,
+    kube_controller: kube.AgentsDial = "",
+    kube_shared_memory: kube.SharedMemory = "16Gi",
+    kube_pod_template: kube.PodTemplate = None,
+    kube_config: kube.ConfigFile = None,
+    kube_idle_s: kube.IdleS = 300.0,
 ) -> None:
-    """Start a controller alone; `outlast agent` joins it."""
-    _run(_Wanted(state_dir=state_dir, grpc=grpc, http=http, fresh=fresh))
+    """Start a controller alone; `outlast agent` joins it.
+
+    With --kube-namespace it takes its nodes from a Kubernetes cluster: it starts an agent in a pod
+    on each host that jobs need, closes bad hosts, and gives idle ones back.
+    """
+    cluster = kube.cluster(
+        namespace=kube_namespace,
+        image=kube_image,
+        fleet=kube_fleet,
+        workers=kube_workers,
+        device=kube_device,
+        devices=kube_devices,
+        agents_dial=kube_controller,
+        shared_memory=kube_shared_memory,
+        pod_template=kube_pod_template,
+        config_file=kube_config,
+        idle_s=kube_idle_s,
+        grpc=grpc,
+    )
+    _run(_Wanted(state_dir=state_dir, grpc=grpc, http=http, fresh=fresh, kube=cluster))
 
 
 def agent(
@@ -157,6 +189,7 @@ def _run(wanted: _Wanted) -> None:
             workers_per_node=wanted.workers_per_node,
             standby=wanted.standby,
             fresh=wanted.fresh,
+            kube=wanted.kube,
         )
     except ValueError as error:
         raise CliError(str(error)) from error
@@ -183,8 +216,13 @@ def ready_lines(options: Options, running: Running) -> list[str]:
             f"{options.local_nodes} local node(s) of {options.workers_per_node} worker(s) and "
             f"{options.standby} standby are starting."
         )
+    elif options.kube is not None:
+        lines.append(f"Nodes come from the Kubernetes namespace {options.kube.namespace}.")
     else:
         lines.append(f"Add nodes with: outlast agent --controller {running.grpc} --workers N")
     lines.append(f"Train with: outlast submit examples/gpt-tiny.yaml --watch{found}")
-    lines.append("Ctrl-C stops everything; the next start goes on with the jobs.")
+    if options.kube is None:
+        lines.append("Ctrl-C stops everything; the next start goes on with the jobs.")
+    else:
+        lines.append("Ctrl-C stops the controller only; agents and training go on.")
     return lines

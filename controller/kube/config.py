@@ -1,0 +1,82 @@
+"""What the adapter must know of a cluster, and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outlast.ids import NAME_PATTERN
+
+NVIDIA_GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long things may take, in seconds."""
+
+    request_s: float = 10.0
+    """One call of the API server, its answer included."""
+    watch_s: float = 30.0
+    """The server ends each watch so often; it goes on from where it was."""
+    dead_link_s: float = 10.0
+    """A watch that is silent for so much longer than `watch_s` has a dead link."""
+    resync_s: float = 600.0
+    """Everything is listed again so often, whatever the watches say."""
+    look_s: float = 2.0
+    """The difference between what is and what should be is looked for at least this often."""
+    retry_s: float = 1.0
+    """Before the first attempt to reach an API server again; doubles up to `retry_max_s`."""
+    retry_max_s: float = 30.0
+    idle_s: float = 300.0
+    """A node that no job needs goes back to the cluster after so long."""
+    join_s: float = 900.0
+    """From a pod's binding until its agent must have joined; pulling an image takes minutes."""
+    evict_s: float = 30.0
+    """From the first refused eviction until our own pod is deleted instead."""
+    terminate_s: float = 30.0
+    """From a pod's deletion until it is removed by force, where its host does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeConfig:
+    """One fleet of agents in one namespace."""
+
+    namespace: str
+    image: str
+    """Of the agents."""
+    controller: str
+    """host:port at which agents reach this controller."""
+    fleet: str = "outlast"
+    """Tells the fleets of several controllers apart; begins the names of all objects."""
+    workers: int = 8
+    """Ranks that a node can run."""
+    device: str = NVIDIA_GPU
+    """Extended resource of which a pod takes all that its host has."""
+    num_devices: int = 8
+    """How many each host has; 0 for hosts without devices."""
+    shared_memory: str = "16Gi"
+    """Of the host's memory, for checkpoints and for the workers of a node."""
+    pod_template: Mapping[str, object] = field(default_factory=dict)
+    """Merged into the manifest of each pod: selectors, tolerations, volumes, resources."""
+    config_file: Path | None = None
+    """A kubeconfig; None for the pod's own service account, else the default kubeconfig."""
+    max_parallel: int = 16
+    """API calls under way at the same time."""
+    patience: Patience = Patience()
+
+    def __post_init__(self) -> None:
+        for name in ("namespace", "fleet"):
+            value = getattr(self, name)
+            if not NAME_PATTERN.fullmatch(value):
+                raise ValueError(
+                    f"{name} is {value!r}; it must be lower-case letters, digits and '-', "
+                    "at most 53 of them"
+                )
+        for name in ("image", "controller"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty; agents cannot start without one")
+        if self.workers < 1:
+            raise ValueError(f"workers is {self.workers}; a node needs 1 or more")
+        if self.num_devices < 0:
+            raise ValueError(f"num_devices is {self.num_devices}; allowed: 0 or more")

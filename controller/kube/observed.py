@@ -1,0 +1,122 @@
+"""Pods and hosts as the API server shows them, reduced to what is looked at here.
+
+A *host* is what Kubernetes calls a node; our node is an agent that joined, and
+bears the name of its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from outlast.ids import NodeId
+
+Json = dict[str, Any]
+# A pod in one of these runs nothing any more.
+ENDED_PHASES = ("Succeeded", "Failed")
+LABEL_JOB = "outlast.dev/job"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A taint of a host."""
+
+    key: str
+    effect: str
+    value: str = ""
+    time_added: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine of the cluster."""
+
+    name: NodeId
+    resource_version: str
+    not_ready: str
+    """Why it is not ready, "" when it is."""
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod of ours, which holds an agent."""
+
+    name: str
+    uid: str
+    host: NodeId | None
+    """None before it is bound."""
+    phase: str
+    detail: str = ""
+    """Why it failed or waits, as far as the cluster says."""
+    deleting: bool = False
+    job: str = ""
+    """Label with the job whose workers it holds."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs, or may still come to run."""
+        return not self.deleting and self.phase not in ENDED_PHASES
+
+
+def read_host(document: Json) -> Host:
+    """The host that a Node object describes."""
+    metadata, spec = document["metadata"], document.get("spec") or {}
+    return Host(
+        name=NodeId(metadata["name"]),
+        resource_version=metadata["resourceVersion"],
+        not_ready=_not_ready((document.get("status") or {}).get("conditions") or ()),
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=tuple(
+            Taint(
+                key=taint["key"],
+                effect=taint["effect"],
+                value=taint.get("value") or "",
+                time_added=taint.get("timeAdded") or "",
+            )
+            for taint in spec.get("taints") or ()
+        ),
+        annotations=cast(Mapping[str, str], metadata.get("annotations") or {}),
+    )
+
+
+def read_pod(document: Json) -> Pod:
+    """The pod that a Pod object describes."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    host = (document.get("spec") or {}).get("nodeName")
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        host=NodeId(host) if host else None,
+        phase=status.get("phase") or "Pending",
+        detail=_detail(status),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        job=(metadata.get("labels") or {}).get(LABEL_JOB) or "",
+    )
+
+
+def _not_ready(conditions: tuple[Json, ...] | list[Json]) -> str:
+    for condition in conditions:
+        if condition["type"] == "Ready":
+            if condition["status"] == "True":
+                return ""
+            words = (condition.get("reason"), condition.get("message"))
+            why = ": ".join(word for word in words if word)
+            return f"Ready is {condition['status']}" + (f" ({why})" if why else "")
+    # A host that has just been added says nothing yet; it is not used, and nothing is held
+    # against it.
+    return ""
+
+
+def _detail(status: Json) -> str:
+    said = [status.get("reason"), status.get("message")]
+    for condition in status.get("conditions") or ():
+        if condition.get("status") != "True" or condition["type"] == "DisruptionTarget":
+            said += [condition.get("reason"), condition.get("message")]
+    for container in status.get("containerStatuses") or ():
+        for state in (container.get("state") or {}).values():
+            said += [(state or {}).get("reason"), (state or {}).get("message")]
+    return ": ".join(dict.fromkeys(word for word in said if word))

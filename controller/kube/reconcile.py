@@ -1,0 +1,236 @@
+"""The difference between what the machine wants of the cluster and what is there.
+
+Pure and level-triggered: `plan` looks at one view and says what to do about it,
+and forgets what it said. Whatever was done, not done, or done twice because a
+controller crashed or an answer was lost shows in the next view. What is kept is
+only how long things have been as they are; a new controller begins to wait anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.events import NodeEvent, NodeReleased, NodeUncordonRequested
+from controller.core.records import NodeRecord
+from controller.core.states import FREE, NodeState
+from controller.kube import objects, quarantine
+from controller.kube.actions import (
+    Action,
+    CreatePod,
+    DeletePod,
+    EvictPod,
+    LabelPod,
+    PatchHost,
+    RemoveBase,
+)
+from controller.kube.config import KubeConfig
+from controller.kube.observed import Host, Pod
+from controller.kube.signs import Signs
+from controller.kube.view import View
+from controller.kube.waits import Waits
+from outlast.ids import NodeId
+
+# A job's, or about to become one's.
+_IN_USE = (*FREE, NodeState.ASSIGNED, NodeState.SUSPECT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to tell the machine, and what to do meanwhile, in any order."""
+
+    events: tuple[NodeEvent, ...]
+    actions: tuple[Action, ...]
+
+
+class Reconciler:
+    """Plans for one fleet."""
+
+    def __init__(self, config: KubeConfig) -> None:
+        self._config = config
+        self._fleet = f"{config.namespace}/{config.fleet}"
+        self._signs = Signs(self._fleet, objects.tolerations(config))
+        self._waits = Waits()
+        # Hosts on which a pod came to nothing, and until when no other is tried there.
+        self._shunned: dict[NodeId, float] = {}
+        # Deleted once when the fleet is empty, in case an earlier controller left it.
+        self._may_have_base = True
+
+    def refused(self, uid: str, now_s: float, after_s: float) -> None:
+        """The cluster does not allow a pod's eviction yet."""
+        self._waits.hold(f"{uid} evicted", now_s + after_s)
+
+    def base_removed(self) -> None:
+        """The fleet's anchor and service are gone."""
+        self._may_have_base = False
+
+    def plan(self, view: View) -> Plan:
+        """What to do about the present difference."""
+        self._waits.begin(view.now_s)
+        events = self._signs.events(view)
+        host_events, host_actions = self._quarantines(view)
+        pods_out, on_the_way = self._pods(view)
+        released, shaped = self._shape(view, on_the_way)
+        actions = [*host_actions, *pods_out, *self._labels(view), *shaped]
+        if view.num_wanted == 0 and not view.pods and self._may_have_base:
+            actions.append(RemoveBase())
+        self._waits.end()
+        return Plan(events=(*events, *host_events, *released), actions=tuple(actions))
+
+    def _quarantines(self, view: View) -> tuple[list[NodeEvent], list[Action]]:
+        """Close the hosts of nodes in quarantine, open those that are not any more."""
+        events: list[NodeEvent] = []
+        actions: list[Action] = []
+        for host in view.hosts.values():
+            # Of a node that the journal has never seen nothing is known: only a person
+            # may open its host again.
+            node = view.nodes.get(host.name)
+            if node is None or quarantine.is_anothers(host, self._fleet):
+                continue
+            session = quarantine.session_of(host, self._fleet)
+            if node.quarantine and session != node.quarantine:
+                wanted = quarantine.Quarantine(
+                    session=node.quarantine,
+                    fleet=self._fleet,
+                    reason=node.reason,
+                    since_s=node.since_s,
+                )
+                patch = quarantine.quarantine_patch(host, wanted)
+                actions.append(PatchHost(host=host.name, patch=patch, what="quarantine"))
+            elif node.quarantine and quarantine.human_released(host, self._fleet):
+                events.append(NodeUncordonRequested(node=host.name))
+            elif session and not node.quarantine:
+                patch = quarantine.release_patch(host)
+                actions.append(PatchHost(host=host.name, patch=patch, what="release"))
+        return events, actions
+
+    def _pods(self, view: View) -> tuple[list[Action], list[Pod]]:
+        """What must go, and which pods are still on their way to become nodes."""
+        actions: list[Action] = []
+        on_the_way: list[Pod] = []
+        for pod in view.pods:
+            node = None if pod.host is None else view.nodes.get(pod.host)
+            if pod.deleting:
+                actions += self._finish(view, pod)
+            elif not pod.is_alive:
+                self._shun(view, pod, node)
+                actions.append(_delete(pod, f"it has {pod.phase.lower()} {pod.detail}"))
+            elif node is None or node.state is NodeState.RELEASED:
+                if node is not None and view.incarnations.get(node.node) == node.incarnation:
+                    # The agent that was given back; a new one has another incarnation.
+                    actions.append(_delete(pod, f"its node was given back: {node.reason}"))
+                elif self._is_late(pod):
+                    self._shun(view, pod, node)
+                    actions.append(_delete(pod, f"its agent did not join in time {pod.detail}"))
+                else:
+                    on_the_way.append(pod)
+            elif self._must_leave(view, node):
+                actions += self._evict(pod, f"its node is {node.state}: {node.reason}")
+        return actions, on_the_way
+
+    def _is_late(self, pod: Pod) -> bool:
+        """Whether a pod that was bound long ago never became a node."""
+        if pod.host is None:
+            return False
+        return self._waits.for_s(f"{pod.uid} joins") > self._config.patience.join_s
+
+    def _must_leave(self, view: View, node: NodeRecord) -> bool:
+        """Whether nothing of ours may stay on a node's host.
+
+        A node in quarantine keeps its agent: its checks decide when it may come back.
+        """
+        match node.state:
+            case NodeState.RETIRED:
+                return True
+            case NodeState.DRAINED:
+                return node.cordoned and not node.quarantine
+            case NodeState.REPAIRING:
+                return view.wall_s > node.since_s + self._config.patience.idle_s
+            case _:
+                return False
+
+    def _evict(self, pod: Pod, why: str) -> list[Action]:
+        key = f"{pod.uid} evicted"
+        if self._waits.for_s(key) > self._config.patience.evict_s:
+            return [_delete(pod, f"its eviction was refused for too long; {why}")]
+        if self._waits.is_held(key):
+            return []
+        return [EvictPod(name=pod.name, uid=pod.uid, why=why)]
+
+    def _finish(self, view: View, pod: Pod) -> list[Action]:
+        """A host that does not answer never confirms that its pod has ended."""
+        host = None if pod.host is None else view.hosts.get(pod.host)
+        is_silent = pod.host is not None and (host is None or bool(host.not_ready))
+        waited_s = self._waits.for_s(f"{pod.uid} ends")
+        if not is_silent or waited_s < self._config.patience.terminate_s:
+            return []
+        why = "its host does not answer"
+        return [DeletePod(name=pod.name, uid=pod.uid, grace_s=0, why=why)]
+
+    def _shun(self, view: View, pod: Pod, node: NodeRecord | None) -> None:
+        """Without this the next pod would go to the same host, and come to nothing there."""
+        joined = node is not None and node.state is not NodeState.RELEASED
+        if pod.host is not None and not joined:
+            self._shunned[pod.host] = view.now_s + self._config.patience.join_s
+
+    def _shape(self, view: View, on_the_way: list[Pod]) -> tuple[list[NodeEvent], list[Action]]:
+        """Have as many nodes as are wanted: more pods, or fewer."""
+        useful = [node for node in view.nodes.values() if self._is_useful(node)]
+        missing = view.num_wanted - len(useful) - len(on_the_way)
+        if missing > 0:
+            self._may_have_base = True
+            names = objects.free_names(self._config.fleet, view.pods, missing)
+            avoid = self._avoided(view)
+            return self._given_back(view, 0), [CreatePod(name=name, avoid=avoid) for name in names]
+        # Nothing runs yet in those that are on their way, least of all in unbound ones.
+        surplus = sorted(on_the_way, key=lambda pod: (pod.host is not None, pod.name))
+        surplus = surplus[:-missing] if missing else []
+        actions: list[Action] = [_delete(pod, "no job needs it any more") for pod in surplus]
+        return self._given_back(view, -missing - len(surplus)), actions
+
+    def _is_useful(self, node: NodeRecord) -> bool:
+        if node.state in FREE:
+            return not node.cordoned and self._signs.is_usable(node.node)
+        return node.state in _IN_USE
+
+    def _given_back(self, view: View, surplus: int) -> list[NodeEvent]:
+        """Ask for free nodes that have been idle for long: the surplus, and the useless."""
+        idle = [
+            node
+            for node in view.nodes.values()
+            if node.state in FREE
+            and node.node in view.hosts
+            and view.wall_s > node.since_s + self._config.patience.idle_s
+        ]
+        useless = [node for node in idle if not self._is_useful(node)]
+        useful = [node for node in idle if self._is_useful(node)]
+        # Checked standbys go last.
+        useful.sort(key=lambda node: (node.state is NodeState.STANDBY, node.since_s))
+        return [NodeReleased(node=node.node) for node in (*useless, *useful[:surplus])]
+
+    def _avoided(self, view: View) -> tuple[NodeId, ...]:
+        """Hosts on which no new pod may land."""
+        self._shunned = {h: until for h, until in self._shunned.items() if until > view.now_s}
+        avoided = [host.name for host in view.hosts.values() if self._is_avoided(host, view)]
+        return tuple(sorted(avoided))
+
+    def _is_avoided(self, host: Host, view: View) -> bool:
+        node = view.nodes.get(host.name)
+        return (
+            host.name in self._shunned
+            or bool(quarantine.session_of(host, self._fleet))
+            or (node is not None and (node.cordoned or bool(node.quarantine)))
+        )
+
+    def _labels(self, view: View) -> list[Action]:
+        """Say on each pod whose workers it holds, for people who look at pods."""
+        actions: list[Action] = []
+        for pod in view.pods:
+            node = None if pod.host is None else view.nodes.get(pod.host)
+            job = "" if node is None or node.job is None else node.job
+            if pod.is_alive and pod.job != job:
+                actions.append(LabelPod(name=pod.name, uid=pod.uid, job=job))
+        return actions
+
+
+def _delete(pod: Pod, why: str) -> DeletePod:
+    return DeletePod(name=pod.name, uid=pod.uid, grace_s=None, why=why)

@@ -1,0 +1,100 @@
+"""What the cluster says of nodes, as events: the second sign that a loss needs.
+
+A node is *gone* when its host does not work or its pod does not run; the machine
+acts on that only when the agent is silent too. A host that is bad speaks against
+itself; a pod that somebody took away does not. A node is *closed* when somebody
+else wants nothing new on its host. What has changed is told at once, and what is
+gone is told again and again: an agent that came back for a moment wipes it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controller.core.events import NodeBack, NodeClosed, NodeEvent, NodeGone
+from controller.core.states import AWAY
+from controller.kube.observed import Pod
+from controller.kube.quarantine import closed_by_others, evicted_by_others
+from controller.kube.view import View
+from outlast.ids import NodeId
+
+TELL_AGAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loss:
+    detail: str
+    blames_host: bool
+
+
+class Signs:
+    """Remembers what was told, and tells what is new."""
+
+    def __init__(self, fleet: str, tolerations: tuple[Mapping[str, object], ...]) -> None:
+        self._fleet = fleet
+        self._tolerations = tolerations
+        # Hosts of this cluster that were ever seen: of others, agents started by hand, the
+        # cluster knows nothing.
+        self._known: dict[NodeId, None] = {}
+        self._gone: dict[NodeId, tuple[_Loss, float]] = {}
+        self._closed: dict[NodeId, str] = {}
+
+    def events(self, view: View) -> list[NodeEvent]:
+        """What the machine must be told now."""
+        self._known.update(dict.fromkeys(view.hosts))
+        events: list[NodeEvent] = []
+        for name, node in view.nodes.items():
+            if node.state in AWAY or name not in self._known:
+                self._gone.pop(name, None)
+                continue
+            loss = self._loss(view, name)
+            events += self._tell_gone(name, loss, view)
+            closed = self._why_closed(view, name, loss)
+            if closed != self._closed.get(name, ""):
+                self._closed[name] = closed
+                events.append(NodeClosed(node=name, reason=closed))
+        return events
+
+    def is_usable(self, name: NodeId) -> bool:
+        """Whether, by the last look, nothing spoke against a new place on a node."""
+        return name not in self._gone and not self._closed.get(name)
+
+    def _tell_gone(self, name: NodeId, loss: _Loss | None, view: View) -> list[NodeEvent]:
+        told = self._gone.get(name)
+        if loss is None:
+            if told is None:
+                return []
+            del self._gone[name]
+            return [NodeBack(node=name)]
+        if told is not None and told[0] == loss and view.now_s < told[1] + TELL_AGAIN_S:
+            return []
+        self._gone[name] = (loss, view.now_s)
+        return [
+            NodeGone(node=name, detail=loss.detail, at_s=view.wall_s, blames_host=loss.blames_host)
+        ]
+
+    def _loss(self, view: View, name: NodeId) -> _Loss | None:
+        host, pod = view.hosts.get(name), view.pod_on(name)
+        if host is None:
+            # It may come back under the same name as another machine.
+            return _Loss(detail="its host was removed from the cluster", blames_host=False)
+        if host.not_ready:
+            return _Loss(detail=f"its host is not ready: {host.not_ready}", blames_host=True)
+        evicted = evicted_by_others(host, self._fleet, self._tolerations)
+        why = evicted or _pod_trouble(pod)
+        return _Loss(detail=why, blames_host=False) if why else None
+
+    def _why_closed(self, view: View, name: NodeId, loss: _Loss | None) -> str:
+        host = view.hosts.get(name)
+        by_others = "" if host is None else closed_by_others(host, self._fleet, self._tolerations)
+        return by_others or ("" if loss is None else loss.detail)
+
+
+def _pod_trouble(pod: Pod | None) -> str:
+    if pod is None:
+        return "its pod was deleted"
+    why = f" ({pod.detail})" if pod.detail else ""
+    if pod.deleting:
+        return f"its pod {pod.name} is being deleted{why}"
+    return "" if pod.is_alive else f"its pod {pod.name} has {pod.phase.lower()}{why}"

@@ -1,0 +1,50 @@
+"""What one look at the fleet sees: what the machine has decided, and what the cluster shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from controller.core.records import JobRecord, NodeRecord, Wanted
+from controller.core.states import TERMINAL, JobState
+from controller.kube.observed import Host, Pod
+from outlast.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One moment. Everything in it may be a little old, and nothing relies on it not being."""
+
+    now_s: float
+    """Of a clock that only runs forward."""
+    wall_s: float
+    """Of the clock of the machine's records."""
+    nodes: Mapping[NodeId, NodeRecord]
+    num_wanted: int
+    """Nodes that the jobs need, spares included."""
+    incarnations: Mapping[NodeId, str]
+    """Agents that are connected."""
+    pods: tuple[Pod, ...]
+    hosts: Mapping[NodeId, Host]
+
+    def pod_on(self, host: NodeId) -> Pod | None:
+        """The pod of ours on a host; one that is alive before any other."""
+        found = [pod for pod in self.pods if pod.host == host]
+        found.sort(key=lambda pod: (not pod.is_alive, pod.deleting, pod.name))
+        return found[0] if found else None
+
+
+def num_wanted(jobs: Iterable[JobRecord], workers: int) -> int:
+    """Nodes with `workers` places each that the jobs need now, spares included.
+
+    A job that needs larger nodes cannot be helped; it says so itself.
+    """
+    live = [
+        job
+        for job in jobs
+        if job.state not in (*TERMINAL, JobState.PAUSED)
+        and job.wanted is Wanted.RUN
+        and job.plan.workers_per_node <= workers
+    ]
+    spares = max((job.plan.standby for job in live), default=0)
+    return sum(job.plan.nodes for job in live) + spares

@@ -1,0 +1,146 @@
+"""The options of `outlast controller` that name a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from controller.kube.config import KubeConfig
+
+CONTROLLER_SERVICE = "outlast-controller"
+
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--kube-namespace", metavar="NAME", help="Run agents in pods of this Kubernetes namespace."
+    ),
+]
+Image = Annotated[
+    str, typer.Option("--kube-image", metavar="IMAGE", help="The image of the agents.")
+]
+Fleet = Annotated[
+    str,
+    typer.Option("--kube-fleet", metavar="NAME", help="Tells the fleets of a namespace apart."),
+]
+Workers = Annotated[
+    int, typer.Option("--kube-workers", min=1, help="Ranks that a node can run.", metavar="N")
+]
+Device = Annotated[
+    str,
+    typer.Option("--kube-device", metavar="RESOURCE", help="What a host's devices are called."),
+]
+Devices = Annotated[
+    int,
+    typer.Option(
+        "--kube-devices",
+        min=-1,
+        metavar="N",
+        help="Devices on each host, all of which a pod takes; 0: none, -1: one for each rank.",
+    ),
+]
+AgentsDial = Annotated[
+    str,
+    typer.Option(
+        "--kube-controller",
+        metavar="HOST:PORT",
+        help=f"Where agents find this controller; by default {CONTROLLER_SERVICE}.NAMESPACE "
+        "and the port of --grpc.",
+    ),
+]
+SharedMemory = Annotated[
+    str,
+    typer.Option(
+        "--kube-shared-memory",
+        metavar="QUANTITY",
+        help="Host memory of a pod for checkpoints and its workers.",
+    ),
+]
+PodTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        "--kube-pod-template",
+        metavar="FILE",
+        help="YAML that is merged into each agent's pod: selectors, tolerations, volumes.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--kube-config",
+        metavar="FILE",
+        help="A kubeconfig; by default the pod's service account, else the usual kubeconfig.",
+    ),
+]
+IdleS = Annotated[
+    float,
+    typer.Option(
+        "--kube-idle-s",
+        min=0,
+        metavar="SECONDS",
+        help="A node that no job needs goes back to the cluster after so long.",
+    ),
+]
+
+
+def cluster(
+    *,
+    namespace: str,
+    image: str,
+    fleet: str,
+    workers: int,
+    device: str,
+    devices: int,
+    agents_dial: str,
+    shared_memory: str,
+    pod_template: Path | None,
+    config_file: Path | None,
+    idle_s: float,
+    grpc: str,
+) -> KubeConfig | None:
+    """The cluster that the options name; None without a namespace.
+
+    Raises:
+        CliError: the options do not fit together.
+    """
+    from controller.kube.config import KubeConfig, Patience
+
+    if not namespace:
+        if image:
+            raise CliError("--kube-image is given without --kube-namespace")
+        return None
+    _, _, port = grpc.rpartition(":")
+    try:
+        return KubeConfig(
+            namespace=namespace,
+            image=image,
+            controller=agents_dial or f"{CONTROLLER_SERVICE}.{namespace}:{port}",
+            fleet=fleet,
+            workers=workers,
+            device=device,
+            num_devices=workers if devices < 0 else devices,
+            shared_memory=shared_memory,
+            pod_template=_template(pod_template),
+            config_file=config_file,
+            patience=Patience(idle_s=idle_s),
+        )
+    except ValueError as error:
+        raise CliError(f"--kube-…: {error}") from error
+
+
+def _template(path: Path | None) -> dict[str, object]:
+    import yaml
+
+    if path is None:
+        return {}
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise CliError(f"--kube-pod-template {path}: {error}") from error
+    if not isinstance(document, dict):
+        raise CliError(f"--kube-pod-template {path}: it must be an object, such as `spec: …`")
+    return document
