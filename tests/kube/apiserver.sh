@@ -25,13 +25,12 @@ main() {
 make_binaries() {
     local cache=$1 work=$1/build
     refuse_other_systems "$cache"
-    install_tools
     # Left by a run that was interrupted.
     rm -rf "$work"
     mkdir -p "$work" "$cache/bin"
     cd "$work"
-    point_apt_at_sources
-    say "fetching etcd and the source of Kubernetes"
+    ask_debian_for_sources
+    install_tools
     fetch
     [[ -x $cache/bin/kube-apiserver ]] || build_apiserver "$cache/bin"
     install -m 755 etcd/usr/bin/etcd "$cache/bin/etcd.new"
@@ -50,42 +49,54 @@ refuse_other_systems() {
         "Put executables kube-apiserver (1.20 or newer) and etcd into $1/bin to run these tests."
 }
 
+# The Debian archive that this machine's packages come from, asked for sources too.
+ask_debian_for_sources() {
+    local key=/usr/share/keyrings/debian-archive-keyring.gpg found kind
+    mkdir -p apt/known/partial apt/lists/partial apt/cache
+    found=$(debian_archives)
+    if [[ ! $found ]]; then
+        # apt has never been updated here, as in a new container.
+        say "asking all archives that apt knows what they hold"
+        apt-get -o "Dir::State::lists=$PWD/apt/known" -qq update || say "some did not answer"
+        found=$(debian_archives -o "Dir::State::lists=$PWD/apt/known")
+    fi
+    [[ $found ]] || fail "apt knows no Debian archive on this machine (see apt-get indextargets)"
+    for kind in deb deb-src; do
+        sed "s|^|$kind [signed-by=$key] |" <<<"$found"
+    done >apt/sources.list
+    apt_options=(
+        -o "Dir::Etc::sourcelist=$PWD/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+        -o "Dir::State::lists=$PWD/apt/lists" -o "Dir::Cache=$PWD/apt/cache"
+        # apt's own user, to whom it drops for downloads, cannot write into a home folder.
+        -o APT::Sandbox::User=root -o Acquire::Retries=3
+        # Another installation may be under way: wait for it rather than fail.
+        -o DPkg::Lock::Timeout=600
+    )
+    apt-get "${apt_options[@]}" -qq update || fail "the Debian archive does not answer"
+}
+
+# As `URL SUITE COMPONENT`, a line each; options for apt-get come as arguments.
+debian_archives() {
+    apt-get "$@" indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' \
+        'Created-By: Packages' 'Origin: Debian' | sort -u
+}
+
 install_tools() {
     local package missing=()
-    for package in golang-1.19-go rsync jq make dpkg-dev; do
+    for package in golang-1.19-go rsync jq make dpkg-dev openssl; do
         [[ $(dpkg-query --show --showformat '${Status}' "$package" 2>&1) == *' installed' ]] ||
             missing+=("$package")
     done
     ((${#missing[@]})) || return 0
     ((EUID == 0)) || fail "missing packages: ${missing[*]} (root installs them)"
     say "installing ${missing[*]}"
-    # Another installation may be under way: wait for it rather than fail.
-    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 \
-        install -y -qq --no-install-recommends "${missing[@]}" ||
-        fail "cannot install ${missing[*]}: see the message of apt-get above (apt-get update?)"
-}
-
-# The Debian archive that binaries come from here, asked for sources too, through lists of our own.
-point_apt_at_sources() {
-    local key=/usr/share/keyrings/debian-archive-keyring.gpg kind repositories
-    repositories=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' \
-        'Created-By: Packages' 'Origin: Debian' | sort -u)
-    [[ $repositories ]] ||
-        fail "apt knows no Debian archive on this machine: run apt-get update and start again"
-    mkdir -p apt/lists/partial apt/cache
-    for kind in deb deb-src; do
-        sed "s|^|$kind [signed-by=$key] |" <<<"$repositories"
-    done >apt/sources.list
-    # apt drops to its own user for downloads, who cannot write into a home folder.
-    apt_options=(
-        -o "Dir::Etc::sourcelist=$PWD/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
-        -o "Dir::State::lists=$PWD/apt/lists" -o "Dir::Cache=$PWD/apt/cache"
-        -o APT::Sandbox::User=root -o Acquire::Retries=3
-    )
+    DEBIAN_FRONTEND=noninteractive apt-get "${apt_options[@]}" \
+        install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+        fail "cannot install ${missing[*]}: apt-get says why above"
 }
 
 fetch() {
-    apt-get "${apt_options[@]}" -qq update
+    say "fetching etcd and the source of Kubernetes"
     apt-get "${apt_options[@]}" -qq download etcd-server golang-github-modern-go-reflect2-dev
     # Unpacked, not installed: the package would start a server.
     dpkg -x etcd-server_*.deb etcd

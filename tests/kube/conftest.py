@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from tests.kube.cluster import Kube, open_kube
 from tests.kube.fake import FakeKube
@@ -29,6 +30,12 @@ def kube(request: pytest.FixtureRequest) -> Iterator[Kube]:
     else:
         with FakeKube() as server:
             yield from _opened(kind, server)
+
+
+@pytest.fixture
+def core(kube: Kube) -> client.CoreV1Api:
+    """The core API in the hands of an administrator."""
+    return kube.core()
 
 
 def _opened(kind: str, server: Any) -> Iterator[Kube]:

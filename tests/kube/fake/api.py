@@ -162,21 +162,21 @@ class Verbs:
         finalizers = list(metadata.get("finalizers") or ())
         if options.get("propagationPolicy") == "Foreground" and _FOREGROUND not in finalizers:
             finalizers.append(_FOREGROUND)
-        grace_s = _grace_s(resource, item, options)
         if resource.kind == "Namespace":
+            # A controller would empty it, and then let it go.
             terminating = {**item, "status": {"phase": "Terminating"}}
             return self.store.put(resource, _doomed(terminating, finalizers, 0)), False
-        if not finalizers and grace_s == 0:
-            return self.store.remove(resource, item), True
-        known_s = metadata.get("deletionGracePeriodSeconds")
-        if (
-            known_s is not None
-            and known_s <= grace_s
-            and finalizers == metadata.get("finalizers", [])
-        ):
-            # It is going already, and no sooner for having been told again.
+        known_s, wanted_s = metadata.get("deletionGracePeriodSeconds"), _grace_s(item, options)
+        if known_s and (wanted_s is None or wanted_s >= known_s):
+            # It is going already, and only a shorter time would change that.
             return item, False
-        return self.store.put(resource, _doomed(item, finalizers, grace_s)), False
+        grace_s = wanted_s or 0
+        if grace_s or finalizers or (resource.kind == "Pod" and known_s != 0):
+            # Watches see even a pod that goes at once marked before it is gone.
+            item = self.store.put(resource, _doomed(item, finalizers, grace_s))
+        if grace_s or finalizers:
+            return item, False
+        return self.store.remove(resource, item), True
 
     def watch(self, selection: Selection, version: int) -> tuple[list[Object], int]:
         """Events after a version, and the version that they lead to."""
@@ -289,14 +289,20 @@ def _check_preconditions(resource: Resource, item: Object, wanted: Object) -> No
             )
 
 
-def _grace_s(resource: Resource, item: Object, options: Object) -> int:
-    """How long an object may take to end; only pods that are placed and run take any time."""
-    if resource.kind != "Pod" or not item["spec"].get("nodeName"):
+def _grace_s(item: Object, options: Object) -> int | None:
+    """How long an object may take to end, None for as long as it was told before.
+
+    Only pods that are placed and run take any time.
+    """
+    given: int | None = options.get("gracePeriodSeconds")
+    if "terminationGracePeriodSeconds" not in (item.get("spec") or {}):
         return 0
-    if item["status"]["phase"] in ("Succeeded", "Failed"):
+    if "deletionTimestamp" in item["metadata"]:
+        return given
+    if not item["spec"].get("nodeName") or item["status"]["phase"] in ("Succeeded", "Failed"):
         return 0
-    wanted = options.get("gracePeriodSeconds")
-    return int(item["spec"]["terminationGracePeriodSeconds"] if wanted is None else wanted)
+    own: int = item["spec"]["terminationGracePeriodSeconds"]
+    return own if given is None else given
 
 
 def _doomed(item: Object, finalizers: list[str], grace_s: int) -> Object:

@@ -20,13 +20,14 @@ class ApiError(Exception):
     def status(self) -> dict[str, Any]:
         """The body of the answer."""
         details = {} if self.retry_after_s is None else {"retryAfterSeconds": self.retry_after_s}
+        reason = {"reason": self.reason} if self.reason else {}
         return {
             "kind": "Status",
             "apiVersion": "v1",
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
+            **reason,
             "details": details,
             "code": self.code,
         }

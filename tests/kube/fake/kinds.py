@@ -151,6 +151,7 @@ def _new_pod(resource: Resource, item: Object) -> Object:
             raise _refuse(resource, item, f"{where}.image: Required value")
     if len(set(names)) < len(names):
         raise _refuse(resource, item, "spec.containers: Duplicate value")
+    _check_node_affinity(item)
     spec["containers"] = [_filled_container(container) for container in containers]
     spec.setdefault("restartPolicy", "Always")
     spec.setdefault("terminationGracePeriodSeconds", 30)
@@ -170,6 +171,20 @@ def _new_pod(resource: Resource, item: Object) -> Object:
             )
     spec["tolerations"] = tolerations
     return {**item, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
+
+
+def _check_node_affinity(item: Object) -> None:
+    affinity = (item["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for term in required.get("nodeSelectorTerms") or ():
+        for need in term.get("matchFields") or ():
+            if need["key"] != "metadata.name" or len(need.get("values") or ()) != 1:
+                raise invalid(
+                    "Pod",
+                    item["metadata"]["name"],
+                    "spec.affinity.nodeAffinity: matchFields: must be only one value when "
+                    "`operator` is 'In' or 'NotIn' for node field selector",
+                )
 
 
 def _filled_container(container: Object) -> Object:

@@ -10,8 +10,8 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json-patch+json"
 
-# How the Go types tag their lists (`patchMergeKey`), as far as tests need it. A list that is missing
-# here is replaced as a whole; taints are such a list.
+# How the Go types tag their lists (`patchMergeKey`), as far as tests need it. Other lists, taints
+# among them, are replaced as a whole.
 _MERGE_KEYS = {
     "conditions": "type",
     "addresses": "type",

@@ -53,6 +53,11 @@ def evict(verbs: Verbs, target: Target, body: Object) -> None:
     verbs.delete(plain, body.get("deleteOptions") or {})
 
 
+def _is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
 def _take_from_budget(verbs: Verbs, budgets: Resource, pod: Object) -> None:
     labels, name = pod["metadata"].get("labels") or {}, pod["metadata"]["name"]
     found = verbs.store.list(
@@ -65,13 +70,17 @@ def _take_from_budget(verbs: Verbs, budgets: Resource, pod: Object) -> None:
     if len(found) > 1:
         raise errors.ApiError(
             500,
-            "InternalError",
+            "",
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does "
             "not support.",
         )
     budget = found[0]
     status = budget.get("status") or {}
     budget_name = budget["metadata"]["name"]
+    needed = status.get("desiredHealthy", 0)
+    if not _is_ready(pod) and 0 < needed <= status.get("currentHealthy", 0):
+        # It is none of those that the budget counts on.
+        return
     if status.get("observedGeneration", 0) < budget["metadata"]["generation"]:
         raise errors.ApiError(
             429,

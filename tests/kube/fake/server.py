@@ -63,7 +63,12 @@ class FakeKube:
         self._verbs = Verbs(self._store, self._resources)
         self._access = Access(self._store, self._resources)
         self._server = _Server(self)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="fake-kube")
+        self._thread = threading.Thread(
+            # Seconds until it notices that it shall end: each test waits for that.
+            target=self._server.serve_forever,
+            args=(0.02,),
+            name="fake-kube",
+        )
         self._requests: list[Request] = []
         self.faults = Faults()
         self.admin_token = self.issue_token("admin", MASTERS)
@@ -115,6 +120,14 @@ class FakeKube:
         with self._store.lock:
             self._store.forget_changes()
             self._verbs.forget_chunks()
+
+    def freeze(self) -> None:
+        """Accept requests and answer none, watches included, until `thaw`."""
+        self.faults.freeze()
+
+    def thaw(self) -> None:
+        """Answer again, beginning with what has been waiting."""
+        self.faults.thaw()
 
     def drop_connections(self) -> None:
         """Break every connection, as the death of a server does; new ones are welcome."""
