@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from kubernetes import client
 
 from tests.kube.fake.server import Request
-from tests.kube.manifests import CONTROLLER, rights
+from tests.kube.manifests import CONTROLLER, granted, rights
 
 REQUEST_TIMEOUT_S = 20
 
@@ -31,7 +32,7 @@ class Server(Protocol):
         """For a user who may do everything."""
 
     def requests(self) -> list[Request]:
-        """What was asked for and allowed so far."""
+        """Everything that was asked for so far, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,34 @@ class Kube:
         """The core API for a token, an administrator's by default."""
         return client.CoreV1Api(self.client(token))
 
+    def write_config(self, path: Path) -> Path:
+        """A kubeconfig of the controller's service account."""
+        cluster: dict[str, Any] = {"server": self.url}
+        if self.ca is not None:
+            cluster["certificate-authority"] = str(self.ca)
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "controller", "user": {"token": self.controller_token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "controller"}}],
+        }
+        path.write_text(json.dumps(document))
+        return path
+
     def controller_requests(self) -> set[Request]:
-        """What the controller of this namespace has asked for."""
+        """What the controller of this namespace has asked for, refusals included."""
         return {asked for asked in self.server.requests() if asked.user == self.controller_user}
+
+    def unused_rights(self) -> set[tuple[str, str]]:
+        """Verb and resource of what the controller may do and has not done."""
+        return granted() - {(asked.verb, asked.resource) for asked in self.controller_requests()}
+
+    def missing_rights(self) -> set[tuple[str, str]]:
+        """Verb and resource of what the controller wanted to do and may not."""
+        asked = self.controller_requests()
+        return {(one.verb, one.resource) for one in asked if not one.is_allowed}
 
     def close(self) -> None:
         """Close the clients and take away what outlives a namespace."""

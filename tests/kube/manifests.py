@@ -38,6 +38,19 @@ def rights(namespace: str) -> list[Document]:
     return [moved(document, namespace) for document in documents() if document["kind"] in RIGHTS]
 
 
+def granted() -> set[tuple[str, str]]:
+    """Verb and resource of everything that the controller's roles allow."""
+    found = set()
+    for document in documents():
+        for rule in document.get("rules") or ():
+            for group in rule["apiGroups"]:
+                for what in rule["resources"]:
+                    plural, slash, subresource = what.partition("/")
+                    name = f"{plural}.{group}" if group else plural
+                    found |= {(verb, name + slash + subresource) for verb in rule["verbs"]}
+    return found
+
+
 def moved(document: Document, namespace: str) -> Document:
     """A copy of an object of the base in another namespace, as `kustomize` would move it."""
     metadata = dict(document["metadata"])

@@ -102,20 +102,20 @@ class RealKube:
         self.drop_connections()
 
     def requests(self) -> list[Request]:
-        """What was asked for and allowed so far, oldest first."""
+        """Everything that was asked for so far, oldest first."""
         found = []
         for line in (self._folder / "audit.log").read_text().splitlines():
             event = json.loads(line)
             about = event.get("objectRef") or {}
             # A caller whom nobody knows gets no decision.
             decisions = event.get("annotations") or {}
-            if decisions.get("authorization.k8s.io/decision") != "allow":
-                continue
+            is_allowed = decisions.get("authorization.k8s.io/decision") == "allow"
             group = about.get("apiGroup", "")
             resource = about.get("resource", "") + (f".{group}" if group else "")
             if subresource := about.get("subresource"):
                 resource += f"/{subresource}"
-            found.append(Request(event["user"]["username"], event["verb"], resource))
+            user = (event.get("user") or {}).get("username", "")
+            found.append(Request(user, event["verb"], resource, is_allowed))
         return found
 
     def _write_files(self) -> None:

@@ -61,4 +61,7 @@ def test_the_server_remembers_what_the_controller_asked_for(kube: Kube) -> None:
     assert kube.controller_requests() == {
         Request(user, "watch", "pods"),
         Request(user, "create", "pods/eviction"),
+        Request(user, "list", "pods", is_allowed=False),
     }
+    assert kube.missing_rights() == {("list", "pods")}
+    assert ("patch", "nodes") in kube.unused_rights()

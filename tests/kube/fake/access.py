@@ -43,27 +43,17 @@ class Access:
             raise ApiError(401, "Unauthorized", "Unauthorized")
         return self._tokens[token]
 
-    def authorize(self, user: User, verb: str, target: Target) -> None:
-        """ApiError 403 unless some binding grants the request."""
+    def allows(self, user: User, verb: str, target: Target) -> bool:
+        """Whether some binding grants a request."""
         if MASTERS in user.groups:
-            return
-        resource = target.resource
-        what = resource.plural + (f"/{target.subresource}" if target.subresource else "")
-        for rule in self._rules(user, target.namespace):
-            if (
-                _covers(rule, "verbs", verb)
-                and _covers(rule, "apiGroups", resource.group)
-                and _covers(rule, "resources", what)
-                and (not rule.get("resourceNames") or target.name in rule["resourceNames"])
-            ):
-                return
-        scope = (
-            f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-        )
-        name = f' "{target.name}"' if target.name else ""
-        raise forbidden(
-            f'{resource.name}{name} is forbidden: User "{user.name}" cannot {verb} resource '
-            f'"{what}" in API group "{resource.group}" {scope}'
+            return True
+        what = _what(target)
+        return any(
+            _covers(rule, "verbs", verb)
+            and _covers(rule, "apiGroups", target.resource.group)
+            and _covers(rule, "resources", what)
+            and (not rule.get("resourceNames") or target.name in rule["resourceNames"])
+            for rule in self._rules(user, target.namespace)
         )
 
     def _rules(self, user: User, namespace: str) -> list[Object]:
@@ -87,6 +77,21 @@ class Access:
 
     def _resource(self, kind: str) -> Resource:
         return next(resource for resource in self.resources if resource.kind == kind)
+
+
+def refusal(user: User, verb: str, target: Target) -> ApiError:
+    """The answer to a request that no binding grants."""
+    scope = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
+    name = f' "{target.name}"' if target.name else ""
+    return forbidden(
+        f'{target.resource.name}{name} is forbidden: User "{user.name}" cannot {verb} resource '
+        f'"{_what(target)}" in API group "{target.resource.group}" {scope}'
+    )
+
+
+def _what(target: Target) -> str:
+    plural = target.resource.plural
+    return f"{plural}/{target.subresource}" if target.subresource else plural
 
 
 def _covers(rule: Object, field_name: str, value: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.kube.fake import errors, pods
-from tests.kube.fake.access import MASTERS, Access, User, service_account_name
+from tests.kube.fake.access import MASTERS, Access, User, refusal, service_account_name
 from tests.kube.fake.api import Selection, Verbs, timestamp, typed
 from tests.kube.fake.errors import ApiError
 from tests.kube.fake.faults import Faults
@@ -52,6 +52,7 @@ class Request:
     verb: str
     resource: str
     """plural.group or plural, with /subresource."""
+    is_allowed: bool = True
 
 
 class FakeKube:
@@ -111,7 +112,7 @@ class FakeKube:
         return self._access.issue_token(User(name=user, groups=groups))
 
     def requests(self) -> list[Request]:
-        """Everything that was allowed so far, oldest first."""
+        """Everything that was asked for so far, oldest first."""
         with self._store.lock:
             return list(self._requests)
 
@@ -138,15 +139,13 @@ class FakeKube:
     ) -> tuple[int, Object]:
         """Do what an authenticated request asks: the HTTP code and the body."""
         with self._store.lock:
-            self._access.authorize(user, verb, target)
-            self._note(user, verb, target)
+            self._authorize(user, verb, target)
             return self._do(verb, target, query, body, mime)
 
     def events(self, user: User, target: Target, query: dict[str, str]) -> Iterator[Object]:
         """The events of a watch, until its time is over; ApiError before the first one."""
         with self._store.lock:
-            self._access.authorize(user, "watch", target)
-            self._note(user, "watch", target)
+            self._authorize(user, "watch", target)
             selection = Selection.of(target, query)
             asked = query.get("resourceVersion", "")
             if asked in ("", "0"):
@@ -270,9 +269,12 @@ class FakeKube:
     def _target(self, plural: str) -> Target:
         return Target(resource=next(item for item in self._resources if item.plural == plural))
 
-    def _note(self, user: User, verb: str, target: Target) -> None:
+    def _authorize(self, user: User, verb: str, target: Target) -> None:
         what = target.resource.name + (f"/{target.subresource}" if target.subresource else "")
-        self._requests.append(Request(user.name, verb, what))
+        is_allowed = self._access.allows(user, verb, target)
+        self._requests.append(Request(user.name, verb, what, is_allowed))
+        if not is_allowed:
+            raise refusal(user, verb, target)
 
 
 class _Server(ThreadingHTTPServer):

@@ -1,0 +1,280 @@
+"""deploy/kubernetes: complete, taken by the API server as it is, and enough for a controller."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+import outlast
+from controller.kube.observed import LABEL_JOB
+from tests.e2e.cluster import wait_for
+from tests.kube import played
+from tests.kube.asked import eviction, refused, running
+from tests.kube.cluster import Kube
+from tests.kube.manifests import FOLDER, NAMESPACE, RIGHTS, documents, kustomization, moved
+
+Object = dict[str, Any]
+ROOT = FOLDER.parents[1]
+JOB = FOLDER / "example-job.yaml"
+
+
+def the(kind: str, name: str) -> Object:
+    (found,) = [
+        item for item in documents() if (item["kind"], item["metadata"]["name"]) == (kind, name)
+    ]
+    return found
+
+
+def container() -> Object:
+    found: Object = the("Deployment", "outlast-controller")["spec"]["template"]["spec"]
+    (only,) = found["containers"]
+    return dict(only)
+
+
+def create(kube: Kube, document: Object) -> Object:
+    """Have the server make an object; it as the server keeps it."""
+    api, namespace = kube.client(), kube.namespace
+    core, apps = client.CoreV1Api(api), client.AppsV1Api(api)
+    match document["kind"]:
+        case "Namespace":
+            made = core.create_namespace(document)
+        case "ConfigMap":
+            made = core.create_namespaced_config_map(namespace, document)
+        case "Service":
+            made = core.create_namespaced_service(namespace, document)
+        case "PersistentVolumeClaim":
+            made = core.create_namespaced_persistent_volume_claim(namespace, document)
+        case "Deployment":
+            made = apps.create_namespaced_deployment(namespace, document)
+        case "PodDisruptionBudget":
+            made = create_budget(kube, document)
+        case kind:
+            pytest.fail(f"nothing here makes a {kind}")
+    return dict(api.sanitize_for_serialization(made))
+
+
+def create_budget(kube: Kube, document: Object) -> Object:
+    version = played.policy_version(kube.client())
+    if version == "v1beta1":
+        # What an old server knows of it: the real one here is older than our budget.
+        spec = {key: item for key, item in document["spec"].items() if key != UNHEALTHY}
+        document = {**document, "apiVersion": "policy/v1beta1", "spec": spec}
+    objects = client.CustomObjectsApi(kube.client())
+    made: Object = objects.create_namespaced_custom_object(
+        "policy", version, kube.namespace, "poddisruptionbudgets", document
+    )
+    return made
+
+
+UNHEALTHY = "unhealthyPodEvictionPolicy"
+
+
+def lost(sent: Any, kept: Any, path: str = "") -> list[str]:
+    """Where the server did not keep what it was sent."""
+    if isinstance(sent, dict) and isinstance(kept, dict):
+        return [
+            where
+            for key, value in sent.items()
+            for where in lost(value, kept.get(key), f"{path}.{key}")
+        ]
+    if isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
+        pairs = enumerate(zip(sent, kept, strict=True))
+        return [where for at, (one, other) in pairs for where in lost(one, other, f"{path}[{at}]")]
+    return [] if sent == kept else [f"{path}: {sent!r} became {kept!r}"]
+
+
+def test_the_base_lists_every_file() -> None:
+    files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml", JOB.name}
+    assert set(kustomization()["resources"]) == files
+
+
+def test_every_object_says_whose_it_is_and_where() -> None:
+    for document in documents():
+        metadata = document["metadata"]
+        assert metadata["labels"]["app.kubernetes.io/name"] == "outlast", metadata
+        is_clusters = document["kind"] in ("Namespace", "ClusterRole", "ClusterRoleBinding")
+        assert metadata.get("namespace") == (None if is_clusters else NAMESPACE), metadata
+
+
+@pytest.mark.parametrize(
+    "document",
+    [document for document in documents() if document["kind"] not in RIGHTS],
+    ids=lambda document: f"{document['kind']} {document['metadata']['name']}",
+)
+def test_the_server_keeps_every_object_as_it_is(kube: Kube, document: Object) -> None:
+    sent = moved(document, kube.namespace)
+    made = create(kube, sent)
+    if document["kind"] == "Namespace":
+        kube.core().delete_namespace(made["metadata"]["name"])
+    version = played.policy_version(kube.client())
+    if document["kind"] == "PodDisruptionBudget" and version == "v1beta1":
+        sent = {**sent, "apiVersion": "policy/v1beta1"}
+        sent["spec"] = {key: item for key, item in sent["spec"].items() if key != UNHEALTHY}
+    assert lost(sent, made) == []
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here; the loader above is")
+def test_kubectl_reads_the_same_objects() -> None:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, check=True
+    )
+
+    def by_name(found: Iterator[Object] | list[Object]) -> dict[tuple[str, str], Object]:
+        return {(item["kind"], item["metadata"]["name"]): item for item in found}
+
+    assert by_name(yaml.safe_load_all(done.stdout)) == by_name(documents())
+
+
+def test_all_images_are_of_this_release() -> None:
+    image = f"outlast:{outlast.__version__}"
+    assert container()["image"] == image
+    assert f"--kube-image={image}" in container()["args"]
+    assert f"-t {image} " in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def test_the_image_holds_every_package() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    copied = {line.split()[1] for line in dockerfile.splitlines() if line.startswith("COPY ")}
+    ignored = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    for package in ("outlast", "controller", "trainer", "checkpoint", "diagnostics"):
+        assert package in copied
+        assert f"!{package}" in ignored
+
+
+def test_the_service_leads_to_the_controller() -> None:
+    service = the("Service", "outlast-controller")["spec"]
+    template = the("Deployment", "outlast-controller")["spec"]["template"]
+    assert service["selector"].items() <= template["metadata"]["labels"].items()
+    listening = {port["name"]: port["containerPort"] for port in container()["ports"]}
+    for port in service["ports"]:
+        assert listening[port["targetPort"]] == port["port"]
+        assert f"--{port['name']}=0.0.0.0:{port['port']}" in container()["args"]
+
+
+def test_a_training_pod_is_not_drained_and_an_idle_one_is(kube: Kube) -> None:
+    create_budget(kube, moved(the("PodDisruptionBudget", "outlast-training"), kube.namespace))
+    core = kube.core()
+    for name, job in (("busy-0", "gpt"), ("idle-0", None)):
+        running(kube, name)
+        labels = {"app.kubernetes.io/component": "agent", LABEL_JOB: job}
+        core.patch_namespaced_pod(name, kube.namespace, {"metadata": {"labels": labels}})
+    played.settle_budget(kube.client(), kube.namespace, "outlast-training", disruptions_allowed=0)
+    evict = core.create_namespaced_pod_eviction
+    busy = refused(evict, "busy-0", kube.namespace, eviction("busy-0"))
+    assert busy == (429, "TooManyRequests")
+    evict("idle-0", kube.namespace, eviction("idle-0"))
+    # The controller takes the label away with the workers.
+    taken_off = {"metadata": {"labels": {LABEL_JOB: None}}}
+    core.patch_namespaced_pod("busy-0", kube.namespace, taken_off)
+    evict("busy-0", kube.namespace, eviction("busy-0"))
+
+
+def test_roles_grant_nothing_wholesale() -> None:
+    rules = [rule for document in documents() for rule in document.get("rules") or ()]
+    assert rules
+    for rule in rules:
+        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+
+
+class Deployed:
+    """The controller as the Deployment starts it, as a process of this machine."""
+
+    def __init__(self, kube: Kube, folder: Path) -> None:
+        self.state_dir = folder / "state"
+        template = folder / "pod.yaml"
+        template.write_text(the("ConfigMap", "outlast-agent-template")["data"]["pod.yaml"])
+        here = {
+            "--state-dir": str(self.state_dir),
+            "--grpc": "127.0.0.1:0",
+            "--http": "127.0.0.1:0",
+            "--kube-namespace": kube.namespace,
+            "--kube-pod-template": str(template),
+        }
+        given = dict(argument.split("=", 1) for argument in container()["args"])
+        # What a pod finds in its own file system has to be elsewhere here, and nothing else.
+        arguments = [f"{name}={value}" for name, value in (given | here).items()]
+        assert set(here) <= set(given)
+        self._log = folder / "controller.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "outlast.cli.main", *container()["command"][1:]),
+                    *arguments,
+                    *("--kube-config", str(kube.write_config(folder / "kubeconfig"))),
+                ],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where it listens, by `grpc` and `http`; empty before it does."""
+        assert self.process.poll() is None, self._log.read_text()
+        try:
+            document: dict[str, str] = json.loads((self.state_dir / "controller.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return document
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def deployed(kube: Kube, tmp_path: Path) -> Iterator[Deployed]:
+    deployed = Deployed(kube, tmp_path)
+    try:
+        wait_for(lambda: deployed.addresses, "the controller to listen")
+        yield deployed
+    finally:
+        deployed.stop()
+
+
+def test_the_controller_answers_its_probes(deployed: Deployed) -> None:
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = container()[probe]["httpGet"]
+        assert asked["port"] == "http"
+        with urllib.request.urlopen(
+            f"http://{deployed.addresses['http']}{asked['path']}", timeout=20
+        ) as answer:
+            assert answer.status == 200
+
+
+def test_the_example_job_brings_pods_with_all_devices_and_the_template(
+    kube: Kube, deployed: Deployed
+) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "outlast.cli.main", "submit", str(JOB)),
+            *("--controller", deployed.addresses["grpc"]),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    resources = yaml.safe_load(JOB.read_text())["resources"]
+    wanted = 32 // resources["workers_per_node"] + resources["standby"]
+    pods = kube.core().list_namespaced_pod
+    wait_for(lambda: len(pods(kube.namespace).items) == wanted, f"{wanted} pods")
+    for found in pods(kube.namespace).items:
+        (agent,) = found.spec.containers
+        assert agent.resources.limits == {"nvidia.com/gpu": "8"}
+        assert "/checkpoints" in [mount.mount_path for mount in agent.volume_mounts]
+        assert found.spec.security_context.run_as_user == 10001
+        dialled = agent.args[agent.args.index("--controller") + 1]
+        assert dialled.partition(":")[0] == f"outlast-controller.{kube.namespace}"
+    assert kube.missing_rights() == set()
