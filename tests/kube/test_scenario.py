@@ -1,0 +1,192 @@
+"""A job on Kubernetes from its submission to its last trace, with a host that dies on the way.
+
+The API server is the fixture's; scheduler and kubelets are played, agents and
+workers are real processes. The controller has exactly the rights of
+deploy/kubernetes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.kube import quarantine
+from tests.e2e.cluster import Cluster, wait_for
+from tests.kube.cluster import Kube
+from tests.kube.kubelets import ROOT, Kubelets
+
+pytestmark = pytest.mark.timeout(600)
+
+NUM_HOSTS = 5
+JOB: dict[str, Any] = {
+    "steps": 150,
+    "parallel": {"dp": 4, "micro_batch": 2},
+    "data": {"global_batch": 8, "max_bytes": 65536},
+}
+
+
+def kubeconfig(kube: Kube, path: Path) -> Path:
+    """A kubeconfig of the controller's service account."""
+    cluster: dict[str, Any] = {"server": kube.url}
+    if kube.ca is not None:
+        cluster["certificate-authority"] = str(kube.ca)
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "controller", "user": {"token": kube.controller_token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "controller"}}],
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+class Controller:
+    """`outlast controller` with a Kubernetes cluster, as a user starts it."""
+
+    def __init__(self, kube: Kube, folder: Path) -> None:
+        self.state_dir = folder / "state"
+        self.address = f"127.0.0.1:{_free_port()}"
+        self._log = folder / "controller.log"
+        self._command = [
+            *(sys.executable, "-m", "outlast.cli.main", "controller"),
+            *("--state-dir", str(self.state_dir)),
+            *("--grpc", self.address, "--http", "127.0.0.1:0"),
+            *("--kube-namespace", kube.namespace, "--kube-image", "outlast:test"),
+            *("--kube-controller", self.address),
+            *("--kube-workers", "1", "--kube-devices", "0"),
+            *("--kube-idle-s", "5"),
+            *("--kube-config", str(kubeconfig(kube, folder / "kubeconfig"))),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+        wait_for(lambda: self._listens(), "the controller to listen")
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is cleaned up."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    def _listens(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self._log.read_text()
+        try:
+            document = json.loads((self.state_dir / "controller.json").read_text())
+        except FileNotFoundError:
+            return False
+        return bool(document["pid"] == self.process.pid)
+
+
+@pytest.fixture
+def kubelets(kube: Kube, tmp_path: Path) -> Iterator[Kubelets]:
+    memory = Path(f"/dev/shm/outlast-kube-{os.getpid()}-{uuid.uuid4().hex[:6]}")
+    kubelets = Kubelets(kube.core(), kube.namespace, tmp_path / "pods", memory)
+    for number in range(NUM_HOSTS):
+        kubelets.add_host(f"host-{number}")
+    kubelets.start()
+    yield kubelets
+    kubelets.stop()
+    assert not kubelets.errors
+
+
+@pytest.fixture
+def controller(kube: Kube, kubelets: Kubelets, tmp_path: Path) -> Iterator[Controller]:
+    controller = Controller(kube, tmp_path)
+    controller.start()
+    yield controller
+    controller.kill()
+    print((tmp_path / "controller.log").read_text())
+
+
+def test_job_outlives_its_host_and_leaves_nothing_behind(
+    kube: Kube, kubelets: Kubelets, controller: Controller
+) -> None:
+    cluster = Cluster(controller.state_dir, lambda: controller.address)
+    core = kube.core()
+
+    reference = cluster.submit(**JOB)
+    cluster.wait_state(reference, "SUCCEEDED")
+
+    job_id = cluster.submit(**JOB)
+    cluster.wait_step(job_id, 45)
+    lost = cluster.job(job_id).nodes[1]
+    assert set(cluster.job(job_id).nodes) <= set(kubelets.hosts_in_use())
+    kubelets.fail(lost)
+
+    # Closed for everybody.
+    wait_for(lambda: quarantine.TAINT in _taints(core, lost), f"{lost} to be tainted")
+    host = core.read_node(lost)
+    assert host.spec.unschedulable
+    assert host.metadata.annotations[quarantine.SESSION].startswith(f"{lost}/")
+    assert "not ready" in host.metadata.annotations[quarantine.REASON]
+    assert host.metadata.annotations[quarantine.PRIOR_CORDON] == "false"
+
+    job = cluster.wait_state(job_id, "SUCCEEDED")
+    assert job.attempt == 2
+    (incident,) = cluster.incidents(job_id)
+    assert (incident.cause, incident.action) == ("node_lost", "replace_nodes")
+    assert [entry.phase for entry in incident.timeline].count("preflight") == 1
+    assert cluster.losses(job_id) == cluster.losses(reference)
+
+    cancelled = cluster.submit(**{**JOB, "steps": 1_000_000})
+    cluster.wait_step(cancelled, 5)
+    assert lost not in cluster.job(cancelled).nodes
+    controller.kill()
+    controller.start()
+    cluster.wait_nodes(4)
+    cluster.wait_step(cancelled, cluster.job(cancelled).step + 5)
+    assert cluster.job(cancelled).attempt == 1
+    with cluster.client as client:
+        client.cancel(cancelled)
+    cluster.wait_state(cancelled, "CANCELLED")
+    # The lost host's pod too, although its kubelet confirms nothing.
+    wait_for(lambda: not _left(core, kube.namespace), "everything of ours to be gone")
+    for number in range(NUM_HOSTS):
+        name = f"host-{number}"
+        if name != lost:
+            host = core.read_node(name)
+            assert not host.spec.unschedulable
+            assert not host.spec.taints
+            assert not _our_annotations(host)
+
+    # The bad host stays closed until a person has looked at it.
+    assert quarantine.TAINT in _taints(core, lost)
+    core.patch_node(lost, {"spec": {"unschedulable": None}})
+    wait_for(lambda: not _our_annotations(core.read_node(lost)), "the quarantine to be over")
+    assert quarantine.TAINT not in _taints(core, lost)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _taints(core: Any, host: str) -> list[str]:
+    return [taint.key for taint in core.read_node(host).spec.taints or ()]
+
+
+def _our_annotations(host: Any) -> list[str]:
+    return [key for key in host.metadata.annotations or () if key.startswith("outlast.dev/")]
+
+
+def _left(core: Any, namespace: str) -> list[str]:
+    found = [
+        *core.list_namespaced_pod(namespace).items,
+        *core.list_namespaced_service(namespace).items,
+        *core.list_namespaced_config_map(namespace, label_selector="app.kubernetes.io/name").items,
+    ]
+    return [item.metadata.name for item in found]
