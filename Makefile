@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint proto clean
+.PHONY: demo test test-kube lint proto clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +18,11 @@ demo: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/pytest
+
+# Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
+test-kube: $(STAMP)
+	tests/kube/apiserver.sh
+	$(BIN)/pytest tests/kube --kube=real
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

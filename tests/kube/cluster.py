@@ -79,8 +79,8 @@ class Kube:
         """The core API for a token, an administrator's by default."""
         return client.CoreV1Api(self.client(token))
 
-    def write_config(self, path: Path) -> Path:
-        """A kubeconfig of the controller's service account."""
+    def write_config(self, path: Path, token: str | None = None) -> Path:
+        """A kubeconfig for a token, that of the controller's service account by default."""
         cluster: dict[str, Any] = {"server": self.url}
         if self.ca is not None:
             cluster["certificate-authority"] = str(self.ca)
@@ -89,8 +89,8 @@ class Kube:
             "kind": "Config",
             "current-context": "test",
             "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": "controller", "user": {"token": self.controller_token}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "controller"}}],
+            "users": [{"name": "test", "user": {"token": token or self.controller_token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
         }
         path.write_text(json.dumps(document))
         return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,12 @@ from tests.kube.manifests import FOLDER, NAMESPACE, RIGHTS, documents, kustomiza
 Object = dict[str, Any]
 ROOT = FOLDER.parents[1]
 JOB = FOLDER / "example-job.yaml"
+# A field of the budget that servers before 1.26 do not know.
+UNHEALTHY = "unhealthyPodEvictionPolicy"
+WITH_KUBECTL = pytest.mark.skipif(
+    shutil.which("kubectl") is None,
+    reason="there is no kubectl; test_the_server_keeps_every_object_as_it_is sends the same",
+)
 
 
 def the(kind: str, name: str) -> Object:
@@ -76,7 +83,11 @@ def create_budget(kube: Kube, document: Object) -> Object:
     return made
 
 
-UNHEALTHY = "unhealthyPodEvictionPolicy"
+def kubectl(*arguments: str) -> str:
+    """What kubectl prints; it must succeed."""
+    done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def lost(sent: Any, kept: Any, path: str = "") -> list[str]:
@@ -123,16 +134,40 @@ def test_the_server_keeps_every_object_as_it_is(kube: Kube, document: Object) ->
     assert lost(sent, made) == []
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here; the loader above is")
+@WITH_KUBECTL
 def test_kubectl_reads_the_same_objects() -> None:
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, check=True
-    )
-
     def by_name(found: Iterator[Object] | list[Object]) -> dict[tuple[str, str], Object]:
         return {(item["kind"], item["metadata"]["name"]): item for item in found}
 
-    assert by_name(yaml.safe_load_all(done.stdout)) == by_name(documents())
+    assert by_name(yaml.safe_load_all(kubectl("kustomize", str(FOLDER)))) == by_name(documents())
+
+
+@WITH_KUBECTL
+def test_kubectl_applies_the_base_to_any_namespace(kube: Kube, tmp_path: Path) -> None:
+    if kube.kind == "fake":
+        pytest.skip("kubectl reads the schema of a server first; the fake has none")
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    namespace = f"{kube.namespace}-kubectl"
+    # The budget is for newer servers than the one here.
+    older = [
+        {"op": "replace", "path": "/apiVersion", "value": "policy/v1beta1"},
+        {"op": "remove", "path": f"/spec/{UNHEALTHY}"},
+    ]
+    kustomization = {
+        "namespace": namespace,
+        "nameSuffix": "-kubectl",
+        "resources": [os.path.relpath(FOLDER, overlay)],
+        "patches": [{"target": {"kind": "PodDisruptionBudget"}, "patch": json.dumps(older)}],
+    }
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    config = f"--kubeconfig={kube.write_config(tmp_path / 'kubeconfig', kube.admin_token)}"
+    made = kubectl(config, "apply", "-k", str(overlay)).splitlines()
+    assert len(made) == len(documents())
+    assert all(line.endswith(" created") for line in made)
+    again = kubectl(config, "apply", "-k", str(overlay)).splitlines()
+    assert all(line.endswith(" unchanged") for line in again)
+    kubectl(config, "delete", "-k", str(overlay), "--wait=false")
 
 
 def test_all_images_are_of_this_release() -> None:
