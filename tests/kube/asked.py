@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client, watch
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 
 from tests.kube import played
 from tests.kube.cluster import Kube

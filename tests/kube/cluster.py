@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,8 +14,6 @@ from kubernetes import client
 
 from tests.kube.fake.server import Request
 from tests.kube.manifests import CONTROLLER, granted, rights
-
-REQUEST_TIMEOUT_S = 20
 
 
 class Server(Protocol):
@@ -34,6 +34,18 @@ class Server(Protocol):
     def requests(self) -> list[Request]:
         """Everything that was asked for so far, oldest first."""
 
+    def freeze(self) -> None:
+        """Accept requests and answer none, watches included, until `thaw`."""
+
+    def thaw(self) -> None:
+        """Answer again."""
+
+    def drop_connections(self) -> None:
+        """Break every connection, as the death of a server does; all objects stay."""
+
+    def forget_changes(self) -> None:
+        """Watches of the past get 410."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kube:
@@ -41,28 +53,28 @@ class Kube:
 
     kind: str
     """fake or real."""
-    server: Any
+    server: Server
     namespace: str
     """Fresh, and all that the controller has rights in, nodes apart."""
     controller_token: str
     """For the service account of deploy/kubernetes, with exactly its rights."""
-    _clients: list[client.ApiClient] = field(default_factory=list)
+    clients: list[client.ApiClient] = field(default_factory=list)
+    """Handed out so far."""
 
     @property
     def url(self) -> str:
         """Where the server listens."""
-        return str(self.server.url)
+        return self.server.url
 
     @property
     def ca(self) -> Path | None:
         """The certificate to trust; None where the server speaks plain HTTP."""
-        ca: Path | None = self.server.ca
-        return ca
+        return self.server.ca
 
     @property
     def admin_token(self) -> str:
         """For a user who may do everything."""
-        return str(self.server.admin_token)
+        return self.server.admin_token
 
     @property
     def controller_user(self) -> str:
@@ -72,7 +84,7 @@ class Kube:
     def client(self, token: str | None = None) -> client.ApiClient:
         """A client for a token, an administrator's by default; closed with the test."""
         made = connect(self.server, token or self.admin_token)
-        self._clients.append(made)
+        self.clients.append(made)
         return made
 
     def core(self, token: str | None = None) -> client.CoreV1Api:
@@ -108,22 +120,8 @@ class Kube:
         asked = self.controller_requests()
         return {(one.verb, one.resource) for one in asked if not one.is_allowed}
 
-    def close(self) -> None:
-        """Close the clients and take away what outlives a namespace."""
-        core = self.core()
-        core.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
-        core.delete_collection_node()
-        core.delete_namespace(self.namespace)
-        rbac = client.RbacAuthorizationV1Api(self.client())
-        for binding in rbac.list_cluster_role_binding(
-            label_selector=f"test-namespace={self.namespace}"
-        ).items:
-            rbac.delete_cluster_role_binding(binding.metadata.name)
-        for made in self._clients:
-            made.close()
 
-
-def connect(server: Any, token: str) -> client.ApiClient:
+def connect(server: Server, token: str) -> client.ApiClient:
     """A client of the official library, without its silent retries."""
     configuration = client.Configuration(host=server.url)
     configuration.ssl_ca_cert = None if server.ca is None else str(server.ca)
@@ -132,10 +130,26 @@ def connect(server: Any, token: str) -> client.ApiClient:
     return client.ApiClient(configuration)
 
 
-def open_kube(kind: str, server: Any) -> Kube:
-    """A fresh namespace on a server, with the controller's account and its rights."""
+@contextmanager
+def opened(kind: str, server: Server) -> Iterator[Kube]:
+    """A fresh namespace on a server, with the controller's account and its rights, for a while."""
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     api = connect(server, server.admin_token)
+    try:
+        token = _set_up(api, namespace)
+        kube = Kube(kind=kind, server=server, namespace=namespace, controller_token=token)
+        try:
+            yield kube
+        finally:
+            for made in kube.clients:
+                made.close()
+            _clean_up(api, namespace)
+    finally:
+        api.close()
+
+
+def _set_up(api: client.ApiClient, namespace: str) -> str:
+    """Make what the controller needs before it starts; the token of its account."""
     core = client.CoreV1Api(api)
     core.create_namespace({"metadata": {"name": namespace}})
     rbac = client.RbacAuthorizationV1Api(api)
@@ -151,8 +165,18 @@ def open_kube(kind: str, server: Any) -> Kube:
                 rbac.create_cluster_role(document)
             case "ClusterRoleBinding":
                 rbac.create_cluster_role_binding(document)
-    issued = core.create_namespaced_service_account_token(
-        CONTROLLER, namespace, {"spec": {"audiences": [], "expirationSeconds": 7200}}
-    )
-    api.close()
-    return Kube(kind=kind, server=server, namespace=namespace, controller_token=issued.status.token)
+    lifetime = {"spec": {"audiences": [], "expirationSeconds": 7200}}
+    issued = core.create_namespaced_service_account_token(CONTROLLER, namespace, lifetime)
+    return str(issued.status.token)
+
+
+def _clean_up(api: client.ApiClient, namespace: str) -> None:
+    """Take away what outlives a namespace, or would be seen from others."""
+    core = client.CoreV1Api(api)
+    core.delete_collection_namespaced_pod(namespace, grace_period_seconds=0)
+    core.delete_collection_node()
+    core.delete_namespace(namespace)
+    rbac = client.RbacAuthorizationV1Api(api)
+    ours = f"test-namespace={namespace}"
+    rbac.delete_collection_cluster_role_binding(label_selector=ours)
+    rbac.delete_collection_cluster_role(label_selector=ours)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from kubernetes import client
 
-from tests.kube.cluster import Kube, open_kube
+from tests.kube.cluster import Kube, opened
 from tests.kube.fake import FakeKube
 from tests.kube.server import RealKube
 
 
 @pytest.fixture(scope="session")
 def real_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[RealKube]:
     with RealKube(tmp_path_factory.mktemp("kube")) as server:
         yield server
@@ -26,21 +25,14 @@ def kube(request: pytest.FixtureRequest) -> Iterator[Kube]:
     """A server and a fresh namespace: in memory, or the real one with `--kube=real`."""
     kind: str = request.config.getoption("--kube")
     if kind == "real":
-        yield from _opened(kind, request.getfixturevalue("real_server"))
+        with opened(kind, request.getfixturevalue("real_server")) as kube:
+            yield kube
     else:
-        with FakeKube() as server:
-            yield from _opened(kind, server)
+        with FakeKube() as server, opened(kind, server) as kube:
+            yield kube
 
 
 @pytest.fixture
 def core(kube: Kube) -> client.CoreV1Api:
     """The core API in the hands of an administrator."""
     return kube.core()
-
-
-def _opened(kind: str, server: Any) -> Iterator[Kube]:
-    kube = open_kube(kind, server)
-    try:
-        yield kube
-    finally:
-        kube.close()

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from kubernetes import client
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import urllib3
 from kubernetes import client, watch
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 
 from tests.kube.asked import (
     events,

@@ -68,7 +68,7 @@ class Access:
         return rules
 
     def _all(self, kind: str, namespace: str) -> list[Object]:
-        return self.store.list(self._resource(kind), namespace, lambda item: True)
+        return self.store.find(self._resource(kind), namespace, lambda item: True)
 
     def _role(self, binding: Object, namespace: str) -> list[Object]:
         kind, name = binding["roleRef"]["kind"], binding["roleRef"]["name"]

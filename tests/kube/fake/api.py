@@ -68,7 +68,7 @@ class Verbs:
             raise errors.not_found(target.resource.name, target.name)
         return item
 
-    def list(self, target: Target, query: dict[str, str]) -> Object:
+    def listing(self, target: Target, query: dict[str, str]) -> Object:
         """A list object, or a chunk of one when `limit` asks for it."""
         if token := query.get("continue"):
             if token not in self._chunks:
@@ -76,7 +76,7 @@ class Verbs:
             items, version = self._chunks.pop(token), token.partition("-")[0]
         else:
             selection = Selection.of(target, query)
-            items = self.store.list(selection.resource, selection.namespace, selection.wanted)
+            items = self.store.find(selection.resource, selection.namespace, selection.wanted)
             version = str(self.store.version)
         limit = int(query.get("limit") or 0) or len(items)
         metadata: Object = {"resourceVersion": version}
@@ -150,7 +150,7 @@ class Verbs:
 
     def delete_all(self, target: Target, query: dict[str, str], options: Object) -> Object:
         """Delete what selectors choose; the list of what was there."""
-        found = self.list(target, {**query, "limit": ""})
+        found = self.listing(target, {**query, "limit": ""})
         for item in found["items"]:
             self.remove(target.resource, item, options)
         return found

@@ -60,7 +60,7 @@ def _is_ready(pod: Object) -> bool:
 
 def _take_from_budget(verbs: Verbs, budgets: Resource, pod: Object) -> None:
     labels, name = pod["metadata"].get("labels") or {}, pod["metadata"]["name"]
-    found = verbs.store.list(
+    found = verbs.store.find(
         budgets,
         pod["metadata"]["namespace"],
         lambda budget: matches_labels(budget["spec"].get("selector") or {}, labels),

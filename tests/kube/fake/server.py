@@ -150,7 +150,7 @@ class FakeKube:
             asked = query.get("resourceVersion", "")
             if asked in ("", "0"):
                 version = self._store.version
-                present = self._store.list(
+                present = self._store.find(
                     selection.resource, selection.namespace, selection.wanted
                 )
             else:
@@ -192,7 +192,7 @@ class FakeKube:
         resource, verbs = target.resource, self._verbs
         match verb:
             case "list":
-                return 200, verbs.list(target, query)
+                return 200, verbs.listing(target, query)
             case "get":
                 return 200, typed(resource, verbs.get(target))
             case "create" if target.subresource:

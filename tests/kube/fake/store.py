@@ -47,7 +47,7 @@ class Store:
         """The object; None when there is none."""
         return self._objects.get(resource.plural, {}).get((namespace, name))
 
-    def list(self, resource: Resource, namespace: str, wanted: Predicate) -> list[Object]:
+    def find(self, resource: Resource, namespace: str, wanted: Predicate) -> list[Object]:
         """Objects by namespace and name; an empty `namespace` means all."""
         found = sorted(self._objects.get(resource.plural, {}).items())
         return [item for (place, _), item in found if namespace in ("", place) and wanted(item)]
