@@ -105,11 +105,9 @@ def policy_version(api: client.ApiClient) -> str:
 
 
 def collect_garbage(api: client.ApiClient, namespace: str) -> None:
-    """The garbage collector: whatever is owned by objects that are gone goes too."""
+    """The garbage collector: pods and services whose owner, a config map, is gone go too."""
     core = client.CoreV1Api(api)
     owners = {item.metadata.uid for item in core.list_namespaced_config_map(namespace).items}
-    policy, version = client.CustomObjectsApi(api), policy_version(api)
-    budgets = ("policy", version, namespace, "poddisruptionbudgets")
     for pod in core.list_namespaced_pod(namespace).items:
         if _is_orphan(pod.metadata.owner_references, owners):
             core.delete_namespaced_pod(pod.metadata.name, namespace, grace_period_seconds=0)
@@ -117,10 +115,6 @@ def collect_garbage(api: client.ApiClient, namespace: str) -> None:
         if _is_orphan(service.metadata.owner_references, owners):
             # The answer is a Status on old servers, which the client takes for a broken Service.
             core.delete_namespaced_service(service.metadata.name, namespace, _preload_content=False)
-    for budget in policy.list_namespaced_custom_object(*budgets)["items"]:
-        references = budget["metadata"].get("ownerReferences")
-        if references and all(reference["uid"] not in owners for reference in references):
-            policy.delete_namespaced_custom_object(*budgets, budget["metadata"]["name"])
 
 
 def refusal(error: ApiException) -> tuple[int, str]:

@@ -273,10 +273,16 @@ def test_what_an_anchor_owns_can_be_collected(kube: Kube, core: client.CoreV1Api
     owned["metadata"]["ownerReferences"] = [owner | {"uid": anchor.metadata.uid}]
     core.create_namespaced_pod(kube.namespace, owned)
     core.create_namespaced_pod(kube.namespace, pod("w-1"))
+    service = {
+        "metadata": {"name": "agents", "ownerReferences": owned["metadata"]["ownerReferences"]},
+        "spec": {"clusterIP": "None"},
+    }
+    core.create_namespaced_service(kube.namespace, service)
     core.delete_namespaced_config_map(
         "anchor", kube.namespace, body={"propagationPolicy": "Background"}
     )
     played.collect_garbage(kube.client(), kube.namespace)
+    assert core.list_namespaced_service(kube.namespace).items == []
     left = core.list_namespaced_pod(kube.namespace).items
     assert [item.metadata.name for item in left] == ["w-1"]
 

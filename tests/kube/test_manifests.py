@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -168,6 +169,18 @@ def test_kubectl_applies_the_base_to_any_namespace(kube: Kube, tmp_path: Path) -
     again = kubectl(config, "apply", "-k", str(overlay)).splitlines()
     assert all(line.endswith(" unchanged") for line in again)
     kubectl(config, "delete", "-k", str(overlay), "--wait=false")
+
+
+@WITH_KUBECTL
+def test_the_kustomization_of_the_guide_is_one(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "how-to" / "run-on-kubernetes.md").read_text()
+    (written,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    written = written.replace("../deploy/kubernetes", os.path.relpath(FOLDER, tmp_path))
+    (tmp_path / "kustomization.yaml").write_text(written)
+    made = yaml.safe_load_all(kubectl("kustomize", str(tmp_path)))
+    (deployment,) = [item for item in made if item["kind"] == "Deployment"]
+    (only,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert f"--kube-image={only['image']}" in only["args"][-2:]
 
 
 def test_all_images_are_of_this_release() -> None:
