@@ -8,5 +8,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kube",
         choices=("fake", "real"),
         default="fake",
-        help="the Kubernetes API server of tests/kube: in memory, or kube-apiserver and etcd",
+        help="the Kubernetes API server of tests/kube: in memory, or kube-apiserver and etcd "
+        "(see `make test-kube`)",
     )

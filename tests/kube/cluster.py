@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from kubernetes import client
 
-from tests.kube.fake.server import Request
 from tests.kube.manifests import CONTROLLER, granted, rights
+from tests.kube.request import Request
 
 
 class Server(Protocol):

@@ -16,8 +16,9 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tests.kube.fake.server import ADMIN_TOKEN, Request
+from tests.kube.request import Request
 
+ADMIN_TOKEN = "admin-token"
 # Both were up within 7 s on two cores; other work may be slower by far.
 READY_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0

@@ -14,8 +14,8 @@ from tests.kube.asked import (
     running,
 )
 from tests.kube.cluster import Kube
-from tests.kube.fake.server import Request
 from tests.kube.manifests import CONTROLLER
+from tests.kube.request import Request
 
 
 def test_an_unknown_token_is_unauthorized(kube: Kube) -> None:

@@ -197,6 +197,9 @@ def test_the_image_holds_every_package() -> None:
     for package in ("outlast", "controller", "trainer", "checkpoint", "diagnostics"):
         assert package in copied
         assert f"!{package}" in ignored
+        for path in (ROOT / package).rglob("*"):
+            if path.is_symlink():
+                assert path.resolve().relative_to(ROOT).parts[0] in copied
 
 
 def test_the_service_leads_to_the_controller() -> None:

@@ -1,58 +1,25 @@
-"""The HTTP side: from a request to a verb and back, a thread per connection."""
+"""The server: users, rights and watches around the verbs."""
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
-from tests.kube.fake import errors, pods
+from tests.kube.fake import pods
 from tests.kube.fake.access import MASTERS, Access, User, refusal, service_account_name
 from tests.kube.fake.api import Selection, Verbs, timestamp, typed
 from tests.kube.fake.errors import ApiError
 from tests.kube.fake.faults import Faults
+from tests.kube.fake.http import HttpServer
 from tests.kube.fake.resources import Target, parse_path, resources
 from tests.kube.fake.store import Object, Store
+from tests.kube.request import Request
 
-ADMIN_TOKEN = "admin-token"
 # The real server's is about a minute; tests want to see one.
 BOOKMARK_PERIOD_S = 0.5
 _WATCH_LIMIT_S = 300
-_KNOWN_PARAMETERS = frozenset(
-    (
-        "allowWatchBookmarks",
-        "continue",
-        "fieldManager",
-        "fieldSelector",
-        "fieldValidation",
-        "gracePeriodSeconds",
-        "labelSelector",
-        "limit",
-        "pretty",
-        "propagationPolicy",
-        "resourceVersion",
-        "resourceVersionMatch",
-        "timeoutSeconds",
-        "watch",
-    )
-)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Request:
-    """What somebody asked for, as rights name it."""
-
-    user: str
-    verb: str
-    resource: str
-    """plural.group or plural, with /subresource."""
-    is_allowed: bool = True
 
 
 class FakeKube:
@@ -63,7 +30,7 @@ class FakeKube:
         self._store = Store(num_changes)
         self._verbs = Verbs(self._store, self._resources)
         self._access = Access(self._store, self._resources)
-        self._server = _Server(self)
+        self._server = HttpServer(self)
         self._thread = threading.Thread(
             # Seconds until it notices that it shall end: each test waits for that.
             target=self._server.serve_forever,
@@ -100,6 +67,8 @@ class FakeKube:
         self._server.drop_connections()
         self._thread.join()
         self._server.server_close()
+        if self._server.failures:
+            raise self._server.failures[0]
 
     def __enter__(self) -> FakeKube:
         return self.start()
@@ -239,23 +208,12 @@ class FakeKube:
         }
 
     def discover(self, path: str) -> Object | None:
-        """The documents that say what is served; None for any other path."""
-        served = {(item.group, item.version) for item in self._resources if item.group}
-        match path.strip("/").split("/"):
-            case ["version"]:
-                old = any(version == "v1beta1" for _, version in served)
-                major_minor = "1.20" if old else "1.30"
-                major, _, minor = major_minor.partition(".")
-                return {"major": major, "minor": minor, "gitVersion": f"v{major_minor}.0-fake"}
-            case ["apis"]:
-                groups = [_group(group, version) for group, version in sorted(served)]
-                return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-            case ["apis", group] if any(group == known for known, _ in served):
-                version = next(version for known, version in served if known == group)
-                return {"kind": "APIGroup", "apiVersion": "v1", **_group(group, version)}
-            case ["healthz" | "readyz" | "livez"]:
-                return {}
-        return None
+        """The list of what is served; None for the path of anything else."""
+        if path.strip("/") != "apis":
+            return None
+        served = sorted({(item.group, item.version) for item in self._resources if item.group})
+        groups = [_group(group, version) for group, version in served]
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
     def authenticate(self, header: str | None) -> User:
         """The caller; ApiError 401 for an unknown token."""
@@ -275,135 +233,6 @@ class FakeKube:
         self._requests.append(Request(user.name, verb, what, is_allowed))
         if not is_allowed:
             raise refusal(user, verb, target)
-
-
-class _Server(ThreadingHTTPServer):
-    # Connections are broken before their threads are waited for.
-    daemon_threads = False
-
-    def __init__(self, kube: FakeKube) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.kube = kube
-        self._connections: set[socket.socket] = set()
-        self._connections_lock = threading.Lock()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._connections_lock:
-            self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._connections_lock:
-            self._connections.discard(request)
-        super().shutdown_request(request)
-
-    def drop_connections(self) -> None:
-        with self._connections_lock:
-            for connection in self._connections:
-                try:
-                    connection.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are part of the tests."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    # Without it every answer waits for the client's delayed acknowledgement.
-    disable_nagle_algorithm = True
-    server: _Server
-
-    def do_GET(self) -> None:
-        self._serve("get", "list")
-
-    def do_POST(self) -> None:
-        self._serve("create", "create")
-
-    def do_PUT(self) -> None:
-        self._serve("update", "")
-
-    def do_PATCH(self) -> None:
-        self._serve("patch", "")
-
-    def do_DELETE(self) -> None:
-        self._serve("delete", "deletecollection")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is printed."""
-
-    def _serve(self, object_verb: str, collection_verb: str) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        raw = self.rfile.read(length)
-        kube = self.server.kube
-        kube.faults.wait_open()
-        parts = urlsplit(self.path)
-        try:
-            user = kube.authenticate(self.headers.get("Authorization"))
-            if (document := kube.discover(parts.path)) is not None:
-                self._reply(200, document)
-                return
-            target = kube.target(parts.path)
-            verb = object_verb if target.name else collection_verb
-            query = _query(parts.query)
-            watching = verb in ("list", "get") and query.get("watch") == "true"
-            error, is_lost = kube.faults.take("watch" if watching else verb, target.resource.plural)
-            if error is not None:
-                raise error
-            if watching:
-                self._send_events(kube.events(user, target, query))
-                return
-            body = _parse(raw)
-            mime = self.headers.get("Content-Type", "").partition(";")[0]
-            code, answer = kube.answer(user, verb, target, query, body, mime)
-        except ApiError as error:
-            self._reply(error.code, error.status(), error.retry_after_s)
-            return
-        if is_lost:
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
-        self._reply(code, answer)
-
-    def _reply(self, code: int, document: Object, retry_after_s: int | None = None) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if retry_after_s is not None:
-            self.send_header("Retry-After", str(retry_after_s))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _send_events(self, events: Iterator[Object]) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for event in events:
-            line = json.dumps(event).encode() + b"\n"
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
-        self.wfile.write(b"0\r\n\r\n")
-
-
-def _query(text: str) -> dict[str, str]:
-    query = dict(parse_qsl(text, keep_blank_values=True))
-    unknown = sorted(set(query) - _KNOWN_PARAMETERS)
-    if unknown:
-        raise errors.bad_request(f"the fake does not know the parameters {', '.join(unknown)}")
-    query["watch"] = "true" if query.get("watch") in ("true", "True", "1") else ""
-    query["allowWatchBookmarks"] = query.get("allowWatchBookmarks", "").lower()
-    return query
-
-
-def _parse(raw: bytes) -> Any:
-    if not raw:
-        return {}
-    try:
-        return json.loads(raw)
-    except ValueError as error:
-        raise errors.bad_request(f"the body is not JSON: {error}") from error
 
 
 def _options(query: dict[str, str], body: Any) -> Object:
