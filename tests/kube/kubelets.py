@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ class Kubelets:
     """On tmpfs: the pods' shared memory."""
     runs: bool = True
     """Whether containers become processes; else pods only look as if they ran."""
+    on_began: Callable[[str, str], None] = lambda host, uid: None
+    """A container has begun on a host; called in the thread with the pod's uid."""
+    on_ended: Callable[[str, str], None] = lambda host, uid: None
+    """It has ended, with its host or because it was told to."""
     failed: set[str] = field(default_factory=set)
     errors: list[BaseException] = field(default_factory=list)
 
@@ -89,8 +94,11 @@ class Kubelets:
         with self._lock:
             self.failed.add(name)
             for pod in self._pods():
-                if pod.spec.node_name == name and pod.metadata.uid in self._containers:
+                if pod.spec.node_name != name:
+                    continue
+                if pod.metadata.uid in self._containers:
                     _kill(self._containers[pod.metadata.uid])
+                self.on_ended(name, pod.metadata.uid)
         self.set_ready(name, "Unknown")
 
     def hosts_in_use(self) -> list[str]:
@@ -163,6 +171,7 @@ class Kubelets:
             self._containers[pod.metadata.uid] = self._spawn(pod)
         status = {"phase": "Running", "podIP": POD_IP, "hostIP": POD_IP}
         self.core.patch_namespaced_pod_status(pod.metadata.name, self.namespace, {"status": status})
+        self.on_began(pod.spec.node_name, pod.metadata.uid)
 
     def _finish(self, pod: Any) -> None:
         """The container is told to end; the pod goes when it has."""
@@ -172,12 +181,11 @@ class Kubelets:
             return
         if container is not None:
             _kill(container)
-        self.core.delete_namespaced_pod(
-            pod.metadata.name,
-            self.namespace,
-            grace_period_seconds=0,
-            body={"preconditions": {"uid": pod.metadata.uid}},
-        )
+        if pod.spec.node_name:
+            self.on_ended(pod.spec.node_name, pod.metadata.uid)
+        # Options in the query do not count when there is a body.
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}}
+        self.core.delete_namespaced_pod(pod.metadata.name, self.namespace, body=options)
 
     def _spawn(self, pod: Any) -> _Container:
         (spec,) = pod.spec.containers

@@ -34,23 +34,6 @@ JOB: dict[str, Any] = {
 }
 
 
-def kubeconfig(kube: Kube, path: Path) -> Path:
-    """A kubeconfig of the controller's service account."""
-    cluster: dict[str, Any] = {"server": kube.url}
-    if kube.ca is not None:
-        cluster["certificate-authority"] = str(kube.ca)
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "clusters": [{"name": "test", "cluster": cluster}],
-        "users": [{"name": "controller", "user": {"token": kube.controller_token}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "controller"}}],
-    }
-    path.write_text(json.dumps(document))
-    return path
-
-
 class Controller:
     """`outlast controller` with a Kubernetes cluster, as a user starts it."""
 
@@ -66,7 +49,7 @@ class Controller:
             *("--kube-controller", self.address),
             *("--kube-workers", "1", "--kube-devices", "0"),
             *("--kube-idle-s", "5"),
-            *("--kube-config", str(kubeconfig(kube, folder / "kubeconfig"))),
+            *("--kube-config", str(kube.write_config(folder / "kubeconfig"))),
         ]
         self.process: subprocess.Popen[bytes] | None = None
 
