@@ -183,3 +183,95 @@ def test_two_jobs_never_share_a_node() -> None:
     assert driver.job(JobId("other")).state is JobState.QUEUED
     driver.join("n4")
     assert driver.job(JobId("other")).nodes == ("n3", "n4")
+
+
+# What a cluster says of its hosts
+
+
+def _gone(node: str, detail: str, *, blames_host: bool) -> ev.NodeGone:
+    return ev.NodeGone(node=NodeId(node), detail=detail, at_s=1100.0, blames_host=blames_host)
+
+
+def test_a_node_that_was_taken_away_is_replaced_and_not_held_against_its_host() -> None:
+    driver = Driver().running()
+    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    lines = driver.send(_gone("n2", "its pod was deleted", blames_host=False))
+    assert "n2 RELEASED" in lines
+    assert "evict n2" not in lines
+    assert driver.job().state is JobState.SUSPENDING
+    assert driver.node("n2").quarantine == ""
+    assert driver.join("n2", incarnation="two")[:1] == ["n2 READY"]
+
+
+def test_a_quarantine_has_one_session_from_the_fault_until_the_node_is_in_use() -> None:
+    driver = _quarantined()
+    session = driver.node("n2").quarantine
+    assert session.startswith("n2/")
+    driver.join("n2")
+    driver.answer("job/a1/stop/n2")
+    driver.wait(SETTINGS.cooldown_s)
+    driver.answer_all("n2/suite/")
+    assert driver.node("n2").state is NodeState.VALIDATING
+    assert driver.node("n2").quarantine == session
+    driver.answer_all("n2/suite/")
+    assert driver.node("n2").quarantine == ""
+
+
+def test_a_lost_host_is_in_quarantine_without_costing_the_breaker() -> None:
+    driver = Driver().running()
+    driver.lose("n2")
+    assert driver.node("n2").state is NodeState.RETIRED
+    assert driver.node("n2").quarantine.startswith("n2/")
+    assert driver.node("n2").quarantines_s == ()
+
+
+def test_a_person_returns_a_node_that_is_not_there_and_it_is_free_when_it_joins() -> None:
+    driver = Driver().running()
+    driver.lose("n2")
+    assert driver.send(ev.NodeUncordonRequested(node=NodeId("n2")))[0] == "n2 RELEASED"
+    assert driver.node("n2").quarantine == ""
+    # Nobody judges it silent meanwhile.
+    assert driver.send(ev.NodeSilent(node=NodeId("n2"), silent_s=60.0)) == []
+    assert driver.join("n2", incarnation="two")[:1] == ["n2 READY"]
+
+
+def test_a_cluster_that_takes_its_word_back_is_believed() -> None:
+    driver = Driver().running()
+    driver.send(_gone("n2", "its host is not ready", blames_host=True))
+    # Its agent is well, so nothing is taken away.
+    assert driver.job().state is JobState.RUNNING
+    driver.send(ev.NodeBack(node=NodeId("n2")))
+    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    assert driver.job().state is JobState.RUNNING
+
+
+def test_a_closed_host_keeps_its_job_and_gets_no_new_one() -> None:
+    driver = Driver().running()
+    driver.send(ev.NodeClosed(node=NodeId("n2"), reason="cordoned by others"))
+    driver.send(ev.NodeClosed(node=NodeId("n3"), reason="cordoned by others"))
+    assert driver.job().state is JobState.RUNNING
+    driver.submit(JobId("second"), nodes=1)
+    assert driver.job(JobId("second")).state is JobState.QUEUED
+    # It stays closed when its agent starts anew.
+    driver.join("n3", incarnation="two")
+    assert driver.job(JobId("second")).state is JobState.QUEUED
+    driver.send(ev.NodeClosed(node=NodeId("n3"), reason=""))
+    assert driver.job(JobId("second")).nodes == (NodeId("n3"),)
+
+
+def test_a_free_node_is_given_back_when_asked_for_and_one_in_use_is_not() -> None:
+    driver = Driver().running()
+    assert driver.send(ev.NodeReleased(node=NodeId("n2"))) == []
+    assert driver.send(ev.NodeReleased(node=NodeId("n3"))) == ["n3 RELEASED"]
+    assert driver.send(ev.NodeReleased(node=NodeId("nobody"))) == []
+
+
+def test_a_free_node_that_still_has_something_to_do_is_not_given_back() -> None:
+    driver = Driver().running()
+    driver.send(ev.JobCancelRequested(job_id=JOB))
+    driver.answer_all("/stop/")
+    assert driver.node("n2").state is NodeState.READY
+    # It uploads and cleans up for the job that has ended.
+    assert driver.send(ev.NodeReleased(node=NodeId("n2"))) == []
+    driver.answer_all("/forget/")
+    assert driver.send(ev.NodeReleased(node=NodeId("n2"))) == ["n2 RELEASED"]
