@@ -36,6 +36,7 @@ _STATE_STYLES = {
     "SUSPECT": "yellow",
     "QUARANTINED": "red",
     "RETIRED": "red",
+    "RELEASED": "dim",
 }
 
 

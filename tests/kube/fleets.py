@@ -109,7 +109,7 @@ class Fleet:
         self._changes.fire()
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        await until(condition, what, within_s=15.0)
+        await until(condition, what, within_s=60.0)
 
     def _make_cluster(self) -> KubeCluster:
         return KubeCluster(

@@ -21,6 +21,7 @@ from typing import Any
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from controller.local.processes import members_of
 
@@ -117,9 +118,12 @@ class Kubelets:
             try:
                 with self._lock:
                     self._turn()
+            except HTTPError:
+                # The server is away; kubelets go on when it is back.
+                continue
             except ApiException as error:
-                # Another writer was faster; the next turn sees what is true.
-                if error.status not in (404, 409):
+                # Another writer was faster, or the server is starting and grants nothing yet.
+                if error.status not in (403, 404, 409, 500, 503):
                     self.errors.append(error)
 
     def _turn(self) -> None:
