@@ -95,6 +95,8 @@ class Context:
     now_s: float = 0.0
     reconciling_until_s: float | None = None
     blind_until_s: float | None = None
+    # How it stands with nodes that the cluster brings.
+    awaited: str = ""
     # Do not call it blindness again before the last suspicion is well over.
     trusting_until_s: float = 0.0
     facts: list[Fact] = field(default_factory=list)

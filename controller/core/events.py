@@ -166,6 +166,13 @@ class NodeReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesAwaited:
+    """How it stands with nodes that the cluster brings; "" when it brings none."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCordonRequested:
     node: NodeId
 
@@ -270,5 +277,6 @@ Event = (
     | JobStalled
     | CheckpointCommitted
     | CheckpointFailed
+    | NodesAwaited
     | NodeEvent
 )

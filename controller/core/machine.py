@@ -105,6 +105,8 @@ class Machine:
                 incidents.checkpoint_committed(ctx, event)
             case ev.CheckpointFailed():
                 incidents.checkpoint_failed(ctx, event)
+            case ev.NodesAwaited(detail=detail):
+                ctx.awaited = detail
             case ev.CommandFinished():
                 self._command_finished(event)
             case _:

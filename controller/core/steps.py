@@ -43,7 +43,7 @@ def advance(ctx: Context, job_id: JobId) -> None:
 def _leave_queue(ctx: Context, job: JobRecord) -> bool:
     free = nodes.free_nodes(ctx, job)
     if len(free) < job.plan.nodes:
-        ctx.put_job(job, reason=_shortage(job, len(free), "for its first start"))
+        ctx.put_job(job, reason=_shortage(ctx, job, len(free), "for its first start"))
         return False
     ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
     return True
@@ -64,7 +64,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
             node = ctx.state.nodes[node_id]
             nodes.run_suite(ctx, node, "preflight", job.plan.preflight_timeout_s, job)
         return True
-    reason = _shortage(job, job.plan.nodes - len(missing), _missing_why(ctx, job))
+    reason = _shortage(ctx, job, job.plan.nodes - len(missing), _missing_why(ctx, job))
     if reason != job.reason:
         ctx.put_job(job, reason=reason)
         ctx.emit(
@@ -273,12 +273,13 @@ def _suspect(ctx: Context, job: JobRecord, verdict: Verdict) -> None:
             )
 
 
-def _shortage(job: JobRecord, have: int, why: str) -> str:
+def _shortage(ctx: Context, job: JobRecord, have: int, why: str) -> str:
     plan = job.plan
+    advice = "add one with `outlast agent`, or return one with `outlast nodes uncordon`"
     return (
         f"waiting for {plan.nodes - have} more node(s): needs {plan.nodes} with "
         f"{plan.workers_per_node} worker places each, has {have} {why}; "
-        "add one with `outlast agent`, or return one with `outlast nodes uncordon`"
+        f"{ctx.awaited or advice}"
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, assert_never
 
-from controller.core.events import NodeEvent
+from controller.core.events import NodeEvent, NodesAwaited
 from controller.core.facts import State
 from controller.kube import objects
 from controller.kube.actions import (
@@ -61,7 +61,7 @@ class KubeCluster:
         *,
         state: Callable[[], State],
         incarnations: Callable[[], Mapping[NodeId, str]],
-        post: Callable[[NodeEvent], None],
+        post: Callable[[NodeEvent | NodesAwaited], None],
         changes: Changes,
         clock: Clock,
     ) -> None:

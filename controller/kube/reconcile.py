@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.events import NodeEvent, NodeReleased, NodeUncordonRequested
+from controller.core.events import NodeEvent, NodeReleased, NodesAwaited, NodeUncordonRequested
 from controller.core.records import NodeRecord
 from controller.core.states import FREE, NodeState
 from controller.kube import objects, quarantine
@@ -38,7 +38,7 @@ _IN_USE = (*FREE, NodeState.ASSIGNED, NodeState.SUSPECT)
 class Plan:
     """What to tell the machine, and what to do meanwhile, in any order."""
 
-    events: tuple[NodeEvent, ...]
+    events: tuple[NodeEvent | NodesAwaited, ...]
     actions: tuple[Action, ...]
 
 
@@ -66,7 +66,7 @@ class Reconciler:
     def plan(self, view: View) -> Plan:
         """What to do about the present difference."""
         self._waits.begin(view.now_s)
-        events = self._signs.events(view)
+        told = self._signs.events(view)
         host_events, host_actions = self._quarantines(view)
         pods_out, on_the_way = self._pods(view)
         released, shaped = self._shape(view, on_the_way)
@@ -74,7 +74,9 @@ class Reconciler:
         if view.num_wanted == 0 and not view.pods and self._may_have_base:
             actions.append(RemoveBase())
         self._waits.end()
-        return Plan(events=(*events, *host_events, *released), actions=tuple(actions))
+        awaited = self._signs.awaited(on_the_way)
+        events = (*told, *host_events, *released, *awaited)
+        return Plan(events=events, actions=tuple(actions))
 
     def _quarantines(self, view: View) -> tuple[list[NodeEvent], list[Action]]:
         """Close the hosts of nodes in quarantine, open those that are not any more."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controller.core.events import NodeBack, NodeClosed, NodeEvent, NodeGone
+from controller.core.events import NodeBack, NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.core.states import AWAY
 from controller.kube.observed import Pod
 from controller.kube.quarantine import closed_by_others, evicted_by_others
@@ -28,6 +28,9 @@ class _Loss:
     blames_host: bool
 
 
+_MAX_WORDS = 300
+
+
 class Signs:
     """Remembers what was told, and tells what is new."""
 
@@ -39,6 +42,7 @@ class Signs:
         self._known: dict[NodeId, None] = {}
         self._gone: dict[NodeId, tuple[_Loss, float]] = {}
         self._closed: dict[NodeId, str] = {}
+        self._awaited = ""
 
     def events(self, view: View) -> list[NodeEvent]:
         """What the machine must be told now."""
@@ -55,6 +59,14 @@ class Signs:
                 self._closed[name] = closed
                 events.append(NodeClosed(node=name, reason=closed))
         return events
+
+    def awaited(self, on_the_way: list[Pod]) -> list[NodesAwaited]:
+        """How it stands with pods that are no nodes yet, if that has changed."""
+        detail = _words_for(on_the_way)
+        if detail == self._awaited:
+            return []
+        self._awaited = detail
+        return [NodesAwaited(detail=detail)]
 
     def is_usable(self, name: NodeId) -> bool:
         """Whether, by the last look, nothing spoke against a new place on a node."""
@@ -98,3 +110,16 @@ def _pod_trouble(pod: Pod | None) -> str:
     if pod.deleting:
         return f"its pod {pod.name} is being deleted{why}"
     return "" if pod.is_alive else f"its pod {pod.name} has {pod.phase.lower()}{why}"
+
+
+def _words_for(on_the_way: list[Pod]) -> str:
+    """Such as `3 pods are on their way; outlast-agent-2 is Pending: Unschedulable: …`."""
+    if not on_the_way:
+        return ""
+    told = [pod for pod in sorted(on_the_way, key=lambda pod: pod.name) if pod.detail]
+    count = len(on_the_way)
+    words = f"{count} pod{'s are' if count > 1 else ' is'} on the way"
+    if told:
+        where = f" on {told[0].host}" if told[0].host else ""
+        words += f"; {told[0].name}{where} is {told[0].phase}: {told[0].detail}"
+    return words[:_MAX_WORDS]

@@ -13,6 +13,7 @@ from controller.core.events import (
     NodeClosed,
     NodeGone,
     NodeReleased,
+    NodesAwaited,
     NodeUncordonRequested,
 )
 from controller.core.records import JobPlan, JobRecord, NodeRecord, Wanted
@@ -73,7 +74,7 @@ def test_pods_on_their_way_and_nodes_in_use_are_counted() -> None:
         )
     )
     assert plan.actions == (CreatePod(name="outlast-agent-3", avoid=()),)
-    assert plan.events == ()
+    assert plan.events == (NodesAwaited(detail="1 pod is on the way"),)
 
 
 def test_new_pods_keep_off_hosts_that_are_out() -> None:
@@ -395,6 +396,16 @@ def test_agents_that_people_start_elsewhere_are_not_the_clusters_to_judge() -> N
         view(nodes=(node("laptop", NodeState.ASSIGNED),), hosts=(host("host-1"),), num_wanted=1)
     )
     assert plan.events == ()
+
+
+def test_jobs_are_told_once_what_their_pods_wait_for() -> None:
+    why = "Unschedulable: 0/4 nodes are available"
+    seen = view(num_wanted=2, pods=(pod("outlast-agent-0"), pod("outlast-agent-1", detail=why)))
+    reconciler = Reconciler(CONFIG)
+    told = f"2 pods are on the way; outlast-agent-1 is Pending: {why}"
+    assert reconciler.plan(seen).events == (NodesAwaited(detail=told),)
+    assert reconciler.plan(seen).events == ()
+    assert reconciler.plan(view()).events == (NodesAwaited(detail=""),)
 
 
 # How many

@@ -275,3 +275,11 @@ def test_a_free_node_that_still_has_something_to_do_is_not_given_back() -> None:
     assert driver.send(ev.NodeReleased(node=NodeId("n2"))) == []
     driver.answer_all("/forget/")
     assert driver.send(ev.NodeReleased(node=NodeId("n2"))) == ["n2 RELEASED"]
+
+
+def test_a_job_without_nodes_says_how_it_stands_with_those_that_are_to_come() -> None:
+    driver = Driver()
+    driver.submit()
+    assert "outlast agent" in driver.job().reason
+    driver.send(ev.NodesAwaited(detail="2 pods are on the way"))
+    assert driver.job().reason.endswith("for its first start; 2 pods are on the way")
