@@ -105,7 +105,7 @@ def quarantine(ctx: Context, node: NodeRecord, reason: str) -> bool:
         reason,
         job=None,
         quarantines_s=sessions,
-        quarantine=_session(ctx, node),
+        quarantine=node.session_of(ctx.now_s),
         timer_s=ctx.now_s + ctx.settings.abandon_s,
         passes=0,
     )
@@ -129,7 +129,7 @@ def breaker_opens_s(ctx: Context) -> float:
 def retire(ctx: Context, node: NodeRecord, reason: str) -> None:
     """Give a node up."""
     close_commands(ctx, node.node, "the node is retired", keep_stops=False)
-    session = node.quarantine or _session(ctx, node)
+    session = node.quarantine or node.session_of(ctx.now_s)
     ctx.move_node(node, NodeState.RETIRED, reason, job=None, passes=0, quarantine=session)
     ctx.emit(EvictNode(node=node.node, reason=reason))
     ctx.emit(Alert(summary=f"node {node.node} is retired: {reason}"))
@@ -153,10 +153,6 @@ def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) ->
 def _breaker_limit(ctx: Context) -> int:
     fleet = [node for node in ctx.state.nodes.values() if node.state not in AWAY]
     return max(1, int(ctx.settings.breaker_share * len(fleet)))
-
-
-def _session(ctx: Context, node: NodeRecord) -> str:
-    return f"{node.node}/{ctx.now_s:.0f}"
 
 
 def _breaker_is_open(ctx: Context) -> bool:

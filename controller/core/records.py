@@ -173,6 +173,10 @@ class NodeRecord:
     # The incarnation of the agent that could not kill its workers, "" when there is none.
     stuck: str = ""
 
+    def session_of(self, began_s: float) -> str:
+        """Id of the quarantine session of this node that began then."""
+        return f"{self.node}/{began_s:.0f}"
+
     @property
     def is_stuck(self) -> bool:
         """Whether workers that nobody can kill are still there, as far as is known."""

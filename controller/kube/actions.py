@@ -17,6 +17,15 @@ class CreatePod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeHost:
+    """Start an agent on a host in quarantine, so that checks can end the session."""
+
+    name: str
+    host: NodeId
+    session: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
     """Delete a pod; `grace_s` 0 without waiting for its host."""
 
@@ -58,4 +67,4 @@ class RemoveBase:
     """Nothing is left that needs the fleet's anchor and service."""
 
 
-Action = CreatePod | DeletePod | EvictPod | LabelPod | PatchHost | RemoveBase
+Action = CreatePod | ProbeHost | DeletePod | EvictPod | LabelPod | PatchHost | RemoveBase

@@ -26,6 +26,7 @@ from controller.kube.actions import (
     EvictPod,
     LabelPod,
     PatchHost,
+    ProbeHost,
     RemoveBase,
 )
 from controller.kube.api import KubeApi
@@ -191,13 +192,13 @@ class KubeCluster:
     async def _do_all(self, actions: Sequence[Action]) -> bool:
         """Do all of it at once, as far as that goes; whether nothing failed."""
         anchor_uid, has_base = "", True
-        if any(isinstance(action, CreatePod) for action in actions):
+        if any(isinstance(action, CreatePod | ProbeHost) for action in actions):
             try:
                 anchor_uid = await self._call(self._api.make_base)
             except KubeError as error:
                 self._failed("MakeBase", error)
                 has_base = False
-                actions = [action for action in actions if not isinstance(action, CreatePod)]
+                actions = [a for a in actions if not isinstance(a, CreatePod | ProbeHost)]
         done = await asyncio.gather(*(self._try(action, anchor_uid) for action in actions))
         return has_base and all(done)
 
@@ -230,6 +231,10 @@ class KubeCluster:
                 manifest = objects.agent_pod(self._config, name, anchor_uid, avoid)
                 await self._call(api.create_pod, manifest)
                 logger.info("pod created: pod=%s avoided=%d", name, len(avoid))
+            case ProbeHost(name=name, host=host, session=session):
+                manifest = objects.probe_pod(self._config, name, anchor_uid, host, session)
+                await self._call(api.create_pod, manifest)
+                logger.info("host is tried again: host=%s pod=%s", host, name)
             case DeletePod(name=name, uid=uid, grace_s=grace_s, why=why):
                 await self._call(api.delete_pod, name, uid, grace_s)
                 logger.info("pod deleted: pod=%s grace_s=%s %s", name, grace_s, why)

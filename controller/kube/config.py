@@ -32,6 +32,8 @@ class Patience:
     """A node that no job needs goes back to the cluster after so long."""
     join_s: float = 900.0
     """From a pod's binding until its agent must have joined; pulling an image takes minutes."""
+    probe_s: float = 600.0
+    """From the loss of a host until it is tried again, once, if it works by then."""
     evict_s: float = 30.0
     """From the first refused eviction until our own pod is deleted instead."""
     terminate_s: float = 30.0

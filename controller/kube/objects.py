@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 from controller.kube.config import KubeConfig
-from controller.kube.observed import LABEL_JOB, Json, Pod
+from controller.kube.observed import ANNOTATION_PROBES, LABEL_JOB, Json, Pod
+from controller.kube.quarantine import TAINT
 from outlast.ids import NodeId
 
 APP = "outlast"
@@ -138,7 +139,27 @@ def agent_pod(
         },
     }
     pod = cast(Json, merge(pod, config.pod_template))
-    return _keep_off(pod, avoid) if avoid else pod
+    if not avoid:
+        return pod
+    # The API server takes one value a requirement there.
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [host]} for host in avoid]
+    return _place(pod, away)
+
+
+def probe_pod(config: KubeConfig, name: str, anchor_uid: str, host: NodeId, session: str) -> Json:
+    """An agent on one host that is in quarantine, to find out whether it works again."""
+    pod = agent_pod(config, name, anchor_uid)
+    there = [{"key": "metadata.name", "operator": "In", "values": [host]}]
+    past = {
+        "metadata": {"annotations": {ANNOTATION_PROBES: session}},
+        "spec": {
+            "tolerations": [
+                {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+                for key in (TAINT, "node.kubernetes.io/unschedulable")
+            ]
+        },
+    }
+    return _place(cast(Json, merge(pod, past)), there)
 
 
 def tolerations(config: KubeConfig) -> tuple[Mapping[str, object], ...]:
@@ -243,18 +264,17 @@ def _one_per_host() -> Json:
     return {"podAntiAffinity": {_REQUIRED: [term]}}
 
 
-def _keep_off(pod: Json, avoid: tuple[NodeId, ...]) -> Json:
-    """Hosts by their own name: a label of it need not say the same.
+def _place(pod: Json, fields: list[Json]) -> Json:
+    """The pod bound to what is said of its host's own name: a label need not say the same.
 
-    The API server takes one value a requirement there, and all of a term must hold. A
-    template's own terms are alternatives to each other, so each of them needs ours.
+    All fields of a term must hold. A template's own terms are alternatives to each other, so
+    each of them needs ours.
     """
-    away = [{"key": "metadata.name", "operator": "NotIn", "values": [host]} for host in avoid]
     affinity = pod["spec"]["affinity"]
     on_nodes = affinity.get("nodeAffinity") or {}
     required = on_nodes.get(_REQUIRED) or {}
     terms = [
-        {**term, "matchFields": [*term.get("matchFields", ()), *away]}
+        {**term, "matchFields": [*term.get("matchFields", ()), *fields]}
         for term in required.get("nodeSelectorTerms") or [{}]
     ]
     kept = {**on_nodes, _REQUIRED: {**required, "nodeSelectorTerms": terms}}

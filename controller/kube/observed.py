@@ -16,6 +16,7 @@ Json = dict[str, Any]
 # A pod in one of these runs nothing any more.
 ENDED_PHASES = ("Succeeded", "Failed")
 LABEL_JOB = "outlast.dev/job"
+ANNOTATION_PROBES = "outlast.dev/probes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,8 @@ class Pod:
     deleting: bool = False
     job: str = ""
     """Label with the job whose workers it holds."""
+    probes: str = ""
+    """Annotation with the quarantine session that its agent shall try to end."""
 
     @property
     def is_alive(self) -> bool:
@@ -95,6 +98,7 @@ def read_pod(document: Json) -> Pod:
         detail=_detail(status),
         deleting=bool(metadata.get("deletionTimestamp")),
         job=(metadata.get("labels") or {}).get(LABEL_JOB) or "",
+        probes=(metadata.get("annotations") or {}).get(ANNOTATION_PROBES) or "",
     )
 
 

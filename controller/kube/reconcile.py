@@ -21,6 +21,7 @@ from controller.kube.actions import (
     EvictPod,
     LabelPod,
     PatchHost,
+    ProbeHost,
     RemoveBase,
 )
 from controller.kube.config import KubeConfig
@@ -30,6 +31,8 @@ from controller.kube.view import View
 from controller.kube.waits import Waits
 from outlast.ids import NodeId
 
+# Hosts that are tried again at the same time.
+MAX_PROBES = 4
 # A job's, or about to become one's.
 _IN_USE = (*FREE, NodeState.ASSIGNED, NodeState.SUSPECT)
 
@@ -48,10 +51,13 @@ class Reconciler:
     def __init__(self, config: KubeConfig) -> None:
         self._config = config
         self._fleet = f"{config.namespace}/{config.fleet}"
-        self._signs = Signs(self._fleet, objects.tolerations(config))
+        self._tolerations = objects.tolerations(config)
+        self._signs = Signs(self._fleet, self._tolerations)
         self._waits = Waits()
         # Hosts on which a pod came to nothing, and until when no other is tried there.
         self._shunned: dict[NodeId, float] = {}
+        # Sessions whose host was tried again: once, then a person must look at it.
+        self._probed: dict[str, None] = {}
         # Deleted once when the fleet is empty, in case an earlier controller left it.
         self._may_have_base = True
 
@@ -70,7 +76,9 @@ class Reconciler:
         host_events, host_actions = self._quarantines(view)
         pods_out, on_the_way = self._pods(view)
         released, shaped = self._shape(view, on_the_way)
-        actions = [*host_actions, *pods_out, *self._labels(view), *shaped]
+        names = [action.name for action in shaped if isinstance(action, CreatePod)]
+        probes = self._probes(view, names)
+        actions = [*host_actions, *pods_out, *self._labels(view), *shaped, *probes]
         if view.num_wanted == 0 and not view.pods and self._may_have_base:
             actions.append(RemoveBase())
         self._waits.end()
@@ -125,6 +133,9 @@ class Reconciler:
                     actions.append(_delete(pod, f"its agent did not join in time {pod.detail}"))
                 else:
                     on_the_way.append(pod)
+            elif node.state is NodeState.RETIRED and pod.probes == node.quarantine:
+                if view.num_wanted == 0 or self._is_late(pod):
+                    actions.append(_delete(pod, "its agent need not or did not join"))
             elif self._must_leave(view, node):
                 actions += self._evict(pod, f"its node is {node.state}: {node.reason}")
         return actions, on_the_way
@@ -188,6 +199,43 @@ class Reconciler:
         surplus = surplus[:-missing] if missing else []
         actions: list[Action] = [_delete(pod, "no job needs it any more") for pod in surplus]
         return self._given_back(view, -missing - len(surplus)), actions
+
+    def _probes(self, view: View, taken: list[str]) -> list[Action]:
+        """Try lost hosts that work again, while there are jobs that could use them.
+
+        Only those that the cluster alone called bad. Where our own checks failed, or nobody
+        was heard of for hours, a person must act.
+        """
+        self._probed.update(dict.fromkeys(pod.probes for pod in view.pods if pod.probes))
+        due = [
+            node
+            for node in view.nodes.values()
+            if node.state is NodeState.RETIRED
+            and node.quarantine not in ("", *map(node.session_of, node.quarantines_s))
+            and node.quarantine not in self._probed
+            and view.wall_s > node.since_s + self._config.patience.probe_s
+            and view.pod_on(node.node) is None
+            and self._works(view, node.node)
+        ]
+        running = sum(bool(pod.probes) for pod in view.pods)
+        due = due[: max(0, MAX_PROBES - running)] if view.num_wanted else []
+        pods = [*view.pods, *(Pod(name=name, uid="", host=None, phase="") for name in taken)]
+        names = objects.free_names(self._config.fleet, pods, len(due))
+        actions: list[Action] = []
+        for name, node in zip(names, due, strict=True):
+            self._may_have_base = True
+            actions.append(ProbeHost(name=name, host=node.node, session=node.quarantine))
+        return actions
+
+    def _works(self, view: View, name: NodeId) -> bool:
+        """Whether a host is ready, and closed by nobody but us."""
+        host = view.hosts.get(name)
+        return (
+            host is not None
+            and not host.not_ready
+            and bool(quarantine.session_of(host, self._fleet))
+            and not quarantine.closed_by_others(host, self._fleet, self._tolerations)
+        )
 
     def _is_useful(self, node: NodeRecord) -> bool:
         if node.state in FREE:

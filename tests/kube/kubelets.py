@@ -102,6 +102,12 @@ class Kubelets:
                 self.on_ended(name, pod.metadata.uid)
         self.set_ready(name, "Unknown")
 
+    def mend(self, name: str) -> None:
+        """A host that had failed runs again, with nothing on it."""
+        self.set_ready(name, "True")
+        with self._lock:
+            self.failed.remove(name)
+
     def hosts_in_use(self) -> list[str]:
         """Hosts with a pod that is not being deleted."""
         return sorted(
@@ -149,15 +155,20 @@ class Kubelets:
     def _fits(self, pod: Any, host: Any, taken: set[str]) -> bool:
         name = host.metadata.name
         ready = any(c.type == "Ready" and c.status == "True" for c in host.status.conditions or ())
-        tainted = any(taint.effect != "PreferNoSchedule" for taint in host.spec.taints or ())
-        if name in taken or not ready or tainted or host.spec.unschedulable:
+        marks = [taint.key for taint in host.spec.taints or ()]
+        if host.spec.unschedulable:
+            marks.append("node.kubernetes.io/unschedulable")
+        # Tolerations for a while count for pods that run, not for new ones.
+        tolerated = [t.key for t in pod.spec.tolerations or () if t.toleration_seconds is None]
+        if name in taken or not ready or not set(marks) <= set(tolerated):
             return False
         affinity = pod.spec.affinity.node_affinity
         if affinity is None:
             return True
         terms = affinity.required_during_scheduling_ignored_during_execution.node_selector_terms
         return any(
-            all(name not in need.values for need in term.match_fields or ()) for term in terms
+            all((name in need.values) == (need.operator == "In") for need in term.match_fields)
+            for term in terms
         )
 
     def _bind(self, pod: Any, host: str) -> None:

@@ -24,7 +24,7 @@ from controller.kube.errors import (
 )
 from outlast.ids import NodeId
 from tests.kube.cluster import Kube
-from tests.kube.fleets import Fleet, fleet
+from tests.kube.fleets import HURRIED, Fleet, fleet
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -186,6 +186,28 @@ def test_uncordon_by_hand_ends_the_quarantine(kube: Kube, tmp_path: Path) -> Non
             host = it.host(lost)
             assert not host.spec.unschedulable
             assert quarantine.TAINT not in taints(host)
+
+    play(scenario)
+
+
+def test_lost_host_that_works_again_is_checked_and_opened(kube: Kube, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(kube, tmp_path, hosts=2) as it:
+            await it.running(2)
+            lost = it.driver.job().nodes[0]
+            assert lost is not None
+            await asyncio.to_thread(it.kubelets.fail, lost)
+            await it.until(lambda: is_closed(it.host(lost)), "the quarantine")
+            it.driver.answer_all("/stop/")
+            await asyncio.to_thread(it.kubelets.mend, lost)
+            it.driver.now_s += HURRIED.probe_s + 1.0
+            await it.until(lambda: it.node(lost).state == "VALIDATING", "an agent on the host")
+            assert is_closed(it.host(lost))
+            it.driver.answer_all(f"{lost}/suite/")
+            it.driver.answer_all(f"{lost}/suite/")
+            await it.until(lambda: not annotations(it.host(lost)), "the release")
+            assert not is_closed(it.host(lost))
+            assert lost in it.driver.job().nodes
 
     play(scenario)
 

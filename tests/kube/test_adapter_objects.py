@@ -84,6 +84,21 @@ def test_hosts_to_avoid_are_kept_out_of_every_alternative_of_a_template() -> Non
     assert pools[0].keys() == {"matchExpressions"}
 
 
+def test_probe_goes_to_its_host_past_cordon_and_taint() -> None:
+    made = objects.probe_pod(CONFIG, "outlast-agent-0", "uid", NodeId("host-1"), "host-1/100")
+    affinity = made["spec"]["affinity"]["nodeAffinity"]
+    rule = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["nodeSelectorTerms"] == [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["host-1"]}]}
+    ]
+    tolerated = {item["key"] for item in made["spec"]["tolerations"]}
+    assert {"outlast.dev/fault", "node.kubernetes.io/unschedulable"} <= tolerated
+    seen = read_pod({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    assert seen.probes == "host-1/100"
+    ordinary = objects.agent_pod(CONFIG, "outlast-agent-0", "uid")
+    assert "outlast.dev/fault" not in {item["key"] for item in ordinary["spec"]["tolerations"]}
+
+
 def test_template_is_merged_by_name() -> None:
     config = replace(
         CONFIG,

@@ -25,6 +25,7 @@ from controller.kube.actions import (
     EvictPod,
     LabelPod,
     PatchHost,
+    ProbeHost,
     RemoveBase,
 )
 from controller.kube.observed import Host, Pod, Taint, read_host
@@ -313,6 +314,49 @@ def test_quarantine_of_another_fleet_is_left_alone() -> None:
     record = node("host-1", NodeState.RETIRED, quarantine=SESSION)
     plan = Reconciler(CONFIG).plan(view(nodes=(record,), hosts=(theirs,)))
     assert "PatchHost" not in kinds(plan.actions)
+
+
+# Hosts that work again
+
+LOST = node("host-1", NodeState.RETIRED, quarantine=SESSION, since_s=100.0)
+
+
+def test_lost_host_that_works_again_is_tried_once() -> None:
+    seen = view(
+        num_wanted=1,
+        nodes=(LOST, node("host-2", NodeState.ASSIGNED)),
+        hosts=(quarantined(host("host-1")), host("host-2")),
+        pods=(pod("outlast-agent-0", on="host-2", job="gpt-1"),),
+    )
+    reconciler = Reconciler(CONFIG)
+    assert reconciler.plan(replace(seen, wall_s=700.0)).actions == ()
+    probe = ProbeHost(name="outlast-agent-1", host=NodeId("host-1"), session=SESSION)
+    assert reconciler.plan(replace(seen, wall_s=701.0)).actions == (probe,)
+    # An answer that was lost is no reason not to try.
+    assert reconciler.plan(replace(seen, wall_s=702.0)).actions == (probe,)
+    there = pod("outlast-agent-1", on="host-1", probes=SESSION)
+    busy = replace(seen, wall_s=703.0, pods=(*seen.pods, there))
+    assert reconciler.plan(busy).actions == ()
+    # It came to nothing.
+    assert reconciler.plan(replace(seen, wall_s=5000.0)).actions == ()
+    (action,) = reconciler.plan(replace(busy, num_wanted=0)).actions
+    assert isinstance(action, DeletePod)
+
+
+@pytest.mark.parametrize(
+    ("record", "seen"),
+    [
+        (LOST, replace(quarantined(host("host-1")), not_ready="Ready is Unknown")),
+        (LOST, quarantined(host("host-1", unschedulable=True))),
+        (LOST, host("host-1")),
+        # Our own checks had failed, or nobody was heard of for hours.
+        (replace(LOST, quarantines_s=(100.0,)), quarantined(host("host-1"))),
+        (replace(LOST, state=NodeState.REPAIRING), quarantined(host("host-1"))),
+    ],
+)
+def test_host_that_a_person_must_look_at_is_not_tried(record: NodeRecord, seen: Host) -> None:
+    plan = Reconciler(CONFIG).plan(view(num_wanted=1, nodes=(record,), hosts=(seen,), now_s=5000.0))
+    assert "ProbeHost" not in kinds(plan.actions)
 
 
 # Signs

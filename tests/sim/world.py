@@ -50,13 +50,18 @@ class Cluster:
     def report_gone(self, node: NodeId, detail: str) -> None:
         if self._world.nodes[node].is_on:
             return
-        event = ev.NodeGone(node=node, detail=detail, at_s=self._world.now_s)
+        # Without a draw of its own, so that seeds keep their meaning.
+        blames_host = int(self._world.now_s) % 2 == 0
+        event = ev.NodeGone(
+            node=node, detail=detail, at_s=self._world.now_s, blames_host=blames_host
+        )
         self._gone[node] = event
         self._world.checkers.suspect(node, "gone")
         self._world.controller.handle(event)
 
     def returned(self, node: NodeId) -> None:
-        self._gone.pop(node, None)
+        if self._gone.pop(node, None) is not None:
+            self._world.controller.handle(ev.NodeBack(node=node))
 
     def evict(self, node: NodeId) -> None:
         self._world.kill_node(node, why="evicted")
