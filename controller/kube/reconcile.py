@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.events import NodeEvent, NodeReleased, NodesAwaited, NodeUncordonRequested
+from controller.core.events import NodeEvent, NodeReleased, NodesAwaited
 from controller.core.records import NodeRecord
 from controller.core.states import FREE, NodeState
 from controller.kube import objects, quarantine
@@ -20,19 +20,17 @@ from controller.kube.actions import (
     DeletePod,
     EvictPod,
     LabelPod,
-    PatchHost,
     ProbeHost,
     RemoveBase,
 )
 from controller.kube.config import KubeConfig
 from controller.kube.observed import Host, Pod
+from controller.kube.quarantines import Quarantines
 from controller.kube.signs import Signs
 from controller.kube.view import View
 from controller.kube.waits import Waits
 from outlast.ids import NodeId
 
-# Hosts that are tried again at the same time.
-MAX_PROBES = 4
 # A job's, or about to become one's.
 _IN_USE = (*FREE, NodeState.ASSIGNED, NodeState.SUSPECT)
 
@@ -51,13 +49,12 @@ class Reconciler:
     def __init__(self, config: KubeConfig) -> None:
         self._config = config
         self._fleet = f"{config.namespace}/{config.fleet}"
-        self._tolerations = objects.tolerations(config)
-        self._signs = Signs(self._fleet, self._tolerations)
+        tolerations = objects.tolerations(config)
+        self._signs = Signs(self._fleet, tolerations)
+        self._quarantines = Quarantines(self._fleet, tolerations, config.patience.probe_s)
         self._waits = Waits()
         # Hosts on which a pod came to nothing, and until when no other is tried there.
         self._shunned: dict[NodeId, float] = {}
-        # Sessions whose host was tried again: once, then a person must look at it.
-        self._probed: dict[str, None] = {}
         # Deleted once when the fleet is empty, in case an earlier controller left it.
         self._may_have_base = True
 
@@ -73,45 +70,16 @@ class Reconciler:
         """What to do about the present difference."""
         self._waits.begin(view.now_s)
         told = self._signs.events(view)
-        host_events, host_actions = self._quarantines(view)
+        lifted, patches = self._quarantines.compare(view)
         pods_out, on_the_way = self._pods(view)
         released, shaped = self._shape(view, on_the_way)
-        names = [action.name for action in shaped if isinstance(action, CreatePod)]
-        probes = self._probes(view, names)
-        actions = [*host_actions, *pods_out, *self._labels(view), *shaped, *probes]
+        actions = [*patches, *pods_out, *self._labels(view), *shaped]
         if view.num_wanted == 0 and not view.pods and self._may_have_base:
             actions.append(RemoveBase())
         self._waits.end()
         awaited = self._signs.awaited(on_the_way)
-        events = (*told, *host_events, *released, *awaited)
+        events = (*told, *lifted, *released, *awaited)
         return Plan(events=events, actions=tuple(actions))
-
-    def _quarantines(self, view: View) -> tuple[list[NodeEvent], list[Action]]:
-        """Close the hosts of nodes in quarantine, open those that are not any more."""
-        events: list[NodeEvent] = []
-        actions: list[Action] = []
-        for host in view.hosts.values():
-            # Of a node that the journal has never seen nothing is known: only a person
-            # may open its host again.
-            node = view.nodes.get(host.name)
-            if node is None or quarantine.is_anothers(host, self._fleet):
-                continue
-            session = quarantine.session_of(host, self._fleet)
-            if node.quarantine and session != node.quarantine:
-                wanted = quarantine.Quarantine(
-                    session=node.quarantine,
-                    fleet=self._fleet,
-                    reason=node.reason,
-                    since_s=node.since_s,
-                )
-                patch = quarantine.quarantine_patch(host, wanted)
-                actions.append(PatchHost(host=host.name, patch=patch, what="quarantine"))
-            elif node.quarantine and quarantine.human_released(host, self._fleet):
-                events.append(NodeUncordonRequested(node=host.name))
-            elif session and not node.quarantine:
-                patch = quarantine.release_patch(host)
-                actions.append(PatchHost(host=host.name, patch=patch, what="release"))
-        return events, actions
 
     def _pods(self, view: View) -> tuple[list[Action], list[Pod]]:
         """What must go, and which pods are still on their way to become nodes."""
@@ -188,54 +156,24 @@ class Reconciler:
     def _shape(self, view: View, on_the_way: list[Pod]) -> tuple[list[NodeEvent], list[Action]]:
         """Have as many nodes as are wanted: more pods, or fewer."""
         useful = [node for node in view.nodes.values() if self._is_useful(node)]
-        missing = view.num_wanted - len(useful) - len(on_the_way)
-        if missing > 0:
-            self._may_have_base = True
-            names = objects.free_names(self._config.fleet, view.pods, missing)
-            avoid = self._avoided(view)
-            return self._given_back(view, 0), [CreatePod(name=name, avoid=avoid) for name in names]
+        surplus = len(useful) + len(on_the_way) - view.num_wanted
         # Nothing runs yet in those that are on their way, least of all in unbound ones.
-        surplus = sorted(on_the_way, key=lambda pod: (pod.host is not None, pod.name))
-        surplus = surplus[:-missing] if missing else []
-        actions: list[Action] = [_delete(pod, "no job needs it any more") for pod in surplus]
-        return self._given_back(view, -missing - len(surplus)), actions
+        early = sorted(on_the_way, key=lambda pod: (pod.host is not None, pod.name))
+        early = early[: max(0, surplus)]
+        actions: list[Action] = [_delete(pod, "no job needs it any more") for pod in early]
+        actions += self._new_pods(view, max(0, -surplus))
+        return self._given_back(view, max(0, surplus - len(early))), actions
 
-    def _probes(self, view: View, taken: list[str]) -> list[Action]:
-        """Try lost hosts that work again, while there are jobs that could use them.
-
-        Only those that the cluster alone called bad. Where our own checks failed, or nobody
-        was heard of for hours, a person must act.
-        """
-        self._probed.update(dict.fromkeys(pod.probes for pod in view.pods if pod.probes))
-        due = [
-            node
-            for node in view.nodes.values()
-            if node.state is NodeState.RETIRED
-            and node.quarantine not in ("", *map(node.session_of, node.quarantines_s))
-            and node.quarantine not in self._probed
-            and view.wall_s > node.since_s + self._config.patience.probe_s
-            and view.pod_on(node.node) is None
-            and self._works(view, node.node)
-        ]
-        running = sum(bool(pod.probes) for pod in view.pods)
-        due = due[: max(0, MAX_PROBES - running)] if view.num_wanted else []
-        pods = [*view.pods, *(Pod(name=name, uid="", host=None, phase="") for name in taken)]
-        names = objects.free_names(self._config.fleet, pods, len(due))
-        actions: list[Action] = []
-        for name, node in zip(names, due, strict=True):
-            self._may_have_base = True
+    def _new_pods(self, view: View, count: int) -> list[Action]:
+        """As many pods as nodes are missing, and one on each lost host that is to be tried."""
+        probes = self._quarantines.to_probe(view) if view.num_wanted else []
+        names = objects.free_names(self._config.fleet, view.pods, count + len(probes))
+        self._may_have_base = self._may_have_base or bool(names)
+        avoid = self._avoided(view)
+        actions: list[Action] = [CreatePod(name=name, avoid=avoid) for name in names[:count]]
+        for name, node in zip(names[count:], probes, strict=True):
             actions.append(ProbeHost(name=name, host=node.node, session=node.quarantine))
         return actions
-
-    def _works(self, view: View, name: NodeId) -> bool:
-        """Whether a host is ready, and closed by nobody but us."""
-        host = view.hosts.get(name)
-        return (
-            host is not None
-            and not host.not_ready
-            and bool(quarantine.session_of(host, self._fleet))
-            and not quarantine.closed_by_others(host, self._fleet, self._tolerations)
-        )
 
     def _is_useful(self, node: NodeRecord) -> bool:
         if node.state in FREE:

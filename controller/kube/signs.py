@@ -20,15 +20,13 @@ from controller.kube.view import View
 from outlast.ids import NodeId
 
 TELL_AGAIN_S = 5.0
+_MAX_WORDS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loss:
     detail: str
     blames_host: bool
-
-
-_MAX_WORDS = 300
 
 
 class Signs:

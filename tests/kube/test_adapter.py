@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from prometheus_client import CollectorRegistry, generate_latest
 
 from controller.core import events as ev
 from controller.core.facts import fold
@@ -22,6 +23,7 @@ from controller.kube.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
+from controller.kube.metrics import KubeMetrics
 from outlast.ids import NodeId
 from tests.kube.cluster import Kube
 from tests.kube.fleets import HURRIED, Fleet, fleet
@@ -46,6 +48,12 @@ def taints(host: Any) -> list[str]:
 
 def is_closed(host: Any) -> bool:
     return bool(host.spec.unschedulable) and quarantine.TAINT in taints(host)
+
+
+def registered(it: Fleet) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(KubeMetrics(it.cluster))
+    return registry
 
 
 def forbid_disruption(kube: Kube) -> None:
@@ -354,6 +362,11 @@ def test_server_that_is_away_stops_nothing(
             assert it.driver.job().state == "RUNNING"
             kube.server.thaw()
             await it.until(lambda: len(it.kubelets.hosts_in_use()) == 3, "the pods after all")
+            page = generate_latest(registered(it)).decode()
+            assert 'outlast_kube_operations_total{operation="CreatePod",result="ok"} 3.0' in page
+            failed = 'outlast_kube_operations_total{operation="MakeBase",result="failed"}'
+            assert failed in page
+            assert 'outlast_kube_pods{phase="Running"}' in page
 
     play(scenario)
     assert "trying again" in caplog.text

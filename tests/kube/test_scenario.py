@@ -151,6 +151,7 @@ def test_job_outlives_its_host_and_leaves_nothing_behind(
     core.patch_node(lost, {"spec": {"unschedulable": None}})
     wait_for(lambda: not _our_annotations(core.read_node(lost)), "the quarantine to be over")
     assert quarantine.TAINT not in _taints(core, lost)
+    assert kube.missing_rights() == set()
 
 
 def _free_port() -> int:
