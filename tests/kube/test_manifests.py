@@ -150,16 +150,17 @@ def test_kubectl_applies_the_base_to_any_namespace(kube: Kube, tmp_path: Path) -
     overlay = tmp_path / "overlay"
     overlay.mkdir()
     namespace = f"{kube.namespace}-kubectl"
-    # The budget is for newer servers than the one here.
     older = [
         {"op": "replace", "path": "/apiVersion", "value": "policy/v1beta1"},
         {"op": "remove", "path": f"/spec/{UNHEALTHY}"},
     ]
+    for_budgets = {"target": {"kind": "PodDisruptionBudget"}, "patch": json.dumps(older)}
+    is_old = played.policy_version(kube.client()) == "v1beta1"
     kustomization = {
         "namespace": namespace,
         "nameSuffix": "-kubectl",
         "resources": [os.path.relpath(FOLDER, overlay)],
-        "patches": [{"target": {"kind": "PodDisruptionBudget"}, "patch": json.dumps(older)}],
+        "patches": [for_budgets] if is_old else [],
     }
     (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     config = f"--kubeconfig={kube.write_config(tmp_path / 'kubeconfig', kube.admin_token)}"
