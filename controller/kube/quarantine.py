@@ -4,7 +4,7 @@ A quarantine is one merge patch with the host's resourceVersion, so that it is
 there as a whole or not at all, and nothing that others write meanwhile is lost.
 Its session says whose it is and whether the host was cordoned before; releasing
 it takes back exactly what it set. A host whose session is there but whose
-cordon or taint is not was released by a person.
+cordon is not was released by a person.
 """
 
 from __future__ import annotations
@@ -58,8 +58,12 @@ def is_anothers(host: Host, fleet: str) -> bool:
 
 
 def human_released(host: Host, fleet: str) -> bool:
-    """Whether a person has lifted this fleet's quarantine by hand: cordon, taint or both."""
-    return bool(session_of(host, fleet)) and not (host.unschedulable and _has_our_taint(host))
+    """Whether a person has lifted this fleet's quarantine by hand, with `kubectl uncordon`.
+
+    A taint alone that vanished proves nothing: who writes taints carelessly drops those of
+    others. The cordon keeps the host closed, and the taint is not fought over.
+    """
+    return bool(session_of(host, fleet)) and not host.unschedulable
 
 
 def quarantine_patch(host: Host, wanted: Quarantine) -> Json:
@@ -132,10 +136,6 @@ def _tolerates(toleration: Mapping[str, object], taint: Taint) -> bool:
     if toleration.get("operator") == "Exists":
         return True
     return (toleration.get("value") or "") == taint.value
-
-
-def _has_our_taint(host: Host) -> bool:
-    return any(taint.key == TAINT for taint in host.taints)
 
 
 def _patch(

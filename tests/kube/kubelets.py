@@ -83,12 +83,24 @@ class Kubelets:
         self.core.patch_node_status(name, {"status": {"conditions": [condition]}})
         key = "node.kubernetes.io/" + ("unreachable" if status == "Unknown" else "not-ready")
         effects = () if status == "True" else ("NoSchedule", "NoExecute")
-        present = client.ApiClient().sanitize_for_serialization(
-            self.core.read_node(name).spec.taints or []
-        )
-        taints = [taint for taint in present if not taint["key"].startswith("node.kubernetes.io/")]
-        taints += [{"key": key, "effect": effect} for effect in effects]
-        self.core.patch_node(name, {"spec": {"taints": taints}})
+        ours = [{"key": key, "effect": effect} for effect in effects]
+        while not self._taint(name, ours):
+            # Somebody else has written meanwhile; nothing of theirs may be lost.
+            continue
+
+    def _taint(self, name: str, ours: list[dict[str, str]]) -> bool:
+        """Replace the node controller's taints; False when the host changed since it was read."""
+        host = client.ApiClient().sanitize_for_serialization(self.core.read_node(name))
+        present = host["spec"].get("taints", [])
+        others = [taint for taint in present if not taint["key"].startswith("node.kubernetes.io/")]
+        metadata = {"resourceVersion": host["metadata"]["resourceVersion"]}
+        try:
+            self.core.patch_node(name, {"metadata": metadata, "spec": {"taints": others + ours}})
+        except ApiException as error:
+            if error.status != 409:
+                raise
+            return False
+        return True
 
     def fail(self, name: str) -> None:
         """A host dies, with all that runs there, and the cluster notices."""

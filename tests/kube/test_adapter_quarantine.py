@@ -124,28 +124,21 @@ def test_new_session_keeps_the_memory_of_a_prior_cordon(before: Host) -> None:
     assert apply(second, quarantine.release_patch(second)) == before
 
 
-@pytest.mark.parametrize(
-    "by_hand",
-    [
-        {"spec": {"unschedulable": None}},
-        {"spec": {"taints": None}},
-        {"spec": {"unschedulable": None, "taints": None}},
-    ],
-)
-def test_person_who_lifts_cordon_or_taint_has_released_the_host(by_hand: Json) -> None:
+@pytest.mark.parametrize("taken", [{"spec": {}}, {"spec": {"taints": None}}])
+@pytest.mark.parametrize("was_cordoned", [False, True])
+def test_person_who_uncordons_has_released_the_host(taken: Json, was_cordoned: bool) -> None:
+    before = host("host-1", unschedulable=was_cordoned)
+    seen = apply(before, quarantine.quarantine_patch(before, WANTED))
+    seen = apply(apply(seen, taken), {"spec": {"unschedulable": None}})
+    assert quarantine.human_released(seen, FLEET)
+    assert apply(seen, quarantine.release_patch(seen)) == host("host-1")
+
+
+def test_taint_that_somebody_dropped_releases_nothing() -> None:
     seen = apply(host("host-1"), quarantine.quarantine_patch(host("host-1"), WANTED))
-    seen = apply(seen, by_hand)
-    assert quarantine.human_released(seen, FLEET)
-    after = apply(seen, quarantine.release_patch(seen))
-    assert after == host("host-1")
-
-
-def test_person_who_lifts_the_taint_only_leaves_a_prior_cordon() -> None:
-    cordoned = host("host-1", unschedulable=True)
-    seen = apply(cordoned, quarantine.quarantine_patch(cordoned, WANTED))
     seen = apply(seen, {"spec": {"taints": None}})
-    assert quarantine.human_released(seen, FLEET)
-    assert apply(seen, quarantine.release_patch(seen)).unschedulable
+    assert not quarantine.human_released(seen, FLEET)
+    assert apply(seen, quarantine.release_patch(seen)) == host("host-1")
 
 
 def test_quarantine_of_another_fleet_is_not_ours() -> None:
