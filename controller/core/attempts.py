@@ -17,7 +17,7 @@ from controller.core.records import (
     StartWorkers,
     StopWorkers,
 )
-from controller.core.states import EXCLUDED, JobState, NodeState
+from controller.core.states import AWAY, EXCLUDED, JobState, NodeState
 from outlast.ids import Attempt, CommandId, NodeId
 
 
@@ -135,7 +135,7 @@ def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
     """Free what an ended job still holds on a node, now or when the node is back."""
     node = ctx.state.nodes.get(node_id)
     # A node that was given up may come back all the same; it is told when it joins.
-    if node is not None and (node.state is not NodeState.RETIRED or ctx.connected(node_id)):
+    if node is not None and (node.state not in AWAY or ctx.connected(node_id)):
         ctx.open_command(
             CommandId(f"{job.job_id}/forget/{node_id}"),
             node_id,
