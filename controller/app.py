@@ -33,9 +33,11 @@ from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.journal import Journal
 from controller.store.lock import StateLock
+from controller.tally import Tally
 from controller.watch import Watch
 from controller.web.app import Web
 from controller.web.metrics import ControllerMetrics
+from controller.web.metrics.sources import Sources
 from outlast.clock import SystemClock
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
@@ -285,7 +287,17 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             effects=effects,
             clock=clock,
         )
-        metrics.read_from(service, watch, sessions, effects, clock)
+        tally = Tally()
+        metrics.read_from(
+            Sources(
+                service=service,
+                watch=watch,
+                sessions=sessions,
+                effects=effects,
+                tally=tally,
+                clock=clock,
+            )
+        )
         checkpoints = (options.state_dir / "checkpoints").resolve()
         parts = Parts(
             service=service,
@@ -293,12 +305,13 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             watch=watch,
             clock=clock,
             checkpoint_root=checkpoints.as_uri(),
+            tally=tally,
         )
         yield _Controller(
             service=service,
             journal=journal,
             server=Server(parts),
-            web=Web(service, journal, metrics),
+            web=Web(service, journal, sessions, metrics),
             effects=effects,
             sessions=sessions,
             metrics=metrics,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from controller.core.environments import MAX_CHANGES, EnvironmentTable
 from controller.core.events import Event, JobAdvanced, JobStalled
@@ -21,10 +20,11 @@ from controller.core.liveness import Limits, LivenessTable
 from controller.core.progress import ProgressTable
 from controller.core.records import JobRecord
 from controller.core.states import AWAY, TERMINAL, JobState
+from controller.specs import spec_of
 from diagnostics.core.hang import HangVerdict, RankFacts, analyse, facts_from_words
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
-from outlast.spec import JobSpec, RecoverySpec
+from outlast.spec import RecoverySpec
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class Watch:
         for job in self._state.jobs.values():
             if job.state is not JobState.RUNNING:
                 continue
-            limit_s = _spec_of(job.spec_json).recovery.hang_timeout_s
+            limit_s = spec_of(job.spec_json).recovery.hang_timeout_s
             stalled_s = self._progress.stalled(job, now_s, limit_s)
             if stalled_s is None:
                 continue
@@ -215,7 +215,7 @@ class Watch:
     def _recovery_on(self, node: NodeId) -> list[RecoverySpec]:
         record = self._state.nodes.get(node)
         job = None if record is None or record.job is None else self._state.jobs[record.job]
-        return [] if job is None else [_spec_of(job.spec_json).recovery]
+        return [] if job is None else [spec_of(job.spec_json).recovery]
 
     def _made(
         self,
@@ -263,7 +263,7 @@ class Watch:
         return known[2] if known is not None and known[0] == event.attempt else ""
 
     def _who_hangs(self, job: JobRecord, now_wall_s: float) -> HangVerdict:
-        layout = _spec_of(job.spec_json).layout
+        layout = spec_of(job.spec_json).layout
         seen = {
             rank: entry.summary
             for rank, entry in self._ranks.get(job.job_id, {}).items()
@@ -299,9 +299,3 @@ def _split_text(made: agents_pb2.ProgressMade) -> str:
     split = made.start_split_s
     # A protobuf map has no order; a restart has.
     return ", ".join(f"{part} {split[part]:.3f} s" for part in START_PARTS if part in split)
-
-
-@lru_cache(maxsize=256)
-def _spec_of(spec_json: str) -> JobSpec:
-    """The spec of a job, which was validated when the job was submitted."""
-    return JobSpec.model_validate_json(spec_json)

@@ -8,7 +8,8 @@ crash report all come from here.
 Three areas:
 
 - a header with the rank's present: phase, last completed step, last operation
-  *entered*;
+  *entered*; and with running totals of the time spent in each phase, and in
+  operations within it;
 - a ring of step records (loss, gradient norm, ...), read by the agent exactly
   once each;
 - a ring of operation records (group, sequence number, micro-batch, start, end).
@@ -48,6 +49,10 @@ _COMPLETED, _RESUMED, _PHASE, _PHASE_SINCE, _STEPS_WRITTEN, _OPS_WRITTEN = range
 # op + group * 2**32, sequence, micro-batch, entered at (ns), left at (ns)
 _OP_GROUP, _OP_SEQ, _OP_MICRO_BATCH, _OP_ENTERED, _OP_LEFT = range(16, 21)
 _MARKS = 32  # one (ns) per StartMark
+# Time spent so far: one (ns) per Phase that has ended, then one (ns) per Phase and
+# Group in operations that have ended.
+_PHASE_TOTALS = 48
+_OP_TOTALS = 64
 
 # step, loss, grad norm, learning rate, tokens, start (ns), end (ns), eval loss, index
 _STEP = struct.Struct("<qdddqQQdQ")
@@ -135,6 +140,18 @@ class OpRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeUse:
+    """Where a rank's time has gone, in seconds since it opened its box.
+
+    Operations lie within phases: what remains of a phase is the rank's own work.
+    On a GPU these are the host's times.
+    """
+
+    phases_s: dict[Phase, float]
+    operations_s: dict[tuple[Phase, Group], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
     """Where a rank stands now."""
 
@@ -183,13 +200,17 @@ class Writer:
         self._entered = (0, 0, 0, 0, 0)
         for index in range(_OP_GROUP, _OP_LEFT + 1):
             self._words[index] = 0
+        for index in range(_PHASE_TOTALS, _OP_TOTALS + len(Phase) * len(Group)):
+            self._words[index] = 0
         self._publish()
         _IDENTITY.pack_into(self._map, _IDENTITY_AT, MAGIC, rank, world_size, attempt, os.getpid())
 
     def phase(self, phase: Phase) -> None:
         """Say what the rank is busy with from now on."""
+        now_ns = time.time_ns()
+        self._words[_PHASE_TOTALS + self._phase] += now_ns - self._phase_since_ns
         self._phase = phase
-        self._phase_since_ns = time.time_ns()
+        self._phase_since_ns = now_ns
         self._publish()
 
     def mark(self, mark: StartMark, at_ns: int | None = None) -> None:
@@ -223,6 +244,7 @@ class Writer:
         at = _OPS_AT + self._ops % NUM_OP_RECORDS * _OP.size
         op, group, seq, micro_batch, start_ns = self._entered
         self._ops += 1
+        self._words[_OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
         _OP.pack_into(self._map, at, op, group, seq, micro_batch, start_ns, end_ns, self._ops)
         self._publish()
 
@@ -304,6 +326,20 @@ class Reader:
             micro_batch=words[_OP_MICRO_BATCH],
             op_entered_ns=words[_OP_ENTERED],
             op_left_ns=words[_OP_LEFT],
+        )
+
+    def time_use(self) -> TimeUse:
+        """Where the rank's time has gone; what still goes on is not in it."""
+        words = self._words
+        phases = {phase: words[_PHASE_TOTALS + phase] for phase in Phase}
+        operations = {
+            (phase, group): words[_OP_TOTALS + phase * len(Group) + group]
+            for phase in Phase
+            for group in Group
+        }
+        return TimeUse(
+            phases_s={phase: ns / 1e9 for phase, ns in phases.items() if ns},
+            operations_s={where: ns / 1e9 for where, ns in operations.items() if ns},
         )
 
     def marks(self) -> dict[StartMark, int]:

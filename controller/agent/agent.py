@@ -17,6 +17,7 @@ import secrets
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
@@ -27,14 +28,15 @@ from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
 from controller.agent.ledger import EventBuffer, Weight
 from controller.agent.leftovers import left_steps
 from controller.agent.logs import Logs
-from controller.agent.metrics import Metrics, Readings
+from controller.agent.metrics import Metrics, Reading, ranks
+from controller.agent.metrics.host import Folders
 from controller.agent.processes import become_subreaper, raise_open_files_limit
 from controller.agent.reporter import Reporter
 from controller.agent.session import Session, SessionEvents, SessionLostError
 from controller.agent.standby_link import StandbyEvents, StandbyLink
 from controller.agent.state import AgentState, AgentStateError
 from controller.agent.supervisor import Supervisor, WorkerEvents
-from controller.agent.uploads import Uploads, held_bytes
+from controller.agent.uploads import Uploads
 from controller.agent.worker import Worker
 from outlast.v1 import agents_pb2, diagnostics_pb2
 
@@ -91,14 +93,21 @@ class Agent:
         self._session = self._make_session()
         self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
         self._manual_runs: set[asyncio.Task[None]] = set()
-        self._metrics = Metrics(self._readings())
+        self._worker_exits = Counter[str]()
+        self._upload_ends = Counter[str]()
+        self._metrics = Metrics(
+            self._reading,
+            Folders(
+                state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
+            ),
+        )
         self._metrics_address = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then leave nothing behind."""
         config = self._config
         if config.metrics_port is not None:
-            port = self._metrics.serve(config.metrics_port)
+            port = self._metrics.serve(config.address, config.metrics_port)
             self._metrics_address = f"{config.address}:{port}"
         self._standby.start()
         self._reporter.report_unsent(left_steps(config.jobs_dir, config.memory_dir))
@@ -171,16 +180,18 @@ class Agent:
         )
         return Session(self._config, self._buffer, events, Random())
 
-    def _readings(self) -> Readings:
-        return Readings(
-            workers_running=lambda: len(self._supervisor.running()),
-            events_buffered=lambda: len(self._buffer),
-            events_dropped=lambda: self._buffer.num_dropped,
-            heartbeats=lambda: self._session.num_heartbeats,
-            sessions=lambda: self._session.num_sessions,
-            connected=lambda: self._session.is_connected,
-            standby_restarts=lambda: self._standby.num_restarts,
-            host_memory_bytes=lambda: held_bytes([self._config.memory_dir]),
+    def _reading(self) -> Reading:
+        return Reading(
+            workers_running=len(self._supervisor.running()),
+            events_buffered=len(self._buffer),
+            events_dropped=self._buffer.num_dropped,
+            heartbeats=self._session.num_heartbeats,
+            sessions=self._session.num_sessions,
+            is_connected=self._session.is_connected,
+            standby_restarts=self._standby.num_restarts,
+            worker_exits=dict(self._worker_exits),
+            uploads=dict(self._upload_ends),
+            ranks=ranks.read(self._supervisor.running()),
         )
 
     def _emit(self, event: agents_pb2.AgentEvent, weight: Weight) -> None:
@@ -216,7 +227,7 @@ class Agent:
         self._emit(event, Weight.LASTING)
         code = worker.exit.code
         outcome = "signal" if code < 0 else "success" if code == 0 else "error"
-        self._metrics.worker_exits.labels(outcome).inc()
+        self._worker_exits[outcome] += 1
 
     def _emit_of_job(self, job_id: str, event: agents_pb2.AgentEvent) -> None:
         """Emit what belongs to a job, whichever attempt sealed the checkpoint."""
@@ -233,13 +244,13 @@ class Agent:
             step=step, size_bytes=size_bytes, upload_s=upload_s, total_s=total_s
         )
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=committed))
-        self._metrics.uploads.labels("committed").inc()
+        self._upload_ends["committed"] += 1
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
         """A checkpoint did not get to storage; training goes on."""
         trouble = agents_pb2.CheckpointTrouble(step=step, stage=stage, detail=detail)
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
-        self._metrics.uploads.labels("trouble").inc()
+        self._upload_ends["trouble"] += 1
 
     def _received(self, message: agents_pb2.ControllerMessage) -> None:
         match message.WhichOneof("kind"):

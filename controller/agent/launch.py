@@ -20,6 +20,7 @@ from controller.agent.threads import run_blocking
 from controller.agent.uploads import UploadPlan, held_bytes
 from controller.agent.worker import WorkerPaths
 from outlast.errors import OutlastError
+from outlast.layout import Layout
 from outlast.spec import JobSpec, parse_spec
 from outlast.v1 import agents_pb2
 
@@ -116,6 +117,7 @@ def make_launches(
     attempt_dir = config.attempt_dir(command.job_id, command.attempt)
     attempt_dir.mkdir(parents=True, exist_ok=True)
     spec = json.loads(start.spec_json)
+    layout = Layout(**{axis: spec["parallel"][axis] for axis in ("tp", "pp", "dp")})
     launches = []
     for local_rank, rank in enumerate(start.ranks):
         paths = WorkerPaths.below(attempt_dir, rank)
@@ -152,6 +154,7 @@ def make_launches(
                 paths=paths,
                 requested_ns=requested_ns,
                 assignment=assignment,
+                stage=layout.coordinate(rank).pp,
             )
         )
     return launches

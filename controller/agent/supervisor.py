@@ -43,6 +43,8 @@ class Launch:
     paths: WorkerPaths
     requested_ns: int
     assignment: Mapping[str, object]
+    stage: int = 0
+    """Of the pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ class Supervisor:
                     paths=launch.paths,
                     requested_ns=launch.requested_ns,
                     gone=loop.create_future(),
+                    stage=launch.stage,
                 ),
                 launch,
             )

@@ -58,6 +58,8 @@ class Worker:
     # When the start command came in.
     requested_ns: int
     gone: asyncio.Future[None]
+    # Of the pipeline.
+    stage: int = 0
     pid: int | None = None
     pidfd: int | None = None
     forked_ns: int = 0

@@ -224,6 +224,7 @@ class LocalCluster:
             *("--memory-dir", str(config.memory_dir / node.name)),
             *("--data-dir", str(config.state_dir / "data")),
             *("--workers", str(config.workers_per_node)),
+            *("--metrics-port", "0"),
         ]
         with (folder / "agent.log").open("ab") as log:
             node.child = subprocess.Popen(

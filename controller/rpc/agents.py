@@ -15,14 +15,16 @@ import grpc
 
 from controller import convert
 from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
+from controller.core.records import RunSuite
 from controller.rpc.diagnostics import DiagnosticsRuns
 from controller.rpc.errors import Context, abort, bad_field
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationError
 from controller.service import Service
 from controller.store.curves import StepRow
+from controller.tally import Tally
 from controller.watch import MAX_RANKS, Watch
-from outlast.ids import JobId, NodeId
+from outlast.ids import CommandId, JobId, NodeId
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsServicer
 
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
 MAX_NODES = 16_384
 _NODE_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?")
+# host:port, the host a name or an address.
+_ADDRESS_PATTERN = re.compile(r"([-A-Za-z0-9_.]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 
 
 class AgentsService(AgentsServicer):
@@ -44,12 +48,14 @@ class AgentsService(AgentsServicer):
         watch: Watch,
         logs: LogQueries,
         runs: DiagnosticsRuns,
+        tally: Tally,
     ) -> None:
         self._service = service
         self._sessions = sessions
         self._watch = watch
         self._logs = logs
         self._runs = runs
+        self._tally = tally
         service.on_refreshed = self._retell_periods
 
     async def Session(
@@ -123,6 +129,7 @@ class AgentsService(AgentsServicer):
 
     def _welcome(self, session: AgentSession, hello: agents_pb2.Hello) -> None:
         node = session.node
+        session.metrics_address = _metrics_address(hello)
         # Before the machine hears of it: its commands must come after the welcome.
         session.send(self._welcome_message(session))
         session.acknowledge()
@@ -179,6 +186,7 @@ class AgentsService(AgentsServicer):
             case "log_chunk":
                 self._logs.deliver(node, message.log_chunk)
             case "findings":
+                self._tally.found(node, message.findings.findings)
                 self._runs.deliver(node, message.findings)
             case other:
                 logger.warning("message ignored: node=%s kind=%s", node, other)
@@ -202,11 +210,30 @@ class AgentsService(AgentsServicer):
         if event.WhichOneof("kind") == "step_reports":
             if JobId(event.job_id) in self._service.state.jobs:
                 rows = convert.step_rows(event)
+                last = self._service.curves.last(JobId(event.job_id))
+                self._tally.steps(rows, 0 if last is None else last.step)
         elif event.WhichOneof("kind") == "progress":
             events = self._watch.progress_made(session.node, event, now_s)
         else:
+            self._count(session.node, event)
             events = _events_of(session.node, event)
         self._service.offer(events, rows, durable)
+
+    def _count(self, node: NodeId, event: agents_pb2.AgentEvent) -> None:
+        """Note what the machine does not keep."""
+        state, job_id = self._service.state, JobId(event.job_id)
+        match event.WhichOneof("kind"):
+            case "command_result":
+                result = event.command_result
+                self._tally.found(node, result.findings)
+                record = state.commands.get(CommandId(result.command_id))
+                if record is not None and isinstance(record.command, RunSuite):
+                    verdict = convert.fold_findings(result.findings).verdict
+                    self._tally.suite_ended(record.command.suite, verdict)
+            case "checkpoint_committed" if job_id in state.jobs:
+                self._tally.checkpoint_committed(job_id, event.at_s, event.checkpoint_committed)
+            case "checkpoint_trouble" if job_id in state.jobs:
+                self._tally.checkpoint_failed(job_id, event.checkpoint_trouble.stage)
 
 
 def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
@@ -239,3 +266,11 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
         case other:
             logger.warning("event ignored: node=%s seq=%d kind=%s", node, event.seq, other)
             return []
+
+
+def _metrics_address(hello: agents_pb2.Hello) -> str:
+    """Where the agent shows its metrics, if it says so in a way that can be passed on."""
+    if not hello.metrics_address or _ADDRESS_PATTERN.fullmatch(hello.metrics_address):
+        return hello.metrics_address
+    logger.warning("metrics address ignored: node=%s %r", hello.node_id, hello.metrics_address)
+    return ""

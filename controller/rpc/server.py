@@ -17,6 +17,7 @@ from controller.rpc.logs import LogQueries
 from controller.rpc.nodes import NodesService
 from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.tally import Tally
 from controller.watch import Watch
 from outlast.clock import Clock
 from outlast.errors import FatalError
@@ -60,6 +61,7 @@ class Parts:
     watch: Watch
     clock: Clock
     checkpoint_root: str
+    tally: Tally
 
 
 class Server:
@@ -72,7 +74,12 @@ class Server:
         logs = LogQueries(service, sessions)
         runs = DiagnosticsRuns(sessions)
         agents = AgentsService(
-            service=service, sessions=sessions, watch=parts.watch, logs=logs, runs=runs
+            service=service,
+            sessions=sessions,
+            watch=parts.watch,
+            logs=logs,
+            runs=runs,
+            tally=parts.tally,
         )
         jobs = JobsService(service, sessions, logs, parts.checkpoint_root)
         nodes = NodesService(service, sessions, parts.watch, parts.clock)

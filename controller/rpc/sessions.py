@@ -73,6 +73,8 @@ class AgentSession:
         self.is_closed = False
         # Told to the agent by `Welcome`.
         self.heartbeat_period_s = 0.0
+        # host:port of the agent's metrics, "" when it shows none.
+        self.metrics_address = ""
         self._outbox: deque[agents_pb2.ControllerMessage] = deque()
         self._ready = asyncio.Event()
         self._acked_seq = 0
@@ -174,6 +176,11 @@ class Sessions:
     def nodes(self) -> list[NodeId]:
         """Every connected node."""
         return list(self._open)
+
+    def metrics_addresses(self) -> dict[NodeId, str]:
+        """Where the connected agents show their metrics; those that show none are left out."""
+        found = {node: session.metrics_address for node, session in self._open.items()}
+        return {node: address for node, address in found.items() if address}
 
     def send(self, node: NodeId, message: agents_pb2.ControllerMessage) -> bool:
         """Send a message if the node is connected; whether it was."""

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from google.protobuf import json_format, struct_pb2
 
+from controller.core import cost
 from controller.core.facts import State
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, Wanted
 from controller.core.states import TERMINAL, JobState
@@ -67,9 +68,6 @@ def incident_message(incident: IncidentRecord) -> incidents_pb2.Incident:
     redone = None
     if incident.resumed_step is not None:
         redone = max(0, incident.fault_step - incident.resumed_step)
-    recovery_s = None
-    if incident.recovered_s is not None:
-        recovery_s = max(0.0, incident.recovered_s - incident.fault_s)
     return incidents_pb2.Incident(
         incident_id=incident.incident,
         job_id=incident.job,
@@ -89,8 +87,8 @@ def incident_message(incident: IncidentRecord) -> incidents_pb2.Incident:
         fault_step=incident.fault_step,
         resumed_step=incident.resumed_step,
         steps_redone=redone,
-        recovery_s=recovery_s,
-        detection_s=max(0.0, incident.opened_s - incident.fault_s),
+        recovery_s=cost.recovery_s(incident),
+        detection_s=cost.detection_s(incident),
     )
 
 

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import outlast
+from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.store.journal import Journal
 from controller.web.metrics import ControllerMetrics
@@ -28,9 +29,12 @@ ALIVE_WITHIN_S = 2.0
 class Web:
     """Serves HTTP until stopped."""
 
-    def __init__(self, service: Service, journal: Journal, metrics: ControllerMetrics) -> None:
+    def __init__(
+        self, service: Service, journal: Journal, sessions: Sessions, metrics: ControllerMetrics
+    ) -> None:
         self._service = service
         self._journal = journal
+        self._sessions = sessions
         self._metrics = metrics
         self._server: _Server | None = None
         self.app = Starlette(
@@ -38,6 +42,7 @@ class Web:
                 Route("/", self._index),
                 Route("/healthz", self._healthz),
                 Route("/metrics", self._show_metrics),
+                Route("/sd/agents", self._agents),
             ]
         )
 
@@ -65,7 +70,7 @@ class Web:
                 "term": self._service.term,
                 "jobs": {job.job_id: str(job.state) for job in state.jobs.values()},
                 "nodes": {node.node: str(node.state) for node in state.nodes.values()},
-                "paths": ["/healthz", "/metrics"],
+                "paths": ["/healthz", "/metrics", "/sd/agents"],
             }
         )
 
@@ -79,6 +84,19 @@ class Web:
             reason = str(error) or f"the loop did not turn within {ALIVE_WITHIN_S:.0f} s"
             return JSONResponse({"ok": False, "reason": reason}, status_code=503)
         return JSONResponse({"ok": True, "term": self._service.term})
+
+    async def _agents(self, request: Request) -> Response:
+        """Prometheus HTTP service discovery: the agents that are connected now.
+
+        An agent's own series say nothing of its node; the target's label does.
+        """
+        addresses = self._sessions.metrics_addresses()
+        return JSONResponse(
+            [
+                {"targets": [address], "labels": {"node": node}}
+                for node, address in addresses.items()
+            ]
+        )
 
     async def _show_metrics(self, request: Request) -> Response:
         if "application/openmetrics-text" in request.headers.get("accept", ""):

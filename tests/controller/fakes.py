@@ -65,6 +65,8 @@ class FakeAgent:
         # Commands by kind that are taken and not answered.
         self.silent_on: set[str] = set()
         self.logs = b""
+        # host:port of a metrics page that it claims to serve.
+        self.metrics_address = ""
         self.running: dict[int, tuple[str, int]] = {}
         self._address = address
         self._unacked: list[agents_pb2.AgentEvent] = []
@@ -80,6 +82,13 @@ class FakeAgent:
         assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    async def rejoin(self) -> None:
+        """Leave and come back, with another hello."""
+        sessions = self.num_sessions
+        await self.stop()
+        self.start()
+        await until(lambda: self.is_connected and self.num_sessions > sessions, "it is back")
 
     @property
     def sent_seq(self) -> int:
@@ -210,6 +219,7 @@ class FakeAgent:
             address="127.0.0.1",
             rendezvous_port=4242,
             workers=self.workers,
+            metrics_address=self.metrics_address,
             worker_statuses=[
                 agents_pb2.WorkerStatus(job_id=job_id, attempt=attempt, rank=rank, running=True)
                 for rank, (job_id, attempt) in self.running.items()

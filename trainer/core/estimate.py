@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outlast.flops import flops_per_token as model_flops_per_token
 from trainer.core import schedule as schedules
 from trainer.core.partition import split_layers
 
@@ -141,15 +142,14 @@ def stage_parameters(facts: PlanInput, stage: int) -> int:
 
 
 def flops_per_token(facts: PlanInput) -> int:
-    """Model FLOPs of forward and backward for one token, causal attention counted as half.
-
-    Six per weight that a token is multiplied with (two forward, four backward),
-    plus the two attention products over half of the sequence on average.
-    """
-    h, f = facts.hidden, facts.mlp_hidden
-    weights = facts.layers * (4 * h * h + 2 * h * f) + facts.vocab_size * h
-    attention = facts.layers * 2 * h * facts.seq_len // 2
-    return 6 * (weights + attention)
+    """Model FLOPs of forward and backward for one token."""
+    return model_flops_per_token(
+        layers=facts.layers,
+        hidden=facts.hidden,
+        mlp_hidden=facts.mlp_hidden,
+        vocab_size=facts.vocab_size,
+        seq_len=facts.seq_len,
+    )
 
 
 def _block_parameters(facts: PlanInput, tp: int) -> int:

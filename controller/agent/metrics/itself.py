@@ -1,0 +1,45 @@
+"""The agent itself: its line to the controller, its workers, what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.core import Metric
+
+from controller.agent.metrics.reading import Reading
+from controller.agent.uploads import held_bytes
+from controller.families import Counter, Family, Gauge
+
+WORKERS = Gauge("outlast_agent_workers_running", "Worker processes")
+CONNECTED = Gauge("outlast_agent_connected", "1 while a controller is connected")
+SESSIONS = Counter("outlast_agent_sessions_total", "Connections to a controller")
+HEARTBEATS = Counter("outlast_agent_heartbeats_total", "Heartbeats sent")
+BUFFERED = Gauge("outlast_agent_events_buffered", "Events that no controller has confirmed yet")
+DROPPED = Counter("outlast_agent_events_dropped_total", "Events crowded out of the buffer")
+STANDBY = Counter("outlast_agent_standby_restarts_total", "Ends of the standby process")
+MEMORY = Gauge("outlast_agent_host_memory_bytes", "Host memory that checkpoints take")
+EXITS = Counter("outlast_agent_worker_exits_total", "Workers that ended, by how", ("outcome",))
+UPLOADS = Counter(
+    "outlast_agent_uploads_total",
+    "Checkpoints committed from here, and troubles on the way",
+    ("outcome",),
+)
+FAMILIES: tuple[Family, ...] = (
+    *(WORKERS, CONNECTED, SESSIONS, HEARTBEATS, BUFFERED, DROPPED),
+    *(STANDBY, MEMORY, EXITS, UPLOADS),
+)
+
+
+def collect(reading: Reading, memory_dir: Path) -> Iterator[Metric]:
+    """The families of this subject."""
+    yield WORKERS.value(reading.workers_running)
+    yield CONNECTED.value(reading.is_connected)
+    yield SESSIONS.value(reading.sessions)
+    yield HEARTBEATS.value(reading.heartbeats)
+    yield BUFFERED.value(reading.events_buffered)
+    yield DROPPED.value(reading.events_dropped)
+    yield STANDBY.value(reading.standby_restarts)
+    yield MEMORY.value(held_bytes([memory_dir]))
+    yield EXITS.of(((outcome,), count) for outcome, count in reading.worker_exits.items())
+    yield UPLOADS.of(((outcome,), count) for outcome, count in reading.uploads.items())

@@ -1,0 +1,74 @@
+"""The agent's page for Prometheus.
+
+No series says which node it is about: the scraper knows that of its target.
+What belongs to the agent's event loop is read there; the rest is read in the
+scraper's thread, which may take its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from controller.agent.metrics import gpu, host, itself, network, ranks
+from controller.agent.metrics.reading import Reading
+from controller.families import Family
+
+FAMILIES: tuple[Family, ...] = (
+    *(*itself.FAMILIES, *ranks.FAMILIES),
+    *(*host.FAMILIES, *network.FAMILIES, *gpu.FAMILIES),
+)
+# A loop that does not turn for so long has a trouble of its own; the scrape fails.
+_READ_WITHIN_S = 5.0
+
+
+class Metrics(Collector):
+    """The page of one agent. Make it inside the agent's event loop."""
+
+    def __init__(self, read: Callable[[], Reading], folders: host.Folders) -> None:
+        """`read` is called in the event loop."""
+        self._read = read
+        self._folders = folders
+        self._gpus = gpu.Gpus(gpu.load_nvml())
+        self._loop = asyncio.get_running_loop()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._server: tuple[WSGIServer, Thread] | None = None
+
+    def serve(self, address: str, port: int) -> int:
+        """Serve the page there, port 0 for a free one; returns the port."""
+        server, thread = start_http_server(port, addr=address, registry=self._registry)
+        self._server = (server, thread)
+        return int(server.server_port)
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            server, thread = self._server
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def describe(self) -> list[Metric]:
+        """Nothing before anybody asks."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every value as it is now; called in the scraper's thread."""
+        asked = asyncio.run_coroutine_threadsafe(self._read_in_loop(), self._loop)
+        reading = asked.result(_READ_WITHIN_S)
+        yield from itself.collect(reading, self._folders.memory_dir)
+        yield from ranks.collect(reading.ranks)
+        yield from host.collect(Path("/"), self._folders)
+        yield from network.collect(Path("/"))
+        yield from self._gpus.collect()
+
+    async def _read_in_loop(self) -> Reading:
+        return self._read()

@@ -1,0 +1,81 @@
+"""Where the time of each rank goes, from its black box.
+
+Counters, so that any window can be asked for: the rate of a phase over the rate
+of steps is its mean time per step. A rank that is started anew begins at zero.
+Only a node's own ranks are here, so that no page has ten thousand of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client.core import Metric
+
+from controller.agent.metrics.reading import RankReading
+from controller.agent.worker import Worker
+from controller.families import Counter, Family, Gauge
+from outlast.blackbox import Phase
+
+_BY_RANK = ("job_id", "rank", "stage")
+
+STEP = Gauge("outlast_rank_step", "Last step that the rank completed", _BY_RANK)
+SEQUENCE = Gauge(
+    "outlast_rank_last_op_sequence", "Number of its last operation within its group", _BY_RANK
+)
+PHASES = Counter(
+    "outlast_rank_phase_seconds_total",
+    "Time in each phase of its steps; checkpoint is the stall of stage 1",
+    (*_BY_RANK, "phase"),
+)
+OPERATIONS = Counter(
+    "outlast_rank_communication_seconds_total",
+    "Time within a phase that was spent in operations of a group, waiting for peers included",
+    (*_BY_RANK, "phase", "group"),
+)
+WORK = Counter(
+    "outlast_rank_work_seconds_total",
+    "Time of forward and backward that was not spent in operations: the rank's own work",
+    _BY_RANK,
+)
+FAMILIES: tuple[Family, ...] = (STEP, SEQUENCE, PHASES, OPERATIONS, WORK)
+
+
+def read(workers: Iterable[Worker]) -> tuple[RankReading, ...]:
+    """What the boxes of these workers say now; call it where the workers are looked after."""
+    return tuple(
+        RankReading(
+            job_id=worker.job_id,
+            rank=worker.rank,
+            stage=worker.stage,
+            completed_step=present.completed_step,
+            op_seq=present.op_seq,
+            time_use=box.time_use(),
+        )
+        for worker in workers
+        if (box := worker.black_box()) is not None and (present := box.present())
+    )
+
+
+def collect(ranks: Sequence[RankReading]) -> Iterator[Metric]:
+    """The families of this subject."""
+    named = [((rank.job_id, str(rank.rank), str(rank.stage)), rank) for rank in ranks]
+    yield STEP.of((labels, rank.completed_step) for labels, rank in named)
+    yield SEQUENCE.of((labels, rank.op_seq) for labels, rank in named)
+    yield PHASES.of(
+        ((*labels, phase.name.lower()), seconds)
+        for labels, rank in named
+        for phase, seconds in rank.time_use.phases_s.items()
+    )
+    yield OPERATIONS.of(
+        ((*labels, phase.name.lower(), group.name.lower()), seconds)
+        for labels, rank in named
+        for (phase, group), seconds in rank.time_use.operations_s.items()
+    )
+    yield WORK.of((labels, _own_work_s(rank)) for labels, rank in named)
+
+
+def _own_work_s(rank: RankReading) -> float:
+    use = rank.time_use
+    computing = Phase.FORWARD_BACKWARD
+    waited_s = sum(s for (phase, _), s in use.operations_s.items() if phase is computing)
+    return max(0.0, use.phases_s.get(computing, 0.0) - waited_s)

@@ -1,0 +1,38 @@
+"""The agent and its ranks at the moment of a scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outlast.blackbox import TimeUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReading:
+    """What the black box of a running worker says."""
+
+    job_id: str
+    rank: int
+    # Pipeline stage: ranks of different stages have different work to do.
+    stage: int
+    completed_step: int
+    op_seq: int
+    time_use: TimeUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The present values of an agent."""
+
+    workers_running: int
+    events_buffered: int
+    events_dropped: int
+    heartbeats: int
+    sessions: int
+    is_connected: bool
+    standby_restarts: int
+    # Workers that ended, by how; uploads, by what became of them.
+    worker_exits: Mapping[str, int]
+    uploads: Mapping[str, int]
+    ranks: tuple[RankReading, ...]

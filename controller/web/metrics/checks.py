@@ -1,0 +1,42 @@
+"""Diagnostics: verdicts, and how long checks take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from controller.core.states import AWAY
+from controller.families import Counter, Family, Gauge, Histogram
+from controller.web.metrics.sources import Sources
+
+RUNS = Counter(
+    "outlast_diagnostic_runs_total", "Suites that nodes have run for jobs", ("suite", "verdict")
+)
+FINDINGS = Counter(
+    "outlast_diagnostic_findings_total",
+    "Findings of checks, for jobs and by hand",
+    ("node", "test", "verdict"),
+)
+DURATION = Histogram("outlast_diagnostic_duration_seconds", "Time that a test took", ("test",))
+MATMUL = Gauge(
+    "outlast_node_matmul_flops_per_second",
+    "Float32 matmul speed of one worker of the node, as its last check measured it",
+    ("node",),
+)
+FAMILIES: tuple[Family, ...] = (RUNS, FINDINGS, DURATION, MATMUL)
+
+
+def collect(sources: Sources) -> Iterator[Metric]:
+    """The families of this subject."""
+    tally = sources.tally
+    nodes = sources.service.state.nodes
+    present = {name for name, node in nodes.items() if node.state not in AWAY}
+    yield RUNS.of(tally.suites.items())
+    yield FINDINGS.of(
+        (labels, count) for labels, count in tally.findings.items() if labels[0] in present
+    )
+    yield DURATION.of(((test,), distribution) for test, distribution in tally.checks.items())
+    yield MATMUL.of(
+        ((node,), flops) for node, flops in tally.matmul_flops.items() if node in present
+    )

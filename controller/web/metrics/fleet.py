@@ -1,0 +1,47 @@
+"""Nodes as the controller sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from controller.core.states import AWAY, FREE, NodeState
+from controller.families import Counter, Family, Gauge
+from controller.web.metrics.sources import Sources
+
+_BY_NODE = ("node",)
+
+STATE = Gauge("outlast_node_state", "1 for the node's present state", ("node", "state"))
+CONNECTED = Gauge("outlast_node_connected", "Whether its agent has a session", _BY_NODE)
+HEARTBEAT = Gauge("outlast_node_heartbeat_age_seconds", "Since it was last heard", _BY_NODE)
+QUARANTINES = Gauge("outlast_node_quarantines", "How often it was quarantined of late", _BY_NODE)
+SPARE = Gauge("outlast_spare_nodes", "Connected nodes that are free")
+EVICTIONS = Counter("outlast_node_evictions_total", "Nodes taken out of the cluster")
+WANTED = Counter("outlast_node_requests_total", "Times that the cluster was asked for nodes")
+FAMILIES: tuple[Family, ...] = (STATE, CONNECTED, HEARTBEAT, QUARANTINES, SPARE, EVICTIONS, WANTED)
+
+
+def collect(sources: Sources) -> Iterator[Metric]:
+    """The families of this subject."""
+    sessions, counts = sources.sessions, sources.effects.counts
+    nodes = [n for n in sources.service.state.nodes.values() if n.state not in AWAY]
+    yield STATE.of(
+        ((node.node, str(state)), node.state is state) for node in nodes for state in NodeState
+    )
+    yield CONNECTED.of(((node.node,), sessions.is_connected(node.node)) for node in nodes)
+    now_s = asyncio.get_running_loop().time()
+    yield HEARTBEAT.of(
+        ((node.node,), max(0.0, now_s - heard_s))
+        for node in nodes
+        if (heard_s := sources.watch.heard_s(node.node)) is not None
+    )
+    yield QUARANTINES.of(((node.node,), len(node.quarantines_s)) for node in nodes)
+    spare = sum(
+        node.state in FREE and sessions.is_connected(node.node) and not node.cordoned
+        for node in nodes
+    )
+    yield SPARE.value(spare)
+    yield EVICTIONS.value(counts["EvictNode"])
+    yield WANTED.value(counts["ProvisionNodes"])

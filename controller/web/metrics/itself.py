@@ -1,0 +1,31 @@
+"""The controller itself: version, term, journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+import outlast
+from controller.families import Counter, Distribution, Family, Gauge, Histogram, Info
+from controller.web.metrics.sources import Sources
+
+COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+
+BUILD = Info("outlast_build_info", "Version of the controller", ("version",))
+TERM = Gauge("outlast_controller_term", "Term in which it writes")
+BLIND = Gauge(
+    "outlast_controller_blind", "1 while many nodes are silent at once and nothing is replaced"
+)
+ALERTS = Counter("outlast_alerts_total", "Alerts that the controller itself has raised for people")
+COMMIT = Histogram("outlast_journal_commit_seconds", "Time to make one batch of facts durable")
+FAMILIES: tuple[Family, ...] = (BUILD, TERM, BLIND, ALERTS, COMMIT)
+
+
+def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
+    """The families of this subject."""
+    yield BUILD.of([(outlast.__version__,)])
+    yield TERM.value(sources.service.term)
+    yield BLIND.value(sources.service.is_blind)
+    yield ALERTS.value(sources.effects.counts["Alert"])
+    yield COMMIT.of([((), commits)])

@@ -1,0 +1,60 @@
+"""Jobs as the journal has them: facts, states, attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from controller.core.states import JobState
+from controller.families import Counter, Family, Gauge, Info
+from controller.specs import spec_of
+from controller.web.metrics.sources import Sources
+from outlast.spec import JobSpec
+
+_BY_JOB = ("job_id",)
+
+INFO = Info(
+    "outlast_job_info",
+    "Facts about a job, to be joined",
+    ("job_id", "name", "model", "parallelism"),
+)
+STATE = Gauge("outlast_job_state", "1 for the job's present state", ("job_id", "state"))
+SINCE = Gauge(
+    "outlast_job_state_change_timestamp_seconds", "When it came into its present state", _BY_JOB
+)
+NODE_INFO = Info("outlast_job_node_info", "1 for each node of a job", ("job_id", "node"))
+TARGET = Gauge("outlast_job_target_step", "Steps that the job is to train", _BY_JOB)
+ATTEMPT = Gauge("outlast_job_attempt", "Number of its present start", _BY_JOB)
+RESTARTS = Counter("outlast_restarts_total", "Starts of the job after its first", _BY_JOB)
+RETRIES = Gauge("outlast_retries_left", "Faults it may still survive", _BY_JOB)
+FAMILIES: tuple[Family, ...] = (INFO, STATE, SINCE, NODE_INFO, TARGET, ATTEMPT, RESTARTS, RETRIES)
+
+
+def collect(sources: Sources) -> Iterator[Metric]:
+    """The families of this subject."""
+    jobs = sources.shown_jobs()
+    specs = [(job, spec_of(job.spec_json)) for job in jobs]
+    yield INFO.of((job.job_id, job.name, _model(spec), _parallelism(spec)) for job, spec in specs)
+    yield STATE.of(
+        ((job.job_id, str(state)), job.state is state) for job in jobs for state in JobState
+    )
+    yield SINCE.of(((job.job_id,), job.since_s) for job in jobs)
+    yield NODE_INFO.of(
+        (job.job_id, node)
+        for job in jobs
+        for node in job.nodes
+        if node is not None and job.finished_s is None
+    )
+    yield TARGET.of(((job.job_id,), job.plan.total_steps) for job in jobs)
+    yield ATTEMPT.of(((job.job_id,), job.attempt) for job in jobs)
+    yield RESTARTS.of(((job.job_id,), job.restarts) for job in jobs)
+    yield RETRIES.of(((job.job_id,), job.retry_left) for job in jobs)
+
+
+def _model(spec: JobSpec) -> str:
+    return f"{spec.model.layers}x{spec.model.hidden}"
+
+
+def _parallelism(spec: JobSpec) -> str:
+    return f"tp{spec.parallel.tp}-pp{spec.parallel.pp}-dp{spec.parallel.dp}"

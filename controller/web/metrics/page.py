@@ -1,0 +1,55 @@
+"""The page: every collector of the controller, in one registry.
+
+Figures are computed from the state when somebody asks. States are one-hot
+gauges, facts are `_info` series to be joined, and no label has values without
+bound: a job, a node, or a word of a closed set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from controller.families import Distribution, Family
+from controller.web.metrics import checkpoints, checks, fleet, incidents, itself, jobs, training
+from controller.web.metrics.sources import Sources
+
+_SUBJECTS = (jobs, training, checkpoints, incidents, fleet, checks)
+FAMILIES: tuple[Family, ...] = (
+    *itself.FAMILIES,
+    *(family for subject in _SUBJECTS for family in subject.FAMILIES),
+)
+
+
+class ControllerMetrics(Collector):
+    """Everything about jobs, nodes and the controller itself."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._commits = Distribution(itself.COMMIT_BOUNDS_S)
+        self._sources: Sources | None = None
+
+    def committed(self, seconds: float) -> None:
+        """The journal took so long for an append."""
+        self._commits.add(seconds)
+
+    def read_from(self, sources: Sources) -> None:
+        """Say where the figures come from."""
+        self._sources = sources
+        self.registry.register(self)
+
+    def describe(self) -> list[Metric]:
+        """Nothing before anybody asks: the figures are computed in `collect`."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every figure as it is now."""
+        sources = self._sources
+        assert sources is not None, "read_from comes first"
+        sources.tally.keep_only([job.job_id for job in sources.shown_jobs()])
+        yield from itself.collect(sources, self._commits)
+        for subject in _SUBJECTS:
+            yield from subject.collect(sources)

@@ -1,0 +1,38 @@
+"""Where the figures come from: what every collector is given at a scrape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.records import JobRecord
+from controller.effects import Effects
+from controller.rpc.sessions import Sessions
+from controller.service import Service
+from controller.tally import Tally
+from controller.watch import Watch
+from outlast.clock import Clock
+
+# Long enough for any scraper to see how a job ended.
+ENDED_JOBS_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The parts of a controller that know something worth showing."""
+
+    service: Service
+    watch: Watch
+    sessions: Sessions
+    effects: Effects
+    tally: Tally
+    clock: Clock
+
+    def shown_jobs(self) -> list[JobRecord]:
+        """Jobs that have series: all but those that ended a while ago, so that a
+        controller that lives for months stays small."""
+        now_s = self.clock.now_s()
+        return [
+            job
+            for job in self.service.state.jobs.values()
+            if job.finished_s is None or now_s - job.finished_s < ENDED_JOBS_S
+        ]

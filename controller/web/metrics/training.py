@@ -1,0 +1,111 @@
+"""How training goes: step, loss, speed, and how well the hardware is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from controller.core.records import JobRecord
+from controller.core.states import JobState
+from controller.families import Counter, Family, Gauge, Histogram
+from controller.specs import spec_of
+from controller.web.metrics.sources import Sources
+from outlast.flops import flops_per_token
+from outlast.ids import NodeId
+
+_BY_JOB = ("job_id",)
+
+STEP = Gauge("outlast_step", "Last completed step", _BY_JOB)
+CHANGED = Gauge(
+    "outlast_step_last_change_timestamp_seconds", "When the last step was completed", _BY_JOB
+)
+LOSS = Gauge("outlast_loss", "Training loss of the last step", _BY_JOB)
+GRAD_NORM = Gauge("outlast_grad_norm", "Global gradient norm of the last step", _BY_JOB)
+LEARNING_RATE = Gauge("outlast_learning_rate", "Learning rate of the last step", _BY_JOB)
+SPEED = Gauge("outlast_tokens_per_second", "Speed over the last steps", _BY_JOB)
+TOKENS = Counter("outlast_tokens_total", "Tokens trained on, redone steps included", _BY_JOB)
+DURATION = Histogram("outlast_step_duration_seconds", "Time from data to optimizer step", _BY_JOB)
+GOODPUT = Counter(
+    "outlast_goodput_seconds_total",
+    "Time in steps that the job had not completed before; its rate is the effective training "
+    "time ratio",
+    _BY_JOB,
+)
+REDONE = Counter("outlast_redone_steps_total", "Steps that were trained a second time", _BY_JOB)
+FLOPS = Gauge(
+    "outlast_model_flops_per_second",
+    "Model FLOPs per second over the last steps, by the formula of `outlast plan`",
+    _BY_JOB,
+)
+UTILIZATION = Gauge(
+    "outlast_model_flops_utilization_ratio",
+    "The same as a share of what the matmul check measured on the job's nodes (float32, all "
+    "workers together); absent until every node was checked under this controller",
+    _BY_JOB,
+)
+FAMILIES: tuple[Family, ...] = (
+    *(STEP, CHANGED, LOSS, GRAD_NORM, LEARNING_RATE, SPEED, TOKENS),
+    *(DURATION, GOODPUT, REDONE, FLOPS, UTILIZATION),
+)
+
+
+def collect(sources: Sources) -> Iterator[Metric]:
+    """The families of this subject."""
+    curves, tally = sources.service.curves, sources.tally
+    lasts = [
+        (job, last) for job in sources.shown_jobs() if (last := curves.last(job.job_id)) is not None
+    ]
+    yield STEP.of(((job.job_id,), last.step) for job, last in lasts)
+    yield CHANGED.of(((job.job_id,), last.at_s) for job, last in lasts)
+    yield LOSS.of(((job.job_id,), last.loss) for job, last in lasts)
+    yield GRAD_NORM.of(((job.job_id,), last.grad_norm) for job, last in lasts)
+    yield LEARNING_RATE.of(((job.job_id,), last.learning_rate) for job, last in lasts)
+    yield TOKENS.of(((job.job_id,), curves.num_tokens(job.job_id)) for job, _ in lasts)
+    tallies = [(job.job_id, tally.job(job.job_id)) for job, _ in lasts]
+    yield DURATION.of(((job_id,), counts.steps) for job_id, counts in tallies)
+    yield GOODPUT.of(((job_id,), counts.goodput_s) for job_id, counts in tallies)
+    yield REDONE.of(((job_id,), counts.redone_steps) for job_id, counts in tallies)
+    yield from _speeds(sources, [job for job, _ in lasts])
+
+
+def _speeds(sources: Sources, jobs: list[JobRecord]) -> Iterator[Metric]:
+    # A job that stands still has no speed: its last one would look like progress.
+    speeds = [
+        (job, sources.service.curves.tokens_per_s(job.job_id) if _is_training(job) else 0.0)
+        for job in jobs
+    ]
+    flops = [(job, speed * _flops_per_token(job)) for job, speed in speeds]
+    peaks = [(job, value, _measured_peak(job, sources)) for job, value in flops]
+    yield SPEED.of(((job.job_id,), speed) for job, speed in speeds)
+    yield FLOPS.of(((job.job_id,), value) for job, value in flops)
+    yield UTILIZATION.of(
+        ((job.job_id,), value / peak) for job, value, peak in peaks if peak is not None
+    )
+
+
+def _is_training(job: JobRecord) -> bool:
+    return job.state is JobState.RUNNING
+
+
+def _flops_per_token(job: JobRecord) -> int:
+    model = spec_of(job.spec_json).model
+    return flops_per_token(
+        layers=model.layers,
+        hidden=model.hidden,
+        mlp_hidden=model.mlp_hidden,
+        vocab_size=model.vocab_size,
+        seq_len=model.seq_len,
+    )
+
+
+def _measured_peak(job: JobRecord, sources: Sources) -> float | None:
+    """FLOP/s of all workers in the matmul check; None where it does not apply."""
+    known = sources.tally.matmul_flops
+    nodes: list[NodeId] = [node for node in job.nodes if node is not None]
+    rates = [known[node] for node in nodes if node in known]
+    # The check is in float32: float64 training has another peak.
+    is_known = bool(nodes) and len(rates) == len(job.nodes) and sum(rates) > 0
+    if not is_known or spec_of(job.spec_json).precision != "fp32":
+        return None
+    return sum(rates) * job.plan.workers_per_node

@@ -1,0 +1,225 @@
+"""The controller's page for Prometheus: what is told of jobs, nodes and incidents."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from controller.core import cost
+from controller.core.records import Cause, IncidentRecord, TimelineEntry
+from controller.core.states import IncidentState
+from controller.store.curves import StepRow
+from controller.tally import OTHER, Tally
+from controller.web.metrics import FAMILIES
+from diagnostics.core.finding import Verdict
+from outlast.ids import Attempt, IncidentId, JobId, NodeId
+from outlast.v1 import agents_pb2, diagnostics_pb2
+from tests.controller.fakes import Lab, lab, until
+
+JOB = JobId("job")
+
+
+def row(step: int, *, attempt: int = 1, duration_s: float = 1.0) -> StepRow:
+    return StepRow(
+        job=JOB,
+        step=step,
+        attempt=attempt,
+        loss=1.0,
+        grad_norm=1.0,
+        learning_rate=1.0,
+        tokens=10,
+        duration_s=duration_s,
+        at_s=float(step),
+    )
+
+
+def incident(**changes: object) -> IncidentRecord:
+    base = IncidentRecord(
+        incident=IncidentId("i1"),
+        job=JOB,
+        attempt=Attempt(1),
+        state=IncidentState.CLOSED,
+        opened_s=101.0,
+        fault_s=100.0,
+        fault_step=7,
+        cause=Cause.NODE_LOST,
+        timeline=(
+            TimelineEntry(phase="fault", at_s=100.0),
+            TimelineEntry(phase="detected", at_s=101.0),
+            TimelineEntry(phase="suspending", at_s=101.0),
+            TimelineEntry(phase="verdict", at_s=103.0),
+            TimelineEntry(phase="first_step", at_s=110.0),
+            TimelineEntry(phase="closed", at_s=112.0),
+        ),
+        recovered_s=110.0,
+        closed_s=112.0,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]  # field names are checked by replace
+
+
+def test_cost_of_an_incident_is_split_by_its_timeline() -> None:
+    it = incident()
+    assert (cost.detection_s(it), cost.diagnosis_s(it), cost.recovery_s(it)) == (1.0, 2.0, 10.0)
+    assert cost.lost_s(it) == 12.0
+    assert cost.phases_s(it) == {
+        "fault": 1.0,
+        "detected": 0.0,
+        "suspending": 2.0,
+        "verdict": 7.0,
+        "first_step": 2.0,
+    }
+
+
+def test_incident_that_stopped_nobody_cost_nothing() -> None:
+    it = incident(timeline=(TimelineEntry(phase="fault", at_s=100.0),), recovered_s=None)
+    assert cost.lost_s(it) == 0.0
+    assert cost.diagnosis_s(it) is None
+    assert cost.recovery_s(it) is None
+
+
+def test_redone_steps_are_no_progress() -> None:
+    tally = Tally()
+    tally.steps([row(1), row(2), row(3)], 0)
+    tally.steps([row(2, attempt=2), row(3, attempt=2), row(4, attempt=2)], 3)
+    counts = tally.job(JOB)
+    assert (counts.goodput_s, counts.redone_steps) == (4.0, 2)
+    assert counts.steps.buckets()[-1] == ("+Inf", 6.0)
+
+
+def test_steps_that_two_nodes_tell_count_once() -> None:
+    tally = Tally()
+    tally.steps([row(1), row(2)], 0)
+    tally.steps([row(1), row(2)], 2)
+    assert tally.job(JOB).goodput_s == 2.0
+    assert tally.job(JOB).redone_steps == 0
+
+
+def test_steps_trained_before_this_controller_began_are_no_progress_of_now() -> None:
+    tally = Tally()
+    tally.steps([row(9), row(10), row(11)], 10)
+    assert (tally.job(JOB).goodput_s, tally.job(JOB).redone_steps) == (1.0, 2)
+
+
+def test_ended_jobs_are_forgotten() -> None:
+    tally = Tally()
+    tally.steps([row(1)], 0)
+    tally.keep_only([])
+    assert tally.job(JOB).goodput_s == 0.0
+
+
+def test_words_of_agents_become_labels_only_within_bounds() -> None:
+    tally = Tally()
+    for stage in ("upload", 'no "word"', "x" * 100, *(f"stage-{n}" for n in range(200))):
+        tally.checkpoint_failed(JOB, stage)
+    troubles = tally.job(JOB).troubles
+    assert troubles["upload"] == 1
+    assert troubles[OTHER] > 100
+    assert len(troubles) < 100
+
+
+def test_last_matmul_of_a_node_is_remembered() -> None:
+    tally = Tally()
+    for gflops in (50.0, 60.0):
+        finding = diagnostics_pb2.Finding(
+            test="compute",
+            metric="matmul_throughput",
+            unit="GFLOP/s",
+            value=gflops,
+            verdict=Verdict.PASS,
+        )
+        tally.found(NodeId("n0"), [finding])
+    assert tally.matmul_flops == {"n0": 60e9}
+    assert tally.findings == {("n0", "compute", "pass"): 2}
+
+
+@pytest.mark.parametrize("suffix", ["_ms", "_milliseconds", "_percent", "_kb"])
+def test_metrics_are_in_base_units(suffix: str) -> None:
+    assert not [family.name for family in FAMILIES if family.name.endswith(suffix)]
+
+
+def test_page_tells_of_a_job_from_its_start_to_its_recovery(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, second = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            await first.report(2.0, 1.5)
+            await first.send(
+                agents_pb2.AgentEvent(
+                    job_id=job_id,
+                    attempt=1,
+                    checkpoint_committed=agents_pb2.CheckpointCommitted(
+                        step=2, size_bytes=1000, upload_s=0.5, total_s=0.75
+                    ),
+                )
+            )
+            await first.send(
+                agents_pb2.AgentEvent(
+                    job_id=job_id,
+                    attempt=1,
+                    checkpoint_trouble=agents_pb2.CheckpointTrouble(step=3, stage="upload"),
+                )
+            )
+            await second.exit(1, -9, step=2)
+            await bench.started(2)
+            await bench.train(3, resumed=2)
+            await bench.reach(job_id, "RUNNING")
+            await until(lambda: first.acked_seq == first.sent_seq, "everything is durable")
+            page = await asyncio.to_thread(read_page, bench)
+        job = {"job_id": job_id}
+        assert page["outlast_step", frozenset(job.items())] == 2
+        assert page["outlast_loss", frozenset(job.items())] == 1.5
+        assert page["outlast_restarts_total", frozenset(job.items())] == 1
+        assert page["outlast_goodput_seconds_total", frozenset(job.items())] == pytest.approx(0.2)
+        assert page["outlast_checkpoint_committed_step", frozenset(job.items())] == 2
+        assert page["outlast_checkpoint_bytes_total", frozenset(job.items())] == 1000
+        failed = {**job, "stage": "upload"}
+        assert page["outlast_checkpoint_failures_total", frozenset(failed.items())] == 1
+        upload = {**job, "stage": "upload"}
+        name = "outlast_checkpoint_stage_duration_seconds_sum"
+        assert page[name, frozenset(upload.items())] == 0.5
+        commit = {**job, "stage": "commit"}
+        assert page[name, frozenset(commit.items())] == 0.25
+        killed = {**job, "cause": "worker_killed"}
+        assert page["outlast_incident_recovery_seconds_count", frozenset(killed.items())] == 1
+        lost = page["outlast_lost_seconds_total", frozenset(killed.items())]
+        assert 0 < lost < 60
+        states = [value for (family, _), value in page.items() if family == "outlast_job_state"]
+        assert sum(states) == 1
+        suite = {"suite": "preflight", "verdict": "pass"}
+        assert page["outlast_diagnostic_runs_total", frozenset(suite.items())] == 2
+
+    asyncio.run(scenario())
+
+
+def test_prometheus_finds_the_agents_that_show_metrics(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            agents = await bench.add_agents(3)
+            for agent, address in zip(agents, ("10.0.0.1:9100", "", "x y"), strict=True):
+                agent.metrics_address = address
+                await agent.rejoin()
+            found = await asyncio.to_thread(read, bench, "/sd/agents")
+            assert found == b'[{"targets":["10.0.0.1:9100"],"labels":{"node":"n0"}}]'
+
+    asyncio.run(scenario())
+
+
+def read(bench: Lab, path: str) -> bytes:
+    with urllib.request.urlopen(f"http://{bench.running.http}{path}", timeout=10) as answer:
+        found: bytes = answer.read()
+    return found
+
+
+def read_page(bench: Lab) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of the page, by name and labels."""
+    text = read(bench, "/metrics").decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
