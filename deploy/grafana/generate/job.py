@@ -1,0 +1,173 @@
+"""Job: does it learn, how fast, and where does the time of a step go?"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard as builders
+
+from deploy.grafana.generate.panels import (
+    Query,
+    board,
+    choice,
+    graph,
+    heading,
+    mark,
+    number,
+    rows,
+    states,
+)
+
+_JOB = 'job_id="$job_id"'
+
+
+def dashboard() -> builders.Dashboard:
+    """One job."""
+    whole = board("outlast-job", "Job", "One job: progress, loss, speed, and its restarts.")
+    whole.with_variable(
+        choice("job_id", "Job", "label_values(outlast_job_info, job_id)", many=False)
+    )
+    whole.annotation(
+        mark("Restarts", f"changes(outlast_job_attempt{{{_JOB}}}[$__rate_interval]) > 0")
+    )
+    _now(whole)
+    _learning(whole)
+    _time(whole)
+    _faults(whole)
+    return whole
+
+
+def _now(whole: builders.Dashboard) -> None:
+    for panel in (
+        number("Step", "Last completed step.", "none", f"max(outlast_step{{{_JOB}}})"),
+        number(
+            "Done",
+            "Share of the job's steps that are completed.",
+            "percentunit",
+            f"max(outlast_step{{{_JOB}}}) / max(outlast_job_target_step{{{_JOB}}})",
+        ),
+        number("Loss", "Training loss of the last step.", "none", f"max(outlast_loss{{{_JOB}}})"),
+        number(
+            "Speed",
+            "Tokens per second over the last steps.",
+            "none",
+            f"max(outlast_tokens_per_second{{{_JOB}}})",
+        ),
+        number(
+            "Model FLOPs utilization",
+            "Achieved model FLOPs as a share of what the matmul check measured on the job's nodes.",
+            "percentunit",
+            f"max(outlast_model_flops_utilization_ratio{{{_JOB}}})",
+        ),
+        number(
+            "Faults it may survive",
+            "What is left of the retry budget; it refills with the next stored checkpoint.",
+            "none",
+            f"max(outlast_retries_left{{{_JOB}}})",
+        ),
+    ):
+        whole.with_panel(panel)
+
+
+def _learning(whole: builders.Dashboard) -> None:
+    whole.with_row(heading("Learning"))
+    for panel in (
+        graph(
+            "Loss",
+            "Training loss. It must not move when a step is done again after a fault.",
+            "none",
+            Query(f"max(outlast_loss{{{_JOB}}})", "loss"),
+        ),
+        graph(
+            "Gradient norm",
+            "Global norm of the gradient before it is clipped.",
+            "none",
+            Query(f"max(outlast_grad_norm{{{_JOB}}})", "norm"),
+        ),
+        graph(
+            "Step",
+            "Last completed step; it falls when steps are done again.",
+            "none",
+            Query(f"max(outlast_step{{{_JOB}}})", "step"),
+        ),
+        graph(
+            "Learning rate",
+            "As its schedule gives it.",
+            "none",
+            Query(f"max(outlast_learning_rate{{{_JOB}}})", "rate"),
+        ),
+    ):
+        whole.with_panel(panel)
+
+
+def _time(whole: builders.Dashboard) -> None:
+    whole.with_row(heading("Time"))
+    for panel in (
+        graph(
+            "Time of a step",
+            "From data to optimizer step; what checkpoints stall is not in it.",
+            "s",
+            Query(f"job:outlast_step_duration_seconds:p50_rate5m{{{_JOB}}}", "half of them"),
+            Query(f"job:outlast_step_duration_seconds:p99_rate5m{{{_JOB}}}", "99 of 100"),
+        ),
+        graph(
+            "Tokens trained on",
+            "Tokens per second over a longer window, redone steps included.",
+            "none",
+            Query(f"sum(rate(outlast_tokens_total{{{_JOB}}}[$__rate_interval]))", "tokens/s"),
+        ),
+        graph(
+            "Time by phase",
+            "Mean share of a rank's time in each phase of its steps; checkpoint is the stall of "
+            "stage 1.",
+            "percentunit",
+            Query(f"job_phase:outlast_rank_phase_seconds:rate5m{{{_JOB}}}", "{{phase}}"),
+            stacked=True,
+        ),
+        graph(
+            "Time in communication",
+            "Mean share of a rank's time in operations of each group, waiting for peers included.",
+            "percentunit",
+            Query(f"job_group:outlast_rank_communication_seconds:rate5m{{{_JOB}}}", "{{group}}"),
+            stacked=True,
+        ),
+        graph(
+            "Model FLOPs",
+            "Model FLOPs per second, by the formula of `outlast plan`.",
+            "flops",
+            Query(f"max(outlast_model_flops_per_second{{{_JOB}}})", "achieved"),
+        ),
+        graph(
+            "Slowest rank",
+            "Own work of the slowest rank of each stage as a multiple of the stage's median.",
+            "none",
+            Query(f"job_stage:outlast_rank_work_seconds:slowdown5m{{{_JOB}}}", "stage {{stage}}"),
+        ),
+    ):
+        whole.with_panel(panel)
+
+
+def _faults(whole: builders.Dashboard) -> None:
+    whole.with_row(heading("Faults"))
+    for panel in (
+        states(
+            "State",
+            "The job's state.",
+            Query(f"max by (state) (outlast_job_state{{{_JOB}}}) == 1", "{{state}}"),
+        ),
+        graph(
+            "Effective training time",
+            "Seconds of progress in a second, over the last hour.",
+            "percentunit",
+            Query(f"job:outlast_goodput_seconds:rate1h{{{_JOB}}}", "progress"),
+        ),
+        rows(
+            "Incidents that are over",
+            "By cause and by what was done.",
+            f"sum by (cause, action) (outlast_incidents_total{{{_JOB}}})",
+        ),
+        rows(
+            "Nodes of the job",
+            "Where its ranks run now; empty once it has ended.",
+            f"max by (node) (outlast_job_node_info{{{_JOB}}})",
+        ),
+    ):
+        whole.with_panel(panel)
