@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-kube lint proto clean
+.PHONY: demo test test-kube test-prometheus lint proto clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,11 @@ test: $(STAMP) lint
 test-kube: $(STAMP)
 	tests/kube/apiserver.sh
 	$(BIN)/pytest tests/kube --kube=real
+
+# Against a real Prometheus and Alertmanager, which it installs on Debian as root.
+test-prometheus: $(STAMP)
+	tests/prometheus/install.sh
+	$(BIN)/pytest tests/prometheus
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -36,9 +36,8 @@ def known_metrics() -> set[str]:
     """Every name that can be asked for: series of both pages, and recorded ones."""
     names = set(RECORDED)
     for family in (*controller.FAMILIES, *agent.FAMILIES):
-        names.add(family.name)
-        if isinstance(family, Histogram):
-            names |= {f"{family.name}_{part}" for part in ("bucket", "sum", "count")}
+        parts = ("_bucket", "_sum", "_count") if isinstance(family, Histogram) else ("",)
+        names |= {family.name + part for part in parts}
     return names
 
 

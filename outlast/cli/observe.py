@@ -1,0 +1,185 @@
+"""Prometheus beside a controller, for `outlast up --observe`.
+
+It is the machine's own installation, on loopback, with the scrape configuration
+and rules that ship with Outlast; its configuration, data and log lie in the state
+folder. It ends with `outlast up`, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from outlast.cli.errors import CliError
+
+# From deploy/prometheus, which this links to.
+RULES = Path(__file__).resolve().parent / "templates" / "prometheus" / "rules"
+# A person looks at it as a job runs; a laptop's run is over in minutes.
+SCRAPE_INTERVAL_S = 2.0
+READY_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+_USUAL_PORT = 9090
+_LOG_TAIL_LINES = 10
+_PR_SET_PDEATHSIG = 1
+
+
+def find_prometheus() -> str:
+    """The installed program.
+
+    Raises:
+        CliError: there is none; the message says how to get it.
+    """
+    found = shutil.which("prometheus")
+    if found is None:
+        raise CliError(
+            "--observe needs Prometheus and there is none on this machine; install it "
+            "(Debian and Ubuntu: apt-get install --no-install-recommends prometheus), or leave "
+            "--observe out and let a Prometheus of yours scrape /metrics"
+        )
+    return found
+
+
+def configuration(
+    http: str, *, interval_s: float, rules: Path = RULES, alertmanager: str = ""
+) -> dict[str, Any]:
+    """A scrape configuration for the controller at `http` and every agent that it knows."""
+    interval = f"{interval_s * 1000:.0f}ms"
+    alerting = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+    return {
+        "global": {"scrape_interval": interval, "evaluation_interval": interval},
+        "rule_files": [str(rules / "*.yml")],
+        **({"alerting": alerting} if alertmanager else {}),
+        "scrape_configs": [
+            {"job_name": "outlast-controller", "static_configs": [{"targets": [http]}]},
+            {
+                "job_name": "outlast-agents",
+                "http_sd_configs": [
+                    {"url": f"http://{http}/sd/agents", "refresh_interval": interval}
+                ],
+            },
+        ],
+    }
+
+
+class Prometheus:
+    """One Prometheus, from start to end. Start it in the main thread: it ends with that."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self._program = program
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = ""
+
+    def start(self, document: dict[str, Any]) -> None:
+        """Start it with this configuration; returns at once."""
+        import yaml
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config = self._folder / "prometheus.yml"
+        config.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+        self.address = f"127.0.0.1:{_free_port()}"
+        # Before the fork: loading a library after it could wait for a lock that nobody frees.
+        libc = ctypes.CDLL(None)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    self._program,
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={self._folder / 'data'}",
+                    f"--web.listen-address={self.address}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for `up`, which ends this in its turn.
+                start_new_session=True,
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            CliError: it ended or did not answer in time; the message has its last words.
+        """
+        assert self._process is not None, "start comes first"
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None:
+                raise CliError(f"Prometheus ended at once:\n{self._last_words()}")
+            if time.monotonic() > deadline_s:
+                raise CliError(
+                    f"Prometheus did not answer at {self.address} within {READY_TIMEOUT_S:.0f} s:\n"
+                    f"{self._last_words()}"
+                )
+            time.sleep(_POLL_S)
+
+    def tell_when_ready(self) -> None:
+        """Print where it is as soon as it answers, or why it does not."""
+        threading.Thread(target=self._tell, name="prometheus-ready", daemon=True).start()
+
+    def stop(self) -> None:
+        """End it within seconds."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "prometheus.log"
+
+    def _tell(self) -> None:
+        try:
+            self.wait_ready()
+        except CliError as error:
+            print(f"outlast: {error}", flush=True)
+            return
+        for line in ready_lines(self.address):
+            print(line, flush=True)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-_LOG_TAIL_LINES:])
+
+
+def ready_lines(address: str) -> list[str]:
+    """Where a person should look."""
+    return [
+        f"Prometheus scrapes it: http://{address} (alerts at http://{address}/alerts).",
+        "Dashboards for Grafana are in deploy/grafana/dashboards; its data source is that address.",
+    ]
+
+
+def _free_port() -> int:
+    """The usual port of Prometheus if nobody has it, else any free one."""
+    for port in (_USUAL_PORT, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise CliError("no port of 127.0.0.1 is free for Prometheus")

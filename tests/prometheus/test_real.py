@@ -1,0 +1,227 @@
+"""A job that is hit twice, seen by a real Prometheus and a real Alertmanager.
+
+Every query of every dashboard and every recorded series has data by then, every
+metric that an alert asks for exists, and the alert of the fault reaches a webhook
+and resolves. Durations of the rules are shortened; promtool tests them as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.local.cluster import LocalConfig
+from controller.local.processes import kill, members_of
+from tests.controller.processes import Controller, controller, node_pids
+from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
+from tests.prometheus.servers import Api, Hook, alertmanager, prometheus
+from tests.prometheus.test_dashboards import FILES, load
+from tests.prometheus.test_rules import known_metrics, rules
+from tests.prometheus.tools import RULES, needs_prometheus, promtool
+
+pytestmark = [needs_prometheus, pytest.mark.timeout(400)]
+
+# What cannot have data here, and why. The reason holds only while the metric is absent.
+EXCUSED = {
+    "outlast_gpu_xid_events_total": "no GPU has reported an XID, as should be",
+    "outlast_gpu_": "this machine has no GPU, or nvidia-ml-py is not installed",
+    "outlast_rdma_": "this machine has no RDMA port",
+    'verdict="fail"': "no check has failed, as should be",
+}
+_SELECTOR = re.compile(
+    r"(?:[a-z_]+:)?outlast_[a-z0-9_]+(?::[a-z0-9_]+)?(?:\{[^}]*\})?|\bup\{[^}]*\}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run, after it has recovered from both faults; the job still trains."""
+
+    api: Api
+    hook: Hook
+    process: Controller
+    job_id: str
+    start_s: float
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("observed")
+    hook = Hook()
+    try:
+        with (
+            controller(folder / "state", "--local-nodes", "2", "--workers-per-node", "2") as it,
+            alertmanager(folder / "alertmanager", hook.url) as alerts_to,
+            prometheus(folder / "prometheus", it.http, alerts_to, RULES / "rules") as api,
+        ):
+            yield from _break(Run(api, hook, it, "", time.time()), folder)
+    finally:
+        hook.close()
+
+
+def _break(run: Run, folder: Path) -> Iterator[Run]:
+    """Kill a worker, then a node; a new node joins when the alert has been told."""
+    cluster = Cluster(run.process.state_dir, lambda: run.process.grpc)
+    cluster.wait_nodes(2)
+    job_id = cluster.submit(
+        steps=1_000_000,
+        parallel={"dp": 4, "micro_batch": 1},
+        resources={"workers_per_node": 2},
+        eval={"interval_steps": 50},
+    )
+    cluster.wait_step(job_id, 45)
+    cluster.kill_rank(job_id, attempt=1, rank=2)
+    wait_for(lambda: cluster.job(job_id).attempt == 2, "a second attempt")
+    cluster.wait_state(job_id, "RUNNING")
+    _lose(run.process, "node-1")
+    run.hook.wait("OutlastJobInterrupted", "firing")
+    agent = _join(run.process, folder)
+    try:
+        cluster.wait_state(job_id, "RUNNING")
+        run.hook.wait("OutlastJobInterrupted", "resolved")
+        reached = cluster.job(job_id).step
+        cluster.wait_step(job_id, reached + 50)
+        yield Run(run.api, run.hook, run.process, job_id, run.start_s)
+    finally:
+        agent.terminate()
+        agent.wait(DEADLINE_S)
+
+
+def test_alert_of_the_fault_reaches_a_person_and_resolves(run: Run) -> None:
+    fired = run.hook.wait("OutlastJobInterrupted", "firing")
+    assert fired["labels"] == {
+        "alertname": "OutlastJobInterrupted",
+        "job_id": run.job_id,
+        "severity": "critical",
+    }
+    assert run.job_id in fired["annotations"]["summary"]
+    assert fired["annotations"]["runbook_url"].endswith("#outlastjobinterrupted")
+    resolved = run.hook.wait("OutlastJobInterrupted", "resolved")
+    assert resolved["endsAt"] > fired["startsAt"]
+
+
+def test_agents_are_found_and_a_new_one_too(run: Run) -> None:
+    def up() -> set[str]:
+        found = run.api.now('up{job="outlast-agents"} == 1')
+        return {series["metric"]["node"] for series in found}
+
+    wait_for(lambda: up() == {"node-0", "node-9"}, "Prometheus to see the nodes as they are")
+
+
+def test_every_panel_has_data(run: Run) -> None:
+    empty = [
+        f"{path.stem}: {panel['title']}: {target['expr']}"
+        for path in FILES
+        for panel in load(path.name)["panels"]
+        for target in panel.get("targets", ())
+        if not _has_data(run, target["expr"], instant=bool(target["instant"]))
+    ]
+    assert not empty, "\n".join(empty)
+
+
+def test_every_annotation_and_variable_has_data(run: Run) -> None:
+    for path in FILES:
+        document = load(path.name)
+        for annotation in document["annotations"].get("list", ()):
+            assert _has_data(run, annotation["expr"]), annotation
+        for variable in document["templating"]["list"]:
+            found = re.fullmatch(r"label_values\((\w+), (\w+)\)", str(variable["query"]))
+            if found is not None:
+                values = run.api.get(f"label/{found[2]}/values", **{"match[]": found[1]})
+                assert values, variable
+
+
+def test_every_rule_is_evaluated_and_every_recorded_series_exists(run: Run) -> None:
+    groups = run.api.get("rules")["groups"]
+    found = [rule for group in groups for rule in group["rules"]]
+    assert len(found) == len(list(rules()))
+    broken = [(rule["name"], rule["lastError"]) for rule in found if rule["health"] != "ok"]
+    assert not broken
+    recorded = [rule["record"] for rule in rules() if "record" in rule]
+    assert [name for name in recorded if not run.api.since(run.start_s, name)] == []
+
+
+def test_every_metric_that_an_alert_asks_for_exists(run: Run) -> None:
+    missing = [
+        f"{rule['alert']}: {selector}"
+        for rule in rules()
+        if "alert" in rule
+        for selector in _SELECTOR.findall(rule["expr"])
+        if not _has_data(run, selector)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_only_what_is_documented_is_shown(run: Run) -> None:
+    shown = {name for name in run.api.get("label/__name__/values") if name.startswith("outlast_")}
+    assert shown <= known_metrics()
+    absent = known_metrics() - shown
+    absent = {name for name in absent if ":" not in name and not _excuse(run, name)}
+    assert absent == set()
+
+
+def test_both_pages_pass_promtool(run: Run) -> None:
+    targets = run.api.get("targets", state="active")["activeTargets"]
+    pages = {target["labels"]["job"]: target["scrapeUrl"] for target in targets}
+    assert set(pages) == {"outlast-controller", "outlast-agents"}
+    for url in pages.values():
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            promtool("check", "metrics", text=answer.read().decode())
+
+
+def _has_data(run: Run, expr: str, *, instant: bool = False) -> bool:
+    """Whether a query returns anything; what is excused counts as having data."""
+    expr = expr.replace('"$job_id"', f'"{run.job_id}"').replace('"$node"', '".+"')
+    expr = expr.replace("$__rate_interval", "10s")
+    found = run.api.now(expr) if instant else run.api.since(run.start_s, expr)
+    return bool(found) or _excuse(run, expr) is not None
+
+
+def _excuse(run: Run, expr: str) -> str | None:
+    """Why a query may have no data; None when it may not."""
+    for part, reason in EXCUSED.items():
+        if part in expr and not run.api.since(run.start_s, _present(part)):
+            return reason
+    return None
+
+
+def _present(part: str) -> str:
+    """A query for anything that would void the excuse."""
+    return f"{{{part}}}" if "=" in part else f'{{__name__=~"{part}.+"}}'
+
+
+def _lose(process: Controller, node: str) -> None:
+    """Kill every process of a node and wipe its host memory."""
+    session = node_pids(process.state_dir)[node]
+
+    def is_dead() -> bool:
+        members = members_of([session])
+        for pid in members:
+            kill(pid)
+        return not members
+
+    wait_for(is_dead, f"{node} to die")
+    memory = LocalConfig(
+        state_dir=process.state_dir, nodes=1, workers_per_node=1, controller_address=""
+    ).memory_dir
+    shutil.rmtree(memory / node, ignore_errors=True)
+
+
+def _join(process: Controller, folder: Path) -> subprocess.Popen[bytes]:
+    """A node that is started by hand, with metrics."""
+    command: list[Any] = [sys.executable, "-m", "controller.agent", "--node", "node-9"]
+    command += ["--controller", process.grpc, "--workers", "2", "--metrics-port", "0"]
+    command += ["--state-dir", folder / "agent", "--memory-dir", folder / "memory"]
+    command += ["--data-dir", process.state_dir / "data"]
+    with (folder / "agent.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
