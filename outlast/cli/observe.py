@@ -78,6 +78,7 @@ class Prometheus:
         self._program = program
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
         self.address = ""
 
     def start(self, document: dict[str, Any]) -> None:
@@ -112,10 +113,11 @@ class Prometheus:
         Raises:
             CliError: it ended or did not answer in time; the message has its last words.
         """
-        assert self._process is not None, "start comes first"
+        process = self._process
+        assert process is not None, "start comes first"
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while not self._answers():
-            if self._process.poll() is not None:
+            if process.poll() is not None:
                 raise CliError(f"Prometheus ended at once:\n{self._last_words()}")
             if time.monotonic() > deadline_s:
                 raise CliError(
@@ -130,9 +132,10 @@ class Prometheus:
 
     def stop(self) -> None:
         """End it within seconds."""
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
+        self._is_stopping = True
         process.terminate()
         try:
             process.wait(_STOP_TIMEOUT_S)
@@ -148,7 +151,8 @@ class Prometheus:
         try:
             self.wait_ready()
         except CliError as error:
-            print(f"outlast: {error}", flush=True)
+            if not self._is_stopping:
+                print(f"outlast: {error}", flush=True)
             return
         for line in ready_lines(self.address):
             print(line, flush=True)

@@ -49,6 +49,7 @@ class _Wanted:
     workers_per_node: int = 1
     standby: int = 0
     kube: KubeConfig | None = None
+    observe: bool = False
 
 
 def register(app: typer.Typer) -> None:
@@ -68,6 +69,10 @@ def up(
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     fresh: Fresh = False,
+    observe: Annotated[
+        bool,
+        typer.Option("--observe", help="Start Prometheus beside it, where it is installed."),
+    ] = False,
 ) -> None:
     """Start a controller and local nodes in the foreground.
 
@@ -83,6 +88,7 @@ def up(
             nodes=nodes,
             workers_per_node=workers_per_node,
             standby=standby,
+            observe=observe,
         )
     )
 
@@ -179,6 +185,7 @@ def agent_arguments(node: str, state_dir: Path) -> list[str]:
 
 def _run(wanted: _Wanted) -> None:
     from controller import app
+    from outlast.cli import observe as observing
 
     try:
         options = app.Options(
@@ -197,11 +204,24 @@ def _run(wanted: _Wanted) -> None:
         level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
     )
 
+    prometheus = None
+    if wanted.observe:
+        program = observing.find_prometheus()
+        prometheus = observing.Prometheus(program, options.state_dir / "prometheus")
+
     def say_ready(running: Running) -> None:
         for line in ready_lines(options, running):
             print(line, flush=True)
+        if prometheus is not None:
+            interval_s = observing.SCRAPE_INTERVAL_S
+            prometheus.start(observing.configuration(running.http, interval_s=interval_s))
+            prometheus.tell_when_ready()
 
-    code = app.main(options, say_ready)
+    try:
+        code = app.main(options, say_ready)
+    finally:
+        if prometheus is not None:
+            prometheus.stop()
     if code:
         raise typer.Exit(code)
 

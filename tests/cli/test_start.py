@@ -78,3 +78,10 @@ def test_controller_that_does_not_answer_is_no_controller() -> None:
     assert done.returncode == ExitCode.NO_CONTROLLER
     assert "127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_observe_without_prometheus_says_how_to_get_it(tmp_path: Path) -> None:
+    done = outlast("up", "--observe", "--state-dir", str(tmp_path), PATH=str(tmp_path))
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "apt-get install" in done.stderr
+    assert "Traceback" not in done.stderr
