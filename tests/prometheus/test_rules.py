@@ -63,7 +63,8 @@ def test_kubernetes_scrape_configuration_is_valid_but_for_its_discovery(tmp_path
     # Debian builds Prometheus without Kubernetes; everything else of the file can be checked.
     document = yaml.safe_load((RULES / "prometheus-kubernetes.yml").read_text())
     for scrape in document["scrape_configs"]:
-        assert scrape.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+        (found,) = scrape.pop("kubernetes_sd_configs")
+        assert found == {"role": "pod", "namespaces": {"names": ["outlast"]}}
         scrape["static_configs"] = [{"targets": ["127.0.0.1:1"]}]
     document["rule_files"] = [str(RULES / "rules" / "*.yml")]
     path = tmp_path / "prometheus.yml"

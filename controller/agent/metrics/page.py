@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from controller.agent.metrics import gpu, host, itself, network, ranks
 from controller.agent.metrics.reading import Reading
 from controller.families import Family
+from outlast.errors import FatalError
 
 FAMILIES: tuple[Family, ...] = (
     *(*itself.FAMILIES, *ranks.FAMILIES),
@@ -27,6 +28,10 @@ FAMILIES: tuple[Family, ...] = (
 )
 # A loop that does not turn for so long has a trouble of its own; the scrape fails.
 _READ_WITHIN_S = 5.0
+
+
+class MetricsAddressError(FatalError):
+    """The page cannot be served where it was asked for."""
 
 
 class Metrics(Collector):
@@ -43,8 +48,17 @@ class Metrics(Collector):
         self._server: tuple[WSGIServer, Thread] | None = None
 
     def serve(self, address: str, port: int) -> int:
-        """Serve the page there, port 0 for a free one; returns the port."""
-        server, thread = start_http_server(port, addr=address, registry=self._registry)
+        """Serve the page there, port 0 for a free one; returns the port.
+
+        Raises:
+            MetricsAddressError: someone else has the port, or the address is not ours.
+        """
+        try:
+            server, thread = start_http_server(port, addr=address, registry=self._registry)
+        except OSError as error:
+            raise MetricsAddressError(
+                f"cannot serve metrics at {address}:{port}: {error}; choose another --metrics-port"
+            ) from error
         self._server = (server, thread)
         return int(server.server_port)
 
