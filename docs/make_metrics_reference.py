@@ -25,15 +25,15 @@ Generated from the declarations below `controller/web/metrics` and `controller/a
 
 The controller shows jobs, nodes, incidents and checkpoints at `http://CONTROLLER:7071/metrics`.
 Each agent shows its ranks and its machine at the port of `--metrics-port`;
-`http://CONTROLLER:7071/sd/agents` tells a Prometheus where they are and gives each the label `node`.
+`http://CONTROLLER:7071/sd/agents` tells a Prometheus where they are, each with the label `node`.
 All speak the text format of Prometheus, and OpenMetrics.
 
 Conventions:
 
 - Base units, and names that say them. Counters end with `_total`, facts to be joined with `_info`.
 - States are one series per state, of which one is 1.
-- Labels are a job, a node, a device, or a word of a closed set. Ranks are on the agents' pages only,
-  and never on a histogram. The series of a job disappear an hour after its end.
+- Labels are a job, a node, a device, or a word of a closed set. Ranks are on the agents' pages
+  only, and never on a histogram. The series of a job disappear an hour after its end.
 - Incidents, lost seconds and restarts come from the journal and survive the controller. Counters of
   what agents report (steps, goodput, uploads, findings) begin at zero with each controller, as
   `rate` and `increase` expect.

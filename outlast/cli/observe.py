@@ -7,11 +7,10 @@ folder. It ends with `outlast up`, however that ends.
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -30,7 +29,14 @@ _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _USUAL_PORT = 9090
 _LOG_TAIL_LINES = 10
-_PR_SET_PDEATHSIG = 1
+# Becomes the program given to it, which the kernel then kills when its parent ends. An
+# interpreter in between, since a fork of ours would run gRPC's fork handlers.
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def find_prometheus() -> str:
@@ -89,12 +95,10 @@ class Prometheus:
         config = self._folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         self.address = f"127.0.0.1:{_free_port()}"
-        # Before the fork: loading a library after it could wait for a lock that nobody frees.
-        libc = ctypes.CDLL(None)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    self._program,
+                    *(sys.executable, "-c", _END_WITH_PARENT, self._program),
                     f"--config.file={config}",
                     f"--storage.tsdb.path={self._folder / 'data'}",
                     f"--web.listen-address={self.address}",
@@ -104,7 +108,6 @@ class Prometheus:
                 stderr=log,
                 # Ctrl-C is for `up`, which ends this in its turn.
                 start_new_session=True,
-                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
             )
 
     def wait_ready(self) -> None:

@@ -133,8 +133,19 @@ def test_own_work_of_a_rank_is_what_operations_leave_of_forward_and_backward() -
             (Phase.GRADIENT_SYNC, Group.DP): 4.0,
         },
     )
-    rank = RankReading(job_id="job", rank=3, stage=1, completed_step=7, op_seq=9, time_use=use)
+    rank = RankReading(
+        job_id="job",
+        rank=3,
+        stage=1,
+        completed_step=7,
+        phase=Phase.DATA,
+        is_in_operation=False,
+        op_seq=9,
+        time_use=use,
+    )
     found = samples(ranks.collect([rank]))
+    assert found["outlast_rank_phase_info", ("job", "3", "1", "data")] == 1
+    assert found["outlast_rank_in_operation", ("job", "3", "1")] == 0
     assert found["outlast_rank_work_seconds_total", ("job", "3", "1")] == 5.0
     assert found["outlast_rank_phase_seconds_total", ("job", "3", "1", "checkpoint")] == 1.0
     labels = ("job", "3", "1", "gradient_sync", "dp")

@@ -13,12 +13,21 @@ from prometheus_client.core import Metric
 
 from controller.agent.metrics.reading import RankReading
 from controller.agent.worker import Worker
-from controller.families import Counter, Family, Gauge
-from outlast.blackbox import Phase
+from controller.families import Counter, Family, Gauge, Info
+from outlast.blackbox import Op, Phase
 
 _BY_RANK = ("job_id", "rank", "stage")
 
 STEP = Gauge("outlast_rank_step", "Last step that the rank completed", _BY_RANK)
+PHASE = Info(
+    "outlast_rank_phase_info", "The phase that the rank is in, as a label", (*_BY_RANK, "phase")
+)
+IN_OPERATION = Gauge(
+    "outlast_rank_in_operation",
+    "1 while the rank is inside an operation with others: of ranks that hang, one that is not "
+    "holds up those that are",
+    _BY_RANK,
+)
 SEQUENCE = Gauge(
     "outlast_rank_last_op_sequence", "Number of its last operation within its group", _BY_RANK
 )
@@ -37,7 +46,10 @@ WORK = Counter(
     "Time of forward and backward that was not spent in operations: the rank's own work",
     _BY_RANK,
 )
-FAMILIES: tuple[Family, ...] = (STEP, SEQUENCE, PHASES, OPERATIONS, WORK)
+FAMILIES: tuple[Family, ...] = (
+    *(STEP, PHASE, IN_OPERATION, SEQUENCE),
+    *(PHASES, OPERATIONS, WORK),
+)
 
 
 def read(workers: Iterable[Worker]) -> tuple[RankReading, ...]:
@@ -48,6 +60,8 @@ def read(workers: Iterable[Worker]) -> tuple[RankReading, ...]:
             rank=worker.rank,
             stage=worker.stage,
             completed_step=present.completed_step,
+            phase=present.phase,
+            is_in_operation=present.op is not Op.NONE and present.op_left_ns == 0,
             op_seq=present.op_seq,
             time_use=box.time_use(),
         )
@@ -60,6 +74,8 @@ def collect(ranks: Sequence[RankReading]) -> Iterator[Metric]:
     """The families of this subject."""
     named = [((rank.job_id, str(rank.rank), str(rank.stage)), rank) for rank in ranks]
     yield STEP.of((labels, rank.completed_step) for labels, rank in named)
+    yield PHASE.of((*labels, rank.phase.name.lower()) for labels, rank in named)
+    yield IN_OPERATION.of((labels, rank.is_in_operation) for labels, rank in named)
     yield SEQUENCE.of((labels, rank.op_seq) for labels, rank in named)
     yield PHASES.of(
         ((*labels, phase.name.lower()), seconds)

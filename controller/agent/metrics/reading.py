@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outlast.blackbox import TimeUse
+from outlast.blackbox import Phase, TimeUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,9 @@ class RankReading:
     # Pipeline stage: ranks of different stages have different work to do.
     stage: int
     completed_step: int
+    phase: Phase
+    # Whether it is inside an operation with other ranks.
+    is_in_operation: bool
     op_seq: int
     time_use: TimeUse
 

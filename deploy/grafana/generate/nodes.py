@@ -106,8 +106,17 @@ def _ranks() -> tuple[Builder[Panel], ...]:
             ),
         ),
         rows(
+            "Where ranks are",
+            "The phase of each rank, and 1 if it is inside an operation with others. Of ranks that "
+            "hang, one that is in none holds up those that are.",
+            "max by (job_id, rank, stage, node, phase) "
+            f"(outlast_rank_phase_info{{{_NODES}}}) "
+            "* on (job_id, rank) group_left () "
+            "max by (job_id, rank) (outlast_rank_in_operation)",
+        ),
+        rows(
             "Last operations",
-            "Number of the last operation of each rank within its group; one that hangs is behind.",
+            "Number of the last operation of each rank within its group.",
             f"bottomk(20, max by (job_id, rank, node) (outlast_rank_last_op_sequence{{{_NODES}}}))",
         ),
     )
