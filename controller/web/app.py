@@ -8,7 +8,8 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from prometheus_client import exposition
+from prometheus_client import CollectorRegistry, exposition
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -99,12 +100,32 @@ class Web:
         )
 
     async def _show_metrics(self, request: Request) -> Response:
+        # The state is read here, between two turns of the loop. Writing a large fleet down
+        # takes many times as long, so that is done beside it.
+        taken = _Taken(list(self._metrics.collect()))
         if "application/openmetrics-text" in request.headers.get("accept", ""):
-            # prometheus_client leaves this one function unannotated.
-            text = openmetrics.generate_latest(self._metrics.registry)  # type: ignore[no-untyped-call]
+            text = await asyncio.to_thread(_as_openmetrics, taken)
             return Response(text, media_type=openmetrics.CONTENT_TYPE_LATEST)
-        text = exposition.generate_latest(self._metrics.registry)
+        text = await asyncio.to_thread(exposition.generate_latest, taken)
         return Response(text, media_type=exposition.CONTENT_TYPE_LATEST)
+
+
+class _Taken(CollectorRegistry):
+    """Families as they were at one moment."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """Those, and nothing else."""
+        return iter(self._families)
+
+
+def _as_openmetrics(registry: CollectorRegistry) -> bytes:
+    # prometheus_client leaves this one function unannotated.
+    text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+    return text
 
 
 class _Server(uvicorn.Server):

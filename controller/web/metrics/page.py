@@ -1,4 +1,4 @@
-"""The page: every collector of the controller, in one registry.
+"""The page: every collector of the controller.
 
 Figures are computed from the state when somebody asks. States are one-hot
 gauges, facts are `_info` series to be joined, and no label has values without
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from controller.families import Distribution, Family
 from controller.web.metrics import checkpoints, checks, fleet, incidents, itself, jobs, training
@@ -24,11 +22,10 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-class ControllerMetrics(Collector):
+class ControllerMetrics:
     """Everything about jobs, nodes and the controller itself."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
         self._commits = Distribution(itself.COMMIT_BOUNDS_S)
         self._sources: Sources | None = None
 
@@ -39,14 +36,9 @@ class ControllerMetrics(Collector):
     def read_from(self, sources: Sources) -> None:
         """Say where the figures come from."""
         self._sources = sources
-        self.registry.register(self)
-
-    def describe(self) -> list[Metric]:
-        """Nothing before anybody asks: the figures are computed in `collect`."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every figure as it is now."""
+        """Every figure as it is now; call it in the controller's loop."""
         sources = self._sources
         assert sources is not None, "read_from comes first"
         sources.tally.keep_only([job.job_id for job in sources.shown_jobs()])
