@@ -22,6 +22,7 @@ from pathlib import Path
 from controller.core.context import Settings
 from controller.core.events import NodeGone
 from controller.core.machine import Machine
+from controller.diagnosis.runs import DiagnosticRuns
 from controller.effects import Effects, UnmanagedCluster
 from controller.local.cluster import LocalCluster, LocalConfig
 from controller.rpc.server import Parts, PortTakenError, Server
@@ -29,6 +30,7 @@ from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.store.curves import Curves
 from controller.store.database import Database
+from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
 from controller.store.lock import StateLock
 from controller.watch import Watch
@@ -141,6 +143,7 @@ class _Controller:
     server: Server
     web: Web
     effects: Effects
+    runs: DiagnosticRuns
 
     def bind(self, address: str) -> str:
         host, port = parse_address(address, "--grpc")
@@ -191,6 +194,7 @@ class _Controller:
         finally:
             self.service.stop()
             self.web.stop()
+            await self.runs.close()
             await self.server.stop()
             if cluster is not None:
                 await cluster.leave()
@@ -219,12 +223,14 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             effects=effects,
             clock=clock,
         )
+        runs = DiagnosticRuns(sessions, Diagnoses(database), clock)
         metrics.read_from(service, watch, sessions, effects, clock)
         checkpoints = (options.state_dir / "checkpoints").resolve()
         parts = Parts(
             service=service,
             sessions=sessions,
             watch=watch,
+            runs=runs,
             clock=clock,
             checkpoint_root=checkpoints.as_uri(),
         )
@@ -234,6 +240,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             server=Server(parts),
             web=Web(service, journal, metrics),
             effects=effects,
+            runs=runs,
         )
     finally:
         database.close()

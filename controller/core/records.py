@@ -237,6 +237,8 @@ class RunSuite:
 
     suite: str
     timeout_s: float
+    # Of the job that the node is checked for, "" for none.
+    checkpoint_url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

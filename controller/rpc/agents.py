@@ -18,7 +18,7 @@ from controller import convert
 from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
 from controller.core.facts import State
 from controller.core.records import StopWorkers
-from controller.rpc.diagnostics import DiagnosticsRuns
+from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.errors import Context, abort, bad_field
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationError
@@ -48,7 +48,7 @@ class AgentsService(AgentsServicer):
         sessions: Sessions,
         watch: Watch,
         logs: LogQueries,
-        runs: DiagnosticsRuns,
+        runs: DiagnosticRuns,
     ) -> None:
         self._service = service
         self._sessions = sessions
@@ -183,8 +183,8 @@ class AgentsService(AgentsServicer):
                 self._take_event(session, message.event, now_s)
             case "log_chunk":
                 self._logs.deliver(node, message.log_chunk)
-            case "findings":
-                self._runs.deliver(node, message.findings)
+            case "check_report":
+                self._runs.deliver(node, message.check_report)
             case other:
                 logger.warning("message ignored: node=%s kind=%s", node, other)
 

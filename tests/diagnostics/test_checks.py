@@ -148,7 +148,7 @@ def test_storage_probe_measures_and_leaves_nothing_behind(tmp_path: Path) -> Non
     found = collect(storage.run, context(checkpoint_url=str(tmp_path / "new" / "folder")))
     assert found["storage.wrong_bytes"].value == 0
     assert found["storage.write_bandwidth"].value > 0
-    assert not found["storage.write_bandwidth"].slow_is_fault
+    assert not found["storage.write_bandwidth"].bad_is_fault
     assert os.listdir(tmp_path / "new" / "folder") == []
 
 

@@ -59,7 +59,7 @@ def test_good_value_from_a_contended_machine_passes() -> None:
 
 
 def test_slowness_of_something_shared_is_a_warning_at_most() -> None:
-    found = judge(measurement(1.0, slow_is_fault=False), HISTORY, "node-0")
+    found = judge(measurement(1.0, bad_is_fault=False), HISTORY, "node-0")
     assert (found.verdict, found.threshold) == (Verdict.WARN, 70.0)
 
 
