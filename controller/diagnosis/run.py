@@ -209,14 +209,14 @@ class DiagnosticsRunner:
 
 def _sides(answers: list[Answer]) -> list[list[Finding] | None]:
     """What each side said; None for one that did not take part."""
-    if len(answers) < 2:
-        return [None, None]
-    host, guest = answers
-    began, ended = guest.begun_s, host.ended_s
-    if began is None or (ended is not None and began > ended):
-        # The guest was busy with something else until the host had given up.
-        return [None, None]
-    return [
+    sides: list[list[Finding] | None] = [
         [finding_of(finding) for finding in answer.findings] if answer.is_whole else None
         for answer in answers
     ]
+    if len(answers) < 2:
+        return [*sides, None]
+    host, guest = answers
+    if guest.begun_s is None or (host.ended_s is not None and guest.begun_s > host.ended_s):
+        # It was busy with something else until the host had given up.
+        sides[1] = None
+    return sides

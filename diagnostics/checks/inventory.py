@@ -168,6 +168,7 @@ def _load(path: Path) -> Snapshot | None:
 def _save(path: Path, snapshot: Snapshot) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(snapshot.to_json(), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
