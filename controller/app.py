@@ -23,6 +23,7 @@ from controller.core.context import Settings
 from controller.core.events import NodeGone
 from controller.core.machine import Machine
 from controller.diagnosis.runs import DiagnosticRuns
+from controller.diagnosis.searches import FaultSearches
 from controller.effects import Effects, UnmanagedCluster
 from controller.local.cluster import LocalCluster, LocalConfig
 from controller.rpc.server import Parts, PortTakenError, Server
@@ -214,7 +215,9 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         machine = Machine(journal.load(), options.settings)
         watch = Watch(machine.state)
         sessions = Sessions()
-        effects = Effects(sessions.send, UnmanagedCluster())
+        runs = DiagnosticRuns(sessions, Diagnoses(database), clock)
+        searches = FaultSearches(runs)
+        effects = Effects(sessions.send, UnmanagedCluster(), searches.begin)
         service = Service(
             machine=machine,
             journal=journal,
@@ -223,7 +226,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             effects=effects,
             clock=clock,
         )
-        runs = DiagnosticRuns(sessions, Diagnoses(database), clock)
+        searches.report_to(service)
         metrics.read_from(service, watch, sessions, effects, clock)
         checkpoints = (options.state_dir / "checkpoints").resolve()
         parts = Parts(

@@ -41,6 +41,8 @@ class Answer:
     ended_s: float | None = None
     # Why there will be no more of it, "" while there may be.
     lost: str = ""
+    # Its agent was there all the time, and the time was up.
+    is_late: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -113,6 +115,7 @@ class Asking:
                     answer.changed.clear()
                     await answer.changed.wait()
         except TimeoutError:
+            answer.is_late = True
             answer.give_up(f"the node did not answer within {timeout_s:.0f} s")
         return condition(answer)
 

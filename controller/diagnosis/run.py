@@ -7,6 +7,7 @@ What is asked next, and what all of it means, is decided by pure functions of
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -52,6 +53,8 @@ class Request:
     checkpoint_urls: Mapping[NodeId, str] = field(default_factory=dict)
     disturbed: frozenset[NodeId] = frozenset()
     """A job trains there: slowness is no sign of a fault."""
+    timeout_s: float = math.inf
+    """For the run; what it has by then is reported."""
 
     @property
     def everyone(self) -> tuple[NodeId, ...]:
@@ -91,6 +94,9 @@ class DiagnosticsRunner:
         self.baseline = baseline
         self._suite: Suite = SUITES[self._request.suite]
         self._exchanges: list[Exchange] = []
+        # Connected, and their checks did not end in time.
+        self._silent: list[NodeId] = []
+        self._ends_at = asyncio.get_running_loop().time() + self._request.timeout_s
 
     async def run(self) -> report.Report:
         """Everything there is to say about the nodes of the request."""
@@ -105,6 +111,7 @@ class DiagnosticsRunner:
             exchanges=self._exchanges,
             stick=stick,
             search=verdict,
+            silent=self._silent,
         )
         self._progress.notes.extend(found.notes)
         self._add(*found.added)
@@ -124,9 +131,11 @@ class DiagnosticsRunner:
         order.on_this_node.SetInParent()
         answer = self._asking.ask(self._request.run_id, node, order, self._progress.add)
         try:
-            timeout_s = self._suite.deadline_s + START_ALLOWANCE_S
+            timeout_s = min(self._suite.deadline_s + START_ALLOWANCE_S, self._left_s())
             if not await self._asking.until(answer, lambda found: found.is_whole, timeout_s):
                 self._progress.add(broken(node, self._suite.name, answer.lost))
+                if answer.is_late:
+                    self._silent.append(node)
         finally:
             self._asking.forget([answer])
             self._progress.pending.remove(node)
@@ -152,6 +161,9 @@ class DiagnosticsRunner:
             if not pairs:
                 break
             for wave in waves(pairs):
+                if self._left_s() < self._suite.pair_deadline_s:
+                    self._progress.notes.append("the time was up before every exchange was done")
+                    break
                 names = f"{len(self._exchanges)} exchanges done, {len(wave)} under way"
                 self._progress.enter(f"round {number + 1}, at most {ROUNDS}: {names}")
                 found = await asyncio.gather(*(self._exchange(pair, number) for pair in wave))
@@ -194,6 +206,9 @@ class DiagnosticsRunner:
             _sides(answers),
             is_disturbed=bool({host, guest} & self._request.disturbed),
         )
+
+    def _left_s(self) -> float:
+        return self._ends_at - asyncio.get_running_loop().time()
 
     def _order(self, node: NodeId, deadline_s: float) -> agents_pb2.CheckOrder:
         return agents_pb2.CheckOrder(

@@ -89,6 +89,14 @@ def incident_message(incident: IncidentRecord) -> incidents_pb2.Incident:
         steps_redone=redone,
         recovery_s=recovery_s,
         detection_s=max(0.0, incident.opened_s - incident.fault_s),
+        node_checks=[
+            incidents_pb2.NodeCheck(node=node, verdict=verdict)
+            for node, verdict in incident.findings
+        ],
+        bad_links=[
+            incidents_pb2.BadLink(node=one, peer=other) for one, other in incident.bad_links
+        ],
+        diagnostic_run=incident.search,
     )
 
 

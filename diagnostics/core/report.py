@@ -24,6 +24,8 @@ class NodeReport:
     verdict: NodeVerdict
     # Its worst figure against that figure's yardstick: 1 is as good as expected.
     figure: float | None
+    # It is there, and its checks did not end in time.
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ def make(
     exchanges: Sequence[Exchange],
     stick: Yardstick,
     search: SearchVerdict,
+    silent: Sequence[str] = (),
 ) -> Report:
     """The report on `nodes`, given everything that was found on and between them."""
     pairs = tuple(dict.fromkeys(exchange.pair for exchange in exchanges))
@@ -65,6 +68,7 @@ def make(
                 node=node,
                 verdict=fold([found for found in every if found.node == node]),
                 figure=_figure(node, every, exchanges, stick),
+                is_silent=node in silent,
             )
             for node in nodes
         ),
