@@ -234,6 +234,7 @@ def finding_of(message: diagnostics_pb2.Finding) -> Finding:
         baseline_key=message.baseline_key,
         digest=message.digest,
         digest_key=message.digest_key,
+        contended_ratio=message.contended_ratio,
     )
 
 

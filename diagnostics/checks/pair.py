@@ -95,10 +95,11 @@ def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing, em
         rounds_s.append(elapsed_s)
         wrong += more_wrong
     # Through the store and not by a collective: those are what is being doubted.
-    store.set(f"wrong/{rank}", json.dumps(wrong))
+    store.set(f"result/{rank}", json.dumps([wrong, contention.ratio()]))
     if rank != HOST:
         return
-    wrongs = [wrong, int(json.loads(store.get(f"wrong/{GUEST}")))]
+    guest_wrong, guest_contended = json.loads(store.get(f"result/{GUEST}"))
+    wrongs = [wrong, int(guest_wrong)]
     what = f"{backend}, {context.effort.pair_bytes >> 20} MiB, best of {rounds} rounds"
     blamed = [
         f"{node}: {count} wrong"
@@ -133,7 +134,8 @@ def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing, em
             detail=f"{what}, median {typical:.3g} GB/s",
             baseline_key=f"pair/{backend}/{device.type}/{context.effort.pair_bytes}"
             f"/torch-{torch.__version__}",
-            contended_ratio=contention.ratio(),
+            # Both ends work at it, so the busier one decides.
+            contended_ratio=max(contention.ratio(), float(guest_contended)),
             peer=pairing.peer,
         )
     )

@@ -107,6 +107,7 @@ class Finding:
     baseline_key: str = ""
     digest: str = ""
     digest_key: str = ""
+    contended_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("value", "threshold", "duration_s"):

@@ -5,6 +5,10 @@ each node did in this run. A median of all *exchanges* would not do, since one b
 node spoils most of the exchanges of a small fleet. Where fewer than three nodes
 were measured the fleet's earlier healthy runs serve instead; without those a
 slow value cannot be called slow.
+
+Where CPUs were fought over meanwhile, a value below half of what is expected says
+nothing (healthy exchanges on a machine with eight times more work than cores came
+to a third of each other); below a tenth it does.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from dataclasses import dataclass
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
 from diagnostics.core.search import Outcome, Pair, SearchVerdict
-from diagnostics.core.verdicts import FAIL_BELOW
+from diagnostics.core.verdicts import CONTENDED_ABOVE, FAIL_BELOW
 
 TEST = "pair"
 BANDWIDTH = "all_reduce_bandwidth"
 WRONG = "wrong_elements"
+# No busy neighbour explains so little.
+CONTENDED_FAIL_BELOW = 0.1
 # Fewer cannot outvote the one that is bad.
 MIN_NODES = 3
 
@@ -41,6 +47,12 @@ class Exchange:
     is_broken: bool = False
     # A job trains on one of the two: slowness then proves nothing.
     is_disturbed: bool = False
+    # Share of the time in which something waited for a CPU, at the busier end.
+    contended_ratio: float = 0.0
+
+    @property
+    def is_contended(self) -> bool:
+        return self.contended_ratio > CONTENDED_ABOVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +89,7 @@ def exchange_of(
         detail=(value.detail if value is not None and measured else said) or "no answer",
         is_broken=all_answered and not measured,
         is_disturbed=is_disturbed,
+        contended_ratio=value.contended_ratio if value is not None else 0.0,
     )
 
 
@@ -104,9 +117,12 @@ def outcome_of(exchange: Exchange, stick: Yardstick) -> Outcome:
         return Outcome.BAD
     if exchange.value is None:
         return Outcome.UNKNOWN
-    if stick.threshold is not None and exchange.value < stick.threshold:
-        return Outcome.UNKNOWN if exchange.is_disturbed else Outcome.BAD
-    return Outcome.GOOD
+    if stick.expected is None or exchange.value >= FAIL_BELOW * stick.expected:
+        return Outcome.GOOD
+    is_explained = exchange.is_contended and (
+        exchange.value >= CONTENDED_FAIL_BELOW * stick.expected
+    )
+    return Outcome.UNKNOWN if exchange.is_disturbed or is_explained else Outcome.BAD
 
 
 def extended(baseline: Baseline, exchanges: Sequence[Exchange], stick: Yardstick) -> Baseline:
@@ -189,4 +205,8 @@ def _verdict_on(
         return Verdict.INCONCLUSIVE, "failed; node and link cannot be told apart"
     if any(exchange.is_disturbed and exchange.value is not None for exchange in tried):
         return Verdict.INCONCLUSIVE, "slow, but a job trains on one of the two nodes"
+    busiest = max(exchange.contended_ratio for exchange in tried)
+    if busiest > CONTENDED_ABOVE and any(exchange.value is not None for exchange in tried):
+        why = f"slow, but tasks waited for a CPU {busiest:.0%} of the time"
+        return Verdict.INCONCLUSIVE, why
     return Verdict.INCONCLUSIVE, "could not be tested"

@@ -187,6 +187,7 @@ def _finding(
         baseline_key=measurement.baseline_key,
         digest=measurement.digest,
         digest_key=measurement.digest_key,
+        contended_ratio=measurement.contended_ratio,
     )
 
 

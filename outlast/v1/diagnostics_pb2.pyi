@@ -33,6 +33,7 @@ class Finding(google.protobuf.message.Message):
     BASELINE_KEY_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     DIGEST_KEY_FIELD_NUMBER: builtins.int
+    CONTENDED_RATIO_FIELD_NUMBER: builtins.int
     test: builtins.str
     node: builtins.str
     metric: builtins.str
@@ -54,6 +55,8 @@ class Finding(google.protobuf.message.Message):
     digest: builtins.str
     """Digest of an exact result; every device with the same digest_key must have the same."""
     digest_key: builtins.str
+    contended_ratio: builtins.float
+    """Share of the time in which something on the node waited for a CPU."""
     def __init__(
         self,
         *,
@@ -72,9 +75,10 @@ class Finding(google.protobuf.message.Message):
         baseline_key: builtins.str = ...,
         digest: builtins.str = ...,
         digest_key: builtins.str = ...,
+        contended_ratio: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_threshold", b"_threshold", "baseline_key", b"baseline_key", "detail", b"detail", "digest", b"digest", "digest_key", b"digest_key", "duration_s", b"duration_s", "localises", b"localises", "metric", b"metric", "node", b"node", "peer", b"peer", "test", b"test", "threshold", b"threshold", "threshold_source", b"threshold_source", "unit", b"unit", "value", b"value", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_threshold", b"_threshold", "baseline_key", b"baseline_key", "contended_ratio", b"contended_ratio", "detail", b"detail", "digest", b"digest", "digest_key", b"digest_key", "duration_s", b"duration_s", "localises", b"localises", "metric", b"metric", "node", b"node", "peer", b"peer", "test", b"test", "threshold", b"threshold", "threshold_source", b"threshold_source", "unit", b"unit", "value", b"value", "verdict", b"verdict"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_threshold", b"_threshold"]) -> typing.Literal["threshold"] | None: ...
 
 global___Finding = Finding

@@ -81,6 +81,16 @@ def test_a_slow_exchange_beside_training_says_nothing_but_wrong_data_does() -> N
     assert outcome_of(replace(slow, wrong_elements=2.0), stick) is Outcome.BAD
 
 
+def test_a_busy_machine_explains_a_third_and_not_a_fiftieth() -> None:
+    stick = yardstick(mesh(4, {}), EMPTY)
+    busy = exchange("n0", "n1", 0.3, contended_ratio=0.6)
+    assert outcome_of(busy, stick) is Outcome.UNKNOWN
+    assert outcome_of(replace(busy, contended_ratio=0.1), stick) is Outcome.BAD
+    assert outcome_of(replace(busy, value=0.02), stick) is Outcome.BAD
+    nothing = conclude(["n0", "n1"], [])
+    assert "waited for a CPU 60% of" in link_finding(("n0", "n1"), [busy], stick, nothing).detail
+
+
 @given(
     count=st.integers(3, 8),
     data=st.data(),
