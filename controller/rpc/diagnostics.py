@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from controller.core.facts import State
+from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.diagnosis.run import MANUAL, Request
 from controller.diagnosis.runs import DiagnosticRuns, NodeBusyError, new_run_id
@@ -38,10 +40,12 @@ class DiagnosticsService(DiagnosticsServicer):
             await bad_field(context, "suite", f"is {suite!r}; allowed: {allowed}")
         nodes = await self._targets(request, context)
         state = self._service.state
-        jobs = {
-            node: job for node in nodes if (job := state.jobs.get(_job_of(state.nodes[node].job)))
-        }
+        jobs = {node: job for node in nodes if (job := _job_on(state, node)) is not None}
         training = [node for node, job in jobs.items() if job.state in _TRAINING]
+        urls = {node: job.checkpoint_url for node, job in jobs.items()}
+        if request.job_id:
+            # Its nodes may be free: it may be paused, or over.
+            urls = dict.fromkeys(nodes, state.jobs[JobId(request.job_id)].checkpoint_url)
         try:
             progress = self._runs.start(
                 Request(
@@ -50,7 +54,7 @@ class DiagnosticsService(DiagnosticsServicer):
                     origin=MANUAL,
                     nodes=tuple(nodes),
                     addresses={node: state.nodes[node].address for node in nodes},
-                    checkpoint_urls={node: job.checkpoint_url for node, job in jobs.items()},
+                    checkpoint_urls=urls,
                     disturbed=frozenset(training),
                 )
             )
@@ -137,5 +141,7 @@ class DiagnosticsService(DiagnosticsServicer):
         return connected
 
 
-def _job_of(job: JobId | None) -> JobId:
-    return JobId("") if job is None else job
+def _job_on(state: State, node: NodeId) -> JobRecord | None:
+    """The job that holds the node."""
+    job = state.nodes[node].job
+    return None if job is None else state.jobs.get(job)

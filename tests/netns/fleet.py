@@ -93,16 +93,6 @@ class Fleet:
         finally:
             self._flaw.unlink()
 
-    @contextmanager
-    def partitioned(self, node: str) -> Iterator[None]:
-        """Pull a node's cable."""
-        cable = self._cable(node)
-        _ip("-n", self._space("hub"), "link", "set", cable, "down")
-        try:
-            yield
-        finally:
-            _ip("-n", self._space("hub"), "link", "set", cable, "up")
-
     def restart_controller(self) -> None:
         """Kill the controller and start it anew on the same state."""
         assert self._controller is not None

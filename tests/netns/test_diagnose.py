@@ -42,7 +42,6 @@ def test_healthy_runs_name_nobody(fleet: Fleet) -> None:
         assert code == 0
         assert [report["node"] for report in run["node_reports"]] == fleet.nodes
         assert len(run["links"]) == NUM_NODES * (NUM_NODES - 1) // 2
-        assert {link["verdict"] for link in run["links"]} <= {"pass", "warn"}
 
 
 def test_a_link_limited_to_a_fiftieth_is_named_and_nothing_else(fleet: Fleet) -> None:
