@@ -86,7 +86,7 @@ def _claims(rows: list[dict[str, Any]]) -> list[Claim]:
             Claim(
                 claim=f"{kind} runs that named exactly what is broken",
                 value=sum(row["is_right"] for row in found) / len(found),
-                unit=f"of {len(found)} runs",
+                unit=f"share of {len(found)} runs",
                 goal="= 1",
                 baseline="none",
                 how=_HOW,

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # The runner keeps its own deadline and says which checks it did not reach; it is killed
 # only when it fails at that. Importing torch on a busy node is part of it.
-KILL_AFTER_S = 30.0
+KILL_AFTER_S = 50.0
 # Rounds of a run follow each other within seconds; between runs the memory is better free.
 IDLE_S = 30.0
 _MAX_LINE_BYTES = 2**20

@@ -105,7 +105,7 @@ def _notes(search: SearchVerdict) -> list[str]:
     notes = [item.reason for item in search.unresolved]
     if search.num_links_tested < search.num_links:
         notes.append(
-            f"{search.num_links_tested} of {search.num_links} links were tested; a link that was "
-            "not tested cannot be named"
+            f"{search.num_links_tested} of {search.num_links} links gave an answer; one that "
+            "gave none cannot be named"
         )
     return notes

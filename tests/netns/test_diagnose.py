@@ -17,7 +17,11 @@ from tests.netns.fleet import Fleet, why_not
 NUM_NODES = 5
 HEALTHY_RUNS = 3
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "runs")
+pytestmark = [
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "runs"),
+    # Five agents that import torch on two cores.
+    pytest.mark.timeout(600),
+]
 
 
 @pytest.fixture(scope="module")
