@@ -17,12 +17,15 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from controller.core.context import Settings
 from controller.core.events import NodeGone
 from controller.core.machine import Machine
+from controller.diagnosis.runs import DiagnosticRuns
+from controller.diagnosis.searches import FaultSearches
 from controller.effects import Cluster, Effects, UnmanagedCluster
 from controller.kube.config import KubeConfig
 from controller.local.cluster import LocalCluster, LocalConfig
@@ -31,6 +34,7 @@ from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.store.curves import Curves
 from controller.store.database import Database
+from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
 from controller.store.lock import StateLock
 from controller.tally import Tally
@@ -170,6 +174,7 @@ class _Controller:
     effects: Effects
     sessions: Sessions
     metrics: ControllerMetrics
+    runs: DiagnosticRuns
 
     def bind(self, address: str) -> str:
         host, port = parse_address(address, "--grpc")
@@ -220,6 +225,7 @@ class _Controller:
         finally:
             self.service.stop()
             self.web.stop()
+            await self.runs.close()
             await self.server.stop()
             if cluster is not None:
                 await cluster.leave()
@@ -248,7 +254,7 @@ class _Controller:
         # The client takes most of a second to import, and only those on Kubernetes have it.
         try:
             from controller.kube.cluster import KubeCluster
-            from controller.kube.metrics import KubeMetrics
+            from controller.kube.metrics import collect
         except ModuleNotFoundError as error:
             raise MissingClientError(
                 f"no Kubernetes client ({error}); install it with `pip install outlast[kubernetes]`"
@@ -262,7 +268,7 @@ class _Controller:
             changes=self.service.changes,
             clock=SystemClock(),
         )
-        self.metrics.registry.register(KubeMetrics(cluster))
+        self.metrics.add(partial(collect, cluster))
         return cluster
 
 
@@ -278,7 +284,9 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         machine = Machine(journal.load(), options.settings)
         watch = Watch(machine.state)
         sessions = Sessions()
-        effects = Effects(sessions.send, UnmanagedCluster())
+        runs = DiagnosticRuns(sessions, Diagnoses(database), clock)
+        searches = FaultSearches(runs)
+        effects = Effects(sessions.send, UnmanagedCluster(), searches.begin)
         service = Service(
             machine=machine,
             journal=journal,
@@ -287,6 +295,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             effects=effects,
             clock=clock,
         )
+        searches.report_to(service)
         tally = Tally()
         metrics.read_from(
             Sources(
@@ -303,6 +312,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             service=service,
             sessions=sessions,
             watch=watch,
+            runs=runs,
             clock=clock,
             checkpoint_root=checkpoints.as_uri(),
             tally=tally,
@@ -315,6 +325,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             effects=effects,
             sessions=sessions,
             metrics=metrics,
+            runs=runs,
         )
     finally:
         database.close()

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar, assert_never
 
+from google.protobuf import json_format
+
 from controller.core import events as ev
 from controller.core.records import (
     CommandRecord,
@@ -130,7 +132,7 @@ def command_finished(node: NodeId, result: agents_pb2.CommandResult) -> ev.Comma
 
 def fold_findings(findings: Iterable[diagnostics_pb2.Finding]) -> NodeVerdict:
     """One verdict over findings as they came over the wire."""
-    return fold([_finding(message) for message in findings])
+    return fold([finding_of(message) for message in findings])
 
 
 def step_rows(event: agents_pb2.AgentEvent) -> list[StepRow]:
@@ -192,7 +194,11 @@ def command_message(record: CommandRecord) -> agents_pb2.Command:
             )
         case RunSuite() as suite:
             message.run_suite.CopyFrom(
-                agents_pb2.RunSuite(suite=suite.suite, timeout_s=suite.timeout_s)
+                agents_pb2.RunSuite(
+                    suite=suite.suite,
+                    timeout_s=suite.timeout_s,
+                    checkpoint_url=suite.checkpoint_url,
+                )
             )
         case ForgetJob():
             message.forget_job.CopyFrom(agents_pb2.ForgetJob())
@@ -213,7 +219,7 @@ def _worker_status(node: NodeId, status: agents_pb2.WorkerStatus) -> ev.WorkerSt
     )
 
 
-def _finding(message: diagnostics_pb2.Finding) -> Finding:
+def finding_of(message: diagnostics_pb2.Finding) -> Finding:
     """A finding off the wire; words that this version does not know become the mildest."""
     return Finding(
         test=message.test,
@@ -227,7 +233,17 @@ def _finding(message: diagnostics_pb2.Finding) -> Finding:
         localises=_word(Localises, message.localises, Localises.NODE),
         detail=message.detail,
         duration_s=message.duration_s,
+        peer=message.peer,
+        baseline_key=message.baseline_key,
+        digest=message.digest,
+        digest_key=message.digest_key,
+        contended_ratio=message.contended_ratio,
     )
+
+
+def finding_message(finding: Finding) -> diagnostics_pb2.Finding:
+    """A finding, for the wire."""
+    return json_format.ParseDict(finding.to_fields(), diagnostics_pb2.Finding())
 
 
 def _word(kind: type[_Word], text: str, other: _Word) -> _Word:

@@ -12,13 +12,22 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from controller.convert import command_message
-from controller.core.effects import Alert, Effect, EvictNode, Persist, ProvisionNodes, SendCommand
+from controller.core.effects import (
+    Alert,
+    Effect,
+    EvictNode,
+    Persist,
+    ProvisionNodes,
+    SearchFaults,
+    SendCommand,
+)
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
 Send = Callable[[NodeId, agents_pb2.ControllerMessage], bool]
+Search = Callable[[SearchFaults], None]
 
 
 class Cluster(Protocol):
@@ -44,8 +53,9 @@ class UnmanagedCluster:
 class Effects:
     """Carries effects out, in the order in which they are given."""
 
-    def __init__(self, send: Send, cluster: Cluster) -> None:
+    def __init__(self, send: Send, cluster: Cluster, search: Search) -> None:
         self._send = send
+        self._search = search
         self._cluster = cluster
         # Alerts so far, for the metrics.
         self.counts: Counter[str] = Counter()
@@ -69,6 +79,8 @@ class Effects:
                 self._cluster.provision(count, workers, reason)
             case EvictNode(node=node, reason=reason):
                 self._cluster.evict(node, reason)
+            case SearchFaults():
+                self._search(effect)
             case Alert(summary=summary):
                 logger.warning("alert: %s", summary)
             case _:

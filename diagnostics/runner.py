@@ -1,8 +1,13 @@
-"""Runs a suite of checks on this node: `python -m diagnostics.runner --suite preflight ...`.
+"""Runs checks on this node: `python -m diagnostics.runner --suite preflight ...`.
 
 Standard output carries one finding per line, as JSON, as they come; what the
 checks themselves print goes to standard error. The exit code is 0 when the
 suite ran, whatever the findings say, and 2 for wrong arguments.
+
+An agent starts it with `--orders` instead: then standard input carries one order
+per line (`diagnostics.core.orders`), and a line `{"done": true}` follows the
+findings of each. It ends with its input. Importing torch takes seconds, and a
+run of diagnostics has many orders for each node.
 
 torch is imported once, here, and every check is a forked child with its own
 deadline. So this process runs no tensor operation and never touches CUDA:
@@ -16,14 +21,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from diagnostics import children
-from diagnostics.checks.base import CheckFunction, Context, SkipCheckError
+from diagnostics.checks.base import CheckFunction, Context
+from diagnostics.checks.reporting import reporting
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.finding import Finding, Measurement, Verdict
+from diagnostics.core.orders import DONE, Order, OrderKind
 from diagnostics.core.plans import SUITES, Check, Suite
 from diagnostics.core.verdicts import is_healthy, is_repeatable, judge, unmeasured
 
@@ -36,32 +43,70 @@ _MIN_CHECK_S = 0.5
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parse(arguments)
-    started_s = time.monotonic()
     # Library threads would make forking unsafe; a check sets its own number.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
-    from diagnostics.checks import collectives, device, storage
-
-    checks: dict[str, CheckFunction] = {"device": device.run, "collectives": collectives.run}
-    if options.checkpoint_url:
-        checks["storage"] = storage.run
-    suite = SUITES[options.suite]
-    run = Run(
-        context=Context(
-            node=options.node,
-            workers=options.workers,
-            device=options.device,
+    if not options.orders:
+        order = Order(
+            kind=OrderKind.SUITE,
+            suite=options.suite,
+            deadline_s=options.deadline_s,
             checkpoint_url=options.checkpoint_url,
-            effort=suite.effort,
-        ),
-        checks=checks,
-        baseline=_load_baseline(options.baseline_file),
-        ends_at=started_s + options.deadline_s,
-    )
-    for finding in run.findings(suite):
-        print(finding.to_json(), flush=True)
-    _save_baseline(options.baseline_file, run.baseline)
+        )
+        _print(_run_suite(order, options))
+        return 0
+    # Not `for line in sys.stdin`, which reads ahead.
+    for line in iter(sys.stdin.readline, ""):
+        order = Order.from_json(line)
+        if order.kind is OrderKind.SUITE:
+            _print(_run_suite(order, options))
+        else:
+            from diagnostics.pairing import run_pair
+
+            _print(run_pair(order, _context(order, options)))
+        print(DONE, flush=True)
     return 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def _context(order: Order, options: argparse.Namespace) -> Context:
+    return Context(
+        node=options.node,
+        workers=options.workers,
+        device=options.device,
+        checkpoint_url=order.checkpoint_url,
+        effort=SUITES[order.suite].effort,
+        counters_file=options.baseline_file.with_name("counters.json"),
+    )
+
+
+def _run_suite(order: Order, options: argparse.Namespace) -> Iterator[str]:
+    """Every finding of a suite on this node, as lines."""
+    from diagnostics.checks import collectives, device, gpu, inventory, loopback, rdma, storage
+
+    run = Run(
+        context=_context(order, options),
+        checks={
+            "inventory": inventory.run,
+            "gpu": gpu.run,
+            "device": device.run,
+            "loopback": loopback.run,
+            "rdma": rdma.run,
+            "collectives": collectives.run,
+            "storage": storage.run,
+        },
+        baseline=_load_baseline(options.baseline_file),
+        # Counted from here: importing torch may take a minute where many nodes share two cores.
+        ends_at=time.monotonic() + order.deadline_s,
+        is_disturbed=order.is_disturbed,
+    )
+    for finding in run.findings(SUITES[order.suite]):
+        yield finding.to_json()
+    _save_baseline(options.baseline_file, run.baseline)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +119,8 @@ class Run:
     baseline: Baseline
     # By `time.monotonic()`.
     ends_at: float
+    # A job trains on this node: nothing measured now is its norm.
+    is_disturbed: bool = False
     _healthy: list[tuple[str, float]] = field(default_factory=list)
 
     def findings(self, suite: Suite) -> Iterator[Finding]:
@@ -82,7 +129,7 @@ class Run:
             if check.name in self.checks:
                 yield from self._findings_of(check)
         # Only now: a value must not be judged by one of its own run.
-        for key, value in self._healthy:
+        for key, value in () if self.is_disturbed else self._healthy:
             self.baseline = self.baseline.with_run(key, value)
 
     def _findings_of(self, check: Check) -> Iterator[Finding]:
@@ -132,21 +179,8 @@ class Run:
 
     def _body(self, check: Check) -> Callable[[int], None]:
         """What the child of `check` does with the descriptor it gets."""
-
-        def body(sender: int) -> None:
-            def send(kind: str, text: str) -> None:
-                os.write(sender, json.dumps({kind: text}).encode() + b"\n")
-
-            try:
-                self.checks[check.name](
-                    self.context, lambda measurement: send("measurement", measurement.to_json())
-                )
-            except SkipCheckError as error:
-                send("skip", str(error))
-            except Exception as error:  # noqa: BLE001 - whatever breaks a check is its finding
-                send("error", f"{type(error).__name__}: {error}")
-
-        return body
+        function = self.checks[check.name]
+        return reporting(lambda emit: function(self.context, emit))
 
     def _finding_in(
         self, line: str, check: Check, spent_s: float
@@ -157,7 +191,10 @@ class Run:
         if kind == "error":
             return self._unmeasured(check, Verdict.ERROR, text, spent_s), None
         measurement = Measurement.from_json(text)
-        return judge(measurement, self.baseline, self.context.node), measurement
+        finding = judge(
+            measurement, self.baseline, self.context.node, is_disturbed=self.is_disturbed
+        )
+        return finding, measurement
 
     def _unmeasured(
         self, check: Check, verdict: Verdict, reason: str, spent_s: float = 0.0
@@ -167,11 +204,13 @@ class Run:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="diagnostics.runner", description="Check this node.")
-    parser.add_argument("--suite", required=True, choices=sorted(SUITES))
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--suite", choices=sorted(SUITES))
+    what.add_argument("--orders", action="store_true", help="orders come on standard input")
     parser.add_argument("--node", required=True, help="name that the findings carry")
     parser.add_argument("--workers", required=True, type=int, help="worker processes per node")
     parser.add_argument("--baseline-file", required=True, type=Path)
-    parser.add_argument("--deadline-s", required=True, type=float, help="for the whole suite")
+    parser.add_argument("--deadline-s", type=float, default=300.0, help="for the whole suite")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--checkpoint-url", default="", help="where checkpoints are written")
     options = parser.parse_args(arguments)

@@ -13,6 +13,7 @@ from types import ModuleType
 from controller.agent.metrics import gpu, host, network, ranks
 from controller.agent.metrics import itself as agent
 from controller.families import Family
+from controller.kube import metrics as kube
 from controller.web.metrics import checkpoints, checks, fleet, incidents, jobs, training
 from controller.web.metrics import itself as controller
 
@@ -54,6 +55,7 @@ def page() -> str:
                 ("Incidents", incidents),
                 ("Nodes", fleet),
                 ("Checks", checks),
+                ("Kubernetes", kube),
                 ("The controller itself", controller),
             ),
             "## Agents\n",

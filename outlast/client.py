@@ -177,13 +177,25 @@ class Client:
 
     def diagnose(
         self, nodes: Sequence[str] = (), *, job_id: str = "", suite: str = "preflight"
-    ) -> Iterator[diagnostics_pb2.Finding]:
-        """Run checks on these nodes, those of a job or all; findings as they come."""
+    ) -> diagnostics_pb2.RunDiagnosticsResponse:
+        """Begin a run of checks on these nodes, those of a job or all connected ones."""
         request = diagnostics_pb2.RunDiagnosticsRequest(nodes=nodes, job_id=job_id, suite=suite)
-        run = self._call(self._diagnostics.RunDiagnostics, request)
-        watch = diagnostics_pb2.WatchDiagnosticsRequest(run_id=run.run_id)
-        for response in self._stream(self._diagnostics.WatchDiagnostics, watch):
-            yield from response.findings
+        return self._call(self._diagnostics.RunDiagnostics, request)
+
+    def watch_diagnostics(self, run_id: str) -> Iterator[diagnostics_pb2.WatchDiagnosticsResponse]:
+        """Findings of a run as they come; the last message has its report."""
+        request = diagnostics_pb2.WatchDiagnosticsRequest(run_id=run_id)
+        return self._stream(self._diagnostics.WatchDiagnostics, request)
+
+    def diagnostic_runs(self) -> tuple[diagnostics_pb2.DiagnosticRun, ...]:
+        """The runs that are kept, newest first, without their findings."""
+        request = diagnostics_pb2.ListDiagnosticsRequest()
+        return tuple(self._call(self._diagnostics.ListDiagnostics, request).runs)
+
+    def diagnostic_run(self, run_id: str) -> diagnostics_pb2.DiagnosticRun:
+        """One run with all its findings."""
+        request = diagnostics_pb2.GetDiagnosticsRequest(run_id=run_id)
+        return self._call(self._diagnostics.GetDiagnostics, request).run
 
     def _call(self, method: Callable[..., _Response], request: object) -> _Response:
         with self._translated():

@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from random import Random
 
 import outlast
+from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands, Parts
 from controller.agent.config import AgentConfig
-from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
+from controller.agent.diagnostics import SuitePlace, Suites
 from controller.agent.ledger import EventBuffer, Weight
 from controller.agent.leftovers import left_steps
 from controller.agent.logs import Logs
@@ -32,13 +33,13 @@ from controller.agent.metrics import Metrics, Reading, ranks
 from controller.agent.metrics.host import Folders
 from controller.agent.processes import become_subreaper, raise_open_files_limit
 from controller.agent.reporter import Reporter
-from controller.agent.session import Session, SessionEvents, SessionLostError
+from controller.agent.session import Session, SessionEvents
 from controller.agent.standby_link import StandbyEvents, StandbyLink
 from controller.agent.state import AgentState, AgentStateError
 from controller.agent.supervisor import Supervisor, WorkerEvents
 from controller.agent.uploads import Uploads
 from controller.agent.worker import Worker
-from outlast.v1 import agents_pb2, diagnostics_pb2
+from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Agent:
         )
         self._session = self._make_session()
         self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
-        self._manual_runs: set[asyncio.Task[None]] = set()
+        self._checks = CheckOrders(config, self._suites, self._session.send)
         self._worker_exits = Counter[str]()
         self._upload_ends = Counter[str]()
         self._metrics = Metrics(
@@ -136,10 +137,10 @@ class Agent:
         for task in tasks:
             task.cancel()
         self._logs.cancel_all()
-        for run in self._manual_runs:
-            run.cancel()
-        await asyncio.gather(*tasks, *self._manual_runs, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._checks.close()
         await self._commands.close()
+        await self._suites.close()
         await self._supervisor.stop_all()
         await self._standby.stop(timeout_s)
         try:
@@ -175,7 +176,7 @@ class Agent:
             hello=self._hello,
             heartbeat=self._heartbeat,
             received=self._received,
-            lost=lambda: self._logs.cancel_all(),
+            lost=self._session_lost,
             abandoned=self._commands.abandon,
         )
         return Session(self._config, self._buffer, events, Random())
@@ -258,38 +259,15 @@ class Agent:
                 self._commands.receive(message.command)
             case "log_query":
                 self._logs.query(message.log_query)
-            case "diagnostics":
-                run = asyncio.create_task(self._run_manual(message.diagnostics))
-                self._manual_runs.add(run)
-                run.add_done_callback(self._manual_runs.discard)
+            case "check_order":
+                self._checks.take(message.check_order)
             case other:
                 logger.warning("message of an unknown kind from the controller: %s", other)
 
-    async def _run_manual(self, asked: agents_pb2.ManualDiagnostics) -> None:
-        """A suite that a person asked for; each finding goes to them as it comes."""
-
-        async def report(finding: diagnostics_pb2.Finding) -> None:
-            await self._report_findings(asked.run_id, [finding])
-
-        try:
-            try:
-                if len(self._manual_runs) > self._config.limits.max_manual_runs:
-                    raise SuiteError(f"{len(self._manual_runs) - 1} runs are waiting here already")
-                await self._suites.run(asked.suite, asked.timeout_s, report)
-            except SuiteError as error:
-                broken = diagnostics_pb2.Finding(
-                    test=asked.suite, node=self._config.node, verdict="error", detail=str(error)
-                )
-                await report(broken)
-            await self._report_findings(asked.run_id, [], done=True)
-        except SessionLostError:
-            logger.info("diagnostics run %s: whoever asked is gone", asked.run_id)
-
-    async def _report_findings(
-        self, run_id: str, findings: list[diagnostics_pb2.Finding], *, done: bool = False
-    ) -> None:
-        report = agents_pb2.FindingsReport(run_id=run_id, findings=findings, done=done)
-        await self._session.send(agents_pb2.AgentMessage(findings=report))
+    def _session_lost(self) -> None:
+        """Questions that came over the connection need no answer any more."""
+        self._logs.cancel_all()
+        self._checks.cancel_all()
 
     def _own_pids(self) -> Iterator[int]:
         for pid in (self._standby.pid, self._suites.pid):

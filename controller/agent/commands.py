@@ -29,6 +29,7 @@ from controller.agent.standby_link import StandbyError
 from controller.agent.supervisor import Supervisor, WorkersStayError
 from controller.agent.threads import run_blocking
 from controller.agent.uploads import Uploads, delete_job_memory
+from diagnostics.core.orders import Order, OrderKind
 from outlast.v1 import agents_pb2, diagnostics_pb2
 
 logger = logging.getLogger(__name__)
@@ -258,7 +259,13 @@ class Commands:
 
     async def _run_suite(self, command: agents_pb2.Command) -> Outcome:
         suite = command.run_suite
-        findings = await self._parts.suites.run(suite.suite, suite.timeout_s)
+        order = Order(
+            kind=OrderKind.SUITE,
+            suite=suite.suite,
+            deadline_s=suite.timeout_s,
+            checkpoint_url=suite.checkpoint_url,
+        )
+        findings = await self._parts.suites.run(order)
         return Outcome(result=Result(ok=True), findings=tuple(findings))
 
     async def _forget(self, command: agents_pb2.Command) -> Outcome:

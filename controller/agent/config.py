@@ -29,8 +29,8 @@ class Limits:
     """Of a dead worker's output sent to the controller."""
     max_log_queries: int = 32
     """Log queries answered at the same time."""
-    max_manual_runs: int = 8
-    """Suites asked for by hand that wait for their turn."""
+    max_check_orders: int = 64
+    """Orders of diagnostic runs that wait for their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

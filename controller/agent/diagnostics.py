@@ -1,13 +1,15 @@
-"""Runs suites of checks on this node, as child processes.
+"""Has checks run on this node, by a child process that may hang, crash or talk nonsense.
 
-`python -m diagnostics.runner` imports torch and may hang or crash on a bad
-device; the agent must not. It reads one finding per line and kills what does
-not end in time.
+`python -m diagnostics.runner` imports torch and may suffer from a bad device; the
+agent must not. It takes one order per line and prints one finding per line. It is
+kept for a while after an order, because a run of diagnostics has several for each
+node and importing torch takes seconds; it is killed when it does not end in time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -21,22 +23,27 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from controller.agent.processes import wait_gone
+from diagnostics.core.orders import Order
 from outlast.errors import RetryableError
 from outlast.v1 import diagnostics_pb2
 
 logger = logging.getLogger(__name__)
 
 # The runner keeps its own deadline and says which checks it did not reach; it is killed
-# only when it fails at that.
-KILL_AFTER_S = 5.0
+# only when it fails at that. Importing torch on a busy node is part of it.
+KILL_AFTER_S = 50.0
+# Rounds of a run follow each other within seconds; between runs the memory is better free.
+IDLE_S = 30.0
 _MAX_LINE_BYTES = 2**20
 _MAX_FINDINGS = 10_000
 
 OnFinding = Callable[[diagnostics_pb2.Finding], Awaitable[None]]
+OnListening = Callable[[int], Awaitable[None]]
+OnBegun = Callable[[], Awaitable[None]]
 
 
 class SuiteError(RetryableError):
-    """The suite itself did not run, which says nothing about the node's health."""
+    """The checks themselves did not run, which says nothing about the node's health."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,108 +57,181 @@ class SuitePlace:
     """Module that runs the checks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runner:
+    """A runner that waits for an order or carries one out."""
+
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    transport: asyncio.ReadTransport
+
+
 class Suites:
-    """One suite at a time: two would measure each other."""
+    """One order at a time: two would measure each other."""
 
     def __init__(self, place: SuitePlace) -> None:
         self._place = place
+        self._log_path = place.state_dir / "diagnostics.log"
         self._lock = asyncio.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._runner: _Runner | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def pid(self) -> int | None:
-        """Of the runner at work, if any."""
-        return None if self._process is None else self._process.pid
+        """Of the runner, if there is one."""
+        return None if self._runner is None else self._runner.process.pid
 
     async def run(
-        self, suite: str, timeout_s: float, on_finding: OnFinding | None = None
+        self,
+        order: Order,
+        on_finding: OnFinding | None = None,
+        on_listening: OnListening | None = None,
+        on_begun: OnBegun | None = None,
     ) -> list[diagnostics_pb2.Finding]:
-        """Every finding of the suite; each is handed to `on_finding` as it comes.
+        """Every finding of an order; each is handed to `on_finding` as it comes.
+
+        `on_begun` hears when its turn has come, `on_listening` where a host listens.
 
         Raises:
-            SuiteError: the runner could not run it, or had to be killed.
+            SuiteError: the runner could not carry it out, or had to be killed.
         """
         async with self._lock:
-            log_path = self._place.state_dir / "diagnostics.log"
-            process = self._process = self._spawn(suite, timeout_s, log_path)
+            if self._idle is not None:
+                self._idle.cancel()
+            if on_begun is not None:
+                await on_begun()
             findings: list[diagnostics_pb2.Finding] = []
+            is_whole = False
             try:
-                async with asyncio.timeout(timeout_s + KILL_AFTER_S):
-                    await self._collect(process, findings, on_finding)
+                async with asyncio.timeout(order.deadline_s + KILL_AFTER_S):
+                    runner = await self._ready()
+                    await self._carry_out(runner, order, findings, on_finding, on_listening)
+                is_whole = True
             except TimeoutError as error:
                 raise SuiteError(
-                    f"suite {suite}: did not end within {timeout_s:.0f} s, "
-                    f"{len(findings)} findings so far; see {log_path}"
+                    f"suite {order.suite}: did not end within {order.deadline_s:.0f} s, "
+                    f"{len(findings)} findings so far; see {self._log_path}"
                 ) from error
             finally:
-                await _end(process)
-                self._process = None
-            if process.returncode != 0:
-                raise SuiteError(
-                    f"suite {suite}: the runner ended with code {process.returncode}; "
-                    f"see {log_path}"
-                )
+                if is_whole:
+                    self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
+                else:
+                    await self._end()
             return findings
 
-    def _spawn(self, suite: str, timeout_s: float, log_path: Path) -> subprocess.Popen[bytes]:
+    async def close(self) -> None:
+        """End the runner, whatever it is doing."""
+        if self._idle is not None:
+            self._idle.cancel()
+        await self._end()
+
+    async def _ready(self) -> _Runner:
+        """The runner that is there, or a new one."""
+        if self._runner is not None and self._runner.process.poll() is None:
+            return self._runner
+        await self._end()
         place = self._place
         command = [
             *(sys.executable, "-m", place.runner),
-            *("--suite", suite),
+            "--orders",
             *("--node", place.node),
             *("--workers", str(place.workers)),
             *("--baseline-file", str(place.state_dir / "baseline.json")),
-            *("--deadline-s", f"{timeout_s:g}"),
         ]
-        with log_path.open("ab") as log:
-            # A group of its own: its children go with it.
-            return subprocess.Popen(
+        with self._log_path.open("ab") as log:
+            # A group of its own: its children go with it. It ends with its input, so with us.
+            process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 process_group=0,
             )
-
-    async def _collect(
-        self,
-        process: subprocess.Popen[bytes],
-        findings: list[diagnostics_pb2.Finding],
-        on_finding: OnFinding | None,
-    ) -> None:
-        assert process.stdout is not None
-        loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-        transport, _ = await loop.connect_read_pipe(
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), process.stdout
         )
-        try:
-            while (line := await reader.readline()) and len(findings) < _MAX_FINDINGS:
-                finding = _parse(line)
-                findings.append(finding)
-                if on_finding is not None:
-                    await on_finding(finding)
-        finally:
-            transport.close()
-        await wait_gone(process.pid)
+        self._runner = _Runner(process=process, reader=reader, transport=transport)
+        return self._runner
+
+    async def _carry_out(
+        self,
+        runner: _Runner,
+        order: Order,
+        findings: list[diagnostics_pb2.Finding],
+        on_finding: OnFinding | None,
+        on_listening: OnListening | None,
+    ) -> None:
+        assert runner.process.stdin is not None
+        # It may just have ended: then the pipe is closed, and the missing answer says so.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(runner.process.stdin.fileno(), order.to_json().encode() + b"\n")
+        while line := await runner.reader.readline():
+            document = _parse(line)
+            if "done" in document:
+                return
+            if "listening" in document:
+                if on_listening is not None:
+                    await on_listening(int(str(document["listening"])))
+                continue
+            if len(findings) >= _MAX_FINDINGS:
+                raise SuiteError(f"the runner printed more than {_MAX_FINDINGS} findings")
+            finding = _finding(document)
+            findings.append(finding)
+            if on_finding is not None:
+                await on_finding(finding)
+        await wait_gone(runner.process.pid)
+        raise SuiteError(
+            f"suite {order.suite}: the runner ended with code {runner.process.wait()}; "
+            f"see {self._log_path}"
+        )
+
+    def _end_idle(self) -> None:
+        task = asyncio.create_task(self._end_if_idle())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end_if_idle(self) -> None:
+        if not self._lock.locked():
+            await self._end()
+
+    async def _end(self) -> None:
+        """Kill the runner's whole group, unless it has ended by itself."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        process = runner.process
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await wait_gone(process.pid)
+            process.wait()
+            logger.info("diagnostics runner ended: pid=%d", process.pid)
+        runner.transport.close()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the runner's whole group, unless it has ended by itself."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        await wait_gone(process.pid)
-        process.wait()
-        logger.warning("diagnostics killed: pid=%d", process.pid)
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-def _parse(line: bytes) -> diagnostics_pb2.Finding:
+def _parse(line: bytes) -> dict[str, object]:
     try:
         document = json.loads(line)
+    except ValueError as error:
+        raise _nonsense(line) from error
+    if not isinstance(document, dict):
+        raise _nonsense(line)
+    return document
+
+
+def _finding(document: dict[str, object]) -> diagnostics_pb2.Finding:
+    try:
         return json_format.ParseDict(
             document, diagnostics_pb2.Finding(), ignore_unknown_fields=True
         )
-    except (ValueError, json_format.ParseError) as error:
-        raise SuiteError(f"the runner printed {line[:200]!r}, which is no finding") from error
+    except json_format.ParseError as error:
+        raise _nonsense(json.dumps(document).encode()) from error
+
+
+def _nonsense(line: bytes) -> SuiteError:
+    return SuiteError(f"the runner printed {line[:200]!r}, which is no finding")

@@ -99,6 +99,8 @@ class Context:
     awaited: str = ""
     # Do not call it blindness again before the last suspicion is well over.
     trusting_until_s: float = 0.0
+    # Searches that were asked for since the controller started.
+    asked_searches: list[str] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from controller.core.facts import Fact
 from controller.core.records import CommandRecord
-from outlast.ids import NodeId
+from outlast.ids import JobId, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,27 @@ class EvictNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFaults:
+    """Check these nodes and the links between them; `FaultsSearched` brings what was found.
+
+    A search that is under way is not begun again.
+    """
+
+    search: str
+    job: JobId
+    nodes: tuple[NodeId, ...]
+    # Partners for nodes that none of the others can clear.
+    spares: tuple[NodeId, ...]
+    suite: str
+    checkpoint_url: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """Tell a person."""
 
     summary: str
 
 
-Effect = Persist | SendCommand | ProvisionNodes | EvictNode | Alert
+Effect = Persist | SendCommand | ProvisionNodes | EvictNode | SearchFaults | Alert

@@ -204,6 +204,30 @@ class CommandFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFound:
+    """What a search says of one node."""
+
+    node: NodeId
+    # pass, warn, fail, inconclusive, skip or error.
+    verdict: str
+    detail: str
+    # Its worst figure against that figure's yardstick, 1 is as good as expected; None when
+    # nothing could be compared.
+    figure: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultsSearched:
+    """A search between a fault and the restart has ended."""
+
+    search: str
+    job_id: JobId
+    nodes: tuple[NodeFound, ...]
+    # Pairs that do not work with each other, though both ends work with others.
+    links: tuple[tuple[NodeId, NodeId], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobAdvanced:
     """Every rank completed a step; sent for the first one of an attempt and when
     the attempt passes the step that the last fault interrupted."""
@@ -273,6 +297,7 @@ Event = (
     | JobResumeRequested
     | WorkerExited
     | CommandFinished
+    | FaultsSearched
     | JobAdvanced
     | JobStalled
     | CheckpointCommitted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.core import attempts, incidents, nodes
+from controller.core import attempts, incidents, nodes, searching
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.environments import MAX_CHANGES
@@ -245,9 +245,7 @@ def deadline_passed(ctx: Context, job: JobRecord) -> None:
                 fault(ctx, job, attempts.sign(ctx, EvidenceKind.NOT_STOPPED, command.node, detail))
             ctx.put_job(ctx.state.jobs[job.job_id], deadline_s=None)
         case JobState.DIAGNOSING:
-            for command in ctx.commands_of(RunSuite, job=job.job_id):
-                ctx.close_command(command.command_id, "its checks took too long")
-                incidents.add_finding(ctx, job, command.node, "fail")
+            searching.give_up(ctx, job, "the checks took too long; nothing is known of any node")
             ctx.put_job(job, deadline_s=None)
         case _:
             ctx.put_job(job, deadline_s=None)
@@ -256,10 +254,7 @@ def deadline_passed(ctx: Context, job: JobRecord) -> None:
 def _suite_finished(
     ctx: Context, job: JobRecord, record: CommandRecord, event: CommandFinished
 ) -> None:
-    if job.state is JobState.DIAGNOSING:
-        verdict = event.verdict if event.ok else "error"
-        incidents.add_finding(ctx, job, record.node, verdict, event.detail)
-    elif job.state is JobState.PREFLIGHT and record.node in job.unchecked:
+    if job.state is JobState.PREFLIGHT and record.node in job.unchecked:
         passed = nodes.suite_passed(ctx, record, event, job)
         if passed is None:
             return

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from controller.core import events as ev
-from controller.core import fleet, incidents, jobs, steps
+from controller.core import fleet, incidents, jobs, searching, steps
 from controller.core.context import Context, Settings
 from controller.core.effects import Effect
 from controller.core.facts import State
@@ -109,6 +109,8 @@ class Machine:
                 ctx.awaited = detail
             case ev.CommandFinished():
                 self._command_finished(event)
+            case ev.FaultsSearched():
+                searching.finished(ctx, event)
             case _:
                 self._dispatch_node(event)
 

@@ -64,7 +64,11 @@ def run_suite(
     ctx.open_command(
         CommandId(f"{node.node}/suite/{node.num_suites}"),
         node.node,
-        RunSuite(suite=suite, timeout_s=timeout_s),
+        RunSuite(
+            suite=suite,
+            timeout_s=timeout_s,
+            checkpoint_url="" if job is None else job.checkpoint_url,
+        ),
         job=None if job is None else job.job_id,
         attempt=NO_ATTEMPT if job is None else job.attempt,
     )

@@ -21,6 +21,8 @@ _CAUSE_OF_CLASS = {
 }
 # Deterministic in the user's own code or settings: repeating them changes nothing.
 _DETERMINISTIC = ("user_error", "cuda_oom")
+# Figures of healthy nodes differ by more than a tenth from run to run.
+_CLEARLY_WORSE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,9 @@ class Facts:
     evidence: tuple[Evidence, ...]
     # Verdict of the checks after the fault by node; empty before any ran.
     findings: tuple[tuple[NodeId, str], ...]
+    # What they found between nodes, and each node's worst figure (1 is as good as expected).
+    bad_links: tuple[tuple[NodeId, NodeId], ...]
+    figures: tuple[tuple[NodeId, float], ...]
     # Nodes on which an earlier fault began lately.
     suspects: tuple[NodeId, ...]
     fault_step: int
@@ -113,15 +118,45 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
 
 
 def _unhealthy(facts: Facts) -> Verdict | None:
-    failed = tuple(node for node, verdict in facts.findings if verdict == "fail")
+    """Nodes that failed their checks, and for each bad link the end that has to go."""
+    failed = [node for node, verdict in facts.findings if verdict == "fail"]
+    reasons = ["checks after the fault failed there"] if failed else []
+    links = [link for link in facts.bad_links if not set(link) & set(failed)]
+    for link in links:
+        if not set(link) & set(failed):
+            end, why = _end_to_replace(facts, link, links)
+            failed.append(end)
+            reasons.append(f"the link {link[0]}--{link[1]} is bad, and {why}")
     if not failed:
         return None
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=Cause.NODE_UNHEALTHY,
-        reason=f"replacing {', '.join(failed)}: checks after the fault failed there",
-        culprits=failed,
+        reason=f"replacing {', '.join(failed)}: {'; '.join(reasons)}",
+        culprits=tuple(failed),
     )
+
+
+def _end_to_replace(
+    facts: Facts, link: tuple[NodeId, NodeId], links: list[tuple[NodeId, NodeId]]
+) -> tuple[NodeId, str]:
+    """Which end of a bad link goes, and why. One is enough: the link goes with it."""
+    one, other = link
+    counts = {end: sum(end in each for each in links) for end in link}
+    if counts[one] != counts[other]:
+        end = max(link, key=lambda node: counts[node])
+        return end, f"{end} is an end of {counts[end]} bad links"
+    figures = dict(facts.figures)
+    own = [figures.get(end) for end in link]
+    if own[0] is not None and own[1] is not None:
+        worse, better = (one, other) if own[0] < own[1] else (other, one)
+        if figures[worse] < _CLEARLY_WORSE * figures[better]:
+            share = f"{figures[worse]:.0%} of what is expected against {figures[better]:.0%}"
+            return worse, f"{worse} has the worse figures of its two ends ({share})"
+    begun = [end for end in link if end in _culprits(facts)]
+    if len(begun) == 1:
+        return begun[0], f"neither end has worse figures; the fault began on {begun[0]}"
+    return other, "neither end has worse figures; either would do"
 
 
 def _drained(facts: Facts) -> Verdict | None:

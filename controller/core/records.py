@@ -227,6 +227,12 @@ class IncidentRecord:
     timeline: tuple[TimelineEntry, ...] = ()
     # Nodes whose checks after the fault have ended, with their verdict.
     findings: tuple[tuple[NodeId, str], ...] = ()
+    # The search for what is at fault, "" while none was wanted, and whether it has ended.
+    search: str = ""
+    is_searched: bool = False
+    # What it found: worst figure by node against its yardstick, and links that are bad.
+    figures: tuple[tuple[NodeId, float], ...] = ()
+    bad_links: tuple[tuple[NodeId, NodeId], ...] = ()
     resumed_step: int | None = None
     recovered_s: float | None = None
     closed_s: float | None = None
@@ -260,6 +266,8 @@ class RunSuite:
 
     suite: str
     timeout_s: float
+    # Of the job that the node is checked for, "" for none.
+    checkpoint_url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

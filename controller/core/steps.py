@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from controller.core import attempts, incidents, nodes
+from controller.core import attempts, nodes, searching
 from controller.core.context import Context
 from controller.core.effects import Alert, ProvisionNodes
 from controller.core.policy import Facts, Verdict, decide, root_failure
@@ -20,7 +20,6 @@ from controller.core.records import (
     IncidentRecord,
     JobRecord,
     NodeRecord,
-    RunSuite,
     StopWorkers,
     Wanted,
 )
@@ -110,13 +109,13 @@ def _conclude(ctx: Context, job: JobRecord) -> bool:
 
 def _finish_diagnosis(ctx: Context, job: JobRecord) -> bool:
     lost = [node for node in job.nodes if nodes.placed(ctx, job, node) is None]
-    if ctx.commands_of(RunSuite, job=job.job_id) and not lost:
-        return False
     incident = ctx.incident_of(job)
     assert incident is not None, f"job {job.job_id} is DIAGNOSING without an incident"
-    for command in ctx.commands_of(RunSuite, job=job.job_id):
-        ctx.close_command(command.command_id, "a node was lost while others were checked")
-        incidents.add_finding(ctx, job, command.node, "inconclusive")
+    if searching.is_open(incident):
+        if not lost:
+            searching.ask(ctx, job, incident)
+            return False
+        searching.give_up(ctx, job, f"{lost[0] or 'a node'} was lost while the others were checked")
     incident = ctx.state.incidents[incident.incident]
     _act(ctx, job, ctx.move_incident(incident, IncidentState.EVIDENCE))
     return True
@@ -228,6 +227,8 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
     return Facts(
         evidence=incident.evidence,
         findings=incident.findings,
+        bad_links=incident.bad_links,
+        figures=incident.figures,
         suspects=tuple(
             node.node
             for node in ctx.state.nodes.values()
@@ -252,12 +253,7 @@ def _diagnose(ctx: Context, job: JobRecord, verdict: Verdict) -> None:
         verdict.reason,
         deadline_s=ctx.now_s + job.plan.diagnose_timeout_s,
     )
-    for node_id in verdict.culprits:
-        node = nodes.placed(ctx, job, node_id)
-        if node is not None and ctx.connected(node_id):
-            nodes.run_suite(ctx, node, "on-failure", job.plan.diagnose_timeout_s, job)
-        else:
-            incidents.add_finding(ctx, job, node_id, "inconclusive")
+    searching.begin(ctx, job)
 
 
 def _suspect(ctx: Context, job: JobRecord, verdict: Verdict) -> None:

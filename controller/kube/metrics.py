@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter as Counted
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
-from controller.kube.cluster import KubeCluster
+from controller.families import Counter, Gauge
+
+if TYPE_CHECKING:
+    # The Kubernetes client comes with it, and declarations need none.
+    from controller.kube.cluster import KubeCluster
 
 _PHASES = ("Pending", "Running", "Terminating", "Succeeded", "Failed", "Unknown")
 
+PODS = Gauge("outlast_kube_pods", "Agent pods as they were last seen", ("phase",))
+OPERATIONS = Counter(
+    "outlast_kube_operations_total",
+    "What the API server did for the controller, or failed to",
+    ("operation", "result"),
+)
+FAMILIES = (PODS, OPERATIONS)
 
-class KubeMetrics(Collector):
-    """Pods of the fleet, and what was done and failed."""
 
-    def __init__(self, cluster: KubeCluster) -> None:
-        self._cluster = cluster
-
-    def describe(self) -> list[Metric]:
-        """Nothing before anybody asks: the figures are computed in `collect`."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Every figure as it is now."""
-        pods = GaugeMetricFamily(
-            "outlast_kube_pods", "Agent pods as they were last seen", labels=["phase"]
-        )
-        phases = Counter("Terminating" if p.deleting else p.phase for p in self._cluster.pods)
-        for phase in _PHASES:
-            pods.add_metric([phase], phases[phase])
-        done = CounterMetricFamily(
-            "outlast_kube_operations",
-            "What the API server did for us, or failed to",
-            labels=["operation", "result"],
-        )
-        for (operation, result), count in self._cluster.counts.items():
-            done.add_metric([operation, result], count)
-        yield from (pods, done)
+def collect(cluster: KubeCluster) -> Iterator[Metric]:
+    """Every figure as it is now."""
+    phases = Counted("Terminating" if p.deleting else p.phase for p in cluster.pods)
+    yield PODS.of([((phase,), phases[phase]) for phase in _PHASES])
+    yield OPERATIONS.of(cluster.counts.items())

@@ -16,7 +16,7 @@ import grpc
 from controller import convert
 from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
 from controller.core.records import RunSuite
-from controller.rpc.diagnostics import DiagnosticsRuns
+from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.errors import Context, abort, bad_field
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationError
@@ -47,7 +47,7 @@ class AgentsService(AgentsServicer):
         sessions: Sessions,
         watch: Watch,
         logs: LogQueries,
-        runs: DiagnosticsRuns,
+        runs: DiagnosticRuns,
         tally: Tally,
     ) -> None:
         self._service = service
@@ -185,9 +185,9 @@ class AgentsService(AgentsServicer):
                 self._take_event(session, message.event, now_s)
             case "log_chunk":
                 self._logs.deliver(node, message.log_chunk)
-            case "findings":
-                self._tally.found(node, message.findings.findings)
-                self._runs.deliver(node, message.findings)
+            case "check_report":
+                self._tally.found(node, message.check_report.findings)
+                self._runs.deliver(node, message.check_report)
             case other:
                 logger.warning("message ignored: node=%s kind=%s", node, other)
 

@@ -1,102 +1,31 @@
-"""The Diagnostics service: suites that a person asks for, on any connected node.
-
-Runs live in memory only: they decide nothing, and whoever asked is waiting.
-"""
+"""The Diagnostics service: runs that a person asks for, and those that are kept."""
 
 from __future__ import annotations
 
-import asyncio
-import uuid
-from collections.abc import AsyncIterator, Iterable
-from functools import partial
+from collections.abc import AsyncIterator
 
+from controller.core.facts import State
+from controller.core.records import JobRecord
+from controller.core.states import JobState
+from controller.diagnosis.run import MANUAL, Request
+from controller.diagnosis.runs import DiagnosticRuns, NodeBusyError, new_run_id
 from controller.rpc.errors import Context, bad_field, not_found, refused
 from controller.rpc.sessions import Sessions
-from controller.service import Changes, Service
-from diagnostics.core.finding import Verdict
+from controller.service import Service
+from controller.store.diagnoses import MAX_KEPT
 from diagnostics.core.plans import SUITES
 from outlast.ids import JobId, NodeId
-from outlast.v1 import agents_pb2, diagnostics_pb2
+from outlast.v1 import diagnostics_pb2
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsServicer
 
-# Runs that can still be watched; the oldest are forgotten.
-MAX_RUNS = 64
-MAX_FINDINGS = 10_000
-# On top of the checks' own deadlines: starting an interpreter with torch on a busy node.
-START_ALLOWANCE_S = 60.0
-
-
-class _Run:
-    def __init__(self, nodes: Iterable[NodeId]) -> None:
-        self.pending = list(nodes)
-        self.findings: list[diagnostics_pb2.Finding] = []
-        self.changes = Changes()
-
-    def add(self, findings: Iterable[diagnostics_pb2.Finding]) -> None:
-        room = MAX_FINDINGS - len(self.findings)
-        self.findings.extend(list(findings)[:room])
-        self.changes.fire()
-
-    def done(self, node: NodeId) -> None:
-        if node in self.pending:
-            self.pending.remove(node)
-            self.changes.fire()
-
-    def give_up(self, node: NodeId, suite: str, why: str) -> None:
-        """The node will not answer any more."""
-        if node in self.pending:
-            broken = diagnostics_pb2.Finding(
-                test=suite, node=node, verdict=str(Verdict.ERROR), detail=why
-            )
-            self.add([broken])
-            self.done(node)
-
-
-class DiagnosticsRuns:
-    """The runs of late, and the routing of what agents find."""
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self._runs: dict[str, _Run] = {}
-        sessions.on_closed(self._node_left)
-
-    def start(self, suite: str, nodes: list[NodeId]) -> str:
-        """Ask these connected nodes for a suite; the id of the run."""
-        timeout_s = sum(check.deadline_s for check in SUITES[suite].checks)
-        run_id = uuid.uuid4().hex[:12]
-        run = self._runs[run_id] = _Run(nodes)
-        while len(self._runs) > MAX_RUNS:
-            del self._runs[next(iter(self._runs))]
-        ask = agents_pb2.ManualDiagnostics(run_id=run_id, suite=suite, timeout_s=timeout_s)
-        loop = asyncio.get_running_loop()
-        for node in nodes:
-            if not self._sessions.send(node, agents_pb2.ControllerMessage(diagnostics=ask)):
-                run.give_up(node, suite, "the node is not connected")
-            late = partial(run.give_up, node, suite, "the node did not answer in time")
-            loop.call_later(timeout_s + START_ALLOWANCE_S, late)
-        return run_id
-
-    def get(self, run_id: str) -> _Run | None:
-        return self._runs.get(run_id)
-
-    def deliver(self, node: NodeId, report: agents_pb2.FindingsReport) -> None:
-        """Findings from an agent."""
-        run = self._runs.get(report.run_id)
-        if run is None or node not in run.pending:
-            return
-        run.add(report.findings)
-        if report.done:
-            run.done(node)
-
-    def _node_left(self, node: NodeId) -> None:
-        for run in self._runs.values():
-            run.give_up(node, "session", "the agent's session ended before its checks did")
+_TRAINING = (JobState.STARTING, JobState.RUNNING)
+_KEPT_HINT = f"`outlast diagnose --list` shows the last {MAX_KEPT}"
 
 
 class DiagnosticsService(DiagnosticsServicer):
-    """Runs checks by hand."""
+    """Checks nodes by hand."""
 
-    def __init__(self, service: Service, sessions: Sessions, runs: DiagnosticsRuns) -> None:
+    def __init__(self, service: Service, sessions: Sessions, runs: DiagnosticRuns) -> None:
         self._service = service
         self._sessions = sessions
         self._runs = runs
@@ -110,31 +39,76 @@ class DiagnosticsService(DiagnosticsServicer):
             allowed = ", ".join(SUITES)
             await bad_field(context, "suite", f"is {suite!r}; allowed: {allowed}")
         nodes = await self._targets(request, context)
-        run_id = self._runs.start(suite, nodes)
-        return diagnostics_pb2.RunDiagnosticsResponse(run_id=run_id, nodes=nodes)
+        state = self._service.state
+        jobs = {node: job for node in nodes if (job := _job_on(state, node)) is not None}
+        training = [node for node, job in jobs.items() if job.state in _TRAINING]
+        urls = {node: job.checkpoint_url for node, job in jobs.items()}
+        if request.job_id:
+            # Its nodes may be free: it may be paused, or over.
+            urls = dict.fromkeys(nodes, state.jobs[JobId(request.job_id)].checkpoint_url)
+        try:
+            progress = self._runs.start(
+                Request(
+                    run_id=new_run_id(),
+                    suite=suite,
+                    origin=MANUAL,
+                    nodes=tuple(nodes),
+                    addresses={node: state.nodes[node].address for node in nodes},
+                    checkpoint_urls=urls,
+                    disturbed=frozenset(training),
+                )
+            )
+        except NodeBusyError as error:
+            await refused(context, str(error), reason="NODE_BUSY")
+        warnings = [
+            f"{node} trains {jobs[node].job_id}: the checks slow it down, and slow values there "
+            "prove nothing; `outlast pause` it first for a fair measurement"
+            for node in training
+        ]
+        progress.notes.extend(warnings)
+        return diagnostics_pb2.RunDiagnosticsResponse(
+            run_id=progress.request.run_id, nodes=nodes, warnings=warnings
+        )
 
     async def WatchDiagnostics(
         self, request: diagnostics_pb2.WatchDiagnosticsRequest, context: Context
     ) -> AsyncIterator[diagnostics_pb2.WatchDiagnosticsResponse]:
-        """Findings as they come, those so far at once; ends with the run."""
+        """Findings as they come, those so far at once; ends with the run and its report."""
         run = self._runs.get(request.run_id)
         if run is None:
-            await not_found(
-                context,
-                "run",
-                request.run_id,
-                "the last ones only are kept, and none over restarts",
-            )
+            await not_found(context, "run", request.run_id, _KEPT_HINT)
         sent = 0
         while True:
             seen = run.changes.version
+            result = None
+            if run.result is not None:
+                result = diagnostics_pb2.DiagnosticRun()
+                result.CopyFrom(run.result)
+                del result.findings[:]
             # More may come in while this is being sent.
-            news, is_over = run.findings[sent:], not run.pending
+            news = run.findings[sent:]
             sent += len(news)
-            yield diagnostics_pb2.WatchDiagnosticsResponse(findings=news, pending_nodes=run.pending)
-            if is_over:
+            yield diagnostics_pb2.WatchDiagnosticsResponse(
+                findings=news, pending_nodes=run.pending, phase=run.phase, run=result
+            )
+            if result is not None:
                 return
             await run.changes.wait(seen)
+
+    async def ListDiagnostics(
+        self, request: diagnostics_pb2.ListDiagnosticsRequest, context: Context
+    ) -> diagnostics_pb2.ListDiagnosticsResponse:
+        """The runs that are kept, newest first."""
+        return diagnostics_pb2.ListDiagnosticsResponse(runs=self._runs.kept.list())
+
+    async def GetDiagnostics(
+        self, request: diagnostics_pb2.GetDiagnosticsRequest, context: Context
+    ) -> diagnostics_pb2.GetDiagnosticsResponse:
+        """One run with all its findings."""
+        run = self._runs.kept.get(request.run_id)
+        if run is None:
+            await not_found(context, "run", request.run_id, _KEPT_HINT)
+        return diagnostics_pb2.GetDiagnosticsResponse(run=run)
 
     async def _targets(
         self, request: diagnostics_pb2.RunDiagnosticsRequest, context: Context
@@ -156,8 +130,17 @@ class DiagnosticsService(DiagnosticsServicer):
                 await not_found(context, "job", request.job_id, "`outlast jobs` lists them")
             candidates = [node for node in job.nodes if node is not None]
         else:
-            candidates = list(self._sessions.nodes())
-        connected = [node for node in candidates if self._sessions.is_connected(node)]
+            candidates = sorted(self._sessions.nodes())
+        # A node that has just connected is known to the machine a moment later.
+        connected = [
+            node for node in candidates if self._sessions.is_connected(node) and node in state.nodes
+        ]
         if not connected:
             await refused(context, "no such node is connected", reason="NODE_NOT_CONNECTED")
         return connected
+
+
+def _job_on(state: State, node: NodeId) -> JobRecord | None:
+    """The job that holds the node."""
+    job = state.nodes[node].job
+    return None if job is None else state.jobs.get(job)

@@ -9,8 +9,9 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.agents import AgentsService
-from controller.rpc.diagnostics import DiagnosticsRuns, DiagnosticsService
+from controller.rpc.diagnostics import DiagnosticsService
 from controller.rpc.incidents import IncidentsService
 from controller.rpc.jobs import JobsService
 from controller.rpc.logs import LogQueries
@@ -59,6 +60,7 @@ class Parts:
     service: Service
     sessions: Sessions
     watch: Watch
+    runs: DiagnosticRuns
     clock: Clock
     checkpoint_root: str
     tally: Tally
@@ -72,7 +74,7 @@ class Server:
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         service, sessions = parts.service, parts.sessions
         logs = LogQueries(service, sessions)
-        runs = DiagnosticsRuns(sessions)
+        runs = parts.runs
         agents = AgentsService(
             service=service,
             sessions=sessions,

@@ -89,6 +89,14 @@ def incident_message(incident: IncidentRecord) -> incidents_pb2.Incident:
         steps_redone=redone,
         recovery_s=cost.recovery_s(incident),
         detection_s=cost.detection_s(incident),
+        node_checks=[
+            incidents_pb2.NodeCheck(node=node, verdict=verdict)
+            for node, verdict in incident.findings
+        ],
+        bad_links=[
+            incidents_pb2.BadLink(node=one, peer=other) for one, other in incident.bad_links
+        ],
+        diagnostic_run=incident.search,
     )
 
 

@@ -92,6 +92,24 @@ TOKENS = sa.Table(
 )
 
 
+# Runs of diagnostics, with their findings.
+DIAGNOSES = sa.Table(
+    "diagnoses",
+    METADATA,
+    sa.Column("run_id", sa.Text, primary_key=True),
+    sa.Column("started_s", sa.Double, nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+)
+
+# What healthy measurements between nodes were worth.
+FLEET_BASELINES = sa.Table(
+    "fleet_baselines",
+    METADATA,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("document", sa.Text, nullable=False),
+)
+
+
 class DatabaseError(FatalError):
     """The controller's database cannot be used; nothing may be decided without it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from diagnostics.core.finding import Measurement
 from diagnostics.core.plans import Effort
@@ -21,8 +22,11 @@ class Context:
     workers: int
     # "auto" takes CUDA where there is a device for it.
     device: str
+    # "" when no job's checkpoints are written from here.
     checkpoint_url: str
     effort: Effort
+    # Where counters of earlier checks are kept, to see what has risen since.
+    counters_file: Path
 
 
 Emit = Callable[[Measurement], None]

@@ -3,7 +3,8 @@
 Throughput alone misses the devices that matter most: those that are fast and
 wrong. So one seeded product is computed again and again and must be the same
 bit for bit; comparing sums is not enough (a flip in a low bit of the mantissa
-vanishes in a float sum).
+vanishes in a float sum). A device that is wrong in the same way each time agrees
+with itself, so the digest of the product goes along, for its peers to differ from.
 
 On a CPU, time is the CPU time of the thread, because on a shared machine the
 wall clock measures the neighbours; on CUDA it is the device's own events.
@@ -11,6 +12,7 @@ wall clock measures the neighbours; on CUDA it is the device's own events.
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import statistics
 import time
@@ -63,12 +65,12 @@ def _check_device(device: torch.device, context: Context, emit: Emit) -> None:
 
     started_s = time.monotonic()
     left, right = _operands(size, device)
-    wanted = left @ right
+    wanted = torch.mm(left, right)
     differing = 0
     for _ in range(effort.exact_rounds - 1):
         # From the seed again, so that an operand that changed in memory shows too.
         left, right = _operands(size, device)
-        differing += count_differing_elements(wanted, left @ right)
+        differing += count_differing_elements(wanted, torch.mm(left, right))
     emit(
         Measurement(
             test="compute",
@@ -79,6 +81,8 @@ def _check_device(device: torch.device, context: Context, emit: Emit) -> None:
             duration_s=time.monotonic() - started_s,
             detail=f"{where}: {effort.exact_rounds} runs of one seeded {size}x{size} matmul",
             at_most=0.0,
+            digest=hashlib.sha256(wanted.cpu().numpy().tobytes()).hexdigest(),
+            digest_key=f"matmul/{name}/{_libraries(device)}/{size}",
         )
     )
 
@@ -113,6 +117,14 @@ def _check_device(device: torch.device, context: Context, emit: Emit) -> None:
             baseline_key=f"memory/{key}/{num_bytes}",
         )
     )
+
+
+def _libraries(device: torch.device) -> str:
+    """Everything beside the device's model that decides how a product is rounded."""
+    if device.type == "cuda":
+        precision = torch.get_float32_matmul_precision()
+        return f"torch-{torch.__version__}/cuda-{torch.version.cuda}/{precision}"
+    return f"torch-{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}"
 
 
 def _cpu_name() -> str:

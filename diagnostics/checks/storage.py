@@ -21,9 +21,11 @@ def run(context: Context, emit: Emit) -> None:
     """Probe the folder of `context.checkpoint_url`.
 
     Raises:
-        SkipCheckError: the URL is not a folder of this machine.
+        SkipCheckError: there is no URL, or it is not a folder of this machine.
         OSError: the folder cannot be written, read or cleaned up.
     """
+    if not context.checkpoint_url:
+        raise SkipCheckError("no job writes checkpoints from here; check a job's nodes with --job")
     folder = local_folder(context.checkpoint_url)
     folder.mkdir(parents=True, exist_ok=True)
     # Nodes share the folder and a node may be checked twice at once.
@@ -60,7 +62,7 @@ def run(context: Context, emit: Emit) -> None:
             duration_s=duration_s,
             detail=f"{num_bytes >> 20} MiB with fsync to {folder}",
             baseline_key=f"storage/{folder}/{num_bytes}",
-            slow_is_fault=False,
+            bad_is_fault=False,
             contended_ratio=contention.ratio(),
         )
     )

@@ -36,6 +36,8 @@ class ThresholdSource(StrEnum):
 
     SPEC = "spec"
     OWN_BASELINE = "own_baseline"
+    # Healthy values of the same kind, of whichever pair of nodes, in earlier runs.
+    FLEET_BASELINE = "fleet_baseline"
     PEERS = "peers"
     NONE = "none"
 
@@ -65,10 +67,16 @@ class Measurement:
     baseline_key: str = ""
     # The value must not exceed this, whatever the history says.
     at_most: float | None = None
-    # False for what others may slow down: then slowness is a warning at most.
-    slow_is_fault: bool = True
+    # False where a bad value proves no fault (others may slow it down, a counter may rise
+    # for innocent reasons): it is a warning at most.
+    bad_is_fault: bool = True
     # Share of the time in which something on this machine waited for a CPU.
     contended_ratio: float = 0.0
+    # The other node of a measurement between two.
+    peer: str = ""
+    # Digest of an exact result. Every device with the same `digest_key` must have the same.
+    digest: str = ""
+    digest_key: str = ""
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -82,7 +90,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One judged fact about a node."""
+    """One judged fact about a node, or about the link from it to `peer`."""
 
     test: str
     node: str
@@ -95,6 +103,11 @@ class Finding:
     localises: Localises
     detail: str
     duration_s: float
+    peer: str = ""
+    baseline_key: str = ""
+    digest: str = ""
+    digest_key: str = ""
+    contended_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("value", "threshold", "duration_s"):

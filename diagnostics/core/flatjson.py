@@ -59,6 +59,8 @@ def _convert(kind: type, name: str, hint: object, value: object) -> object:
         return value
     if hint is str and isinstance(value, str):
         return value
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is float and is_number and math.isfinite(value):  # type: ignore[arg-type]  # narrowed by is_number
         return float(value)  # type: ignore[arg-type]  # narrowed by is_number

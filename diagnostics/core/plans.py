@@ -30,6 +30,10 @@ class Effort:
     collective_bytes: int
     max_collective_rounds: int
     storage_bytes: int
+    loopback_bytes: int
+    # Of an exchange between two nodes.
+    pair_bytes: int
+    max_pair_rounds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,13 @@ class Suite:
     name: str
     checks: tuple[Check, ...]
     effort: Effort
+    # For one exchange between two nodes.
+    pair_deadline_s: float
+
+    @property
+    def deadline_s(self) -> float:
+        """For all checks on one node."""
+        return sum(check.deadline_s for check in self.checks)
 
 
 # A 512 x 512 matmul is large enough (1024 was no faster here). Small
@@ -56,7 +67,10 @@ class Suite:
 PREFLIGHT = Suite(
     name="preflight",
     checks=(
+        Check(name="inventory", deadline_s=5.0),
+        Check(name="gpu", deadline_s=15.0),
         Check(name="device", deadline_s=15.0),
+        Check(name="loopback", deadline_s=10.0),
         Check(name="collectives", deadline_s=20.0),
         Check(name="storage", deadline_s=15.0),
     ),
@@ -70,13 +84,21 @@ PREFLIGHT = Suite(
         collective_bytes=8 * MEBIBYTE,
         max_collective_rounds=4,
         storage_bytes=1 * MEBIBYTE,
+        loopback_bytes=16 * MEBIBYTE,
+        pair_bytes=4 * MEBIBYTE,
+        max_pair_rounds=8,
     ),
+    pair_deadline_s=20.0,
 )
 
 ON_FAILURE = Suite(
     name="on-failure",
     checks=(
+        Check(name="inventory", deadline_s=5.0),
+        Check(name="gpu", deadline_s=30.0),
         Check(name="device", deadline_s=30.0),
+        Check(name="loopback", deadline_s=20.0),
+        Check(name="rdma", deadline_s=60.0),
         Check(name="collectives", deadline_s=60.0),
         Check(name="storage", deadline_s=60.0),
     ),
@@ -90,7 +112,11 @@ ON_FAILURE = Suite(
         collective_bytes=16 * MEBIBYTE,
         max_collective_rounds=12,
         storage_bytes=8 * MEBIBYTE,
+        loopback_bytes=64 * MEBIBYTE,
+        pair_bytes=16 * MEBIBYTE,
+        max_pair_rounds=12,
     ),
+    pair_deadline_s=45.0,
 )
 
 SUITES: Mapping[str, Suite] = MappingProxyType(

@@ -49,16 +49,28 @@ class NodeVerdict:
         return self.verdict in (Verdict.PASS, Verdict.WARN)
 
 
-def judge(measurement: Measurement, baseline: Baseline, node: str) -> Finding:
-    """The finding that `measurement` makes in the light of the node's history."""
-    if measurement.at_most is not None:
-        return _judge_limit(measurement, measurement.at_most, node)
+def judge(
+    measurement: Measurement, baseline: Baseline, node: str, *, is_disturbed: bool = False
+) -> Finding:
+    """The finding that `measurement` makes in the light of the node's history.
+
+    `is_disturbed` says that a job trains there: a low value is then no sign of a fault.
+    """
+    if measurement.at_most is not None or not measurement.baseline_key:
+        return unjudged(measurement, node)
     expected = baseline.expected(measurement.baseline_key)
     if expected is None:
         known = baseline.num_runs(measurement.baseline_key)
         reason = f"no baseline yet: {known} of {MIN_RUNS} healthy runs known"
         return _finding(measurement, node, verdict=Verdict.PASS, reason=reason)
-    return _judge_history(measurement, expected, node)
+    return _judge_history(measurement, expected, node, is_disturbed=is_disturbed)
+
+
+def unjudged(measurement: Measurement, node: str) -> Finding:
+    """A value as it was measured, for whoever knows what it should be; a limit is still one."""
+    if measurement.at_most is not None:
+        return _judge_limit(measurement, measurement.at_most, node)
+    return _finding(measurement, node, verdict=Verdict.PASS, reason="")
 
 
 def unmeasured(
@@ -110,27 +122,33 @@ def fold(findings: Sequence[Finding]) -> NodeVerdict:
 
 
 def _judge_limit(measurement: Measurement, limit: float, node: str) -> Finding:
-    verdict = Verdict.FAIL if measurement.value > limit else Verdict.PASS
+    bad = Verdict.FAIL if measurement.bad_is_fault else Verdict.WARN
+    verdict = bad if measurement.value > limit else Verdict.PASS
     return _finding(
         measurement,
         node,
         verdict=verdict,
         threshold=limit,
         source=ThresholdSource.SPEC,
-        reason=f"at most {limit:g} {measurement.unit} allowed" if verdict is Verdict.FAIL else "",
+        reason=f"at most {limit:g} {measurement.unit} allowed" if verdict is bad else "",
     )
 
 
-def _judge_history(measurement: Measurement, expected: float, node: str) -> Finding:
+def _judge_history(
+    measurement: Measurement, expected: float, node: str, *, is_disturbed: bool
+) -> Finding:
     warn_below, fail_below = WARN_BELOW * expected, FAIL_BELOW * expected
-    threshold = fail_below if measurement.slow_is_fault else warn_below
+    threshold = fail_below if measurement.bad_is_fault else warn_below
     ratio = measurement.value / expected if expected > 0 else 1.0
     reason = f"{ratio:.0%} of its own median {expected:.3g} {measurement.unit}"
     verdict = Verdict.PASS
-    if measurement.value < threshold and measurement.contended_ratio > CONTENDED_ABOVE:
+    if measurement.value < threshold and is_disturbed:
+        verdict = Verdict.INCONCLUSIVE
+        reason += "; a job trains on this node"
+    elif measurement.value < threshold and measurement.contended_ratio > CONTENDED_ABOVE:
         verdict = Verdict.INCONCLUSIVE
         reason += f"; tasks waited for a CPU {measurement.contended_ratio:.0%} of the time"
-    elif measurement.value < fail_below and measurement.slow_is_fault:
+    elif measurement.value < fail_below and measurement.bad_is_fault:
         verdict = Verdict.FAIL
     elif measurement.value < warn_below:
         verdict = Verdict.WARN
@@ -165,6 +183,11 @@ def _finding(
         localises=measurement.localises,
         detail="; ".join(part for part in (measurement.detail, reason) if part),
         duration_s=measurement.duration_s,
+        peer=measurement.peer,
+        baseline_key=measurement.baseline_key,
+        digest=measurement.digest,
+        digest_key=measurement.digest_key,
+        contended_ratio=measurement.contended_ratio,
     )
 
 

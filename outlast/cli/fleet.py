@@ -1,25 +1,22 @@
-"""`outlast nodes` and `outlast diagnose`: the fleet, and checks of it by hand."""
+"""`outlast nodes`: the fleet, and taking nodes out and back."""
 
 from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from outlast.cli import output, words
-from outlast.cli.connect import controller_of, find_job
-from outlast.cli.errors import ExitCode
+from outlast.cli.connect import controller_of
 from outlast.cli.group import ListingGroup
 from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, NodeName, StateDir
 
 if TYPE_CHECKING:
-    from outlast.v1.diagnostics_pb2 import Finding
     from outlast.v1.nodes_pb2 import Node
 
 _NODE_HEADER = ("NODE", "STATE", "SINCE", "CONNECTED", "WORKERS", "JOB", "REASON")
-_FINDING_WIDTHS = (10, 12, 8, 34)
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +31,6 @@ def register(app: typer.Typer) -> None:
     group.command("uncordon")(uncordon)
     group.command("drain")(drain)
     app.add_typer(group, name="nodes")
-    app.command()(diagnose)
 
 
 def list_nodes(
@@ -85,36 +81,6 @@ def drain(
         _print_node(client.drain(node), json)
 
 
-def diagnose(
-    nodes: Annotated[
-        list[str], typer.Argument(metavar="[NODE]...", help="Every connected node unless given.")
-    ] = [],  # noqa: B006
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="The nodes of a job.")] = "",
-    suite: Annotated[
-        str, typer.Option("--suite", metavar="SUITE", help="preflight or on-failure.")
-    ] = "preflight",
-    json: Json = False,
-    controller: Controller = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
-) -> None:
-    """Check nodes now and print each finding as it comes.
-
-    A node that is training is checked beside its workers, so expect lower
-    figures there. Exits 1 when a check fails.
-    """
-    failed = False
-    with controller_of(controller, state_dir) as client:
-        job_id = find_job(client, job).job_id if job else ""
-        for finding in client.diagnose(nodes=nodes, job_id=job_id, suite=suite):
-            failed = failed or finding.verdict == "fail"
-            if json:
-                output.print_json_line(output.facts(finding))
-            else:
-                print(_finding_line(finding), flush=True)
-    if failed:
-        raise typer.Exit(ExitCode.JOB_FAILED)
-
-
 def _natural_order(node: Node) -> list[tuple[int, str]]:
     """node-2 before node-10."""
     parts = re.split(r"(\d+)", node.node_id)
@@ -141,14 +107,3 @@ def _print_node(node: Node, json: bool) -> None:
         output.print_json({"node": output.facts(node)})
     else:
         print(f"{node.node_id} is {node.state}: {node.reason or 'as asked'}")
-
-
-def _finding_line(finding: Finding) -> str:
-    figure = ""
-    if finding.metric:
-        figure = f"{finding.metric} {finding.value:.4g} {finding.unit}".rstrip()
-    if finding.HasField("threshold"):
-        figure += f" (limit {finding.threshold:.4g}, {finding.threshold_source})"
-    cells = (finding.node, finding.test, finding.verdict, figure)
-    padded = [cell.ljust(width) for cell, width in zip(cells, _FINDING_WIDTHS, strict=True)]
-    return f"{'  '.join(padded)}  {finding.detail}".rstrip()

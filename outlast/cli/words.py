@@ -126,9 +126,22 @@ def incident_lines(incident: Incident) -> list[tuple[str, str]]:
     num_more = len(incident.evidence) - MAX_EVIDENCE
     if num_more > 0:
         lines.append(("evidence", f"and {num_more} more"))
+    if incident.diagnostic_run:
+        lines.append(("checks", _checks(incident)))
+        lines.append(("checks", f"outlast diagnose --show {incident.diagnostic_run}"))
     lines += [("timeline", line) for line in timeline_lines(incident)]
     lines.append(("cost", cost(incident)))
     return lines
+
+
+def _checks(incident: Incident) -> str:
+    """What the checks after the fault said, the bad first."""
+    bad = [f"bad link {link.node}--{link.peer}" for link in incident.bad_links]
+    verdicts = [check.verdict for check in incident.node_checks]
+    bad += [f"{c.node}: {c.verdict}" for c in incident.node_checks if c.verdict != "pass"]
+    if not verdicts:
+        return "under way"
+    return ", ".join([*bad[:MAX_EVIDENCE], f"{verdicts.count('pass')} of {len(verdicts)} pass"])
 
 
 def _evidence(item: Evidence) -> str:

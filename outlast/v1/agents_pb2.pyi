@@ -22,7 +22,7 @@ class AgentMessage(google.protobuf.message.Message):
     HEARTBEAT_FIELD_NUMBER: builtins.int
     EVENT_FIELD_NUMBER: builtins.int
     LOG_CHUNK_FIELD_NUMBER: builtins.int
-    FINDINGS_FIELD_NUMBER: builtins.int
+    CHECK_REPORT_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -32,7 +32,7 @@ class AgentMessage(google.protobuf.message.Message):
     @property
     def log_chunk(self) -> global___LogChunk: ...
     @property
-    def findings(self) -> global___FindingsReport: ...
+    def check_report(self) -> global___CheckReport: ...
     def __init__(
         self,
         *,
@@ -40,11 +40,11 @@ class AgentMessage(google.protobuf.message.Message):
         heartbeat: global___Heartbeat | None = ...,
         event: global___AgentEvent | None = ...,
         log_chunk: global___LogChunk | None = ...,
-        findings: global___FindingsReport | None = ...,
+        check_report: global___CheckReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event", "findings", b"findings", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "log_chunk", b"log_chunk"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "findings", b"findings", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "log_chunk", b"log_chunk"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "event", "log_chunk", "findings"] | None: ...
+    def HasField(self, field_name: typing.Literal["check_report", b"check_report", "event", b"event", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "log_chunk", b"log_chunk"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["check_report", b"check_report", "event", b"event", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "log_chunk", b"log_chunk"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "event", "log_chunk", "check_report"] | None: ...
 
 global___AgentMessage = AgentMessage
 
@@ -56,7 +56,7 @@ class ControllerMessage(google.protobuf.message.Message):
     COMMAND_FIELD_NUMBER: builtins.int
     ACKED_EVENT_SEQ_FIELD_NUMBER: builtins.int
     LOG_QUERY_FIELD_NUMBER: builtins.int
-    DIAGNOSTICS_FIELD_NUMBER: builtins.int
+    CHECK_ORDER_FIELD_NUMBER: builtins.int
     acked_event_seq: builtins.int
     """Every event up to and including this sequence number is journalled."""
     @property
@@ -66,7 +66,7 @@ class ControllerMessage(google.protobuf.message.Message):
     @property
     def log_query(self) -> global___LogQuery: ...
     @property
-    def diagnostics(self) -> global___ManualDiagnostics: ...
+    def check_order(self) -> global___CheckOrder: ...
     def __init__(
         self,
         *,
@@ -74,11 +74,11 @@ class ControllerMessage(google.protobuf.message.Message):
         command: global___Command | None = ...,
         acked_event_seq: builtins.int = ...,
         log_query: global___LogQuery | None = ...,
-        diagnostics: global___ManualDiagnostics | None = ...,
+        check_order: global___CheckOrder | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["acked_event_seq", b"acked_event_seq", "command", b"command", "diagnostics", b"diagnostics", "kind", b"kind", "log_query", b"log_query", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acked_event_seq", b"acked_event_seq", "command", b"command", "diagnostics", b"diagnostics", "kind", b"kind", "log_query", b"log_query", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "command", "acked_event_seq", "log_query", "diagnostics"] | None: ...
+    def HasField(self, field_name: typing.Literal["acked_event_seq", b"acked_event_seq", "check_order", b"check_order", "command", b"command", "kind", b"kind", "log_query", b"log_query", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acked_event_seq", b"acked_event_seq", "check_order", b"check_order", "command", b"command", "kind", b"kind", "log_query", b"log_query", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "command", "acked_event_seq", "log_query", "check_order"] | None: ...
 
 global___ControllerMessage = ControllerMessage
 
@@ -642,15 +642,19 @@ class RunSuite(google.protobuf.message.Message):
 
     SUITE_FIELD_NUMBER: builtins.int
     TIMEOUT_S_FIELD_NUMBER: builtins.int
+    CHECKPOINT_URL_FIELD_NUMBER: builtins.int
     suite: builtins.str
     timeout_s: builtins.float
+    checkpoint_url: builtins.str
+    """Of the job that the node is checked for, empty for none."""
     def __init__(
         self,
         *,
         suite: builtins.str = ...,
         timeout_s: builtins.float = ...,
+        checkpoint_url: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["suite", b"suite", "timeout_s", b"timeout_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "suite", b"suite", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___RunSuite = RunSuite
 
@@ -726,44 +730,130 @@ class LogChunk(google.protobuf.message.Message):
 global___LogChunk = LogChunk
 
 @typing.final
-class ManualDiagnostics(google.protobuf.message.Message):
+class CheckOrder(google.protobuf.message.Message):
+    """Part of a diagnostic run: a suite on this node, or its half of a test with another.
+    Unlike a command it is not kept: a run whose controller has ended is started anew.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    RUN_ID_FIELD_NUMBER: builtins.int
+    ORDER_ID_FIELD_NUMBER: builtins.int
     SUITE_FIELD_NUMBER: builtins.int
     TIMEOUT_S_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
+    CHECKPOINT_URL_FIELD_NUMBER: builtins.int
+    IS_DISTURBED_FIELD_NUMBER: builtins.int
+    ON_THIS_NODE_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    GUEST_FIELD_NUMBER: builtins.int
+    order_id: builtins.str
     suite: builtins.str
     timeout_s: builtins.float
+    checkpoint_url: builtins.str
+    """Of the job whose nodes are checked, empty for none."""
+    is_disturbed: builtins.bool
+    """A job trains on one of the nodes: slowness is no sign of a fault."""
+    @property
+    def on_this_node(self) -> global___SuiteOrder: ...
+    @property
+    def host(self) -> global___HostOrder: ...
+    @property
+    def guest(self) -> global___GuestOrder: ...
     def __init__(
         self,
         *,
-        run_id: builtins.str = ...,
+        order_id: builtins.str = ...,
         suite: builtins.str = ...,
         timeout_s: builtins.float = ...,
+        checkpoint_url: builtins.str = ...,
+        is_disturbed: builtins.bool = ...,
+        on_this_node: global___SuiteOrder | None = ...,
+        host: global___HostOrder | None = ...,
+        guest: global___GuestOrder | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "suite", b"suite", "timeout_s", b"timeout_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["guest", b"guest", "host", b"host", "kind", b"kind", "on_this_node", b"on_this_node"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "guest", b"guest", "host", b"host", "is_disturbed", b"is_disturbed", "kind", b"kind", "on_this_node", b"on_this_node", "order_id", b"order_id", "suite", b"suite", "timeout_s", b"timeout_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["on_this_node", "host", "guest"] | None: ...
 
-global___ManualDiagnostics = ManualDiagnostics
+global___CheckOrder = CheckOrder
 
 @typing.final
-class FindingsReport(google.protobuf.message.Message):
+class SuiteOrder(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    RUN_ID_FIELD_NUMBER: builtins.int
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SuiteOrder = SuiteOrder
+
+@typing.final
+class HostOrder(google.protobuf.message.Message):
+    """Listen for `peer`, and say where."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    peer: builtins.str
+    def __init__(
+        self,
+        *,
+        peer: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer"]) -> None: ...
+
+global___HostOrder = HostOrder
+
+@typing.final
+class GuestOrder(google.protobuf.message.Message):
+    """Connect to `peer`, which listens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    PEER_ADDRESS_FIELD_NUMBER: builtins.int
+    PEER_PORT_FIELD_NUMBER: builtins.int
+    peer: builtins.str
+    peer_address: builtins.str
+    peer_port: builtins.int
+    def __init__(
+        self,
+        *,
+        peer: builtins.str = ...,
+        peer_address: builtins.str = ...,
+        peer_port: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer", "peer_address", b"peer_address", "peer_port", b"peer_port"]) -> None: ...
+
+global___GuestOrder = GuestOrder
+
+@typing.final
+class CheckReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ORDER_ID_FIELD_NUMBER: builtins.int
     FINDINGS_FIELD_NUMBER: builtins.int
     DONE_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
+    LISTENING_PORT_FIELD_NUMBER: builtins.int
+    BEGUN_FIELD_NUMBER: builtins.int
+    order_id: builtins.str
     done: builtins.bool
+    listening_port: builtins.int
+    """A host listens here."""
+    begun: builtins.bool
+    """The order's turn has come."""
     @property
     def findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.diagnostics_pb2.Finding]: ...
     def __init__(
         self,
         *,
-        run_id: builtins.str = ...,
+        order_id: builtins.str = ...,
         findings: collections.abc.Iterable[outlast.v1.diagnostics_pb2.Finding] | None = ...,
         done: builtins.bool = ...,
+        listening_port: builtins.int | None = ...,
+        begun: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["done", b"done", "findings", b"findings", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_listening_port", b"_listening_port", "listening_port", b"listening_port"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_listening_port", b"_listening_port", "begun", b"begun", "done", b"done", "findings", b"findings", "listening_port", b"listening_port", "order_id", b"order_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_listening_port", b"_listening_port"]) -> typing.Literal["listening_port"] | None: ...
 
-global___FindingsReport = FindingsReport
+global___CheckReport = CheckReport

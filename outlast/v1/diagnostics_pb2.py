@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutlast/v1/diagnostics.proto\x12\noutlast.v1\"\xda\x01\n\x07\x46inding\x12\x0c\n\x04test\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06metric\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x01\x12\x0c\n\x04unit\x18\x05 \x01(\t\x12\x16\n\tthreshold\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10threshold_source\x18\x07 \x01(\t\x12\x0f\n\x07verdict\x18\x08 \x01(\t\x12\x11\n\tlocalises\x18\t \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x12\n\nduration_s\x18\x0b \x01(\x01\x42\x0c\n\n_threshold\"E\n\x15RunDiagnosticsRequest\x12\r\n\x05nodes\x18\x01 \x03(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05suite\x18\x03 \x01(\t\"7\n\x16RunDiagnosticsResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x03(\t\")\n\x17WatchDiagnosticsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"X\n\x18WatchDiagnosticsResponse\x12%\n\x08\x66indings\x18\x01 \x03(\x0b\x32\x13.outlast.v1.Finding\x12\x15\n\rpending_nodes\x18\x02 \x03(\t2\xc7\x01\n\x0b\x44iagnostics\x12W\n\x0eRunDiagnostics\x12!.outlast.v1.RunDiagnosticsRequest\x1a\".outlast.v1.RunDiagnosticsResponse\x12_\n\x10WatchDiagnostics\x12#.outlast.v1.WatchDiagnosticsRequest\x1a$.outlast.v1.WatchDiagnosticsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutlast/v1/diagnostics.proto\x12\noutlast.v1\"\xbb\x02\n\x07\x46inding\x12\x0c\n\x04test\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06metric\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x01\x12\x0c\n\x04unit\x18\x05 \x01(\t\x12\x16\n\tthreshold\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10threshold_source\x18\x07 \x01(\t\x12\x0f\n\x07verdict\x18\x08 \x01(\t\x12\x11\n\tlocalises\x18\t \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x12\n\nduration_s\x18\x0b \x01(\x01\x12\x0c\n\x04peer\x18\x0c \x01(\t\x12\x14\n\x0c\x62\x61seline_key\x18\r \x01(\t\x12\x0e\n\x06\x64igest\x18\x0e \x01(\t\x12\x12\n\ndigest_key\x18\x0f \x01(\t\x12\x17\n\x0f\x63ontended_ratio\x18\x10 \x01(\x01\x42\x0c\n\n_threshold\"[\n\nNodeReport\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x06\x66igure\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_figure\"\x99\x02\n\rDiagnosticRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05suite\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06origin\x18\x04 \x01(\t\x12\x11\n\tstarted_s\x18\x05 \x01(\x01\x12\x14\n\x07\x65nded_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05nodes\x18\x07 \x03(\t\x12,\n\x0cnode_reports\x18\x08 \x03(\x0b\x32\x16.outlast.v1.NodeReport\x12\"\n\x05links\x18\t \x03(\x0b\x32\x13.outlast.v1.Finding\x12\r\n\x05notes\x18\n \x03(\t\x12%\n\x08\x66indings\x18\x0b \x03(\x0b\x32\x13.outlast.v1.FindingB\n\n\x08_ended_s\"E\n\x15RunDiagnosticsRequest\x12\r\n\x05nodes\x18\x01 \x03(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05suite\x18\x03 \x01(\t\"I\n\x16RunDiagnosticsResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x03(\t\x12\x10\n\x08warnings\x18\x03 \x03(\t\")\n\x17WatchDiagnosticsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x8f\x01\n\x18WatchDiagnosticsResponse\x12%\n\x08\x66indings\x18\x01 \x03(\x0b\x32\x13.outlast.v1.Finding\x12\x15\n\rpending_nodes\x18\x02 \x03(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12&\n\x03run\x18\x04 \x01(\x0b\x32\x19.outlast.v1.DiagnosticRun\"\x18\n\x16ListDiagnosticsRequest\"B\n\x17ListDiagnosticsResponse\x12\'\n\x04runs\x18\x01 \x03(\x0b\x32\x19.outlast.v1.DiagnosticRun\"\'\n\x15GetDiagnosticsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"@\n\x16GetDiagnosticsResponse\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.outlast.v1.DiagnosticRun2\xfc\x02\n\x0b\x44iagnostics\x12W\n\x0eRunDiagnostics\x12!.outlast.v1.RunDiagnosticsRequest\x1a\".outlast.v1.RunDiagnosticsResponse\x12_\n\x10WatchDiagnostics\x12#.outlast.v1.WatchDiagnosticsRequest\x1a$.outlast.v1.WatchDiagnosticsResponse0\x01\x12Z\n\x0fListDiagnostics\x12\".outlast.v1.ListDiagnosticsRequest\x1a#.outlast.v1.ListDiagnosticsResponse\x12W\n\x0eGetDiagnostics\x12!.outlast.v1.GetDiagnosticsRequest\x1a\".outlast.v1.GetDiagnosticsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,27 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outlast.v1.diagnostics_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FINDING']._serialized_start=45
-  _globals['_FINDING']._serialized_end=263
-  _globals['_RUNDIAGNOSTICSREQUEST']._serialized_start=265
-  _globals['_RUNDIAGNOSTICSREQUEST']._serialized_end=334
-  _globals['_RUNDIAGNOSTICSRESPONSE']._serialized_start=336
-  _globals['_RUNDIAGNOSTICSRESPONSE']._serialized_end=391
-  _globals['_WATCHDIAGNOSTICSREQUEST']._serialized_start=393
-  _globals['_WATCHDIAGNOSTICSREQUEST']._serialized_end=434
-  _globals['_WATCHDIAGNOSTICSRESPONSE']._serialized_start=436
-  _globals['_WATCHDIAGNOSTICSRESPONSE']._serialized_end=524
-  _globals['_DIAGNOSTICS']._serialized_start=527
-  _globals['_DIAGNOSTICS']._serialized_end=726
+  _globals['_FINDING']._serialized_end=360
+  _globals['_NODEREPORT']._serialized_start=362
+  _globals['_NODEREPORT']._serialized_end=453
+  _globals['_DIAGNOSTICRUN']._serialized_start=456
+  _globals['_DIAGNOSTICRUN']._serialized_end=737
+  _globals['_RUNDIAGNOSTICSREQUEST']._serialized_start=739
+  _globals['_RUNDIAGNOSTICSREQUEST']._serialized_end=808
+  _globals['_RUNDIAGNOSTICSRESPONSE']._serialized_start=810
+  _globals['_RUNDIAGNOSTICSRESPONSE']._serialized_end=883
+  _globals['_WATCHDIAGNOSTICSREQUEST']._serialized_start=885
+  _globals['_WATCHDIAGNOSTICSREQUEST']._serialized_end=926
+  _globals['_WATCHDIAGNOSTICSRESPONSE']._serialized_start=929
+  _globals['_WATCHDIAGNOSTICSRESPONSE']._serialized_end=1072
+  _globals['_LISTDIAGNOSTICSREQUEST']._serialized_start=1074
+  _globals['_LISTDIAGNOSTICSREQUEST']._serialized_end=1098
+  _globals['_LISTDIAGNOSTICSRESPONSE']._serialized_start=1100
+  _globals['_LISTDIAGNOSTICSRESPONSE']._serialized_end=1166
+  _globals['_GETDIAGNOSTICSREQUEST']._serialized_start=1168
+  _globals['_GETDIAGNOSTICSREQUEST']._serialized_end=1207
+  _globals['_GETDIAGNOSTICSRESPONSE']._serialized_start=1209
+  _globals['_GETDIAGNOSTICSRESPONSE']._serialized_end=1273
+  _globals['_DIAGNOSTICS']._serialized_start=1276
+  _globals['_DIAGNOSTICS']._serialized_end=1656
 # @@protoc_insertion_point(module_scope)

@@ -14,7 +14,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Finding(google.protobuf.message.Message):
-    """One measured fact about a node."""
+    """One measured fact about a node, or about the link between node and peer."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -29,6 +29,11 @@ class Finding(google.protobuf.message.Message):
     LOCALISES_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     DURATION_S_FIELD_NUMBER: builtins.int
+    PEER_FIELD_NUMBER: builtins.int
+    BASELINE_KEY_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    DIGEST_KEY_FIELD_NUMBER: builtins.int
+    CONTENDED_RATIO_FIELD_NUMBER: builtins.int
     test: builtins.str
     node: builtins.str
     metric: builtins.str
@@ -36,13 +41,22 @@ class Finding(google.protobuf.message.Message):
     unit: builtins.str
     threshold: builtins.float
     threshold_source: builtins.str
-    """Where the threshold comes from: spec, own_baseline, peers, none."""
+    """Where the threshold comes from: spec, own_baseline, fleet_baseline, peers, none."""
     verdict: builtins.str
     """pass, warn, fail, inconclusive, skip or error."""
     localises: builtins.str
     """What a failure would localise: device, node, link."""
     detail: builtins.str
     duration_s: builtins.float
+    peer: builtins.str
+    """The other node of a test between two."""
+    baseline_key: builtins.str
+    """Names the history of values that this one may be compared with."""
+    digest: builtins.str
+    """Digest of an exact result; every device with the same digest_key must have the same."""
+    digest_key: builtins.str
+    contended_ratio: builtins.float
+    """Share of the time in which something on the node waited for a CPU."""
     def __init__(
         self,
         *,
@@ -57,12 +71,109 @@ class Finding(google.protobuf.message.Message):
         localises: builtins.str = ...,
         detail: builtins.str = ...,
         duration_s: builtins.float = ...,
+        peer: builtins.str = ...,
+        baseline_key: builtins.str = ...,
+        digest: builtins.str = ...,
+        digest_key: builtins.str = ...,
+        contended_ratio: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_threshold", b"_threshold", "detail", b"detail", "duration_s", b"duration_s", "localises", b"localises", "metric", b"metric", "node", b"node", "test", b"test", "threshold", b"threshold", "threshold_source", b"threshold_source", "unit", b"unit", "value", b"value", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_threshold", b"_threshold", "baseline_key", b"baseline_key", "contended_ratio", b"contended_ratio", "detail", b"detail", "digest", b"digest", "digest_key", b"digest_key", "duration_s", b"duration_s", "localises", b"localises", "metric", b"metric", "node", b"node", "peer", b"peer", "test", b"test", "threshold", b"threshold", "threshold_source", b"threshold_source", "unit", b"unit", "value", b"value", "verdict", b"verdict"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_threshold", b"_threshold"]) -> typing.Literal["threshold"] | None: ...
 
 global___Finding = Finding
+
+@typing.final
+class NodeReport(google.protobuf.message.Message):
+    """What all findings of a node come to."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    FIGURE_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    verdict: builtins.str
+    """pass, warn, fail, inconclusive, skip or error."""
+    reason: builtins.str
+    figure: builtins.float
+    """The worst of its own figures against their yardstick: 1 is as good as its peers or its
+    past, 0.5 half of it; absent when nothing could be compared.
+    """
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        verdict: builtins.str = ...,
+        reason: builtins.str = ...,
+        figure: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_figure", b"_figure", "figure", b"figure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_figure", b"_figure", "figure", b"figure", "node", b"node", "reason", b"reason", "verdict", b"verdict"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_figure", b"_figure"]) -> typing.Literal["figure"] | None: ...
+
+global___NodeReport = NodeReport
+
+@typing.final
+class DiagnosticRun(google.protobuf.message.Message):
+    """One suite over some nodes, and the pair search between them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SUITE_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    ORIGIN_FIELD_NUMBER: builtins.int
+    STARTED_S_FIELD_NUMBER: builtins.int
+    ENDED_S_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    NODE_REPORTS_FIELD_NUMBER: builtins.int
+    LINKS_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    FINDINGS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    suite: builtins.str
+    state: builtins.str
+    """running, done or interrupted (its controller ended)."""
+    origin: builtins.str
+    """"manual", or the incident whose cause it looks for."""
+    started_s: builtins.float
+    ended_s: builtins.float
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def node_reports(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeReport]: ...
+    @property
+    def links(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Finding]:
+        """One finding for each link that was tested."""
+
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What a reader must know: nodes that train meanwhile, what could not be decided."""
+
+    @property
+    def findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Finding]: ...
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        suite: builtins.str = ...,
+        state: builtins.str = ...,
+        origin: builtins.str = ...,
+        started_s: builtins.float = ...,
+        ended_s: builtins.float | None = ...,
+        nodes: collections.abc.Iterable[builtins.str] | None = ...,
+        node_reports: collections.abc.Iterable[global___NodeReport] | None = ...,
+        links: collections.abc.Iterable[global___Finding] | None = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
+        findings: collections.abc.Iterable[global___Finding] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "ended_s", b"ended_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "ended_s", b"ended_s", "findings", b"findings", "links", b"links", "node_reports", b"node_reports", "nodes", b"nodes", "notes", b"notes", "origin", b"origin", "run_id", b"run_id", "started_s", b"started_s", "state", b"state", "suite", b"suite"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_ended_s", b"_ended_s"]) -> typing.Literal["ended_s"] | None: ...
+
+global___DiagnosticRun = DiagnosticRun
 
 @typing.final
 class RunDiagnosticsRequest(google.protobuf.message.Message):
@@ -95,16 +206,22 @@ class RunDiagnosticsResponse(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Such as: a job trains on a node."""
+
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         nodes: collections.abc.Iterable[builtins.str] | None = ...,
+        warnings: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "run_id", b"run_id", "warnings", b"warnings"]) -> None: ...
 
 global___RunDiagnosticsResponse = RunDiagnosticsResponse
 
@@ -129,18 +246,87 @@ class WatchDiagnosticsResponse(google.protobuf.message.Message):
 
     FINDINGS_FIELD_NUMBER: builtins.int
     PENDING_NODES_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    phase: builtins.str
+    """What the run does now, in words."""
     @property
     def findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Finding]: ...
     @property
     def pending_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Nodes that are still running checks."""
 
+    @property
+    def run(self) -> global___DiagnosticRun:
+        """In the last message: the run without its findings, which were sent before."""
+
     def __init__(
         self,
         *,
         findings: collections.abc.Iterable[global___Finding] | None = ...,
         pending_nodes: collections.abc.Iterable[builtins.str] | None = ...,
+        phase: builtins.str = ...,
+        run: global___DiagnosticRun | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["findings", b"findings", "pending_nodes", b"pending_nodes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["findings", b"findings", "pending_nodes", b"pending_nodes", "phase", b"phase", "run", b"run"]) -> None: ...
 
 global___WatchDiagnosticsResponse = WatchDiagnosticsResponse
+
+@typing.final
+class ListDiagnosticsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListDiagnosticsRequest = ListDiagnosticsRequest
+
+@typing.final
+class ListDiagnosticsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: builtins.int
+    @property
+    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DiagnosticRun]: ...
+    def __init__(
+        self,
+        *,
+        runs: collections.abc.Iterable[global___DiagnosticRun] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+
+global___ListDiagnosticsResponse = ListDiagnosticsResponse
+
+@typing.final
+class GetDiagnosticsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+
+global___GetDiagnosticsRequest = GetDiagnosticsRequest
+
+@typing.final
+class GetDiagnosticsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    @property
+    def run(self) -> global___DiagnosticRun: ...
+    def __init__(
+        self,
+        *,
+        run: global___DiagnosticRun | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
+
+global___GetDiagnosticsResponse = GetDiagnosticsResponse

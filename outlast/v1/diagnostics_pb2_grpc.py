@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DiagnosticsStub(object):
-    """Diagnostics runs checks on nodes by hand.
+    """Diagnostics checks nodes and the links between them: by hand, and after a fault.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,20 @@ class DiagnosticsStub(object):
                 request_serializer=outlast_dot_v1_dot_diagnostics__pb2.WatchDiagnosticsRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_diagnostics__pb2.WatchDiagnosticsResponse.FromString,
                 _registered_method=True)
+        self.ListDiagnostics = channel.unary_unary(
+                '/outlast.v1.Diagnostics/ListDiagnostics',
+                request_serializer=outlast_dot_v1_dot_diagnostics__pb2.ListDiagnosticsRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_diagnostics__pb2.ListDiagnosticsResponse.FromString,
+                _registered_method=True)
+        self.GetDiagnostics = channel.unary_unary(
+                '/outlast.v1.Diagnostics/GetDiagnostics',
+                request_serializer=outlast_dot_v1_dot_diagnostics__pb2.GetDiagnosticsRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_diagnostics__pb2.GetDiagnosticsResponse.FromString,
+                _registered_method=True)
 
 
 class DiagnosticsServicer(object):
-    """Diagnostics runs checks on nodes by hand.
+    """Diagnostics checks nodes and the links between them: by hand, and after a fault.
     """
 
     def RunDiagnostics(self, request, context):
@@ -59,8 +69,21 @@ class DiagnosticsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchDiagnostics(self, request, context):
-        """WatchDiagnostics sends each finding as it comes and ends with the run.
+        """WatchDiagnostics sends each finding as it comes; its last message has the report.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDiagnostics(self, request, context):
+        """ListDiagnostics shows the runs that are kept, newest first, without their findings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDiagnostics(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -78,6 +101,16 @@ def add_DiagnosticsServicer_to_server(servicer, server):
                     request_deserializer=outlast_dot_v1_dot_diagnostics__pb2.WatchDiagnosticsRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_diagnostics__pb2.WatchDiagnosticsResponse.SerializeToString,
             ),
+            'ListDiagnostics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDiagnostics,
+                    request_deserializer=outlast_dot_v1_dot_diagnostics__pb2.ListDiagnosticsRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_diagnostics__pb2.ListDiagnosticsResponse.SerializeToString,
+            ),
+            'GetDiagnostics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDiagnostics,
+                    request_deserializer=outlast_dot_v1_dot_diagnostics__pb2.GetDiagnosticsRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_diagnostics__pb2.GetDiagnosticsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'outlast.v1.Diagnostics', rpc_method_handlers)
@@ -87,7 +120,7 @@ def add_DiagnosticsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Diagnostics(object):
-    """Diagnostics runs checks on nodes by hand.
+    """Diagnostics checks nodes and the links between them: by hand, and after a fault.
     """
 
     @staticmethod
@@ -134,6 +167,60 @@ class Diagnostics(object):
             '/outlast.v1.Diagnostics/WatchDiagnostics',
             outlast_dot_v1_dot_diagnostics__pb2.WatchDiagnosticsRequest.SerializeToString,
             outlast_dot_v1_dot_diagnostics__pb2.WatchDiagnosticsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDiagnostics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Diagnostics/ListDiagnostics',
+            outlast_dot_v1_dot_diagnostics__pb2.ListDiagnosticsRequest.SerializeToString,
+            outlast_dot_v1_dot_diagnostics__pb2.ListDiagnosticsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDiagnostics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Diagnostics/GetDiagnostics',
+            outlast_dot_v1_dot_diagnostics__pb2.GetDiagnosticsRequest.SerializeToString,
+            outlast_dot_v1_dot_diagnostics__pb2.GetDiagnosticsResponse.FromString,
             options,
             channel_credentials,
             insecure,

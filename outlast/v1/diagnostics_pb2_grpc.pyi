@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class DiagnosticsStub:
-    """Diagnostics runs checks on nodes by hand."""
+    """Diagnostics checks nodes and the links between them: by hand, and after a fault."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     RunDiagnostics: grpc.UnaryUnaryMultiCallable[
@@ -31,10 +31,21 @@ class DiagnosticsStub:
         outlast.v1.diagnostics_pb2.WatchDiagnosticsRequest,
         outlast.v1.diagnostics_pb2.WatchDiagnosticsResponse,
     ]
-    """WatchDiagnostics sends each finding as it comes and ends with the run."""
+    """WatchDiagnostics sends each finding as it comes; its last message has the report."""
+
+    ListDiagnostics: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.diagnostics_pb2.ListDiagnosticsRequest,
+        outlast.v1.diagnostics_pb2.ListDiagnosticsResponse,
+    ]
+    """ListDiagnostics shows the runs that are kept, newest first, without their findings."""
+
+    GetDiagnostics: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.diagnostics_pb2.GetDiagnosticsRequest,
+        outlast.v1.diagnostics_pb2.GetDiagnosticsResponse,
+    ]
 
 class DiagnosticsAsyncStub:
-    """Diagnostics runs checks on nodes by hand."""
+    """Diagnostics checks nodes and the links between them: by hand, and after a fault."""
 
     RunDiagnostics: grpc.aio.UnaryUnaryMultiCallable[
         outlast.v1.diagnostics_pb2.RunDiagnosticsRequest,
@@ -46,10 +57,21 @@ class DiagnosticsAsyncStub:
         outlast.v1.diagnostics_pb2.WatchDiagnosticsRequest,
         outlast.v1.diagnostics_pb2.WatchDiagnosticsResponse,
     ]
-    """WatchDiagnostics sends each finding as it comes and ends with the run."""
+    """WatchDiagnostics sends each finding as it comes; its last message has the report."""
+
+    ListDiagnostics: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.diagnostics_pb2.ListDiagnosticsRequest,
+        outlast.v1.diagnostics_pb2.ListDiagnosticsResponse,
+    ]
+    """ListDiagnostics shows the runs that are kept, newest first, without their findings."""
+
+    GetDiagnostics: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.diagnostics_pb2.GetDiagnosticsRequest,
+        outlast.v1.diagnostics_pb2.GetDiagnosticsResponse,
+    ]
 
 class DiagnosticsServicer(metaclass=abc.ABCMeta):
-    """Diagnostics runs checks on nodes by hand."""
+    """Diagnostics checks nodes and the links between them: by hand, and after a fault."""
 
     @abc.abstractmethod
     def RunDiagnostics(
@@ -65,6 +87,21 @@ class DiagnosticsServicer(metaclass=abc.ABCMeta):
         request: outlast.v1.diagnostics_pb2.WatchDiagnosticsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[outlast.v1.diagnostics_pb2.WatchDiagnosticsResponse], collections.abc.AsyncIterator[outlast.v1.diagnostics_pb2.WatchDiagnosticsResponse]]:
-        """WatchDiagnostics sends each finding as it comes and ends with the run."""
+        """WatchDiagnostics sends each finding as it comes; its last message has the report."""
+
+    @abc.abstractmethod
+    def ListDiagnostics(
+        self,
+        request: outlast.v1.diagnostics_pb2.ListDiagnosticsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.diagnostics_pb2.ListDiagnosticsResponse, collections.abc.Awaitable[outlast.v1.diagnostics_pb2.ListDiagnosticsResponse]]:
+        """ListDiagnostics shows the runs that are kept, newest first, without their findings."""
+
+    @abc.abstractmethod
+    def GetDiagnostics(
+        self,
+        request: outlast.v1.diagnostics_pb2.GetDiagnosticsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.diagnostics_pb2.GetDiagnosticsResponse, collections.abc.Awaitable[outlast.v1.diagnostics_pb2.GetDiagnosticsResponse]]: ...
 
 def add_DiagnosticsServicer_to_server(servicer: DiagnosticsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

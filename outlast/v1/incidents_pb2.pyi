@@ -64,6 +64,9 @@ class Incident(google.protobuf.message.Message):
     STEPS_REDONE_FIELD_NUMBER: builtins.int
     RECOVERY_S_FIELD_NUMBER: builtins.int
     DETECTION_S_FIELD_NUMBER: builtins.int
+    NODE_CHECKS_FIELD_NUMBER: builtins.int
+    BAD_LINKS_FIELD_NUMBER: builtins.int
+    DIAGNOSTIC_RUN_FIELD_NUMBER: builtins.int
     incident_id: builtins.str
     job_id: builtins.str
     attempt: builtins.int
@@ -83,12 +86,20 @@ class Incident(google.protobuf.message.Message):
     """From the fault to the first completed step of every rank, in seconds."""
     detection_s: builtins.float
     """From the fault to the moment the controller acted on it, in seconds."""
+    diagnostic_run: builtins.str
+    """The run of diagnostics that looked for the cause, empty when there was none."""
     @property
     def culprit_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def evidence(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Evidence]: ...
     @property
     def timeline(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.TimelineEntry]: ...
+    @property
+    def node_checks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeCheck]:
+        """What the checks after the fault said of each node and of bad links."""
+
+    @property
+    def bad_links(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BadLink]: ...
     def __init__(
         self,
         *,
@@ -109,9 +120,12 @@ class Incident(google.protobuf.message.Message):
         steps_redone: builtins.int | None = ...,
         recovery_s: builtins.float | None = ...,
         detection_s: builtins.float | None = ...,
+        node_checks: collections.abc.Iterable[global___NodeCheck] | None = ...,
+        bad_links: collections.abc.Iterable[global___BadLink] | None = ...,
+        diagnostic_run: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "closed_s", b"closed_s", "detection_s", b"detection_s", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "steps_redone", b"steps_redone"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "action", b"action", "attempt", b"attempt", "cause", b"cause", "closed_s", b"closed_s", "culprit_nodes", b"culprit_nodes", "detection_s", b"detection_s", "evidence", b"evidence", "fault_step", b"fault_step", "incident_id", b"incident_id", "job_id", b"job_id", "opened_s", b"opened_s", "reason", b"reason", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "state", b"state", "steps_redone", b"steps_redone", "timeline", b"timeline"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "action", b"action", "attempt", b"attempt", "bad_links", b"bad_links", "cause", b"cause", "closed_s", b"closed_s", "culprit_nodes", b"culprit_nodes", "detection_s", b"detection_s", "diagnostic_run", b"diagnostic_run", "evidence", b"evidence", "fault_step", b"fault_step", "incident_id", b"incident_id", "job_id", b"job_id", "node_checks", b"node_checks", "opened_s", b"opened_s", "reason", b"reason", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "state", b"state", "steps_redone", b"steps_redone", "timeline", b"timeline"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_closed_s", b"_closed_s"]) -> typing.Literal["closed_s"] | None: ...
     @typing.overload
@@ -124,6 +138,45 @@ class Incident(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_steps_redone", b"_steps_redone"]) -> typing.Literal["steps_redone"] | None: ...
 
 global___Incident = Incident
+
+@typing.final
+class NodeCheck(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    verdict: builtins.str
+    """pass, warn, fail, inconclusive or error."""
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        verdict: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "verdict", b"verdict"]) -> None: ...
+
+global___NodeCheck = NodeCheck
+
+@typing.final
+class BadLink(google.protobuf.message.Message):
+    """Two nodes that work with others and not with each other."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    PEER_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    peer: builtins.str
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        peer: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "peer", b"peer"]) -> None: ...
+
+global___BadLink = BadLink
 
 @typing.final
 class ListIncidentsRequest(google.protobuf.message.Message):

@@ -9,18 +9,29 @@ import time
 
 
 def main() -> int:
-    arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    suite = arguments["--suite"]
+    node = sys.argv[sys.argv.index("--node") + 1]
+    for line in iter(sys.stdin.readline, ""):
+        carry_out(json.loads(line), node)
+        print(json.dumps({"done": True}), flush=True)
+    return 0
+
+
+def carry_out(order: dict[str, str], node: str) -> None:
+    suite = order["suite"]
     finding = {
         "test": "matmul",
-        "node": arguments["--node"],
+        "node": node,
         "metric": "flops",
         "value": 1.5,
         "unit": "FLOP/s",
         "threshold": None,
         "verdict": "pass",
+        "detail": f"pid {os.getpid()}",
+        "peer": order["peer"],
         "added_later": True,
     }
+    if order["kind"] == "host":
+        print(json.dumps({"listening": 4242}), flush=True)
     print(json.dumps(finding), flush=True)
     if suite == "hangs":
         if os.fork() == 0:
@@ -31,7 +42,6 @@ def main() -> int:
     if suite == "crashes":
         os.abort()
     print(json.dumps({**finding, "threshold": 1.0, "verdict": "fail"}), flush=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -457,25 +457,36 @@ def test_suite_of_a_job_answers_with_its_findings(
     assert (crashed.ok, crashed.error_kind) == (False, "internal")
 
 
-def test_suite_asked_for_by_hand_streams_its_findings(
+def test_check_orders_stream_their_findings(
     controller: FakeController, agent: AgentProcess
 ) -> None:
     wait_for(lambda: controller.hellos, "a hello")
-    for run_id, suite in (("r1", "preflight"), ("r2", "crashes")):
-        asked = agents_pb2.ManualDiagnostics(run_id=run_id, suite=suite, timeout_s=60.0)
-        controller.send(agents_pb2.ControllerMessage(diagnostics=asked))
+    for order_id, suite in (("r1/1", "preflight"), ("r1/2", "crashes")):
+        asked = agents_pb2.CheckOrder(order_id=order_id, suite=suite, timeout_s=60.0)
+        asked.on_this_node.SetInParent()
+        controller.send(agents_pb2.ControllerMessage(check_order=asked))
+    hosting = agents_pb2.CheckOrder(order_id="r1/3", suite="preflight", timeout_s=60.0)
+    hosting.host.peer = "n1"
+    controller.send(agents_pb2.ControllerMessage(check_order=hosting))
 
-    def reports(run_id: str) -> list[agents_pb2.FindingsReport]:
-        found = [m.findings for _, m in controller.received if m.WhichOneof("kind") == "findings"]
-        return [report for report in found if report.run_id == run_id]
+    def reports(order_id: str) -> list[agents_pb2.CheckReport]:
+        kinds = [m for _, m in controller.received if m.WhichOneof("kind") == "check_report"]
+        return [m.check_report for m in kinds if m.check_report.order_id == order_id]
 
-    wait_for(lambda: reports("r2") and reports("r2")[-1].done, "the end of the second run")
+    wait_for(lambda: reports("r1/3") and reports("r1/3")[-1].done, "the end of the last order")
     verdicts = {
-        run_id: [finding.verdict for report in reports(run_id) for finding in report.findings]
-        for run_id in ("r1", "r2")
+        order_id: [found.verdict for report in reports(order_id) for found in report.findings]
+        for order_id in ("r1/1", "r1/2", "r1/3")
     }
-    assert verdicts == {"r1": ["pass", "fail"], "r2": ["pass", "error"]}
-    assert [report.done for report in reports("r1")] == [False, False, True]
+    assert verdicts == {
+        "r1/1": ["pass", "fail"],
+        "r1/2": ["pass", "error"],
+        "r1/3": ["pass", "fail"],
+    }
+    assert [report.done for report in reports("r1/1")] == [False, False, False, True]
+    begun, listening, *_ = reports("r1/3")
+    assert begun.begun
+    assert listening.listening_port == 4242
 
 
 def test_stop_ends_a_suite_that_is_under_way(

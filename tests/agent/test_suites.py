@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.agent import diagnostics
 from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
+from controller.agent.processes import wait_gone
+from diagnostics.core.orders import Order, OrderKind
 from outlast.v1 import diagnostics_pb2
 from tests.agent.harness import session_pids
 
@@ -19,6 +23,12 @@ def make(folder: Path) -> Suites:
     return Suites(place)
 
 
+def order(suite: str, deadline_s: float = 30.0, **changes: object) -> Order:
+    """A suite on this node, unless told otherwise."""
+    plain = Order(kind=OrderKind.SUITE, suite=suite, deadline_s=deadline_s)
+    return replace(plain, **changes)  # type: ignore[arg-type]  # field values of any type
+
+
 def test_findings_come_one_by_one_and_together(tmp_path: Path) -> None:
     seen: list[str] = []
 
@@ -26,7 +36,10 @@ def test_findings_come_one_by_one_and_together(tmp_path: Path) -> None:
         async def on_finding(finding: diagnostics_pb2.Finding) -> None:
             seen.append(finding.verdict)
 
-        return await make(tmp_path).run("preflight", 30.0, on_finding)
+        suites = make(tmp_path)
+        found = await suites.run(order("preflight"), on_finding)
+        await suites.close()
+        return found
 
     findings = asyncio.run(run())
     assert seen == ["pass", "fail"]
@@ -46,7 +59,7 @@ def test_runner_that_fails_says_nothing_about_the_node(
     monkeypatch.setattr(diagnostics, "KILL_AFTER_S", 0.5)
     suites = make(tmp_path)
     with pytest.raises(SuiteError, match=words):
-        asyncio.run(suites.run(suite, 0.5))
+        asyncio.run(suites.run(order(suite, 1.0)))
     assert suites.pid is None
     left = [pid for pid in session_pids(os.getsid(0)) if _is_runner(pid)]
     assert left == []
@@ -61,7 +74,7 @@ def test_cancelled_suite_is_killed(tmp_path: Path) -> None:
         async def on_finding(finding: diagnostics_pb2.Finding) -> None:
             started.set()
 
-        task = asyncio.create_task(suites.run("hangs", 60.0, on_finding))
+        task = asyncio.create_task(suites.run(order("hangs", 60.0), on_finding))
         await started.wait()
         pid = suites.pid
         task.cancel()
@@ -71,6 +84,63 @@ def test_cancelled_suite_is_killed(tmp_path: Path) -> None:
 
     pid = asyncio.run(run())
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_runner_is_kept_for_the_next_order_and_then_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing torch takes seconds, and a run of diagnostics has an order each second."""
+
+    async def run() -> None:
+        suites = make(tmp_path)
+        first = await suites.run(order("preflight"))
+        monkeypatch.setattr(diagnostics, "IDLE_S", 0.05)
+        second = await suites.run(order("preflight"))
+        assert first[0].detail == second[0].detail
+        async with asyncio.timeout(30.0):
+            while suites.pid is not None:
+                await asyncio.sleep(0.01)
+        third = await suites.run(order("preflight"))
+        assert third[0].detail != first[0].detail
+        await suites.close()
+        assert suites.pid is None
+
+    asyncio.run(run())
+
+
+def test_a_runner_that_died_while_it_was_idle_is_replaced(tmp_path: Path) -> None:
+    async def run() -> None:
+        suites = make(tmp_path)
+        await suites.run(order("preflight"))
+        assert suites.pid is not None
+        os.kill(suites.pid, signal.SIGKILL)
+        await wait_gone(suites.pid)
+        assert len(await suites.run(order("preflight"))) == 2
+        await suites.close()
+
+    asyncio.run(run())
+
+
+def test_a_host_says_where_it_listens_before_anything_is_found(tmp_path: Path) -> None:
+    heard: list[object] = []
+
+    async def run() -> None:
+        async def begun() -> None:
+            heard.append("begun")
+
+        async def listening(port: int) -> None:
+            heard.append(port)
+
+        async def finding(found: diagnostics_pb2.Finding) -> None:
+            heard.append(found.peer)
+
+        suites = make(tmp_path)
+        hosting = order("preflight", kind=OrderKind.HOST, peer="n1")
+        await suites.run(hosting, finding, listening, begun)
+        await suites.close()
+
+    asyncio.run(run())
+    assert heard == ["begun", 4242, "n1", "n1"]
 
 
 def _is_runner(pid: int) -> bool:

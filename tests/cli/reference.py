@@ -17,7 +17,7 @@ This page is generated from `outlast COMMAND --help`; a test keeps it fresh, and
 
 `--json` is on every command that prints facts: one document, or one document a
 line for commands that print as things happen (`watch`, `submit --watch`,
-`logs`, `diagnose`). JOB is a job id, a job's name, or an unambiguous beginning
+`logs`). JOB is a job id, a job's name, or an unambiguous beginning
 of an id; of several jobs with one name, the one that has not finished is meant.
 
 | Exit code | Meaning |

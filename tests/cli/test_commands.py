@@ -128,6 +128,7 @@ def test_fleet_and_incidents_are_empty(state_dir: Path, job_id: str) -> None:
         ("nodes", "uncordon", "nothing"),
         ("diagnose", "nothing"),
         ("diagnose", "--suite", "nothing"),
+        ("diagnose", "--show", "nothing"),
     ],
     ids=" ".join,
 )
@@ -282,10 +283,13 @@ def test_agent_joins_and_its_node_can_be_cordoned_and_checked(tmp_path: Path) ->
         assert "READY, cordoned" in outlast("nodes", *where).stdout
         assert outlast_json("nodes", "uncordon", "extra-1", *where)["node"]["cordoned"] is False
         checked = outlast("diagnose", "extra-1", "--json", *where)
-        findings = [json.loads(line) for line in checked.stdout.splitlines()]
-        assert {finding["node"] for finding in findings} == {"extra-1"}, checked.stderr
-        failed = any(finding["verdict"] == "fail" for finding in findings)
+        run = json.loads(checked.stdout)["run"]
+        assert {finding["node"] for finding in run["findings"]} == {"extra-1"}, checked.stderr
+        failed = any(report["verdict"] == "fail" for report in run["node_reports"])
         assert checked.returncode == (ExitCode.JOB_FAILED if failed else ExitCode.OK)
+        kept = outlast_json("diagnose", "--list", *where)["runs"]
+        assert [item["run_id"] for item in kept] == [run["run_id"]]
+        assert run["run_id"] in outlast("diagnose", "--list", *where).stdout
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(TIMEOUT_S) == ExitCode.OK, (tmp_path / "agent.log").read_text()
     finally:

@@ -64,6 +64,11 @@ class FakeAgent:
         self.is_connected = False
         # Commands by kind that are taken and not answered.
         self.silent_on: set[str] = set()
+        self.orders: list[agents_pb2.CheckOrder] = []
+        # What it finds: the verdict of its own checks by suite, its result, and GB/s by peer.
+        self.verdicts: dict[str, str] = {}
+        self.digest = "right"
+        self.bandwidths: dict[str, float] = {}
         self.logs = b""
         # host:port of a metrics page that it claims to serve.
         self.metrics_address = ""
@@ -246,10 +251,40 @@ class FakeAgent:
             case "log_query":
                 if not message.log_query.cancel:
                     await self._answer_logs(message.log_query)
-            case "diagnostics":
-                finding = agents_pb2.FindingsReport(run_id=message.diagnostics.run_id, done=True)
-                finding.findings.add(test="device", node=self.node, verdict="pass")
-                await self._write(agents_pb2.AgentMessage(findings=finding))
+            case "check_order":
+                await self._check(message.check_order)
+
+    async def _check(self, order: agents_pb2.CheckOrder) -> None:
+        """A healthy node: its own checks pass, and it exchanges as fast as any other."""
+        kind = order.WhichOneof("kind")
+        self.orders.append(order)
+        if kind in self.silent_on:
+            return
+        report = agents_pb2.CheckReport(order_id=order.order_id, begun=True)
+        if kind == "host":
+            report.listening_port = 4242
+        await self._write(agents_pb2.AgentMessage(check_report=report))
+        done = agents_pb2.CheckReport(order_id=order.order_id, done=True)
+        if kind == "on_this_node":
+            done.findings.add(
+                test="device",
+                verdict=self.verdicts.get(order.suite, "pass"),
+                digest=self.digest,
+                digest_key="a kind",
+            )
+        elif kind == "host":
+            peer = order.host.peer
+            value = self.bandwidths.get(peer, 1.0)
+            done.findings.add(test="pair", metric="wrong_elements", peer=peer, verdict="pass")
+            done.findings.add(
+                test="pair",
+                metric="all_reduce_bandwidth",
+                value=value,
+                peer=peer,
+                verdict="pass",
+                baseline_key="pair",
+            )
+        await self._write(agents_pb2.AgentMessage(check_report=done))
 
     async def answer(self, command: agents_pb2.Command, **changes: object) -> None:
         """Say that a command was carried out."""

@@ -136,7 +136,7 @@ def test_client_and_web(tmp_path: Path) -> None:
         assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
         assert refused.value.reason == "JOB_NOT_PAUSED"
         with pytest.raises(RefusedError, match="connected"):
-            list(client.diagnose())
+            client.diagnose()
         assert next(client.watch(job.job_id)).job.state == "QUEUED"
 
         assert json.loads(fetch(it.http, "/healthz")) == {"ok": True, "term": 1}

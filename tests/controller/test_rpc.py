@@ -185,9 +185,14 @@ def test_diagnostics_stream_findings_and_end(tmp_path: Path) -> None:
             request = diagnostics_pb2.WatchDiagnosticsRequest(run_id=run.run_id)
             async for update in stub.WatchDiagnostics(request):
                 findings += update.findings
+                last = update
             assert sorted((f.node, f.verdict) for f in findings) == [
                 ("n0", "pass"),
                 ("n1", "pass"),
+            ]
+            assert last.run.state == "done"
+            assert [(link.node, link.peer, link.verdict) for link in last.run.links] == [
+                ("n0", "n1", "pass")
             ]
 
     asyncio.run(scenario())

@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from diagnostics import children
 from diagnostics.checks.base import CheckFunction, Context, Emit, SkipCheckError
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.plans import PREFLIGHT, Check, Suite
+from diagnostics.core.plans import PREFLIGHT, Check
 from diagnostics.runner import Run
 from tests.diagnostics.build import KEY, measurement
 
@@ -106,14 +107,19 @@ def main() -> None:
     deadline_s, check_deadline_s = float(sys.argv[2]), float(sys.argv[3])
     run = Run(
         context=Context(
-            node="node-0", workers=2, device="cpu", checkpoint_url="", effort=PREFLIGHT.effort
+            node="node-0",
+            workers=2,
+            device="cpu",
+            checkpoint_url="",
+            effort=PREFLIGHT.effort,
+            counters_file=FOLDER / "counters.json",
         ),
         checks=CHECKS,
         baseline=Baseline(runs={KEY: (100.0,) * 3, "memory": (50.0,) * 3}),
         ends_at=time.monotonic() + deadline_s,
     )
     checks = tuple(Check(name=name, deadline_s=check_deadline_s) for name in sys.argv[4:])
-    suite = Suite(name="scripted", checks=checks, effort=PREFLIGHT.effort)
+    suite = replace(PREFLIGHT, name="scripted", checks=checks)
     for finding in run.findings(suite):
         print(finding.to_json(), flush=True)
     (FOLDER / "baseline").write_text(run.baseline.to_json())

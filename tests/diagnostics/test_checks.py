@@ -21,7 +21,12 @@ from diagnostics.core.plans import PREFLIGHT
 
 def context(**changes: object) -> Context:
     plain = Context(
-        node="node-0", workers=2, device="cpu", checkpoint_url="", effort=PREFLIGHT.effort
+        node="node-0",
+        workers=2,
+        device="cpu",
+        checkpoint_url="",
+        effort=PREFLIGHT.effort,
+        counters_file=Path("/nowhere"),
     )
     return replace(plain, **changes)  # type: ignore[arg-type]  # field values of any type
 
@@ -51,10 +56,18 @@ def run_preflight(tmp_path: Path, *options: str) -> list[Finding]:
 def test_preflight_measures_a_healthy_node_and_remembers_it(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     found = run_preflight(tmp_path, "--checkpoint-url", checkpoints.as_uri())
-    assert [(item.test, item.metric) for item in found] == [
+    skipped = [item.test for item in found if item.verdict is Verdict.SKIP]
+    measured = [item for item in found if item.verdict is not Verdict.SKIP]
+    assert set(skipped) <= {"gpu"}
+    assert [(item.test, item.metric) for item in measured if item.test != "gpu"] == [
+        ("inventory", "cpus"),
+        ("inventory", "memory"),
+        ("inventory", "counters_at_rest"),
         ("compute", "differing_elements"),
         ("compute", "matmul_throughput"),
         ("memory", "copy_bandwidth"),
+        ("loopback", "wrong_bytes"),
+        ("loopback", "bandwidth"),
         ("all_reduce", "wrong_elements"),
         ("all_reduce", "bus_bandwidth"),
         ("all_to_all", "wrong_elements"),
@@ -62,12 +75,14 @@ def test_preflight_measures_a_healthy_node_and_remembers_it(tmp_path: Path) -> N
         ("storage", "wrong_bytes"),
         ("storage", "write_bandwidth"),
     ]
-    assert {item.verdict for item in found} == {Verdict.PASS}
-    assert all(item.value > 0 for item in found if item.unit not in ("elements", "bytes"))
+    assert {item.verdict for item in measured} == {Verdict.PASS}
+    assert all(item.value > 0 for item in measured if item.baseline_key)
+    (digest,) = {item.digest for item in measured if item.metric == "differing_elements"}
+    assert len(digest) == 64
     kept = Baseline.from_json((tmp_path / "node-0" / "baseline.json").read_text())
-    assert len(kept.runs) == 5
+    assert len(kept.runs) == 6
     assert os.listdir(checkpoints) == []
-    assert os.listdir(tmp_path / "node-0") == ["baseline.json"]
+    assert sorted(os.listdir(tmp_path / "node-0")) == ["baseline.json", "counters.json"]
 
 
 def test_unusable_baseline_file_does_not_stop_the_checks(tmp_path: Path) -> None:
@@ -77,7 +92,7 @@ def test_unusable_baseline_file_does_not_stop_the_checks(tmp_path: Path) -> None
     found = run_preflight(tmp_path, "--checkpoint-url", "s3://bucket/run")
     assert found[-1].verdict is Verdict.SKIP
     assert found[-1].detail == "only folders of this machine are probed, not s3 (s3://bucket/run)"
-    assert len(Baseline.from_json(baseline.read_text()).runs) == 4
+    assert len(Baseline.from_json(baseline.read_text()).runs) == 5
 
 
 def test_one_flipped_bit_is_a_differing_element() -> None:
@@ -144,11 +159,16 @@ def test_other_urls_are_skipped_with_a_reason(url: str) -> None:
         storage.local_folder(url)
 
 
+def test_without_a_job_there_is_no_checkpoint_path_to_probe() -> None:
+    with pytest.raises(SkipCheckError, match="no job writes checkpoints"):
+        storage.run(context(), lambda item: None)
+
+
 def test_storage_probe_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     found = collect(storage.run, context(checkpoint_url=str(tmp_path / "new" / "folder")))
     assert found["storage.wrong_bytes"].value == 0
     assert found["storage.write_bandwidth"].value > 0
-    assert not found["storage.write_bandwidth"].slow_is_fault
+    assert not found["storage.write_bandwidth"].bad_is_fault
     assert os.listdir(tmp_path / "new" / "folder") == []
 
 

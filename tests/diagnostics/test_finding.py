@@ -46,7 +46,7 @@ def test_finding_survives_json(
 
 
 def test_measurement_survives_json() -> None:
-    sent = measurement(80.0, at_most=0.0, slow_is_fault=False, contended_ratio=0.5)
+    sent = measurement(80.0, at_most=0.0, bad_is_fault=False, contended_ratio=0.5)
     assert Measurement.from_json(sent.to_json()) == sent
 
 

@@ -59,7 +59,7 @@ def test_good_value_from_a_contended_machine_passes() -> None:
 
 
 def test_slowness_of_something_shared_is_a_warning_at_most() -> None:
-    found = judge(measurement(1.0, slow_is_fault=False), HISTORY, "node-0")
+    found = judge(measurement(1.0, bad_is_fault=False), HISTORY, "node-0")
     assert (found.verdict, found.threshold) == (Verdict.WARN, 70.0)
 
 
@@ -152,6 +152,29 @@ def test_suites_hold_known_checks_with_deadlines() -> None:
     assert set(SUITES) == {"preflight", "on-failure"}
     for name, suite in SUITES.items():
         assert suite.name == name
-        assert [check.name for check in suite.checks] == ["device", "collectives", "storage"]
+        names = ["inventory", "gpu", "device", "loopback", "rdma", "collectives", "storage"]
+        if name == "preflight":
+            # It takes a minute of line rate, too long for every start.
+            names.remove("rdma")
+        assert [check.name for check in suite.checks] == names
         assert all(check.deadline_s > 0 for check in suite.checks)
+        assert suite.deadline_s == sum(check.deadline_s for check in suite.checks)
         assert suite.effort.exact_rounds >= 2
+
+
+def test_slowness_beside_training_is_inconclusive_and_wrong_data_is_not() -> None:
+    slow = judge(measurement(1.0), HISTORY, "node-0", is_disturbed=True)
+    assert slow.verdict is Verdict.INCONCLUSIVE
+    assert "a job trains on this node" in slow.detail
+    wrong = measurement(3.0, at_most=0.0)
+    assert judge(wrong, HISTORY, "node-0", is_disturbed=True).verdict is Verdict.FAIL
+
+
+def test_a_limit_that_proves_no_fault_warns() -> None:
+    risen = measurement(2.0, at_most=0.0, bad_is_fault=False)
+    assert judge(risen, HISTORY, "node-0").verdict is Verdict.WARN
+
+
+def test_a_value_without_a_yardstick_is_told_as_it_is() -> None:
+    found = judge(measurement(2.0, baseline_key="", detail="two"), HISTORY, "node-0")
+    assert (found.verdict, found.detail) == (Verdict.PASS, "two")

@@ -85,6 +85,27 @@ def test_controller_killed_and_restarted_leaves_training_alone(
     cluster.wait_state(job_id, "CANCELLED")
 
 
+def test_nodes_and_their_link_are_checked_between_a_fault_and_the_restart(
+    cluster: Cluster,
+) -> None:
+    job_id = cluster.submit(name="searched", recovery={"in_place_restarts": 0})
+    cluster.wait_step(job_id, 5)
+    cluster.kill_rank(job_id, 1, 1)
+    cluster.wait_state(job_id, "SUCCEEDED")
+    (incident,) = cluster.incidents(job_id)
+    # A busy machine may leave a check inconclusive; nothing is broken here.
+    assert len(incident.node_checks) == 2
+    assert "fail" not in [check.verdict for check in incident.node_checks]
+    assert incident.action == "restart_in_place"
+    assert "checks found nothing" in incident.reason
+    with cluster.client as client:
+        run = client.diagnostic_run(incident.diagnostic_run)
+    assert (run.state, run.origin, run.suite) == ("done", incident.incident_id, "on-failure")
+    assert len(run.links) >= 1
+    # The job's own checkpoint path was probed.
+    assert "storage" in [finding.test for finding in run.findings if finding.metric]
+
+
 def test_user_error_fails_the_job_after_one_confirming_restart(cluster: Cluster) -> None:
     job_id = cluster.submit(data={"source": "/no/such/text"})
     job = cluster.wait_state(job_id, "FAILED")
@@ -148,8 +169,12 @@ def test_last_checkpoint_that_does_not_fit_is_an_incident_of_the_ended_job(
         checkpoint={"url": f"file://{small_disk}", "storage_interval_steps": 1000}
     )
     cluster.wait_state(job_id, "SUCCEEDED")
-    (incident,) = wait_for(lambda: cluster.incidents(job_id), "the incident of the last upload")
-    assert (incident.cause, incident.state) == ("storage", "CLOSED")
+    wait_for(
+        lambda: [incident.state for incident in cluster.incidents(job_id)] == ["CLOSED"],
+        "the incident of the last upload to be told",
+    )
+    (incident,) = cluster.incidents(job_id)
+    assert incident.cause == "storage"
     assert "newest in storage: none" in incident.reason
 
 

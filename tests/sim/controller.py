@@ -18,6 +18,7 @@ from controller.core.effects import (
     EvictNode,
     Persist,
     ProvisionNodes,
+    SearchFaults,
     SendCommand,
 )
 from controller.core.facts import Fact, State, fold
@@ -146,6 +147,8 @@ class Controller:
                 world.trace("evict", node, reason)
                 self._liveness.forget(node)
                 world.cluster.evict(node)
+            case SearchFaults():
+                self._search(effect)
             case Alert(summary=summary):
                 world.trace("alert", "", summary)
 
@@ -164,6 +167,39 @@ class Controller:
         agent = self._world.nodes[command.node].agent
         if session is not None and agent is not None:
             self._world.network.send(session, agent.receive, command, up=False)
+
+    def _search(self, effect: SearchFaults) -> None:
+        """The checks of a search: they take a while, and die with the controller."""
+        world = self._world
+        world.trace("search", effect.search, ", ".join(effect.nodes))
+        slowest_s = max(world.nodes[node].check_delay_s for node in effect.nodes)
+        took_s = min(world.random.uniform(20.0, 90.0) + slowest_s, effect.timeout_s)
+        world.timeline.after(took_s, self._searched, self.term, effect)
+
+    def _searched(self, term: int, effect: SearchFaults) -> None:
+        if self.machine is None or term != self.term:
+            return
+        found = tuple(self._found(node, effect) for node in (*effect.nodes, *effect.spares))
+        bad = [pair for pair in self._world.bad_links if set(pair) <= set(effect.nodes)]
+        for node in (end for pair in bad for end in pair):
+            self._world.checkers.suspect(node, "end of a bad link")
+        self.handle(
+            ev.FaultsSearched(
+                search=effect.search, job_id=effect.job, nodes=found, links=tuple(bad)
+            )
+        )
+
+    def _found(self, node: NodeId, effect: SearchFaults) -> ev.NodeFound:
+        """What a search says of a node: sick, silent, gone, or well."""
+        world = self._world
+        machine = world.nodes[node]
+        if machine.agent is None or node not in self.sessions:
+            return ev.NodeFound(node=node, verdict="error", detail="its session ended")
+        if machine.sickness or machine.check_delay_s >= effect.timeout_s:
+            world.checkers.suspect(node, "checks failed")
+            detail = machine.sickness or "its checks did not end in time"
+            return ev.NodeFound(node=node, verdict="fail", detail=detail, figure=0.4)
+        return ev.NodeFound(node=node, verdict="pass", detail="", figure=1.0)
 
     def _set_timer(self) -> None:
         assert self.machine is not None

@@ -76,6 +76,7 @@ def plan_faults(world: World) -> list[str]:
 def end_faults(world: World) -> None:
     """The liveness phase: nothing breaks any more, and people have put things right."""
     world.network.weather.clear()
+    world.bad_links.clear()
     for job in world.jobs.values():
         job.store_up = True
     world.controller.crash_countdown = None
@@ -318,6 +319,26 @@ def _sick(world: World) -> None:
     world.timeline.after(world.random.uniform(1800.0, 7200.0), world.repair_node, node.name)
 
 
+def _bad_link(world: World) -> None:
+    """Two nodes of a job work with others and not with each other."""
+    training = _training(world)
+    nodes = [] if training is None else list(dict.fromkeys(training.rank_nodes))
+    if len(nodes) < 2:
+        return
+    one, other = world.random.sample(nodes, 2)
+    link = (min(one, other), max(one, other))
+    world.bad_links.append(link)
+    for number in range(world.random.randint(2, 4)):
+        world.timeline.after(300.0 * number, _fail_over, world, link)
+    world.timeline.after(world.random.uniform(1800.0, 7200.0), world.mend, link)
+
+
+def _fail_over(world: World, link: tuple[NodeId, NodeId]) -> None:
+    """The link fails whoever still uses it."""
+    if link in world.bad_links:
+        _kill_one(world, world.random.choice(link))
+
+
 def _slow_checks(world: World) -> None:
     node = world.nodes[_node(world)]
     node.check_delay_s = world.random.choice((200.0, 400.0, 900.0))
@@ -397,6 +418,7 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "store fails": (1, _store_fails),
     "sick node": (2, _sick),
     "slow checks": (1, _slow_checks),
+    "bad link": (1.5, _bad_link),
     "stuck in the kernel": (1.5, _stuck),
     "refuses starts": (1, _refuses),
     "person drains": (2, _person_drains),

@@ -95,6 +95,8 @@ class World:
         self.cluster = Cluster(self, provisions=shape.provisions)
         self.jobs: dict[JobId, SimJob] = {job.job_id: job for job in shape.jobs}
         self.nodes: dict[NodeId, Node] = {}
+        # Pairs that do not work with each other.
+        self.bad_links: list[tuple[NodeId, NodeId]] = []
         self._workers_per_node = shape.workers_per_node
         # Since when a node is not heard; nodes that beat are absent.
         self._quiet: dict[NodeId, float] = {}
@@ -224,6 +226,11 @@ class World:
             node.is_on = True
             self.trace("node", name, "on again")
         self.start_agent(name)
+
+    def mend(self, link: tuple[NodeId, NodeId]) -> None:
+        """Somebody has put a new cable in."""
+        if link in self.bad_links:
+            self.bad_links.remove(link)
 
     def cut(self, name: NodeId) -> None:
         """Nothing goes between the controller and the node."""

@@ -7,7 +7,7 @@ bound: a job, a node, or a word of a closed set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import Metric
 
@@ -21,6 +21,8 @@ FAMILIES: tuple[Family, ...] = (
     *(family for subject in _SUBJECTS for family in subject.FAMILIES),
 )
 
+Collect = Callable[[], Iterator[Metric]]
+
 
 class ControllerMetrics:
     """Everything about jobs, nodes and the controller itself."""
@@ -28,6 +30,7 @@ class ControllerMetrics:
     def __init__(self) -> None:
         self._commits = Distribution(itself.COMMIT_BOUNDS_S)
         self._sources: Sources | None = None
+        self._adapters: list[Collect] = []
 
     def committed(self, seconds: float) -> None:
         """The journal took so long for an append."""
@@ -37,6 +40,10 @@ class ControllerMetrics:
         """Say where the figures come from."""
         self._sources = sources
 
+    def add(self, collect: Collect) -> None:
+        """Show the figures of an adapter, too."""
+        self._adapters.append(collect)
+
     def collect(self) -> Iterator[Metric]:
         """Every figure as it is now; call it in the controller's loop."""
         sources = self._sources
@@ -45,3 +52,5 @@ class ControllerMetrics:
         yield from itself.collect(sources, self._commits)
         for subject in _SUBJECTS:
             yield from subject.collect(sources)
+        for collect in self._adapters:
+            yield from collect()

@@ -12,6 +12,7 @@ from controller.core.effects import (
     EvictNode,
     Persist,
     ProvisionNodes,
+    SearchFaults,
     SendCommand,
 )
 from controller.core.facts import (
@@ -54,6 +55,8 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
                 lines.append(f"provision {count}")
             case EvictNode(node=node):
                 lines.append(f"evict {node}")
+            case SearchFaults(search=search, nodes=nodes):
+                lines.append(f"search {search} {' '.join(nodes)}")
             case Alert():
                 lines.append("alert")
             case _:
@@ -193,6 +196,35 @@ class Driver:
                 completed_step=completed_step,
                 resumed_step=resumed_step,
                 at_s=self.now_s,
+            )
+        )
+
+    def searched(
+        self,
+        verdicts: dict[str, str] | None = None,
+        *,
+        links: tuple[tuple[str, str], ...] = (),
+        figures: dict[str, float] | None = None,
+        search: str = "",
+    ) -> list[str]:
+        """The end of the job's search: everybody passes unless told otherwise."""
+        job = self.job()
+        found = tuple(
+            ev.NodeFound(
+                node=node,
+                verdict=(verdicts or {}).get(node, "pass"),
+                detail="",
+                figure=(figures or {}).get(node),
+            )
+            for node in job.nodes
+            if node is not None
+        )
+        return self.send(
+            ev.FaultsSearched(
+                search=search or f"{job.incident}.d1",
+                job_id=job.job_id,
+                nodes=found,
+                links=tuple((NodeId(one), NodeId(other)) for one, other in links),
             )
         )
 

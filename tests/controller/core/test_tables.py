@@ -40,7 +40,7 @@ from controller.core.states import (
 from outlast.ids import Attempt, CommandId, NodeId
 from tests.controller.core.driver import Driver
 
-N1, N2 = NodeId("n1"), NodeId("n2")
+N1, N2, N3, N4 = (NodeId(f"n{number}") for number in range(1, 5))
 
 
 # States
@@ -281,6 +281,8 @@ def _exit(node: NodeId, at_s: float, fault_class: str, fingerprint: str = "") ->
 def _facts(*evidence: Evidence, **changes: Any) -> Facts:
     values: dict[str, Any] = {
         "findings": (),
+        "bad_links": (),
+        "figures": (),
         "suspects": (),
         "fault_step": 10,
         "last_fingerprint": "",
@@ -374,6 +376,37 @@ def test_a_job_is_only_given_what_its_ladder_has(
     again = _exit(N1, 1.0, "user_error", "f")
     repeated = _facts(again, ladder=rungs, last_fingerprint="f", last_fault_step=10)
     assert decide(repeated).action is Action.FAIL
+
+
+@pytest.mark.parametrize(
+    ("changes", "replaced", "because"),
+    [
+        # An end of two bad links is the better guess than either other end.
+        ({"bad_links": ((N1, N2), (N2, N3))}, (N2,), "an end of 2 bad links"),
+        (
+            {"bad_links": ((N2, N3),), "figures": ((N2, 0.5), (N3, 0.95))},
+            (N2,),
+            "n2 has the worse figures",
+        ),
+        # Too close to call; N1 is where the fault began.
+        (
+            {"bad_links": ((N1, N3),), "figures": ((N1, 0.9), (N3, 0.95))},
+            (N1,),
+            "the fault began on n1",
+        ),
+        ({"bad_links": ((N2, N3),)}, (N3,), "either would do"),
+        # The link goes with the node that failed by itself.
+        ({"bad_links": ((N2, N3),), "findings": ((N2, "fail"), (N3, "pass"))}, (N2,), "failed"),
+        # Two links without a common end cost a node each.
+        ({"bad_links": ((N1, N2), (N3, N4))}, (N1, N4), "either would do"),
+    ],
+)
+def test_of_a_bad_link_one_end_is_replaced_and_the_reason_says_which(
+    changes: dict[str, Any], replaced: tuple[NodeId, ...], because: str
+) -> None:
+    verdict = decide(_facts(_exit(N1, 1.0, "nccl"), suspects=(N1,), **changes))
+    assert (verdict.action, verdict.culprits) == (Action.REPLACE_NODES, replaced)
+    assert because in verdict.reason
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,0 +1,85 @@
+"""Runs of diagnostics that are kept, and what exchanges between nodes are worth when healthy.
+
+Results decide nothing after their run, so losing the newest in a crash costs a
+look at the past; a run whose controller ended is marked as interrupted.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from google.protobuf import json_format
+
+from controller.store.database import DIAGNOSES, FLEET_BASELINES, Database
+from diagnostics.core.baseline import Baseline
+from outlast.v1 import diagnostics_pb2
+
+RUNNING, DONE, INTERRUPTED = "running", "done", "interrupted"
+# Two a day for a quarter of a year.
+MAX_KEPT = 200
+_BASELINE_KEY = "exchanges"
+
+
+class Diagnoses:
+    """The runs in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def recover(self) -> None:
+        """Mark the runs of an earlier controller that never ended."""
+        for run in self.list(with_findings=True):
+            if run.state == RUNNING:
+                run.state = INTERRUPTED
+                self.put(run)
+
+    def put(self, run: diagnostics_pb2.DiagnosticRun) -> None:
+        """Keep a run as it is now; the oldest beyond `MAX_KEPT` are dropped."""
+        row = {
+            "run_id": run.run_id,
+            "started_s": run.started_s,
+            "document": json_format.MessageToJson(run, indent=None),
+        }
+        newest = sa.select(DIAGNOSES.c.run_id).order_by(DIAGNOSES.c.started_s.desc())
+        with self._database.transaction() as connection:
+            connection.execute(sa.delete(DIAGNOSES).where(DIAGNOSES.c.run_id == run.run_id))
+            connection.execute(sa.insert(DIAGNOSES), row)
+            connection.execute(
+                sa.delete(DIAGNOSES).where(DIAGNOSES.c.run_id.not_in(newest.limit(MAX_KEPT)))
+            )
+
+    def get(self, run_id: str) -> diagnostics_pb2.DiagnosticRun | None:
+        """A run with all its findings."""
+        query = sa.select(DIAGNOSES.c.document).where(DIAGNOSES.c.run_id == run_id)
+        with self._database.transaction() as connection:
+            document = connection.execute(query).scalar()
+        return None if document is None else _parse(document)
+
+    def list(self, *, with_findings: bool = False) -> list[diagnostics_pb2.DiagnosticRun]:
+        """The runs that are kept, newest first."""
+        query = sa.select(DIAGNOSES.c.document).order_by(DIAGNOSES.c.started_s.desc())
+        with self._database.transaction() as connection:
+            runs = [_parse(row.document) for row in connection.execute(query)]
+        for run in () if with_findings else runs:
+            del run.findings[:]
+        return runs
+
+    def load_baseline(self) -> Baseline:
+        """What exchanges were worth in earlier healthy runs."""
+        query = sa.select(FLEET_BASELINES.c.document).where(FLEET_BASELINES.c.key == _BASELINE_KEY)
+        with self._database.transaction() as connection:
+            document = connection.execute(query).scalar()
+        return Baseline() if document is None else Baseline.from_json(document)
+
+    def save_baseline(self, baseline: Baseline) -> None:
+        """Replace what `load_baseline` gives."""
+        row = {"key": _BASELINE_KEY, "document": baseline.to_json()}
+        with self._database.transaction() as connection:
+            connection.execute(
+                sa.delete(FLEET_BASELINES).where(FLEET_BASELINES.c.key == _BASELINE_KEY)
+            )
+            connection.execute(sa.insert(FLEET_BASELINES), row)
+
+
+def _parse(document: str) -> diagnostics_pb2.DiagnosticRun:
+    # A newer controller may have written more than this one knows.
+    return json_format.Parse(document, diagnostics_pb2.DiagnosticRun(), ignore_unknown_fields=True)

@@ -1,0 +1,189 @@
+"""All-reduce between two nodes, data checked: what their link and its two ends can do.
+
+One process per node, one path for both backends: NCCL where both have a CUDA
+device, gloo elsewhere. The host listens and keeps the store, the guest connects.
+What counts is the *fastest* round: a busy neighbour makes rounds slower and never
+faster, while a bad link or port slows down every one of them.
+
+A partner that never comes, falls silent or dies shows as a time-out here; what
+that means is decided by whoever knows both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+
+from diagnostics.checks.base import Context, Emit
+from diagnostics.checks.collectives import count_wrong_elements, expected_sum, pattern
+from diagnostics.contention import Contention
+from diagnostics.core.finding import Localises, Measurement
+from diagnostics.core.links import BANDWIDTH, TEST, WRONG
+
+HOST, GUEST = 0, 1
+_BYTES_PER_ELEMENT = 4
+# Time given to the rounds after the first, which pays for connections.
+_MEASURE_S = 0.25
+_MIN_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """One side's view of a test between two nodes."""
+
+    address: str
+    """Where the other node reaches this one."""
+    peer: str
+    timeout_s: float
+    """For every wait on the partner; shorter than the check's own deadline."""
+
+
+def host(context: Context, pairing: Pairing, listener: socket.socket, emit: Emit) -> None:
+    """Serve the store on `listener`, wait for the guest, and emit what was measured."""
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        pairing.address,
+        port,
+        world_size=2,
+        is_master=True,
+        timeout=timedelta(seconds=pairing.timeout_s),
+        master_listen_fd=listener.detach(),
+        wait_for_workers=False,
+    )
+    _exchange(HOST, store, context, pairing, emit)
+    # The store ends with this process: the guest leaves first.
+    store.get(f"left/{GUEST}")
+
+
+def guest(context: Context, pairing: Pairing, address: str, port: int, emit: Emit) -> None:
+    """Connect to the host's store and take part."""
+    store = TCPStore(
+        address,
+        port,
+        world_size=2,
+        is_master=False,
+        timeout=timedelta(seconds=pairing.timeout_s),
+    )
+    _exchange(GUEST, store, context, pairing, emit)
+    store.set(f"left/{GUEST}", "1")
+
+
+def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing, emit: Emit) -> None:
+    torch.set_num_threads(1)
+    started_s = time.monotonic()
+    contention = Contention()
+    backend, device = _agree_on_backend(rank, store, context)
+    group = _make_group(backend, rank, store, pairing)
+    num_elements = context.effort.pair_bytes // _BYTES_PER_ELEMENT
+    source = pattern(num_elements, rank).to(device)
+    wanted = expected_sum(num_elements, 2).to(device)
+    result = torch.empty_like(source)
+    first_s, wrong = _round(group, source, result, wanted)
+    rounds = _agree_on_rounds(first_s, rank, store, context.effort.max_pair_rounds)
+    rounds_s = []
+    for _ in range(rounds):
+        elapsed_s, more_wrong = _round(group, source, result, wanted)
+        rounds_s.append(elapsed_s)
+        wrong += more_wrong
+    # Through the store and not by a collective: those are what is being doubted.
+    store.set(f"result/{rank}", json.dumps([wrong, contention.ratio()]))
+    if rank != HOST:
+        return
+    guest_wrong, guest_contended = json.loads(store.get(f"result/{GUEST}"))
+    wrongs = [wrong, int(guest_wrong)]
+    what = f"{backend}, {context.effort.pair_bytes >> 20} MiB, best of {rounds} rounds"
+    blamed = [
+        f"{node}: {count} wrong"
+        for node, count in zip((context.node, pairing.peer), wrongs, strict=True)
+        if count
+    ]
+    duration_s = time.monotonic() - started_s
+    emit(
+        Measurement(
+            test=TEST,
+            metric=WRONG,
+            value=float(sum(wrongs)),
+            unit="elements",
+            localises=Localises.LINK,
+            duration_s=duration_s,
+            detail="; ".join([what, *blamed]),
+            at_most=0.0,
+            peer=pairing.peer,
+        )
+    )
+    # Of two ranks each sends half and receives half, twice: as many bytes as the message has.
+    bandwidth = context.effort.pair_bytes / 1e9 / max(min(rounds_s), 1e-9)
+    typical = context.effort.pair_bytes / 1e9 / max(statistics.median(rounds_s), 1e-9)
+    emit(
+        Measurement(
+            test=TEST,
+            metric=BANDWIDTH,
+            value=bandwidth,
+            unit="GB/s",
+            localises=Localises.LINK,
+            duration_s=duration_s,
+            detail=f"{what}, median {typical:.3g} GB/s",
+            baseline_key=f"pair/{backend}/{device.type}/{context.effort.pair_bytes}"
+            f"/torch-{torch.__version__}",
+            # Both ends work at it, so the busier one decides.
+            contended_ratio=max(contention.ratio(), float(guest_contended)),
+            peer=pairing.peer,
+        )
+    )
+
+
+def _agree_on_backend(rank: int, store: TCPStore, context: Context) -> tuple[str, torch.device]:
+    """NCCL if both sides have a device for it."""
+    has_cuda = context.device != "cpu" and torch.cuda.is_available()
+    store.set(f"cuda/{rank}", json.dumps(has_cuda))
+    other_has = bool(json.loads(store.get(f"cuda/{1 - rank}")))
+    if has_cuda and other_has:
+        return "nccl", torch.device("cuda", 0)
+    return "gloo", torch.device("cpu")
+
+
+def _make_group(backend: str, rank: int, store: TCPStore, pairing: Pairing) -> Any:
+    """A bare process group of two: no registry, and no look-up of host names."""
+    timeout = timedelta(seconds=pairing.timeout_s)
+    if backend == "nccl":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, 2, nccl)
+    # The bindings exist; torch's stubs leave them out.
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._threads = 1
+    # The interface that has this node's address: a host name may resolve to another.
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=pairing.address)]
+    return dist.ProcessGroupGloo(store, rank, 2, options)
+
+
+def _round(
+    group: Any, source: torch.Tensor, result: torch.Tensor, wanted: torch.Tensor
+) -> tuple[float, int]:
+    """Seconds of one all-reduce, and how many elements of it are wrong."""
+    result.copy_(source)
+    if source.device.type == "cuda":
+        torch.cuda.synchronize(source.device)
+    started_s = time.monotonic()
+    group.allreduce([result]).wait()
+    if source.device.type == "cuda":
+        torch.cuda.synchronize(source.device)
+    elapsed_s = time.monotonic() - started_s
+    return elapsed_s, count_wrong_elements(result, wanted)
+
+
+def _agree_on_rounds(first_s: float, rank: int, store: TCPStore, most: int) -> int:
+    """How many rounds fit into the time given; the slower side's word counts."""
+    store.set(f"first/{rank}", json.dumps(first_s))
+    slower_s = max(first_s, float(json.loads(store.get(f"first/{1 - rank}"))))
+    return max(_MIN_ROUNDS, min(most, int(_MEASURE_S / max(slower_s, 1e-6))))

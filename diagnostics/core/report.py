@@ -1,0 +1,111 @@
+"""The report of a run: one verdict per node and one finding per link.
+
+A link's trouble is the link's; it reaches a node's verdict only when the search
+has named that node, or could not tell it from the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diagnostics.core import links
+from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
+from diagnostics.core.links import Exchange, Yardstick
+from diagnostics.core.search import Outcome, Pair, SearchVerdict
+from diagnostics.core.verdicts import FAIL_BELOW, NodeVerdict, fold, unmeasured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a run says of one node."""
+
+    node: str
+    verdict: NodeVerdict
+    # Its worst figure against that figure's yardstick: 1 is as good as expected.
+    figure: float | None
+    # It is there, and its checks did not end in time.
+    is_silent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a run says of everything that it looked at."""
+
+    nodes: tuple[NodeReport, ...]
+    links: tuple[Finding, ...]
+    # Findings that follow from all of it together: nodes named by the search.
+    added: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def bad_links(self) -> tuple[Pair, ...]:
+        """Links that the search has named."""
+        return tuple(
+            (found.node, found.peer) for found in self.links if found.verdict is Verdict.FAIL
+        )
+
+
+def make(
+    *,
+    nodes: Sequence[str],
+    findings: Sequence[Finding],
+    exchanges: Sequence[Exchange],
+    stick: Yardstick,
+    search: SearchVerdict,
+    silent: Sequence[str] = (),
+) -> Report:
+    """The report on `nodes`, given everything that was found on and between them."""
+    pairs = tuple(dict.fromkeys(exchange.pair for exchange in exchanges))
+    added = [links.node_finding(node, exchanges, stick) for node in search.bad_nodes]
+    for item in search.unresolved:
+        for node in item.nodes:
+            added.append(unmeasured(links.TEST, node, Verdict.INCONCLUSIVE, item.reason))
+    every = [*findings, *added]
+    return Report(
+        nodes=tuple(
+            NodeReport(
+                node=node,
+                verdict=fold([found for found in every if found.node == node]),
+                figure=_figure(node, every, exchanges, stick),
+                is_silent=node in silent,
+            )
+            for node in nodes
+        ),
+        links=tuple(links.link_finding(pair, exchanges, stick, search) for pair in pairs),
+        added=tuple(added),
+        notes=tuple(_notes(search)),
+    )
+
+
+def _figure(
+    node: str, findings: Sequence[Finding], exchanges: Sequence[Exchange], stick: Yardstick
+) -> float | None:
+    """The node's worst figure; exchanges that failed are left out, since they have two ends."""
+    ratios = [
+        FAIL_BELOW * found.value / found.threshold
+        for found in findings
+        if found.node == node
+        and found.threshold
+        and found.threshold_source is ThresholdSource.OWN_BASELINE
+        and found.localises is not Localises.LINK
+    ]
+    if stick.expected:
+        ratios += [
+            exchange.value / stick.expected
+            for exchange in exchanges
+            if node in exchange.pair
+            and exchange.value is not None
+            and links.outcome_of(exchange, stick) is Outcome.GOOD
+        ]
+    return min(ratios, default=None)
+
+
+def _notes(search: SearchVerdict) -> list[str]:
+    notes = [item.reason for item in search.unresolved]
+    if search.num_links_tested < search.num_links:
+        notes.append(
+            f"{search.num_links_tested} of {search.num_links} links gave an answer; one that "
+            "gave none cannot be named"
+        )
+    return notes
