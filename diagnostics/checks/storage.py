@@ -2,7 +2,8 @@
 
 Only folders that this node mounts are probed here; an object store belongs to
 everybody, and its client reports its own troubles. Slowness is a warning at
-most, since others write there too.
+most, since others write there too; so is a refusal, which speaks against the
+store and not against the node.
 """
 
 from __future__ import annotations
@@ -22,11 +23,32 @@ def run(context: Context, emit: Emit) -> None:
 
     Raises:
         SkipCheckError: there is no URL, or it is not a folder of this machine.
-        OSError: the folder cannot be written, read or cleaned up.
     """
     if not context.checkpoint_url:
         raise SkipCheckError("no job writes checkpoints from here; check a job's nodes with --job")
     folder = local_folder(context.checkpoint_url)
+    started_s = time.monotonic()
+    refusal = ""
+    try:
+        _probe(context, folder, emit)
+    except OSError as error:
+        refusal = str(error)
+    emit(
+        Measurement(
+            test="storage",
+            metric="refusals",
+            value=float(bool(refusal)),
+            unit="",
+            localises=Localises.NODE,
+            duration_s=time.monotonic() - started_s,
+            detail=refusal or f"{folder} can be written",
+            at_most=0.0,
+            bad_is_fault=False,
+        )
+    )
+
+
+def _probe(context: Context, folder: Path, emit: Emit) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Nodes share the folder and a node may be checked twice at once.
     probe = folder / f".outlast-probe-{context.node}-{os.getpid()}"

@@ -17,6 +17,7 @@ from diagnostics.checks.base import Context, SkipCheckError
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.finding import Finding, Measurement, Verdict
 from diagnostics.core.plans import PREFLIGHT
+from diagnostics.core.verdicts import judge
 
 
 def context(**changes: object) -> Context:
@@ -74,6 +75,7 @@ def test_preflight_measures_a_healthy_node_and_remembers_it(tmp_path: Path) -> N
         ("all_to_all", "bus_bandwidth"),
         ("storage", "wrong_bytes"),
         ("storage", "write_bandwidth"),
+        ("storage", "refusals"),
     ]
     assert {item.verdict for item in measured} == {Verdict.PASS}
     assert all(item.value > 0 for item in measured if item.baseline_key)
@@ -172,10 +174,12 @@ def test_storage_probe_measures_and_leaves_nothing_behind(tmp_path: Path) -> Non
     assert os.listdir(tmp_path / "new" / "folder") == []
 
 
-def test_storage_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_storage_that_cannot_be_written_speaks_against_no_node(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match="file"):
-        collect(storage.run, context(checkpoint_url=str(tmp_path / "file")))
+    found = collect(storage.run, context(checkpoint_url=str(tmp_path / "file")))
+    refusal = found["storage.refusals"]
+    assert "File exists" in refusal.detail
+    assert judge(refusal, Baseline(), "node-0").verdict is Verdict.WARN
 
 
 @pytest.mark.parametrize(

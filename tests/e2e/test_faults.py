@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.local.processes import members_of
+from controller.local.processes import kill, members_of
 from tests.controller.processes import Controller, controller, node_pids
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
 
@@ -227,7 +227,7 @@ def test_job_without_a_spare_waits_and_says_for_what_until_a_node_joins(
     lost = cluster.job(job_id).nodes[0]
     memory = f"{memory_folder(process.state_dir)}/{lost}"
     for pid in members_of([node_pids(process.state_dir)[lost]]):
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
     shutil.rmtree(memory, ignore_errors=True)
     job = cluster.wait_state(job_id, "PROVISIONING")
     wait_for(
