@@ -17,7 +17,7 @@ demo: $(STAMP)
 	$(BIN)/outlast demo $(ARGS)
 
 test: $(STAMP) lint
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/prometheus/test_real.py
+	$(BIN)/pytest -n 3 --dist loadfile --ignore tests/prometheus/test_real.py
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP)

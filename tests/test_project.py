@@ -136,4 +136,6 @@ def test_ci_runs_what_a_person_runs() -> None:
     assert os.access(script, os.X_OK)
     lines = script.read_text(encoding="utf-8").splitlines()
     assert "set -euo pipefail" in lines
-    assert [line for line in lines if "make" in line] == ["exec make test </dev/null"]
+    assert [line for line in lines if "make" in line] == [
+        "exec make test test-kube test-prometheus </dev/null"
+    ]

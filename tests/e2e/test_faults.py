@@ -59,7 +59,7 @@ def test_job_that_loses_a_worker_has_the_same_losses(
 def test_controller_killed_and_restarted_leaves_training_alone(
     cluster: Cluster, process: Controller, fault_free: dict[int, float]
 ) -> None:
-    job_id = cluster.submit(steps=400)
+    job_id = cluster.submit(steps=100_000)
     cluster.wait_step(job_id, 20)
     pids = [present.pid for present in cluster.presents(job_id, 1)]
     process.kill()
