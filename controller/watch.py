@@ -184,12 +184,11 @@ class Watch:
 
     def refresh(self, now_s: float) -> None:
         """The state has changed: other limits may hold, and some things are over."""
-        for node in self._liveness.nodes():
-            record = self._state.nodes.get(node)
-            if record is not None and record.state in AWAY:
-                self._liveness.forget(node)
+        for node in self._state.nodes.values():
+            if node.state in AWAY:
+                self._liveness.forget(node.node)
             else:
-                self._expect(node, now_s)
+                self._expect(node.node, now_s)
         for job_id in list(self._ranks):
             if self._state.jobs[job_id].state in TERMINAL:
                 del self._ranks[job_id]

@@ -114,6 +114,11 @@ def cluster(
             raise CliError("--kube-image is given without --kube-namespace")
         return None
     _, _, port = grpc.rpartition(":")
+    if not agents_dial and port == "0":
+        raise CliError(
+            "--grpc takes any free port, which agents cannot know beforehand: give a port, or say "
+            "with --kube-controller where they find this controller"
+        )
     try:
         return KubeConfig(
             namespace=namespace,

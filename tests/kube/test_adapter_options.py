@@ -42,6 +42,12 @@ def test_agents_find_the_controller_by_its_service_and_take_a_device_for_each_ra
     assert (elsewhere.controller, elsewhere.num_devices) == ("10.0.0.1:99", 0)
 
 
+def test_port_that_agents_cannot_know_is_refused() -> None:
+    with pytest.raises(CliError, match="--kube-controller"):
+        cluster(grpc="0.0.0.0:0")
+    assert cluster(grpc="0.0.0.0:0", agents_dial="10.0.0.1:99") is not None
+
+
 def test_without_a_namespace_there_is_no_cluster() -> None:
     assert cluster(namespace="", image="") is None
     with pytest.raises(CliError, match="--kube-namespace"):
@@ -83,7 +89,7 @@ def test_controller_without_credentials_says_what_to_do(tmp_path: Path) -> None:
         *("controller", "--state-dir", str(tmp_path / "state")),
         *("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"),
         *("--kube-namespace", "train", "--kube-image", "outlast:1"),
-        *("--kube-config", str(missing)),
+        *("--kube-config", str(missing), "--kube-controller", "10.0.0.1:7070"),
     )
     assert done.returncode == 2
     assert "no Kubernetes cluster" in done.stderr
