@@ -16,8 +16,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/outlast demo $(ARGS)
 
+# Most tests wait for processes, so there are more at once than cores. Files with few long
+# tests come first: the last to end decides how long it takes.
+LONG_TESTS := tests/netns tests/e2e tests/kube/test_scenario.py tests/test_demo.py
 test: $(STAMP) lint
-	$(BIN)/pytest -n 3 --dist loadfile --ignore tests/prometheus/test_real.py
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder \
+		--ignore tests/prometheus/test_real.py $(LONG_TESTS) tests
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP)
