@@ -265,6 +265,7 @@ class Deployed:
                     *(sys.executable, "-m", "outlast.cli.main", *container()["command"][1:]),
                     *arguments,
                     *("--kube-config", str(kube.write_config(folder / "kubeconfig"))),
+                    f"--kube-controller=outlast-controller.{kube.namespace}:7070",
                 ],
                 cwd=ROOT,
                 stdout=log,
