@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from controller.agent import metrics as agent
 from controller.families import Counter, Distribution, Family, Gauge, Histogram, Info
+from controller.kube import metrics as kube
 from controller.web import metrics as controller
 from tests.prometheus.tools import needs_prometheus, promtool
 
@@ -34,7 +35,7 @@ class OneSampleEach(Collector):
 
 
 @needs_prometheus
-@pytest.mark.parametrize("families", [controller.FAMILIES, agent.FAMILIES])
+@pytest.mark.parametrize("families", [controller.FAMILIES, agent.FAMILIES, kube.FAMILIES])
 def test_promtool_has_nothing_to_say_of_names_and_texts(families: tuple[Family, ...]) -> None:
     registry = CollectorRegistry()
     registry.register(OneSampleEach(families))
@@ -42,12 +43,12 @@ def test_promtool_has_nothing_to_say_of_names_and_texts(families: tuple[Family, 
 
 
 def test_no_two_metrics_have_the_same_name() -> None:
-    names = [family.name for family in (*controller.FAMILIES, *agent.FAMILIES)]
+    names = [family.name for family in (*controller.FAMILIES, *agent.FAMILIES, *kube.FAMILIES)]
     assert len(names) == len(set(names))
     assert all(name.startswith("outlast_") for name in names)
 
 
-@pytest.mark.parametrize("families", [controller.FAMILIES, agent.FAMILIES])
+@pytest.mark.parametrize("families", [controller.FAMILIES, agent.FAMILIES, kube.FAMILIES])
 def test_kinds_are_told_by_names(families: tuple[Family, ...]) -> None:
     for family in families:
         assert isinstance(family, Counter) == family.name.endswith("_total"), family.name
