@@ -179,7 +179,6 @@ class Reporter:
             summary.completed_step = present.completed_step
             summary.resumed_step = present.resumed_step
             summary.last_op = present.last_op
-            summary.last_op_seq = present.op_seq
             since_ns = present.op_left_ns or present.op_entered_ns or born_ns
             summary.last_op_age_s = _age_s(now_ns, since_ns)
         return summary

@@ -94,11 +94,6 @@ class StandbyLink:
         """Of the standby process that runs now."""
         return None if self._process is None else self._process.pid
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a fork can be served at once."""
-        return self._ready.is_set()
-
     def start(self) -> None:
         """Start the process in the background, and again whenever it ends."""
         self._task = asyncio.create_task(self._keep_running(), name="standby")

@@ -142,11 +142,6 @@ class Journal:
             self._check_term(connection)
             connection.execute(sa.update(CONTROLLER).values(probed_s=self._clock.now_s()))
 
-    def num_facts(self) -> int:
-        """Facts since the last snapshot, as they are in the file."""
-        with self._database.transaction() as connection:
-            return connection.execute(sa.select(sa.func.count()).select_from(FACTS)).scalar_one()
-
     def _check_term(self, connection: sa.Connection) -> None:
         present: int = connection.execute(sa.select(CONTROLLER.c.term)).scalar_one()
         if present != self.term:

@@ -12,9 +12,6 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Raised whenever a rule changes what some message means.
-TABLE_VERSION = 1
-
 
 class ExitClass(StrEnum):
     """What kind of failure ended a worker."""

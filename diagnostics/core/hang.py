@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from outlast.blackbox import Group, Op, Phase, Present
+from outlast.blackbox import Group, Op, Phase
 from outlast.layout import Layout
 
 E = TypeVar("E", Op, Group, Phase)
@@ -97,22 +97,6 @@ def analyse(ranks: Sequence[RankFacts], missing: Sequence[int] = ()) -> HangVerd
         if verdict is not None:
             return verdict
     return _transport(facts, waiting, edges)
-
-
-def facts_of(present: Present, layout: Layout) -> RankFacts:
-    """The facts in a rank's black box."""
-    inside = present.op is not Op.NONE and present.op_left_ns == 0
-    since_ns = present.op_entered_ns if inside else present.op_left_ns or present.phase_since_ns
-    return RankFacts(
-        rank=present.rank,
-        phase=present.phase,
-        op=present.op,
-        group=present.group,
-        seq=present.op_seq,
-        inside=inside,
-        members=members_of(present.rank, layout),
-        since_s=since_ns / 1e9,
-    )
 
 
 def facts_from_words(

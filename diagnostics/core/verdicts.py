@@ -38,16 +38,6 @@ class NodeVerdict:
     verdict: Verdict
     reason: str
 
-    @property
-    def accuses(self) -> bool:
-        """Whether the node should not be used."""
-        return self.verdict is Verdict.FAIL
-
-    @property
-    def clears(self) -> bool:
-        """Whether the node was seen to be sound."""
-        return self.verdict in (Verdict.PASS, Verdict.WARN)
-
 
 def judge(
     measurement: Measurement, baseline: Baseline, node: str, *, is_disturbed: bool = False

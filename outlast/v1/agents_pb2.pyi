@@ -257,7 +257,6 @@ class RankSummary(google.protobuf.message.Message):
     COMPLETED_STEP_FIELD_NUMBER: builtins.int
     RESUMED_STEP_FIELD_NUMBER: builtins.int
     LAST_OP_FIELD_NUMBER: builtins.int
-    LAST_OP_SEQ_FIELD_NUMBER: builtins.int
     LAST_OP_AGE_S_FIELD_NUMBER: builtins.int
     STEP_AGE_S_FIELD_NUMBER: builtins.int
     job_id: builtins.str
@@ -268,7 +267,6 @@ class RankSummary(google.protobuf.message.Message):
     resumed_step: builtins.int
     """Step the attempt resumed after; -1 until it is known."""
     last_op: builtins.str
-    last_op_seq: builtins.int
     last_op_age_s: builtins.float
     step_age_s: builtins.float
     def __init__(
@@ -281,11 +279,10 @@ class RankSummary(google.protobuf.message.Message):
         completed_step: builtins.int = ...,
         resumed_step: builtins.int = ...,
         last_op: builtins.str = ...,
-        last_op_seq: builtins.int = ...,
         last_op_age_s: builtins.float = ...,
         step_age_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "job_id", b"job_id", "last_op", b"last_op", "last_op_age_s", b"last_op_age_s", "last_op_seq", b"last_op_seq", "phase", b"phase", "rank", b"rank", "resumed_step", b"resumed_step", "step_age_s", b"step_age_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "job_id", b"job_id", "last_op", b"last_op", "last_op_age_s", b"last_op_age_s", "phase", b"phase", "rank", b"rank", "resumed_step", b"resumed_step", "step_age_s", b"step_age_s"]) -> None: ...
 
 global___RankSummary = RankSummary
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from outlast.cli.observe import Prometheus, configuration, find_prometheus
-from tests.e2e.cluster import wait_for
+from tests.e2e.cluster import DEADLINE_S, wait_for
 
 # Rules wait for minutes and look back for hours; a run of a test lasts two minutes.
 TIMES_FASTER = 20
@@ -27,20 +27,22 @@ _DURATION = re.compile(r"(?<![\w.])(\d+)([mhd])\b")
 _SECONDS = {"m": 60, "h": 3600, "d": 86400}
 
 
-def hasten(source: Path, target: Path) -> None:
-    """Copy rule files with every duration in them divided."""
+def hasten(source: Path, target: Path, patience_divided_by: int) -> None:
+    """Copy rule files with every duration in them divided; `for` by a number of its own."""
     target.mkdir()
 
-    def shorter(found: re.Match[str]) -> str:
-        return f"{int(found[1]) * _SECONDS[found[2]] * 1000 // TIMES_FASTER}ms"
+    def divided(text: str, by: int) -> str:
+        return _DURATION.sub(
+            lambda found: f"{int(found[1]) * _SECONDS[found[2]] * 1000 // by}ms", text
+        )
 
     for path in source.glob("*.yml"):
         document = yaml.safe_load(path.read_text())
         for group in document["groups"]:
             for rule in group["rules"]:
-                rule["expr"] = _DURATION.sub(shorter, rule["expr"])
+                rule["expr"] = divided(rule["expr"], TIMES_FASTER)
                 if "for" in rule:
-                    rule["for"] = _DURATION.sub(shorter, rule["for"])
+                    rule["for"] = divided(rule["for"], patience_divided_by)
         (target / path.name).write_text(yaml.safe_dump(document))
 
 
@@ -74,7 +76,7 @@ class Hook:
         self._server.server_close()
         self._thread.join()
 
-    def wait(self, name: str, status: str) -> dict[str, Any]:
+    def wait(self, name: str, status: str, within_s: float = DEADLINE_S) -> dict[str, Any]:
         """The first alert of this name that came with this status."""
 
         def told() -> dict[str, Any] | None:
@@ -83,7 +85,7 @@ class Hook:
                     return alert
             return None
 
-        return wait_for(told, f"{name} to be {status}")
+        return wait_for(told, f"{name} to be {status}", within_s)
 
 
 class Api:
@@ -102,7 +104,11 @@ class Api:
 
     def now(self, expr: str) -> list[Any]:
         """Series of an instant query."""
-        found: list[Any] = self.get("query", query=expr)["result"]
+        return self.at(time.time(), expr)
+
+    def at(self, at_s: float, expr: str) -> list[Any]:
+        """Series of an instant query of that moment."""
+        found: list[Any] = self.get("query", query=expr, time=str(at_s))["result"]
         return found
 
     def since(self, start_s: float, expr: str) -> list[Any]:
@@ -148,11 +154,18 @@ def alertmanager(folder: Path, hook: str) -> Iterator[str]:
 
 
 @contextmanager
-def prometheus(folder: Path, http: str, alerts_to: str, rules: Path) -> Iterator[Api]:
+def prometheus(
+    folder: Path,
+    http: str,
+    alerts_to: str,
+    rules: Path,
+    *,
+    patience_divided_by: int = TIMES_FASTER,
+) -> Iterator[Api]:
     """A Prometheus that looks at a controller once a second."""
     hastened = folder / "rules"
     folder.mkdir()
-    hasten(rules, hastened)
+    hasten(rules, hastened, patience_divided_by)
     it = Prometheus(find_prometheus(), folder)
     it.start(configuration(http, interval_s=1.0, rules=hastened, alertmanager=alerts_to))
     try:

@@ -26,7 +26,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 DATASOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _TAG = "outlast"
 # Of Grafana's 24 columns.
-STAT_WIDTH, GRAPH_WIDTH, FULL_WIDTH = 4, 12, 24
+STAT_WIDTH, GRAPH_WIDTH = 4, 12
 _STAT_HEIGHT, _GRAPH_HEIGHT = 4, 8
 
 

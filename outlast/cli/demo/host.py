@@ -30,10 +30,9 @@ _LOG_TAIL_LINES = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProcesses:
-    """A local node: the agent's pid, its session, and its host-memory folder."""
+    """A local node: its session, and its host-memory folder."""
 
     node: str
-    agent_pid: int
     session: int
     memory_dir: Path
 
@@ -107,7 +106,7 @@ class Host:
         )
         self._sessions[session] = None
         self._memory_dirs[memory_dir] = None
-        return NodeProcesses(node=node, agent_pid=pid, session=session, memory_dir=memory_dir)
+        return NodeProcesses(node=node, session=session, memory_dir=memory_dir)
 
     def note_nodes(self) -> None:
         """Remember the sessions of every node, so that none can be left behind."""
