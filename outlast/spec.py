@@ -42,11 +42,14 @@ class _Section(BaseModel):
 
 
 class ModelSpec(_Section):
-    """A GPT: pre-LayerNorm blocks, causal attention, GELU, learned positions."""
+    """A decoder-only transformer; the defaults are a GPT with learned positions."""
 
     layers: int = Field(4, ge=1, description="Transformer blocks.")
     hidden: int = Field(128, ge=1, description="Width of the residual stream.")
     heads: int = Field(4, ge=1, description="Attention heads; must divide hidden.")
+    kv_heads: int | None = Field(
+        None, ge=1, description="Heads of keys and values (grouped queries); heads unless given."
+    )
     ffn_hidden: int | None = Field(
         None, ge=1, description="Width of the MLP; 4 x hidden unless given."
     )
@@ -55,12 +58,83 @@ class ModelSpec(_Section):
     tied_embeddings: bool = Field(
         True, description="Use the token embedding as the output projection too."
     )
-    norm_eps: float = Field(1e-5, gt=0, description="Epsilon of every LayerNorm.")
+    block: Literal["serial", "parallel"] = Field(
+        "serial",
+        description="serial: the MLP reads what attention wrote. parallel: both read the same "
+        "norm, y = x + attention(norm(x)) + mlp(norm(x)), and share one input projection and one "
+        "reduction.",
+    )
+    block_norms: Literal[1, 2] = Field(
+        1, description="Norms of a parallel block: one shared, or one for each branch."
+    )
+    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Kind of every norm.")
+    norm_bias: bool = Field(True, description="A LayerNorm adds a bias too.")
+    norm_eps: float = Field(1e-5, gt=0, description="Epsilon of every norm.")
+    activation: Literal["gelu", "gelu_tanh", "swiglu"] = Field(
+        "gelu_tanh", description="Non-linearity of the MLP; swiglu has a gate beside its input."
+    )
+    positions: Literal["learned", "rope", "none"] = Field(
+        "learned", description="How a token knows its place."
+    )
+    rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary frequencies.")
+    rope_fraction: float = Field(
+        1.0, gt=0, le=1, description="Share of a head's width that is rotated."
+    )
+    rope_pairs: Literal["halves", "neighbours"] = Field(
+        "halves",
+        description="Which values of a head turn together: i and i + width/2 (Llama), "
+        "or 2i and 2i + 1 (GPT-J).",
+    )
+    window: int | None = Field(
+        None, ge=1, description="Local layers attend to this many tokens, the own one included."
+    )
+    window_pattern: tuple[Literal["local", "global"], ...] = Field(
+        ("local",),
+        min_length=1,
+        description="Kinds of layers with a window, repeated over the depth. Global layers attend "
+        "to everything before them.",
+    )
+    attention_bias: bool = Field(True, description="Biases in the attention's linear layers.")
+    mlp_bias: bool = Field(True, description="Biases in the MLP's linear layers.")
+    head_bias: bool = Field(False, description="A bias in an output projection of its own.")
+    logit_scale: float = Field(1.0, gt=0, description="Factor on the logits.")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="Of embeddings and of what a branch adds to the residual."
+    )
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Of attention weights.")
     init_std: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
 
     @property
     def mlp_hidden(self) -> int:
         return self.ffn_hidden if self.ffn_hidden is not None else 4 * self.hidden
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads if self.kv_heads is not None else self.heads
+
+
+class ZeroSpec(_Section):
+    """What data-parallel replicas share instead of holding it each (ZeRO, arXiv 1910.02054)."""
+
+    level: Literal[0, 1, 2, 3] = Field(
+        0, description="0: nothing. 1: optimizer state. 2: and gradients. 3: and parameters."
+    )
+    reshard_after: Literal["micro_batch", "step"] | None = Field(
+        None,
+        description="Level 3: when gathered parameters are dropped. step where pp > 1, "
+        "micro_batch elsewhere, unless given.",
+    )
+    reduce_after: Literal["micro_batch", "step"] | None = Field(
+        None,
+        description="Levels 2 and 3: when gradients are reduced; after each micro-batch saves "
+        "memory and costs communication. step where pp > 1, micro_batch elsewhere, unless given.",
+    )
+    communication: Literal["fp32", "bf16"] | None = Field(
+        None, description="Type of gradients on the wire; that of their sums unless given."
+    )
+
+
+RecomputeMode = Literal["none", "selective", "full"]
 
 
 class ParallelSpec(_Section):
@@ -75,12 +149,31 @@ class ParallelSpec(_Section):
         "resources.workers_per_node say how many ranks there are.",
     )
     sequence_parallel: bool = Field(
-        True, description="Shard LayerNorm and residuals over the sequence when tp > 1."
+        True, description="Shard norms, dropout and residuals over the sequence when tp > 1."
     )
-    virtual_stages: Literal[1] = Field(1, description="Model chunks per rank. This release runs 1.")
-    zero: Literal[0] = Field(0, description="ZeRO level. This release runs 0.")
+    tp_chunks: int = Field(
+        4,
+        ge=1,
+        description="Pieces that a tensor-parallel message is cut into, so that it hides behind "
+        "the matrix product beside it; 1 turns overlap off.",
+    )
+    virtual_stages: int = Field(
+        1, ge=1, description="Model chunks per rank; more than 1 needs schedule interleaved."
+    )
+    layer_split: tuple[int, ...] | None = Field(
+        None,
+        description="Layers of every chunk of the pipeline, in model order; even unless given.",
+    )
+    zero: ZeroSpec = ZeroSpec()
+    recompute: RecomputeMode | tuple[RecomputeMode, ...] = Field(
+        "none",
+        description="What the backward pass computes again instead of keeping it. selective: the "
+        "attention core. full: the whole block. A list says it for every layer.",
+    )
     micro_batch: int = Field(1, ge=1, description="Sequences in one micro-batch.")
-    schedule: Literal["1f1b", "gpipe"] = Field("1f1b", description="Pipeline schedule.")
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = Field(
+        "1f1b", description="Pipeline schedule."
+    )
 
 
 class DataSpec(_Section):
@@ -103,17 +196,29 @@ class DataSpec(_Section):
 
 
 class ScheduleSpec(_Section):
-    """Learning rate over steps: linear warm-up, then cosine down to a floor."""
+    """Learning rate over steps: linear warm-up, then down to a floor."""
 
-    name: Literal["cosine", "constant"] = "cosine"
+    name: Literal["cosine", "linear", "wsd", "constant"] = Field(
+        "cosine", description="wsd: warm-up, stable, then a linear decay over the last decay_steps."
+    )
     warmup_steps: int = Field(10, ge=0, description="Steps of linear warm-up.")
+    decay_steps: int | None = Field(
+        None, ge=1, description="wsd only: length of the decay; a tenth of all steps unless given."
+    )
     min_ratio: float = Field(0.1, ge=0, le=1, description="Floor as a share of the peak.")
 
 
-class OptimizerSpec(_Section):
-    """AdamW; norms and biases are not decayed."""
+class LambSpec(_Section):
+    """LAMB's trust ratio phi(norm of the weights) / norm of the update (arXiv 1904.00962)."""
 
-    name: Literal["adamw"] = "adamw"
+    phi_min: float = Field(0.0, ge=0, description="phi clips the norm of a tensor from below,")
+    phi_max: float | None = Field(10.0, gt=0, description="and from above; null: not at all.")
+
+
+class OptimizerSpec(_Section):
+    """AdamW or LAMB; norms and biases are not decayed."""
+
+    name: Literal["adamw", "lamb"] = "adamw"
     lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
@@ -122,7 +227,18 @@ class OptimizerSpec(_Section):
     clip_grad_norm: float | None = Field(
         1.0, gt=0, description="Largest global gradient norm; null turns clipping off."
     )
+    lamb: LambSpec = LambSpec()
     schedule: ScheduleSpec = ScheduleSpec()
+
+
+class LossScaleSpec(_Section):
+    """fp16 only: the factor that keeps small gradients from vanishing."""
+
+    initial: float = Field(2.0**16, gt=0, description="Scale of the first step.")
+    growth_interval: int = Field(
+        2000, ge=1, description="Steps without an overflow after which the scale doubles."
+    )
+    minimum: float = Field(1.0, gt=0, description="An overflow at this scale is an error.")
 
 
 class CheckpointSpec(_Section):
@@ -220,7 +336,11 @@ class JobSpec(_Section):
     name: str = Field(description="Lower-case letters, digits and '-', at most 53 characters.")
     steps: int = Field(100, ge=1, description="Optimizer steps to train.")
     seed: int = Field(1234, ge=0, lt=2**63, description="Seed of weights and data order.")
-    precision: Literal["fp32", "fp64"] = Field("fp32", description="Type of weights and maths.")
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
+        "fp32",
+        description="Type of weights and maths. bf16 and fp16 keep an fp32 copy of the weights.",
+    )
+    loss_scale: LossScaleSpec = LossScaleSpec()
     determinism: Literal["bitwise", "fast"] = Field(
         "bitwise", description="bitwise: the same numeric environment gives the same bits."
     )

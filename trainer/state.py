@@ -20,10 +20,11 @@ from checkpoint.stage import NamedTensor
 from outlast.spec import JobSpec
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
+from trainer.core.partition import stage_parts
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
 from trainer.data.prepare import DataOptions, prepare
-from trainer.model.gpt import GptConfig, GptStage
+from trainer.model.gpt import GptChunk, GptConfig
 from trainer.model.parameters import FlatParameters
 from trainer.optim.adamw import AdamWConfig, FlatAdamW
 from trainer.optim.schedule import LearningRate
@@ -123,8 +124,9 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         ValueError: the data cannot feed this model.
     """
     config = gpt_config(spec)
-    stage = GptStage(config, mesh)
-    flat = FlatParameters(stage, tp_size=mesh.tp.size)
+    parts = stage_parts(config.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
+    chunks = [GptChunk(config, mesh, part) for part in parts]
+    flat = FlatParameters(chunks, tp_size=mesh.tp.size)
     optimizer = spec.optimizer
     files = prepare(data_dir, _data_options(spec))
     steps, stages, micro_batches = spec.steps, spec.parallel.pp, spec.num_micro_batches
@@ -153,9 +155,9 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
             min_ratio=optimizer.schedule.min_ratio,
             steps=steps,
         ),
-        train_engine=PipelineEngine(stage, mesh, training, boundary=boundary),
+        train_engine=PipelineEngine(chunks[0], mesh, training, boundary=boundary),
         eval_engine=PipelineEngine(
-            stage, mesh, schedules.forward_only(stages, micro_batches), boundary=boundary
+            chunks[0], mesh, schedules.forward_only(stages, micro_batches), boundary=boundary
         ),
         train_loader=_loader(spec, mesh, files.train),
         eval_loader=_loader(spec, mesh, files.validation),

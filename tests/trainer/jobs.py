@@ -22,7 +22,8 @@ from tests.trainer.ranks import RankContext
 from trainer import worker
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
-from trainer.model.gpt import GptConfig, GptStage
+from trainer.core.partition import stage_parts
+from trainer.model.gpt import GptChunk, GptConfig
 from trainer.model.parameters import FlatParameters
 from trainer.optim.clip import squared_norm_share
 from trainer.parallel.data_parallel import sync_gradients
@@ -93,8 +94,9 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         sequence_parallel=case.sequence_parallel,
         dtype=dtype,
     )
-    stage = GptStage(config, mesh)
-    flat = FlatParameters(stage, tp_size=mesh.tp.size)
+    (part,) = stage_parts(case.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
+    chunk = GptChunk(config, mesh, part)
+    flat = FlatParameters([chunk], tp_size=mesh.tp.size)
     flat.initialise(7)
     split = case.sequence_parallel and mesh.tp.size > 1
     plan = BatchPlan(
@@ -107,7 +109,7 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
     schedule = schedules.build(case.schedule, case.layout.pp, plan.num_micro_batches)
     local_seq = case.seq_len // mesh.tp.size if split else case.seq_len
     boundary = (local_seq, case.micro_batch, case.hidden)
-    engine = PipelineEngine(stage, mesh, schedule, boundary=boundary)
+    engine = PipelineEngine(chunk, mesh, schedule, boundary=boundary)
     batches = [
         _random_batch(plan.samples(1, mesh.at.dp, index), case.seq_len)
         for index in range(plan.num_micro_batches)
@@ -120,7 +122,7 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
     return {
         "loss": loss_sum,
         "norm": squared_norm**0.5,
-        "numbers": sum(f.numel() for f in stage.parameters()),
+        "numbers": sum(f.numel() for f in chunk.parameters()),
         "gradients": {
             name: (facts.global_shape, facts.offsets, flat.view(flat.grads, name).numpy().copy())
             for name, facts in flat.facts.items()

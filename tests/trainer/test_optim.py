@@ -10,14 +10,15 @@ import torch
 from outlast.layout import Layout
 from tests.trainer.jobs import Case, loss_and_gradients, mesh_of
 from tests.trainer.ranks import RankContext, RankPool
-from trainer.model.gpt import GptConfig, GptStage
+from trainer.core.partition import ModelPart
+from trainer.model.gpt import GptChunk, GptConfig
 from trainer.model.parameters import FlatParameters
 from trainer.optim.adamw import AdamWConfig, FlatAdamW
 from trainer.optim.clip import clip_gradients
 from trainer.optim.schedule import LearningRate
 
 
-def _flat(dtype: torch.dtype = torch.float64) -> tuple[GptStage, FlatParameters]:
+def _flat(dtype: torch.dtype = torch.float64) -> tuple[GptChunk, FlatParameters]:
     mesh = mesh_of(RankContext(rank=0, world_size=1, port=0, listen_fd=-1), Layout())
     config = GptConfig(
         layers=2,
@@ -32,16 +33,16 @@ def _flat(dtype: torch.dtype = torch.float64) -> tuple[GptStage, FlatParameters]
         sequence_parallel=True,
         dtype=dtype,
     )
-    stage = GptStage(config, mesh)
-    flat = FlatParameters(stage, tp_size=1)
+    chunk = GptChunk(config, mesh, ModelPart(layers=range(2), is_first=True, is_last=True))
+    flat = FlatParameters([chunk], tp_size=1)
     flat.initialise(11)
-    return stage, flat
+    return chunk, flat
 
 
 def test_flat_adamw_equals_torchs_with_no_decay_on_norms_and_biases() -> None:
-    stage, flat = _flat()
+    chunk, flat = _flat()
     ours = FlatAdamW(flat, AdamWConfig(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
-    copies = {name: p.detach().clone().requires_grad_() for name, p in stage.named_parameters()}
+    copies = {name: p.detach().clone().requires_grad_() for name, p in chunk.named_parameters()}
     theirs = torch.optim.AdamW(
         [
             {"params": [p for p in copies.values() if p.ndim > 1], "weight_decay": 0.1},
@@ -61,7 +62,7 @@ def test_flat_adamw_equals_torchs_with_no_decay_on_norms_and_biases() -> None:
             group["lr"] = learning_rate
         theirs.step()
         ours.step(step, learning_rate)
-    for name, parameter in stage.named_parameters():
+    for name, parameter in chunk.named_parameters():
         torch.testing.assert_close(parameter.detach(), copies[name].detach(), rtol=1e-13, atol=0)
 
 

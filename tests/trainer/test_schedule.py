@@ -152,5 +152,5 @@ def test_every_layer_is_on_one_stage_and_sizes_differ_by_one(
 
 
 def test_more_stages_than_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 layers cannot fill 3 stages"):
+    with pytest.raises(ValueError, match="2 layers cannot fill 3 parts"):
         split_layers(2, 3)

@@ -1,11 +1,11 @@
-"""A GPT, cut into pipeline stages and tensor-parallel shards.
+"""A GPT, cut into pipeline chunks and tensor-parallel shards.
 
 Pre-LayerNorm blocks, causal attention, GELU (tanh), learned positions, tied or
-untied embeddings. A stage holds consecutive blocks; the first also embeds, the
+untied embeddings. A chunk holds consecutive blocks; the first also embeds, the
 last also projects and computes the loss. The residual stream is [S, B, D], so
 that sequence parallelism splits it along its first dimension.
 
-With tied embeddings and more than one stage, the last stage holds a copy of
+With tied embeddings and more than one chunk, the last one holds a copy of
 the embedding; the sum of both gradients keeps the copies equal.
 """
 
@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.core.partition import split_layers
+from trainer.core.partition import ModelPart
 from trainer.model.parameters import ParallelModule
-from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import (
+    TensorParallel,
     column_linear,
     row_linear,
     vocab_cross_entropy,
@@ -54,14 +54,20 @@ class GptConfig:
         return self.init_std / math.sqrt(2 * self.layers)
 
 
+def tensor_parallel(config: GptConfig, mesh: Mesh) -> TensorParallel:
+    """How the layers of a model are split over the mesh's tensor group."""
+    # A group of one has no sequence to split.
+    split = config.sequence_parallel and mesh.tp.size > 1
+    return TensorParallel(comm=mesh.tp, sequence_parallel=split)
+
+
 class _Part(ParallelModule):
     """A module of the GPT: knows the config, its tensor group and its device."""
 
     def __init__(self, config: GptConfig, mesh: Mesh) -> None:
         super().__init__(mesh.tp, dtype=config.dtype, device=mesh.device)
         self.config = config
-        # A group of one has no sequence to split.
-        self.sp = config.sequence_parallel and mesh.tp.size > 1
+        self.tp = tensor_parallel(config, mesh)
 
 
 class Norm(_Part):
@@ -86,7 +92,7 @@ class ColumnLinear(_Part):
         self.bias = self.declare("bias", (features,), init="zeros", shard_dim=0)
 
     def forward(self, x_SBD: Tensor) -> Tensor:
-        return column_linear(x_SBD, self.weight, self.bias, self.comm, self.sp)
+        return column_linear(x_SBD, self.weight, self.bias, self.tp)
 
 
 class RowLinear(_Part):
@@ -101,7 +107,7 @@ class RowLinear(_Part):
         self.bias = self.declare("bias", (config.hidden,), init="zeros")
 
     def forward(self, x_SBF: Tensor) -> Tensor:
-        return row_linear(x_SBF, self.weight, self.bias, self.comm, self.sp)
+        return row_linear(x_SBF, self.weight, self.bias, self.tp)
 
 
 class Attention(_Part):
@@ -182,47 +188,47 @@ class PositionTable(_Part):
         self.weight = self.declare("weight", shape, init="normal", std=config.init_std)
 
     def forward(self, num_positions: int) -> Tensor:
-        first = self.comm.index * num_positions if self.sp else 0
+        first = self.comm.index * num_positions if self.tp.sequence_parallel else 0
         return self.weight[first : first + num_positions].unsqueeze(1)
 
 
-class GptStage(nn.Module):
-    """The part of the model that one pipeline stage holds.
+class GptChunk(nn.Module):
+    """Consecutive layers of the model: what one pipeline stage holds of one virtual stage.
 
     Module names count layers over the whole model, so a parameter has the same
     name on every layout.
     """
 
-    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+    def __init__(self, config: GptConfig, mesh: Mesh, part: ModelPart) -> None:
         super().__init__()
-        self._comm: Comm = mesh.tp
-        self._sp = config.sequence_parallel and mesh.tp.size > 1
-        self._is_first, self._is_last = mesh.is_first_stage, mesh.is_last_stage
-        tied = config.tied_embeddings and mesh.layout.pp > 1
-        if self._is_first or (self._is_last and config.tied_embeddings):
-            self.tokens = TokenTable(config, mesh, tied=tied, counted=self._is_first)
-        if self._is_first:
+        self.part = part
+        self._tp = tensor_parallel(config, mesh)
+        # One rank may hold both ends of a pipeline in chunks of their own.
+        tied = config.tied_embeddings and not (part.is_first and part.is_last)
+        if part.is_first or (part.is_last and config.tied_embeddings):
+            self.tokens = TokenTable(config, mesh, tied=tied, counted=part.is_first)
+        if part.is_first:
             self.positions = PositionTable(config, mesh)
-        layers = split_layers(config.layers, mesh.layout.pp)[mesh.at.pp]
-        self.blocks = nn.ModuleDict({str(layer): Block(config, mesh) for layer in layers})
-        if self._is_last:
+        self.blocks = nn.ModuleDict({str(layer): Block(config, mesh) for layer in part.layers})
+        if part.is_last:
             self.norm = Norm(config, mesh)
             self.head = None if config.tied_embeddings else TokenTable(config, mesh)
 
     def forward(self, tokens_SB: Tensor, hidden: Tensor | None, targets_SB: Tensor) -> Tensor:
-        """The hidden state for the next stage, or the summed loss on the last one."""
+        """The hidden state for the next chunk, or the summed loss on the last one."""
         if hidden is None:
-            x_SBD = vocab_embedding(tokens_SB, self.tokens.weight, self._comm, self._sp)
+            x_SBD = vocab_embedding(tokens_SB, self.tokens.weight, self._tp)
             x_SBD = x_SBD + self.positions(x_SBD.shape[0])
         else:
             x_SBD = hidden
         for block in self.blocks.values():
             x_SBD = block(x_SBD)
-        return self._loss(x_SBD, targets_SB) if self._is_last else x_SBD
+        return self._loss(x_SBD, targets_SB) if self.part.is_last else x_SBD
 
     def _loss(self, x_SBD: Tensor, targets_SB: Tensor) -> Tensor:
         table = self.tokens if self.head is None else self.head
-        normed_SBD = self.norm(x_SBD)
-        logits_SBV = column_linear(normed_SBD, table.weight, None, self._comm, self._sp)
-        losses_N = vocab_cross_entropy(logits_SBV.flatten(0, 1), targets_SB.flatten(), self._comm)
+        logits_SBV = column_linear(self.norm(x_SBD), table.weight, None, self._tp)
+        losses_N = vocab_cross_entropy(
+            logits_SBV.flatten(0, 1), targets_SB.flatten(), self._tp.comm
+        )
         return losses_N.sum()

@@ -12,6 +12,7 @@ generated and then sliced, so every layout starts from the same model.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,9 +97,13 @@ class FlatParameters:
     matrices) and `replicated` are each one slice.
     """
 
-    def __init__(self, module: nn.Module, *, tp_size: int) -> None:
-        self.facts = _collect_facts(module)
-        parameters = dict(module.named_parameters())
+    def __init__(self, chunks: Sequence[nn.Module], *, tp_size: int) -> None:
+        self.facts = {
+            name: facts for chunk in chunks for name, facts in _collect_facts(chunk).items()
+        }
+        parameters = {
+            name: parameter for chunk in chunks for name, parameter in chunk.named_parameters()
+        }
         names = sorted(self.facts, key=lambda name: _order(self.facts[name], tp_size))
         like = parameters[names[0]]
         total = sum(parameters[name].numel() for name in names)
@@ -119,7 +124,6 @@ class FlatParameters:
         self.tied = slice(starts[_TIED], starts[_TIED + 1])
         self.decayed = slice(0, starts[_REPLICATED_VECTOR])
         self.replicated = slice(starts[_REPLICATED_MATRIX], starts[_SHARDED_VECTOR])
-        self._module = module
 
     def view(self, flat: Tensor, name: str) -> Tensor:
         """The part of a flat buffer that belongs to one parameter, in its shape."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outlast.blackbox import Op
 from trainer.core.schedule import Action, ActionKind, Schedule
-from trainer.model.gpt import GptStage
+from trainer.model.gpt import GptChunk
 from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
 from trainer.parallel.mesh import Mesh
 
@@ -65,7 +65,7 @@ class PipelineEngine:
     """Runs this rank's part of a schedule on its stage of the model."""
 
     def __init__(
-        self, stage: GptStage, mesh: Mesh, schedule: Schedule, *, boundary: tuple[int, ...]
+        self, chunk: GptChunk, mesh: Mesh, schedule: Schedule, *, boundary: tuple[int, ...]
     ) -> None:
         """`boundary` is the shape of the tensor between two stages on this rank."""
         if schedule.num_stages != mesh.layout.pp or schedule.num_chunks != 1:
@@ -73,7 +73,7 @@ class PipelineEngine:
                 f"schedule {schedule.name} is for {schedule.num_stages} stages of "
                 f"{schedule.num_chunks} chunks; this engine runs {mesh.layout.pp} stages of 1"
             )
-        self._stage = stage
+        self._chunk = chunk
         self._mesh = mesh
         self._actions = schedule.actions[mesh.at.pp]
         kinds = {action.kind for action in self._actions}
@@ -82,7 +82,7 @@ class PipelineEngine:
         self._trains = ActionKind.BACKWARD in kinds
         self._num_micro_batches = schedule.num_micro_batches
         shape = (self._num_micro_batches, *boundary)
-        like = next(stage.parameters())
+        like = next(chunk.parameters())
         self._forward_buffers = None if mesh.is_first_stage else like.new_empty(shape)
         receives_back = self._trains and not mesh.is_last_stage
         self._backward_buffers = like.new_empty(shape) if receives_back else None
@@ -127,7 +127,7 @@ class PipelineEngine:
             hidden = step.forwards.take(index).detach().requires_grad_(self._trains)
             step.inputs[index] = hidden
         with torch.set_grad_enabled(self._trains):
-            output = self._stage(batch.tokens, hidden, batch.targets)
+            output = self._chunk(batch.tokens, hidden, batch.targets)
             if self._mesh.is_last_stage:
                 output = output * loss_scale
         if self._mesh.is_last_stage:

@@ -17,6 +17,7 @@ Source: Megatron-LM (arXiv 1909.08053) and its sequence parallelism (2205.05198)
 # N = S*B tokens. Capitals are logical sizes; a rank's shard may be smaller.
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,27 +28,34 @@ from torch.autograd import Function
 from trainer.parallel.comm import Comm
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParallel:
+    """How a layer is split over its tensor group.
+
+    `sequence_parallel` is False for a group of one: it has no sequence to split.
+    """
+
+    comm: Comm
+    sequence_parallel: bool
+
+
 def column_linear(
-    x_SBD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, comm: Comm, sequence_parallel: bool
+    x_SBD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, tp: TensorParallel
 ) -> Tensor:
     """This rank's output features for the whole sequence."""
-    out: Tensor = _apply(_ColumnLinear, x_SBD, weight_FD, bias_F, comm, sequence_parallel)
+    out: Tensor = _apply(_ColumnLinear, x_SBD, weight_FD, bias_F, tp.comm, tp.sequence_parallel)
     return out
 
 
-def row_linear(
-    x_SBF: Tensor, weight_DF: Tensor, bias_D: Tensor, comm: Comm, sequence_parallel: bool
-) -> Tensor:
+def row_linear(x_SBF: Tensor, weight_DF: Tensor, bias_D: Tensor, tp: TensorParallel) -> Tensor:
     """The sum over the group of every rank's part, plus the bias once."""
-    out: Tensor = _apply(_RowLinear, x_SBF, weight_DF, comm, sequence_parallel)
+    out: Tensor = _apply(_RowLinear, x_SBF, weight_DF, tp.comm, tp.sequence_parallel)
     return out + bias_D
 
 
-def vocab_embedding(
-    tokens_SB: Tensor, weight_VD: Tensor, comm: Comm, sequence_parallel: bool
-) -> Tensor:
+def vocab_embedding(tokens_SB: Tensor, weight_VD: Tensor, tp: TensorParallel) -> Tensor:
     """Rows of an embedding whose vocabulary is split over the group."""
-    out: Tensor = _apply(_VocabEmbedding, tokens_SB, weight_VD, comm, sequence_parallel)
+    out: Tensor = _apply(_VocabEmbedding, tokens_SB, weight_VD, tp.comm, tp.sequence_parallel)
     return out
 
 
