@@ -1,0 +1,141 @@
+"""Starts one process per rank, on loopback or each in a network namespace of its own.
+
+A rank runs `python -m bench.trainer.rank TASK ARGUMENTS` with one thread, pinned to
+a core, and prints one JSON document; what rank 0 printed is the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[2]
+_NETWORK = "10.232.78"
+_CABLE = "v0"
+
+
+class Loopback:
+    """All ranks on this machine's loopback."""
+
+    interface = "lo"
+    address = "127.0.0.1"
+
+    def inside(self, rank: int) -> list[str]:
+        """What a rank's command line begins with."""
+        return []
+
+
+class LimitedLink:
+    """Two ranks, each in a namespace, joined by a cable of a given rate. Needs root."""
+
+    interface = _CABLE
+    address = f"{_NETWORK}.1"
+
+    def __init__(self) -> None:
+        self._spaces = tuple(f"olb{os.getpid()}{side}" for side in "ab")
+
+    def inside(self, rank: int) -> list[str]:
+        """What a rank's command line begins with."""
+        return ["ip", "netns", "exec", self._spaces[rank]]
+
+    @contextmanager
+    def laid(self, megabits_per_s: float | None) -> Iterator[LimitedLink]:
+        """The cable, for as long as it is needed; None sets no limit."""
+        with ExitStack() as stack:
+            for space in self._spaces:
+                _run("ip", "netns", "add", space)
+                stack.callback(subprocess.run, ["ip", "netns", "del", space], check=False)
+            one, other = self._spaces
+            _run("ip", "link", "add", _CABLE, "netns", one, "type", "veth",
+                 "peer", "name", _CABLE, "netns", other)  # fmt: skip
+            for number, space in enumerate(self._spaces, start=1):
+                _run("ip", "-n", space, "addr", "add", f"{_NETWORK}.{number}/24", "dev", _CABLE)
+                _run("ip", "-n", space, "link", "set", "lo", "up")
+                _run("ip", "-n", space, "link", "set", _CABLE, "up")
+            self.limit(megabits_per_s, fresh=True)
+            yield self
+
+    def limit(self, megabits_per_s: float | None, *, fresh: bool = False) -> None:
+        """Give the cable another rate, both ways."""
+        for space in self._spaces:
+            if megabits_per_s is not None:
+                verb = "add" if fresh else "replace"
+                rate = f"{megabits_per_s:.3f}mbit"
+                _run("tc", "-n", space, "qdisc", verb, "dev", _CABLE, "root",
+                     "tbf", "rate", rate, "burst", "32kbit", "latency", "400ms")  # fmt: skip
+
+
+def run_ranks(
+    task: str,
+    arguments: dict[str, Any],
+    *,
+    world_size: int,
+    place: Loopback | LimitedLink | None = None,
+    timeout_s: float = 900.0,
+) -> Any:
+    """What rank 0 of `task` printed.
+
+    Raises:
+        RuntimeError: a rank failed, with the end of its output.
+    """
+    where = place or Loopback()
+    with tempfile.TemporaryDirectory(prefix="outlast-bench-") as folder, ExitStack() as stack:
+        processes = []
+        port = _free_port()
+        for rank in range(world_size):
+            out = stack.enter_context((Path(folder) / f"{rank}.out").open("w+"))
+            environment = os.environ | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": where.address,
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": where.interface,
+                "OMP_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
+                "RES_OPTIONS": "timeout:1 attempts:1",
+                "OUTLAST_BENCH_FOLDER": folder,
+            }
+            command = [sys.executable, "-m", "bench.trainer.rank", task, json.dumps(arguments)]
+            process = subprocess.Popen(
+                [*where.inside(rank), *command],
+                cwd=_ROOT,
+                env=environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(_end, process)
+            processes.append((process, Path(out.name)))
+        return _collect(processes, timeout_s)
+
+
+def _collect(processes: Sequence[tuple[subprocess.Popen[bytes], Path]], timeout_s: float) -> Any:
+    for rank, (process, out) in enumerate(processes):
+        code = process.wait(timeout=timeout_s)
+        if code != 0:
+            raise RuntimeError(f"rank {rank} ended with code {code}:\n{out.read_text()[-3000:]}")
+    return json.loads(processes[0][1].read_text().splitlines()[-1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

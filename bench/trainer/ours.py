@@ -1,0 +1,59 @@
+"""One rank of Outlast's trainer, as a benchmark drives it: the production loop, no checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
+
+from bench.trainer.shape import Shape
+from outlast.blackbox import Writer
+from trainer.loop import TrainLoop
+from trainer.parallel.mesh import build_mesh
+from trainer.state import build_state
+
+# More than any benchmark runs.
+_STEPS = 100_000
+
+
+class _SavesNothing:
+    """Stage 1 of a checkpoint is measured elsewhere; the baseline saves nothing either."""
+
+    newest_sealed = -1
+    upload_busy = False
+
+    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool:
+        return True
+
+
+class Ours:
+    """`step` trains on one global batch."""
+
+    def __init__(
+        self, shape: Shape, *, rank: int, store: Store | None, folder: Path, interface: str
+    ) -> None:
+        spec = shape.spec(steps=_STEPS)
+        box = Writer(
+            folder / f"{rank}.{shape.name}.blackbox", rank=rank, world_size=shape.world_size, attempt=1
+        )
+        self.mesh = build_mesh(
+            spec.layout,
+            rank,
+            store=None if store is None else PrefixStore(f"ours-{shape.document()}/", store),
+            device=torch.device("cpu"),
+            timeout_s=600,
+            recorder=box,
+            tied_embeddings=False,
+            gloo_interface=interface,
+        )
+        self.state = build_state(spec, self.mesh, folder / "data")
+        self.state.flat.initialise(spec.seed)
+        self._loop = TrainLoop(self.state, box, _SavesNothing(), stop_requested=lambda: False)
+        self._step = 0
+
+    def step(self, number: int) -> None:
+        """Forward, backward and update on the next batch."""
+        self._step += 1
+        self._loop.train_step(self._step)
