@@ -210,9 +210,7 @@ def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, splits_loss: bool) -
         split = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
         parallelize_module(model, mesh, {"tokens": split, "positions": _SplitPositions()})
     for block in model.layers.values():  # type: ignore[union-attr, operator]
-        gathered = PrepareModuleInput(
-            input_layouts=Shard(1), desired_input_layouts=Replicate()
-        )
+        gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
         plan: dict[str, ParallelStyle] = {
             "attention_norm": SequenceParallel(),
             "mlp_norm": SequenceParallel(),

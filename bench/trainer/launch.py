@@ -47,8 +47,8 @@ class LimitedLink:
         return ["ip", "netns", "exec", self._spaces[rank]]
 
     @contextmanager
-    def laid(self, megabits_per_s: float | None) -> Iterator[LimitedLink]:
-        """The cable, for as long as it is needed; None sets no limit."""
+    def laid(self) -> Iterator[LimitedLink]:
+        """The cable, without a limit, for as long as it is needed."""
         with ExitStack() as stack:
             for space in self._spaces:
                 _run("ip", "netns", "add", space)
@@ -60,17 +60,19 @@ class LimitedLink:
                 _run("ip", "-n", space, "addr", "add", f"{_NETWORK}.{number}/24", "dev", _CABLE)
                 _run("ip", "-n", space, "link", "set", "lo", "up")
                 _run("ip", "-n", space, "link", "set", _CABLE, "up")
-            self.limit(megabits_per_s, fresh=True)
             yield self
 
-    def limit(self, megabits_per_s: float | None, *, fresh: bool = False) -> None:
-        """Give the cable another rate, both ways."""
+    def limit(self, megabits_per_s: float) -> None:
+        """Give the cable a rate, both ways."""
+        rate = f"{megabits_per_s:.3f}mbit"
         for space in self._spaces:
-            if megabits_per_s is not None:
-                verb = "add" if fresh else "replace"
-                rate = f"{megabits_per_s:.3f}mbit"
-                _run("tc", "-n", space, "qdisc", verb, "dev", _CABLE, "root",
-                     "tbf", "rate", rate, "burst", "32kbit", "latency", "400ms")  # fmt: skip
+            _run("tc", "-n", space, "qdisc", "replace", "dev", _CABLE, "root",
+                 "tbf", "rate", rate, "burst", "32kbit", "latency", "400ms")  # fmt: skip
+
+    def unlimit(self) -> None:
+        """Let the cable carry what it can."""
+        for space in self._spaces:
+            _run("tc", "-n", space, "qdisc", "del", "dev", _CABLE, "root")
 
 
 def run_ranks(

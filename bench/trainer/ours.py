@@ -35,9 +35,8 @@ class Ours:
         self, shape: Shape, *, rank: int, store: Store | None, folder: Path, interface: str
     ) -> None:
         spec = shape.spec(steps=_STEPS)
-        box = Writer(
-            folder / f"{rank}.{shape.name}.blackbox", rank=rank, world_size=shape.world_size, attempt=1
-        )
+        path = folder / f"{rank}.{shape.name}.blackbox"
+        box = Writer(path, rank=rank, world_size=shape.world_size, attempt=1)
         self.mesh = build_mesh(
             spec.layout,
             rank,

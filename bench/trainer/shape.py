@@ -41,7 +41,9 @@ class Shape:
     @property
     def name(self) -> str:
         """The layout in words, such as tp2·pp2."""
-        parts = [f"{axis}{size}" for axis in ("tp", "pp", "dp") if (size := getattr(self, axis)) > 1]
+        parts = [
+            f"{axis}{size}" for axis in ("tp", "pp", "dp") if (size := getattr(self, axis)) > 1
+        ]
         suffix = f" zero{self.zero}" if self.zero else ""
         return ("·".join(parts) or "single") + suffix
 
