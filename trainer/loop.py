@@ -86,7 +86,7 @@ class TrainLoop:
 
         box.phase(Phase.FORWARD_BACKWARD)
         state.flat.grads.zero_()
-        loss = state.train_engine.run(micro_batches, 1.0 / self._tokens)
+        loss = state.train_engine.run(micro_batches, 1.0 / self._tokens, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
         sync_gradients(state.flat, self._mesh, sequence_parallel=state.splits_sequence)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,17 +125,11 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         ValueError: the data cannot feed this model.
     """
     config = gpt_config(spec)
-    parts = stage_parts(config.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
-    chunks = [GptChunk(config, mesh, part) for part in parts]
+    chunks = _chunks(spec, config, mesh)
     flat = FlatParameters(chunks, tp_size=mesh.tp.size)
+    train_engine, eval_engine = _engines(spec, mesh, chunks)
     optimizer = spec.optimizer
     files = prepare(data_dir, _data_options(spec))
-    steps, stages, micro_batches = spec.steps, spec.parallel.pp, spec.num_micro_batches
-    splits = spec.parallel.sequence_parallel and mesh.tp.size > 1
-    local_seq = config.seq_len // mesh.tp.size if splits else config.seq_len
-    boundary = (local_seq, spec.parallel.micro_batch, config.hidden)
-    training = schedules.build(spec.parallel.schedule, stages, micro_batches)
-    schedules.check(training)
     return TrainState(
         spec=spec,
         mesh=mesh,
@@ -153,16 +148,53 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
             peak=optimizer.lr,
             warmup_steps=optimizer.schedule.warmup_steps,
             min_ratio=optimizer.schedule.min_ratio,
-            steps=steps,
+            steps=spec.steps,
         ),
-        train_engine=PipelineEngine(chunks[0], mesh, training, boundary=boundary),
-        eval_engine=PipelineEngine(
-            chunks[0], mesh, schedules.forward_only(stages, micro_batches), boundary=boundary
-        ),
+        train_engine=train_engine,
+        eval_engine=eval_engine,
         train_loader=_loader(spec, mesh, files.train),
         eval_loader=_loader(spec, mesh, files.validation),
         data_digest=files.digest,
     )
+
+
+def _chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]:
+    """This stage's parts of the model, in model order."""
+    parts = stage_parts(
+        config.layers,
+        stage=mesh.at.pp,
+        num_stages=mesh.layout.pp,
+        num_chunks=spec.parallel.virtual_stages,
+        given=spec.parallel.layer_split,
+    )
+    return [GptChunk(config, mesh, part) for part in parts]
+
+
+def _engines(
+    spec: JobSpec, mesh: Mesh, chunks: Sequence[GptChunk]
+) -> tuple[PipelineEngine, PipelineEngine]:
+    """One that trains and one that evaluates, on the same chunks."""
+    parallel, model = spec.parallel, spec.model
+    splits = parallel.sequence_parallel and mesh.tp.size > 1
+    local_seq = model.seq_len // mesh.tp.size if splits else model.seq_len
+    training = schedules.build(
+        parallel.schedule, parallel.pp, spec.num_micro_batches, num_chunks=parallel.virtual_stages
+    )
+    schedules.check(training)
+    evaluation = schedules.forward_only(
+        parallel.pp, spec.num_micro_batches, num_chunks=parallel.virtual_stages
+    )
+    train_engine, eval_engine = (
+        PipelineEngine(
+            chunks,
+            mesh,
+            schedule,
+            boundary=(local_seq, parallel.micro_batch, model.hidden),
+            replicated=mesh.tp.size > 1 and not splits,
+        )
+        for schedule in (training, evaluation)
+    )
+    return train_engine, eval_engine
 
 
 def gpt_config(spec: JobSpec) -> GptConfig:
