@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.results import Claim, write
-from bench.trainer import link, loopback, start
+from bench.trainer import bubble, link, loopback, start
 from bench.trainer.options import Options
 
 Measured = tuple[list[dict[str, Any]], list[Claim]]
@@ -22,6 +22,7 @@ Measured = tuple[list[dict[str, Any]], list[Claim]]
 PARTS: Mapping[str, Callable[[Options], Measured]] = {
     "loopback": loopback.measure,
     "link": link.measure,
+    "bubble": bubble.measure,
     "start": start.measure,
 }
 

@@ -20,6 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # a re-exp
 
 from bench.baselines.exchange import exchanged_reduce_scatter
 from bench.baselines.native import Native
+from bench.trainer import bubble
 from bench.trainer.ours import Ours
 from bench.trainer.shape import Shape
 
@@ -56,6 +57,12 @@ class Rank:
             folder=Path(os.environ["OUTLAST_BENCH_FOLDER"]),
             interface=os.environ["GLOO_SOCKET_IFNAME"],
         )
+
+    def sum(self, value: float) -> float:
+        """Over all ranks."""
+        total = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total.item()
 
     def slowest(self, seconds: float) -> float:
         """The longest time over all ranks."""
@@ -110,7 +117,7 @@ def compare(rank: Rank, *, shape: Mapping[str, Any], rounds: int, baseline: bool
     }
 
 
-TASKS: Mapping[str, Callable[..., Any]] = {"compare": compare}
+TASKS: Mapping[str, Callable[..., Any]] = {"compare": compare, "bubble": bubble.run}
 
 
 def main() -> None:

@@ -4,12 +4,13 @@ Importing torch takes seconds, so one helper process does it once for the whole
 test session and forks every rank, as the standby process does in production.
 The helper runs no tensor operation, so its children may.
 
-A function for ranks is a module-level function of `tests.trainer.jobs`; it
+A function for ranks is a module-level function of a `tests.trainer.jobs*` module; it
 takes a `RankContext` and picklable arguments and returns something picklable.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import select
@@ -123,10 +124,8 @@ def _receive(pipe: Any) -> Any:
 
 def _serve() -> None:
     """The helper: import everything, then fork ranks on request."""
-    import tests.trainer.jobs  # what children need, imported once
-    import tests.trainer.jobs_pipeline  # noqa: F401
-    import tests.trainer.jobs
-    import tests.trainer.jobs_tensor  # noqa: F401  # what children need, imported once
+    for path in sorted(Path(__file__).parent.glob("jobs*.py")):
+        importlib.import_module(f"tests.trainer.{path.stem}")
 
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
