@@ -178,7 +178,11 @@ def _engines(
     splits = parallel.sequence_parallel and mesh.tp.size > 1
     local_seq = model.seq_len // mesh.tp.size if splits else model.seq_len
     training = schedules.build(
-        parallel.schedule, parallel.pp, spec.num_micro_batches, num_chunks=parallel.virtual_stages
+        parallel.schedule,
+        parallel.pp,
+        spec.num_micro_batches,
+        num_chunks=parallel.virtual_stages,
+        extra_warmup=parallel.extra_warmup,
     )
     schedules.check(training)
     evaluation = schedules.forward_only(
