@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +13,12 @@ from outlast.blackbox import Op
 from outlast.layout import Layout
 from tests.trainer.jobs import mesh_of
 from tests.trainer.ranks import RankContext
+from trainer.parallel.comm import Comm
+from trainer.parallel.tensor import TensorParallel, column_linear, row_linear, vocab_embedding
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+# Of finite differences; the layers are linear, so only rounding limits it.
+STEP = 1e-4
 
 
 def several_under_way(context: RankContext, dtype: str, rows: int) -> dict[str, Any]:
@@ -110,3 +116,127 @@ def group_of_one(context: RankContext) -> list[Tensor]:
     ):
         pending.wait()
     return [gathered, part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCase:
+    """One parallel linear layer; sizes are those of the whole layer."""
+
+    kind: str
+    sequence_parallel: bool
+    chunks: int
+    has_bias: bool = True
+    dtype: str = "fp64"
+    seq_len: int = 12
+    batch: int = 2
+    width: int = 3
+    features: int = 8
+    # Sums of small integers are exact in any order.
+    integers: bool = False
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Input, weight and bias of the whole layer, and the gradient of its output."""
+        inner, outer = (
+            (self.width, self.features) if self.kind == "column" else (self.features, self.width)
+        )
+        shapes = {
+            "x": (self.seq_len, self.batch, inner),
+            "weight": (outer, inner),
+            "bias": (outer,),
+            "grad": (self.seq_len, self.batch, outer),
+        }
+        generator = torch.Generator().manual_seed(5)
+        found = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        if self.integers:
+            found = {name: (4 * tensor).round() for name, tensor in found.items()}
+        return {name: tensor.to(DTYPES[self.dtype]) for name, tensor in found.items()}
+
+    def shard_dims(self) -> dict[str, int | None]:
+        """The dim along which each tensor is split over the group; None for a copy."""
+        sequence = 0 if self.sequence_parallel else None
+        if self.kind == "column":
+            return {"x": sequence, "weight": 0, "bias": 0, "grad": 2}
+        return {"x": 2, "weight": 1, "bias": None, "grad": sequence}
+
+
+def linear_layers(context: RankContext, cases: tuple[LinearCase, ...]) -> list[dict[str, Any]]:
+    """Output, gradients, bytes sent and saved sizes of this rank, of each case."""
+    comm = mesh_of(context, Layout(tp=context.world_size)).tp
+    return [_linear_layer(case, comm) for case in cases]
+
+
+def _linear_layer(case: LinearCase, comm: Comm) -> dict[str, Any]:
+    own = _shards(case, case.tensors(), comm)
+    leaves = [own[name].requires_grad_() for name in ("x", "weight", "bias")]
+    before = comm.bytes_sent
+    out = _apply_linear(case, own, comm)
+    forward_bytes = comm.bytes_sent - before
+    function = out.grad_fn if case.kind == "column" or not case.has_bias else _first_of(out)
+    saved = sum(tensor.numel() for tensor in function.saved_tensors)
+    out.backward(own["grad"])
+    grads = {
+        name: None if leaf.grad is None else leaf.grad.double().numpy()
+        for name, leaf in zip(("x", "weight", "bias"), leaves, strict=True)
+    }
+    return grads | {
+        "out": out.detach().double().numpy(),
+        "forward_bytes": forward_bytes,
+        "backward_bytes": comm.bytes_sent - before - forward_bytes,
+        "num_saved": saved,
+    }
+
+
+def _first_of(out: Tensor) -> Any:
+    assert out.grad_fn is not None
+    return out.grad_fn.next_functions[0][0]
+
+
+def _shards(case: LinearCase, tensors: dict[str, Tensor], comm: Comm) -> dict[str, Tensor]:
+    own = {}
+    for name, dim in case.shard_dims().items():
+        whole = tensors[name]
+        own[name] = (whole if dim is None else whole.chunk(comm.size, dim)[comm.index]).clone()
+    return own
+
+
+def _apply_linear(case: LinearCase, own: dict[str, Tensor], comm: Comm) -> Tensor:
+    tp = TensorParallel(
+        comm=comm, sequence_parallel=case.sequence_parallel and comm.size > 1, chunks=case.chunks
+    )
+    linear = column_linear if case.kind == "column" else row_linear
+    return linear(own["x"], own["weight"], own["bias"] if case.has_bias else None, tp)
+
+
+def linear_losses(context: RankContext, cases: tuple[LinearCase, ...]) -> list[dict[str, Any]]:
+    """This rank's loss with every number of the whole layer moved, up and down."""
+    comm = mesh_of(context, Layout(tp=context.world_size)).tp
+    return [
+        {name: _moved_losses(case, name, comm) for name in ("x", "weight", "bias")}
+        for case in cases
+    ]
+
+
+def _moved_losses(case: LinearCase, name: str, comm: Comm) -> np.ndarray:
+    losses = []
+    for index in range(case.tensors()[name].numel()):
+        for sign in (1.0, -1.0):
+            tensors = case.tensors()
+            tensors[name].view(-1)[index] += sign * STEP
+            own = _shards(case, tensors, comm)
+            losses.append((_apply_linear(case, own, comm) * own["grad"]).sum().item())
+    return np.array(losses).reshape(-1, 2)
+
+
+def embedding_layer(context: RankContext, sequence_parallel: bool) -> dict[str, Any]:
+    """A vocabulary of 8 rows over the group: its output and this rank's gradient."""
+    comm = mesh_of(context, Layout(tp=context.world_size)).tp
+    tp = TensorParallel(comm=comm, sequence_parallel=sequence_parallel, chunks=3)
+    generator = torch.Generator().manual_seed(9)
+    table = torch.randn(8, 3, dtype=torch.float64, generator=generator)
+    tokens = torch.randint(0, 8, (8, 2), generator=generator)
+    own = table.chunk(comm.size)[comm.index].clone().requires_grad_()
+    out = vocab_embedding(tokens, own, tp)
+    weights = torch.arange(48, dtype=torch.float64).view(8, 2, 3)
+    out.backward(weights.chunk(comm.size)[comm.index] if sequence_parallel else weights)
+    assert own.grad is not None
+    return {"out": out.detach().numpy(), "grad": own.grad.numpy()}

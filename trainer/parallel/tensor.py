@@ -10,6 +10,9 @@ changes places with its opposite.
 A column-parallel linear keeps its own shard of the input, not the gathered
 input, and gathers it again for the weight gradient.
 
+The linear layers here exchange first and then compute; with more than one chunk
+they are those of `trainer.parallel.overlap`, which do both at once.
+
 Source: Megatron-LM (arXiv 1909.08053) and its sequence parallelism (2205.05198).
 """
 
@@ -17,7 +20,6 @@ Source: Megatron-LM (arXiv 1909.08053) and its sequence parallelism (2205.05198)
 # N = S*B tokens. Capitals are logical sizes; a rank's shard may be smaller.
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,37 +27,40 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from trainer.parallel import overlap
 from trainer.parallel.comm import Comm
+from trainer.parallel.overlap import TensorParallel
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorParallel:
-    """How a layer is split over its tensor group.
-
-    `sequence_parallel` is False for a group of one: it has no sequence to split.
-    """
-
-    comm: Comm
-    sequence_parallel: bool
+__all__ = [
+    "TensorParallel",
+    "column_linear",
+    "row_linear",
+    "vocab_cross_entropy",
+    "vocab_embedding",
+]
 
 
 def column_linear(
     x_SBD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, tp: TensorParallel
 ) -> Tensor:
     """This rank's output features for the whole sequence."""
-    out: Tensor = _apply(_ColumnLinear, x_SBD, weight_FD, bias_F, tp.comm, tp.sequence_parallel)
+    function = overlap.ColumnLinear if tp.overlaps else _ColumnLinear
+    out: Tensor = _apply(function, x_SBD, weight_FD, bias_F, tp)
     return out
 
 
-def row_linear(x_SBF: Tensor, weight_DF: Tensor, bias_D: Tensor, tp: TensorParallel) -> Tensor:
+def row_linear(
+    x_SBF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, tp: TensorParallel
+) -> Tensor:
     """The sum over the group of every rank's part, plus the bias once."""
-    out: Tensor = _apply(_RowLinear, x_SBF, weight_DF, tp.comm, tp.sequence_parallel)
-    return out + bias_D
+    function = overlap.RowLinear if tp.overlaps else _RowLinear
+    out: Tensor = _apply(function, x_SBF, weight_DF, tp)
+    return out if bias_D is None else out + bias_D
 
 
 def vocab_embedding(tokens_SB: Tensor, weight_VD: Tensor, tp: TensorParallel) -> Tensor:
     """Rows of an embedding whose vocabulary is split over the group."""
-    out: Tensor = _apply(_VocabEmbedding, tokens_SB, weight_VD, tp.comm, tp.sequence_parallel)
+    out: Tensor = _apply(_VocabEmbedding, tokens_SB, weight_VD, tp)
     return out
 
 
@@ -72,54 +77,51 @@ def _apply(function: type[Function], *arguments: Any) -> Any:
 class _ColumnLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x_SBD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, comm: Comm, sp: bool
+        ctx: Any, x_SBD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, tp: TensorParallel
     ) -> Tensor:
         ctx.save_for_backward(x_SBD, weight_FD)
-        ctx.comm, ctx.sp, ctx.has_bias = comm, sp, bias_F is not None
-        return F.linear(comm.all_gather(x_SBD) if sp else x_SBD, weight_FD, bias_F)
+        ctx.tp, ctx.has_bias = tp, bias_F is not None
+        return F.linear(_whole_sequence(x_SBD, tp), weight_FD, bias_F)
 
     @staticmethod
     def backward(ctx: Any, grad_SBF: Tensor) -> tuple[Tensor | None, ...]:
         x_SBD, weight_FD = ctx.saved_tensors
-        full_SBD = ctx.comm.all_gather(x_SBD) if ctx.sp else x_SBD
-        grad_x = grad_SBF @ weight_FD
-        grad_x = ctx.comm.reduce_scatter(grad_x) if ctx.sp else ctx.comm.all_reduce(grad_x)
+        full_SBD = _whole_sequence(x_SBD, ctx.tp)
+        grad_x = _sum(grad_SBF @ weight_FD, ctx.tp)
         grad_bias = grad_SBF.sum(dim=(0, 1)) if ctx.has_bias else None
-        return grad_x, _weight_grad(grad_SBF, full_SBD), grad_bias, None, None
+        return grad_x, _weight_grad(grad_SBF, full_SBD), grad_bias, None
 
 
 class _RowLinear(Function):
     @staticmethod
-    def forward(ctx: Any, x_SBF: Tensor, weight_DF: Tensor, comm: Comm, sp: bool) -> Tensor:
+    def forward(ctx: Any, x_SBF: Tensor, weight_DF: Tensor, tp: TensorParallel) -> Tensor:
         ctx.save_for_backward(x_SBF, weight_DF)
-        ctx.comm, ctx.sp = comm, sp
-        partial_SBD = F.linear(x_SBF, weight_DF)
-        return comm.reduce_scatter(partial_SBD) if sp else comm.all_reduce(partial_SBD)
+        ctx.tp = tp
+        return _sum(F.linear(x_SBF, weight_DF), tp)
 
     @staticmethod
     def backward(ctx: Any, grad_SBD: Tensor) -> tuple[Tensor | None, ...]:
         x_SBF, weight_DF = ctx.saved_tensors
-        full_SBD = ctx.comm.all_gather(grad_SBD) if ctx.sp else grad_SBD
-        return full_SBD @ weight_DF, _weight_grad(full_SBD, x_SBF), None, None
+        full_SBD = _whole_sequence(grad_SBD, ctx.tp)
+        return full_SBD @ weight_DF, _weight_grad(full_SBD, x_SBF), None
 
 
 class _VocabEmbedding(Function):
     @staticmethod
-    def forward(ctx: Any, tokens_SB: Tensor, weight_VD: Tensor, comm: Comm, sp: bool) -> Tensor:
-        rows_SB, inside_SB = _own_rows(tokens_SB, weight_VD.shape[0], comm)
+    def forward(ctx: Any, tokens_SB: Tensor, weight_VD: Tensor, tp: TensorParallel) -> Tensor:
+        rows_SB, inside_SB = _own_rows(tokens_SB, weight_VD.shape[0], tp.comm)
         ctx.save_for_backward(rows_SB, inside_SB)
-        ctx.comm, ctx.sp, ctx.num_rows = comm, sp, weight_VD.shape[0]
-        partial_SBD = F.embedding(rows_SB, weight_VD) * inside_SB.unsqueeze(-1)
-        return comm.reduce_scatter(partial_SBD) if sp else comm.all_reduce(partial_SBD)
+        ctx.tp, ctx.num_rows = tp, weight_VD.shape[0]
+        return _sum(F.embedding(rows_SB, weight_VD) * inside_SB.unsqueeze(-1), tp)
 
     @staticmethod
     def backward(ctx: Any, grad_SBD: Tensor) -> tuple[Tensor | None, ...]:
         rows_SB, inside_SB = ctx.saved_tensors
-        full_SBD = ctx.comm.all_gather(grad_SBD) if ctx.sp else grad_SBD
+        full_SBD = _whole_sequence(grad_SBD, ctx.tp)
         masked_ND = (full_SBD * inside_SB.unsqueeze(-1)).flatten(0, 1)
         grad_VD = masked_ND.new_zeros((ctx.num_rows, masked_ND.shape[1]))
         grad_VD.index_add_(0, rows_SB.flatten(), masked_ND)
-        return None, grad_VD, None, None
+        return None, grad_VD, None
 
 
 class _VocabCrossEntropy(Function):
@@ -153,3 +155,14 @@ def _own_rows(ids: Tensor, num_rows: int, comm: Comm) -> tuple[Tensor, Tensor]:
 
 def _weight_grad(grad_SBF: Tensor, x_SBD: Tensor) -> Tensor:
     return grad_SBF.flatten(0, 1).t() @ x_SBD.flatten(0, 1)
+
+
+def _whole_sequence(x_SBD: Tensor, tp: TensorParallel) -> Tensor:
+    return tp.comm.all_gather(x_SBD) if tp.sequence_parallel else x_SBD
+
+
+def _sum(partial_SBD: Tensor, tp: TensorParallel) -> Tensor:
+    """This rank's rows of the sum over the group; all rows without sequence parallelism."""
+    if tp.sequence_parallel:
+        return tp.comm.reduce_scatter(partial_SBD)
+    return tp.comm.all_reduce(partial_SBD)
