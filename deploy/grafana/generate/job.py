@@ -53,9 +53,10 @@ def _now(whole: builders.Dashboard) -> None:
         ),
         number(
             "Model FLOPs utilization",
-            "Achieved model FLOPs as a share of what the matmul check measured on the job's nodes.",
+            "Achieved model FLOPs, windows counted as windows, as a share of the devices' peak: of "
+            "the data sheet on a known GPU, else as the matmul check measured it.",
             "percentunit",
-            f"max(outlast_model_flops_utilization_ratio{{{_JOB}}})",
+            f'max(outlast_model_flops_utilization_ratio{{{_JOB},convention="windowed"}})',
         ),
         number(
             "Faults it may survive",
@@ -131,9 +132,11 @@ def _time(whole: builders.Dashboard) -> None:
         ),
         graph(
             "Model FLOPs",
-            "Model FLOPs per second, by the formula of `outlast plan`.",
+            "Model FLOPs per second, by both conventions of `outlast plan`.",
             "flops",
-            Query(f"max(outlast_model_flops_per_second{{{_JOB}}})", "achieved"),
+            Query(
+                f"max by (convention) (outlast_model_flops_per_second{{{_JOB}}})", "{{convention}}"
+            ),
         ),
         graph(
             "Slowest rank",
