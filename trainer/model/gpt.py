@@ -228,6 +228,9 @@ class GptChunk(nn.Module):
     def _loss(self, x_SBD: Tensor, targets_SB: Tensor) -> Tensor:
         table = self.tokens if self.head is None else self.head
         logits_SBV = column_linear(self.norm(x_SBD), table.weight, None, self._tp)
+        if logits_SBV.element_size() < 4:
+            # Sums over the vocabulary, and over all tokens, need more than 8 or 11 bits.
+            logits_SBV = logits_SBV.float()
         losses_N = vocab_cross_entropy(
             logits_SBV.flatten(0, 1), targets_SB.flatten(), self._tp.comm
         )

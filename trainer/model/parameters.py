@@ -92,7 +92,7 @@ class Piece:
     place: slice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
     """What this rank updates of one bucket: all of it, or its shard with ZeRO.
 
@@ -232,6 +232,11 @@ class FlatParameters:
             )
             start = place.stop
         return tuple(parts)
+
+
+def has_memory(buffer: Tensor) -> bool:
+    """Whether a bucket's buffer can be used now."""
+    return buffer.untyped_storage().size() > 0
 
 
 def restore_memory(buffer: Tensor) -> None:

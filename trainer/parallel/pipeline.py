@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -32,6 +33,19 @@ class MicroBatch:
 
     tokens: Tensor
     targets: Tensor
+
+
+class ChunkHooks(Protocol):
+    """What happens around each use of a chunk (ZeRO gathers and reduces there)."""
+
+    def before_forward(self, chunk: int, micro_batch: int) -> None: ...
+
+    def after_forward(self, chunk: int, micro_batch: int) -> None: ...
+
+    def before_backward(self, chunk: int, micro_batch: int) -> None: ...
+
+    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        """`last`: the chunk's last backward of this step."""
 
 
 @dataclass(slots=True)
@@ -65,7 +79,13 @@ class PipelineEngine:
     """Runs this rank's part of a schedule on its stage of the model."""
 
     def __init__(
-        self, chunk: GptChunk, mesh: Mesh, schedule: Schedule, *, boundary: tuple[int, ...]
+        self,
+        chunk: GptChunk,
+        mesh: Mesh,
+        schedule: Schedule,
+        *,
+        boundary: tuple[int, ...],
+        hooks: ChunkHooks | None = None,
     ) -> None:
         """`boundary` is the shape of the tensor between two stages on this rank."""
         if schedule.num_stages != mesh.layout.pp or schedule.num_chunks != 1:
@@ -74,6 +94,7 @@ class PipelineEngine:
                 f"{schedule.num_chunks} chunks; this engine runs {mesh.layout.pp} stages of 1"
             )
         self._chunk = chunk
+        self._hooks = hooks
         self._mesh = mesh
         self._actions = schedule.actions[mesh.at.pp]
         kinds = {action.kind for action in self._actions}
@@ -86,7 +107,8 @@ class PipelineEngine:
         self._forward_buffers = None if mesh.is_first_stage else like.new_empty(shape)
         receives_back = self._trains and not mesh.is_last_stage
         self._backward_buffers = like.new_empty(shape) if receives_back else None
-        self._zero_loss = like.new_zeros(())
+        wide = torch.float64 if like.dtype is torch.float64 else torch.float32
+        self._zero_loss = torch.zeros((), dtype=wide, device=like.device)
 
     def run(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
         """Run the schedule; gradients add up in the parameters.
@@ -97,10 +119,19 @@ class PipelineEngine:
         step = _Step(micro_batches=micro_batches, loss=self._zero_loss.clone())
         self._post_receives(step)
         for action in self._actions:
+            index = action.micro_batch
             if action.kind is ActionKind.FORWARD:
+                if self._hooks is not None:
+                    self._hooks.before_forward(0, index)
                 self._forward(step, action, loss_scale)
+                if self._hooks is not None:
+                    self._hooks.after_forward(0, index)
             else:
+                if self._hooks is not None:
+                    self._hooks.before_backward(0, index)
                 self._backward(step, action)
+                if self._hooks is not None:
+                    self._hooks.after_backward(0, index, last=action == self._actions[-1])
         for comm, work, _ in step.sends:
             comm.wait([work], Op.SEND)
         return step.loss
