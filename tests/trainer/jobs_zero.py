@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
 from trainer.core.rectangles import boxes
+from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk, GptConfig
 from trainer.model.parameters import FlatParameters, Sharding
 from trainer.optim.adamw import AdamWConfig, FlatAdamW
@@ -147,6 +148,7 @@ def _train(mesh: Mesh, layout_case: Case, case: ZeroCase, steps: int) -> dict[st
         "shards": shards_of(flat),
         "bytes": sent,
         "elements": [part.all_values.numel() for part in flat.parts],
+        "blocks": [part.all_values.numel() for part in flat.parts if part.bucket.is_block],
         "most_gathered": replicas.weights.most_gathered,
     }
 
@@ -154,29 +156,32 @@ def _train(mesh: Mesh, layout_case: Case, case: ZeroCase, steps: int) -> dict[st
 def optimizer_steps(
     context: RankContext, layout_case: Case, case: ZeroCase, steps: int, phi_max: float | None
 ) -> Any:
-    """LAMB on gradients made from name and step, whatever the layout; the rank's weights."""
+    """LAMB on gradients made from name and step; the rank's weights after each step."""
     mesh = mesh_of(context, layout_case.layout, tied=layout_case.tied)
     _, flat = model(case, layout_case, mesh)
-    optimizer = FlatLamb(flat, LambConfig(adam=ADAM, phi_min=0.0, phi_max=phi_max), mesh)
+    lamb = FlatLamb(flat, LambConfig(adam=ADAM, phi_min=0.0, phi_max=phi_max), mesh)
+    after = []
     for step in range(1, steps + 1):
         for part in flat.parts:
             for piece in part.pieces:
-                # The values of a parameter called otherwise serve as its gradient.
-                facts = flat.facts[piece.name]
-                made = gradient_like(facts, piece.name, step)
+                made = gradient_like(flat.facts[piece.name], piece.name, step)
                 part.grads[piece.at].copy_(made.reshape(-1)[piece.inside])
-        optimizer.step(step, 0.02)
-    return shards_of(flat)
+        lamb.step(step, 0.02)
+        after.append(shards_of(flat))
+    return after
 
 
-def gradient_like(facts: Any, name: str, step: int) -> torch.Tensor:
-    from dataclasses import replace
+def gradient_like(facts: ParameterFacts, name: str, step: int) -> torch.Tensor:
+    """A gradient that every layout makes alike: values that another name would start with."""
+    made = replace(facts, init="normal", std=0.5 + 0.1 * step)
+    return made.initial(step, f"gradient {name}")
 
-    return replace(facts, init="normal", std=0.5 + 0.1 * step).initial(step, f"gradient {name}")
 
-
-def whole_gradients(layout_case: Case, case: ZeroCase) -> Any:
-    """Initial values and facts of the dense model, for an oracle in the test's process."""
+def whole_model(
+    case: ZeroCase, *, phi_min: float, phi_max: float | None
+) -> tuple[FlatParameters, FlatLamb]:
+    """The dense model and its LAMB, in this process."""
     context = RankContext(rank=0, world_size=1, port=0, listen_fd=-1)
-    chunk, flat = model(case, layout_case, mesh_of(context, Layout(), tied=layout_case.tied))
-    return chunk, flat
+    mesh = mesh_of(context, Layout())
+    _, flat = model(case, Case(layout=Layout()), mesh)
+    return flat, FlatLamb(flat, LambConfig(adam=ADAM, phi_min=phi_min, phi_max=phi_max), mesh)

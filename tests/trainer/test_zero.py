@@ -66,6 +66,53 @@ def test_every_level_trains_as_the_dense_model(ranks: RankPool, name: str) -> No
             )
 
 
+def test_bytes_are_those_of_the_formula(ranks: RankPool) -> None:
+    """2 (d-1)/d of all parameters at levels 0 to 2, 3 (d-1)/d at level 3 (arXiv 1910.02054, 7)."""
+    cases = [
+        ZeroCase(level=level, reshard="micro_batch", hidden=128, layers=2) for level in range(4)
+    ]
+    for replicas in (2, 4):
+        one_micro_batch = Case(layout=Layout(dp=replicas), global_batch=replicas, micro_batch=1)
+        results = ranks.run(train_cases, replicas, one_micro_batch, tuple(cases), 2)
+        for case, found in zip(cases, results[0], strict=True):
+            exchanges = 3 if case.level == 3 else 2
+            formula = exchanges * (replicas - 1) / replicas * 4 * sum(found["elements"])
+            assert found["bytes"] == pytest.approx(formula, rel=0.1), case
+
+
+def test_bf16_on_the_wire_halves_the_bytes_of_gradients(ranks: RankPool) -> None:
+    layout = Case(layout=Layout(dp=2))
+    cases = tuple(ZeroCase(level=level, wire=wire) for level in (0, 2) for wire in (None, "bf16"))
+    plain, halved, plain_2, halved_2 = ranks.run(train_cases, 2, layout, cases, 3)[0]
+    assert halved["bytes"] == pytest.approx(plain["bytes"] / 2, rel=0.05)
+    assert halved_2["bytes"] == pytest.approx(plain_2["bytes"] * 3 / 4, rel=0.05)
+    np.testing.assert_allclose(halved["curve"], plain["curve"], rtol=1e-2)
+    np.testing.assert_allclose(halved_2["curve"], plain["curve"], rtol=1e-2)
+
+
+def test_level_3_holds_two_blocks_and_the_ends_at_most(ranks: RankPool) -> None:
+    case = ZeroCase(level=3, reshard="micro_batch", reduce="micro_batch", layers=8)
+    found = ranks.run(train_cases, 2, Case(layout=Layout(dp=2)), (case,), 2)[0][0]
+    block = max(found["blocks"])
+    ends = sum(found["elements"]) - sum(found["blocks"])
+    assert len(found["blocks"]) == 8
+    assert found["most_gathered"] == 2 * block + ends
+
+
+@pytest.mark.parametrize("name", ["dp2", "tp2-pp2-dp2-sp"])
+def test_bf16_trains_close_to_fp32(ranks: RankPool, name: str) -> None:
+    """Masters and sums in fp32; every level has the same bits here too."""
+    layout = LAYOUTS[name]
+    cases = (ZeroCase(), *(replace(case, dtype="bf16") for case in SAME_SUMS))
+    results = ranks.run(train_cases, layout.layout.world_size, layout, cases, 5)
+    exact, *rounded = results[0]
+    losses = [loss for loss, _ in exact["curve"]]
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose([loss for loss, _ in rounded[0]["curve"]], losses, rtol=2e-2)
+    for found in rounded[1:]:
+        assert found["curve"] == rounded[0]["curve"]
+
+
 def joined(results: list[Any]) -> dict[str, Any]:
     """Whole tensors from the shards of all ranks; every element must be there."""
     tensors: dict[str, Any] = {}

@@ -45,7 +45,7 @@ class FlatLamb:
 
     def __init__(self, flat: FlatParameters, config: LambConfig, mesh: Mesh) -> None:
         self._flat = flat
-        self._config = config
+        self.config = config
         self._mesh = mesh
         self.exp_avg = flat.new_state()
         self.exp_avg_sq = flat.new_state()
@@ -70,7 +70,7 @@ class FlatLamb:
 
     def _direction(self, part: Part, step: int) -> Tensor:
         """Where a part moves: Adam's direction and the decay, before it is scaled."""
-        config, grads = self._config.adam, part.grads
+        config, grads = self.config.adam, part.grads
         exp_avg, exp_avg_sq = self.exp_avg[part.place], self.exp_avg_sq[part.place]
         exp_avg.lerp_(grads, 1.0 - config.beta1)
         exp_avg_sq.mul_(config.beta2).addcmul_(grads, grads, value=1.0 - config.beta2)
@@ -88,7 +88,7 @@ class FlatLamb:
         ratios = {}
         for name, (weight, direction) in zip(self._names, squares.sqrt().tolist(), strict=True):
             usable = weight > 0.0 and direction > 0.0
-            ratios[name] = self._config.phi(weight) / direction if usable else 1.0
+            ratios[name] = self.config.phi(weight) / direction if usable else 1.0
         return ratios
 
     def _whole_squares(self, directions: Sequence[Tensor]) -> Tensor:
