@@ -6,9 +6,10 @@ the parts.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,30 @@ from outlast.spec import JobSpec
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
+from trainer.core.rectangles import boxes
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
 from trainer.data.prepare import DataOptions, prepare
 from trainer.model.config import GptConfig, RopeConfig
+from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk
-from trainer.model.parameters import FlatParameters
+from trainer.model.parameters import FlatParameters, Sharding
 from trainer.optim.adamw import AdamWConfig, FlatAdamW
+from trainer.optim.lamb import FlatLamb, LambConfig
+from trainer.optim.loss_scale import LossScale
 from trainer.optim.schedule import LearningRate
+from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.pipeline import PipelineEngine
+from trainer.parallel.pipeline import ChunkHooks, PipelineEngine
+from trainer.parallel.zero import DataParallel, ZeroConfig
 
 _NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +56,10 @@ class TrainState:
     spec: JobSpec
     mesh: Mesh
     flat: FlatParameters
-    optimizer: FlatAdamW
+    data_parallel: DataParallel
+    optimizer: FlatAdamW | FlatLamb
     learning_rate: LearningRate
+    loss_scale: LossScale | None
     train_engine: PipelineEngine
     eval_engine: PipelineEngine
     train_loader: Loader
@@ -54,24 +68,33 @@ class TrainState:
 
     @property
     def splits_sequence(self) -> bool:
-        return self.spec.parallel.sequence_parallel and self.mesh.tp.size > 1
+        return splits_sequence(self.spec, self.mesh)
+
+    @property
+    def holders(self) -> Comm:
+        """The ranks that hold the same state as this one; with ZeRO it is alone."""
+        if self.flat.level == 0:
+            return self.mesh.dp
+        return Comm(group=self.mesh.dp.group, ranks=(self.mesh.rank,), index=0)
 
     def named_tensors(self) -> list[NamedTensor]:
         """All tensors that a checkpoint holds, with their place in the whole model."""
-        kinds: tuple[tuple[str, str, Tensor], ...] = (
-            ("model.", "", self.flat.values),
-            ("optim.", ".exp_avg", self.optimizer.exp_avg),
-            ("optim.", ".exp_avg_sq", self.optimizer.exp_avg_sq),
-        )
+        optimizer = self.optimizer
         return [
-            NamedTensor(
-                name=f"{prefix}{name}{suffix}",
-                tensor=self.flat.view(buffer, name),
-                global_shape=facts.global_shape,
-                offsets=facts.offsets,
+            tensor
+            for part in self.flat.parts
+            for prefix, suffix, buffer in (
+                ("model.", "", part.master),
+                ("optim.", ".exp_avg", optimizer.exp_avg[part.place]),
+                ("optim.", ".exp_avg_sq", optimizer.exp_avg_sq[part.place]),
             )
-            for prefix, suffix, buffer in kinds
-            for name, facts in self.flat.facts.items()
+            for piece in part.pieces
+            for tensor in _named(
+                f"{prefix}{piece.name}{suffix}",
+                self.flat.facts[piece.name],
+                buffer[piece.at],
+                piece.inside,
+            )
         ]
 
     def extra(self, step: int) -> dict[str, Any]:
@@ -83,6 +106,7 @@ class TrainState:
                 "seed": self.spec.seed,
                 "data_digest": self.data_digest,
             },
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
             "rng": {"torch_cpu": bytes(torch.get_rng_state().numpy()).hex()},
             "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
             "environment": environment(self.mesh.device),
@@ -110,6 +134,8 @@ class TrainState:
                 f"the checkpoint of step {extra['step']} is of another job: its loader stood at "
                 f"{loader}, this job's is at {own['loader']}"
             )
+        if self.loss_scale is not None:
+            self.loss_scale.restore(extra["loss_scale"])
         before = extra["environment"] | extra["schedule"]
         now = own["environment"] | own["schedule"]
         return [
@@ -127,30 +153,24 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
     """
     config = gpt_config(spec)
     chunks = _chunks(spec, config, mesh)
-    flat = FlatParameters(chunks, tp_size=mesh.tp.size)
-    train_engine, eval_engine = _engines(spec, mesh, chunks)
-    optimizer = spec.optimizer
+    zero = spec.parallel.zero
+    flat = FlatParameters(
+        chunks,
+        tp_size=mesh.tp.size,
+        sharding=Sharding(level=zero.level, index=mesh.dp.index, count=mesh.dp.size),
+    )
+    splits = splits_sequence(spec, mesh)
+    data_parallel = DataParallel(flat, chunks, mesh, _zero_config(spec), sequence_parallel=splits)
+    train_engine, eval_engine = _engines(spec, mesh, chunks, data_parallel)
     files = prepare(data_dir, _data_options(spec))
     return TrainState(
         spec=spec,
         mesh=mesh,
         flat=flat,
-        optimizer=FlatAdamW(
-            flat,
-            AdamWConfig(
-                beta1=optimizer.beta1,
-                beta2=optimizer.beta2,
-                eps=optimizer.eps,
-                weight_decay=optimizer.weight_decay,
-            ),
-        ),
-        learning_rate=LearningRate(
-            name=optimizer.schedule.name,
-            peak=optimizer.lr,
-            warmup_steps=optimizer.schedule.warmup_steps,
-            min_ratio=optimizer.schedule.min_ratio,
-            steps=spec.steps,
-        ),
+        data_parallel=data_parallel,
+        optimizer=_optimizer(spec, flat, mesh),
+        learning_rate=_learning_rate(spec),
+        loss_scale=_loss_scale(spec),
         train_engine=train_engine,
         eval_engine=eval_engine,
         train_loader=_loader(spec, mesh, files.train),
@@ -172,11 +192,11 @@ def _chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]:
 
 
 def _engines(
-    spec: JobSpec, mesh: Mesh, chunks: Sequence[GptChunk]
+    spec: JobSpec, mesh: Mesh, chunks: Sequence[GptChunk], hooks: ChunkHooks
 ) -> tuple[PipelineEngine, PipelineEngine]:
     """One that trains and one that evaluates, on the same chunks."""
     parallel, model = spec.parallel, spec.model
-    splits = parallel.sequence_parallel and mesh.tp.size > 1
+    splits = splits_sequence(spec, mesh)
     local_seq = model.seq_len // mesh.tp.size if splits else model.seq_len
     training = schedules.build(
         parallel.schedule,
@@ -196,10 +216,75 @@ def _engines(
             schedule,
             boundary=(local_seq, parallel.micro_batch, model.hidden),
             replicated=mesh.tp.size > 1 and not splits,
+            hooks=hooks,
         )
         for schedule in (training, evaluation)
     )
     return train_engine, eval_engine
+
+
+def splits_sequence(spec: JobSpec, mesh: Mesh) -> bool:
+    """Whether ranks of a tensor group each see a part of the sequence between matmuls."""
+    return spec.parallel.sequence_parallel and mesh.tp.size > 1
+
+
+def _named(
+    name: str, facts: ParameterFacts, values: Tensor, inside: slice
+) -> Iterator[NamedTensor]:
+    """Consecutive elements of this rank's shard of a tensor, as rectangles of the whole one."""
+    for box in boxes(facts.shape, inside.start, inside.stop):
+        start = box.start - inside.start
+        offsets = [first + offset for first, offset in zip(facts.offsets, box.offsets, strict=True)]
+        yield NamedTensor(
+            name=name,
+            tensor=values[start : start + math.prod(box.shape)].view(box.shape),
+            global_shape=facts.global_shape,
+            offsets=tuple(offsets),
+        )
+
+
+def _zero_config(spec: JobSpec) -> ZeroConfig:
+    zero = spec.parallel.zero
+    # A pipeline's stage uses its chunks many times a step: gathering each time would cost
+    # more than the memory is worth.
+    default = "step" if spec.parallel.pp > 1 else "micro_batch"
+    return ZeroConfig(
+        reshard_each_micro_batch=(zero.reshard_after or default) == "micro_batch",
+        reduce_each_micro_batch=(zero.reduce_after or default) == "micro_batch",
+        wire=None if zero.communication is None else DTYPES[zero.communication],
+    )
+
+
+def _optimizer(spec: JobSpec, flat: FlatParameters, mesh: Mesh) -> FlatAdamW | FlatLamb:
+    given = spec.optimizer
+    adam = AdamWConfig(
+        beta1=given.beta1, beta2=given.beta2, eps=given.eps, weight_decay=given.weight_decay
+    )
+    if given.name == "adamw":
+        return FlatAdamW(flat, adam)
+    config = LambConfig(adam=adam, phi_min=given.lamb.phi_min, phi_max=given.lamb.phi_max)
+    return FlatLamb(flat, config, mesh)
+
+
+def _learning_rate(spec: JobSpec) -> LearningRate:
+    given = spec.optimizer
+    return LearningRate(
+        name=given.schedule.name,
+        peak=given.lr,
+        warmup_steps=given.schedule.warmup_steps,
+        min_ratio=given.schedule.min_ratio,
+        steps=spec.steps,
+        decay_steps=given.schedule.decay_steps or max(1, spec.steps // 10),
+    )
+
+
+def _loss_scale(spec: JobSpec) -> LossScale | None:
+    if spec.precision != "fp16":
+        return None
+    given = spec.loss_scale
+    return LossScale(
+        scale=given.initial, growth_interval=given.growth_interval, minimum=given.minimum
+    )
 
 
 def gpt_config(spec: JobSpec) -> GptConfig:

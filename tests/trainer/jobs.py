@@ -245,7 +245,9 @@ def train(
     code = worker.run(fields)
     digest = hashlib.sha256()
     for state in states:
-        for buffer in (state.flat.values, state.optimizer.exp_avg, state.optimizer.exp_avg_sq):
+        for part in state.flat.parts:
+            digest.update(part.master.numpy().tobytes())
+        for buffer in (state.optimizer.exp_avg, state.optimizer.exp_avg_sq):
             digest.update(buffer.numpy().tobytes())
     return {"code": code, "state": digest.hexdigest()}
 
