@@ -28,6 +28,9 @@ from trainer.parallel.comm import Comm, Pending
 from trainer.parallel.mailbox import Mailbox
 from trainer.parallel.mesh import Mesh
 
+# How long an example takes is not what these tests are about.
+unhurried = settings(max_examples=60, deadline=None)
+
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
@@ -39,6 +42,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return build(name, p, m, extra_warmup=extra)
 
 
+@unhurried
 @given(schedule=schedules())
 def test_no_two_messages_between_two_ranks_have_one_number(schedule: Schedule) -> None:
     for stage in range(schedule.num_stages):
@@ -47,6 +51,7 @@ def test_no_two_messages_between_two_ranks_have_one_number(schedule: Schedule) -
             assert len(set(numbers)) == len(numbers)
 
 
+@unhurried
 @given(schedule=schedules())
 def test_what_is_sent_is_what_is_awaited(schedule: Schedule) -> None:
     for stage, actions in enumerate(schedule.actions):
@@ -57,6 +62,7 @@ def test_what_is_sent_is_what_is_awaited(schedule: Schedule) -> None:
         assert Counter(m for a in actions for m in last_used(schedule, stage, a)) == Counter(sent)
 
 
+@unhurried
 @given(p=st.integers(2, 8), m=st.integers(1, 24))
 def test_1f1b_needs_as_many_buffers_as_its_neighbours_hold_micro_batches(p: int, m: int) -> None:
     schedule = build("1f1b", p, m)
@@ -141,7 +147,7 @@ def _mailboxes(schedule: Schedule, network: _Network) -> list[Mailbox]:
     return boxes
 
 
-@settings(max_examples=60, deadline=None)
+@unhurried
 @given(schedule=schedules(), seed=st.integers(0, 2**32))
 def test_however_late_a_stage_is_each_send_finds_its_receive(schedule: Schedule, seed: int) -> None:
     """Stages run in any order that their messages allow, for two steps."""
@@ -171,6 +177,7 @@ def test_however_late_a_stage_is_each_send_finds_its_receive(schedule: Schedule,
             box.close()
 
 
+@unhurried
 @given(p=st.integers(2, 6), m=st.integers(1, 30), v=st.integers(1, 3))
 def test_evaluation_ends_though_senders_wait_for_buffers(p: int, m: int, v: int) -> None:
     """Nothing but the buffers holds a stage back, and they are enough to go on."""

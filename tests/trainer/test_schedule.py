@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.core.partition import split_layers
@@ -27,6 +27,8 @@ BI, BW = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 stages = st.integers(1, 8)
 micro_batches = st.integers(1, 24)
 chunks = st.integers(2, 4)
+# How long an example takes is not what these tests are about.
+unhurried = settings(deadline=None)
 
 
 def _actions(*pairs: tuple[ActionKind, int]) -> tuple[Action, ...]:
@@ -39,6 +41,7 @@ def test_bubble_is_the_papers(name: str, p: int, m: int) -> None:
     assert check(build(name, p, m)).bubble == pytest.approx(bubble_share(p, m))
 
 
+@unhurried
 @given(p=st.integers(2, 8), v=chunks, m=micro_batches)
 def test_interleaving_cuts_the_bubble_by_the_number_of_chunks(p: int, v: int, m: int) -> None:
     """(p - 1) / (v m + p - 1) where a round fills the pipeline (arXiv 2104.04473, 2.2).
@@ -53,6 +56,7 @@ def test_interleaving_cuts_the_bubble_by_the_number_of_chunks(p: int, v: int, m:
         assert bubble_share(p, m, v) - 1e-9 <= timing.bubble
 
 
+@unhurried
 @given(p=st.integers(2, 8), v=chunks, rounds=st.integers(1, 4))
 def test_interleaving_holds_what_its_warm_up_says(p: int, v: int, rounds: int) -> None:
     """Stage r warms up with 2 (p - r - 1) + (v - 1) p forwards (Megatron-LM)."""
