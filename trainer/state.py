@@ -20,6 +20,7 @@ from torch import Tensor
 
 from checkpoint.stage import NamedTensor
 from outlast.spec import JobSpec
+from trainer import configure
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
@@ -30,22 +31,16 @@ from trainer.data.prepare import DataOptions, prepare
 from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk, GptConfig
 from trainer.model.parameters import FlatParameters, Sharding
-from trainer.optim.adamw import AdamWConfig, FlatAdamW
-from trainer.optim.lamb import FlatLamb, LambConfig
+from trainer.optim.adamw import FlatAdamW
+from trainer.optim.lamb import FlatLamb
 from trainer.optim.loss_scale import LossScale
 from trainer.optim.schedule import LearningRate
 from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import PipelineEngine
-from trainer.parallel.zero import DataParallel, ZeroConfig
+from trainer.parallel.zero import DataParallel
 
 _NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
-DTYPES = {
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +155,9 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         tp_size=mesh.tp.size,
         sharding=Sharding(level=zero.level, index=mesh.dp.index, count=mesh.dp.size),
     )
-    data_parallel = DataParallel(flat, chunks, mesh, _zero_config(spec), sequence_parallel=splits)
+    data_parallel = DataParallel(
+        flat, chunks, mesh, configure.zero_config(spec), sequence_parallel=splits
+    )
     files = prepare(data_dir, _data_options(spec))
     stages, micro_batches = spec.parallel.pp, spec.num_micro_batches
     local_seq = config.seq_len // mesh.tp.size if splits else config.seq_len
@@ -176,9 +173,9 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         mesh=mesh,
         flat=flat,
         data_parallel=data_parallel,
-        optimizer=_optimizer(spec, flat, mesh),
-        learning_rate=_learning_rate(spec),
-        loss_scale=_loss_scale(spec),
+        optimizer=configure.optimizer(spec, flat, mesh),
+        learning_rate=configure.learning_rate(spec),
+        loss_scale=configure.loss_scale(spec),
         train_engine=train_engine,
         eval_engine=eval_engine,
         train_loader=_loader(spec, mesh, files.train),
@@ -207,50 +204,6 @@ def _named(
         )
 
 
-def _zero_config(spec: JobSpec) -> ZeroConfig:
-    zero = spec.parallel.zero
-    # A pipeline's stage uses its chunks many times a step: gathering each time would cost
-    # more than the memory is worth.
-    default = "step" if spec.parallel.pp > 1 else "micro_batch"
-    return ZeroConfig(
-        reshard_each_micro_batch=(zero.reshard_after or default) == "micro_batch",
-        reduce_each_micro_batch=(zero.reduce_after or default) == "micro_batch",
-        wire=None if zero.communication is None else DTYPES[zero.communication],
-    )
-
-
-def _optimizer(spec: JobSpec, flat: FlatParameters, mesh: Mesh) -> FlatAdamW | FlatLamb:
-    given = spec.optimizer
-    adam = AdamWConfig(
-        beta1=given.beta1, beta2=given.beta2, eps=given.eps, weight_decay=given.weight_decay
-    )
-    if given.name == "adamw":
-        return FlatAdamW(flat, adam)
-    config = LambConfig(adam=adam, phi_min=given.lamb.phi_min, phi_max=given.lamb.phi_max)
-    return FlatLamb(flat, config, mesh)
-
-
-def _learning_rate(spec: JobSpec) -> LearningRate:
-    given = spec.optimizer
-    return LearningRate(
-        name=given.schedule.name,
-        peak=given.lr,
-        warmup_steps=given.schedule.warmup_steps,
-        min_ratio=given.schedule.min_ratio,
-        steps=spec.steps,
-        decay_steps=given.schedule.decay_steps or max(1, spec.steps // 10),
-    )
-
-
-def _loss_scale(spec: JobSpec) -> LossScale | None:
-    if spec.precision != "fp16":
-        return None
-    given = spec.loss_scale
-    return LossScale(
-        scale=given.initial, growth_interval=given.growth_interval, minimum=given.minimum
-    )
-
-
 def gpt_config(spec: JobSpec) -> GptConfig:
     """The model section of the spec, in the model's own words."""
     model = spec.model
@@ -265,7 +218,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         norm_eps=model.norm_eps,
         init_std=model.init_std,
         sequence_parallel=spec.parallel.sequence_parallel,
-        dtype=DTYPES[spec.precision],
+        dtype=configure.DTYPES[spec.precision],
     )
 
 
