@@ -139,7 +139,11 @@ class TrainLoop:
                 "lower optimizer.lr, or look at the data of this step"
             )
         if self._mesh.rank == 0:
-            print(f"step {step}: overflow at loss scale {scale.scale}; skipped", flush=True)
+            print(
+                f"step {step}: overflow at loss scale {scale.scale}; skipped",
+                file=sys.stderr,
+                flush=True,
+            )
         scale.shrink()
         return False
 

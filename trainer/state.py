@@ -20,33 +20,28 @@ from torch import Tensor
 
 from checkpoint.stage import NamedTensor
 from outlast.spec import JobSpec
+from trainer import configure
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
 from trainer.core.rectangles import boxes
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
-from trainer.data.prepare import DataOptions, prepare
-from trainer.model.config import GptConfig, RopeConfig
+from trainer.data.prepare import prepare
+from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters, Sharding
-from trainer.optim.adamw import AdamWConfig, FlatAdamW
-from trainer.optim.lamb import FlatLamb, LambConfig
+from trainer.optim.adamw import FlatAdamW
+from trainer.optim.lamb import FlatLamb
 from trainer.optim.loss_scale import LossScale
 from trainer.optim.schedule import LearningRate
 from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import ChunkHooks, PipelineEngine
-from trainer.parallel.zero import DataParallel, ZeroConfig
+from trainer.parallel.zero import DataParallel
 
 _NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
-DTYPES = {
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +146,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
     Raises:
         ValueError: the data cannot feed this model.
     """
-    config = gpt_config(spec)
+    config = configure.gpt_config(spec)
     chunks = _chunks(spec, config, mesh)
     zero = spec.parallel.zero
     flat = FlatParameters(
@@ -160,17 +155,19 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         sharding=Sharding(level=zero.level, index=mesh.dp.index, count=mesh.dp.size),
     )
     splits = splits_sequence(spec, mesh)
-    data_parallel = DataParallel(flat, chunks, mesh, _zero_config(spec), sequence_parallel=splits)
+    data_parallel = DataParallel(
+        flat, chunks, mesh, configure.zero_config(spec), sequence_parallel=splits
+    )
     train_engine, eval_engine = _engines(spec, mesh, chunks, data_parallel)
-    files = prepare(data_dir, _data_options(spec))
+    files = prepare(data_dir, configure.data_options(spec))
     return TrainState(
         spec=spec,
         mesh=mesh,
         flat=flat,
         data_parallel=data_parallel,
-        optimizer=_optimizer(spec, flat, mesh),
-        learning_rate=_learning_rate(spec),
-        loss_scale=_loss_scale(spec),
+        optimizer=configure.optimizer(spec, flat, mesh),
+        learning_rate=configure.learning_rate(spec),
+        loss_scale=configure.loss_scale(spec),
         train_engine=train_engine,
         eval_engine=eval_engine,
         train_loader=_loader(spec, mesh, files.train),
@@ -243,88 +240,6 @@ def _named(
         )
 
 
-def _zero_config(spec: JobSpec) -> ZeroConfig:
-    zero = spec.parallel.zero
-    # A pipeline's stage uses its chunks many times a step: gathering each time would cost
-    # more than the memory is worth.
-    default = "step" if spec.parallel.pp > 1 else "micro_batch"
-    return ZeroConfig(
-        reshard_each_micro_batch=(zero.reshard_after or default) == "micro_batch",
-        reduce_each_micro_batch=(zero.reduce_after or default) == "micro_batch",
-        wire=None if zero.communication is None else DTYPES[zero.communication],
-    )
-
-
-def _optimizer(spec: JobSpec, flat: FlatParameters, mesh: Mesh) -> FlatAdamW | FlatLamb:
-    given = spec.optimizer
-    adam = AdamWConfig(
-        beta1=given.beta1, beta2=given.beta2, eps=given.eps, weight_decay=given.weight_decay
-    )
-    if given.name == "adamw":
-        return FlatAdamW(flat, adam)
-    config = LambConfig(adam=adam, phi_min=given.lamb.phi_min, phi_max=given.lamb.phi_max)
-    return FlatLamb(flat, config, mesh)
-
-
-def _learning_rate(spec: JobSpec) -> LearningRate:
-    given = spec.optimizer
-    return LearningRate(
-        name=given.schedule.name,
-        peak=given.lr,
-        warmup_steps=given.schedule.warmup_steps,
-        min_ratio=given.schedule.min_ratio,
-        steps=spec.steps,
-        decay_steps=given.schedule.decay_steps or max(1, spec.steps // 10),
-    )
-
-
-def _loss_scale(spec: JobSpec) -> LossScale | None:
-    if spec.precision != "fp16":
-        return None
-    given = spec.loss_scale
-    return LossScale(
-        scale=given.initial, growth_interval=given.growth_interval, minimum=given.minimum
-    )
-
-
-def gpt_config(spec: JobSpec) -> GptConfig:
-    """The model section of the spec, in the model's own words."""
-    model, parallel = spec.model, spec.parallel
-    rope = RopeConfig(theta=model.rope_theta, fraction=model.rope_fraction, pairs=model.rope_pairs)
-    return GptConfig(
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        mlp_hidden=model.mlp_hidden,
-        vocab_size=model.vocab_size,
-        seq_len=model.seq_len,
-        tied_embeddings=model.tied_embeddings,
-        norm_eps=model.norm_eps,
-        init_std=model.init_std,
-        sequence_parallel=parallel.sequence_parallel,
-        dtype=DTYPES[spec.precision],
-        kv_heads=model.kv_heads,
-        block=model.block,
-        block_norms=model.block_norms,
-        norm=model.norm,
-        norm_bias=model.norm_bias,
-        activation=model.activation,
-        learned_positions=model.positions == "learned",
-        rope=rope if model.positions == "rope" else None,
-        window=model.window,
-        window_pattern=model.window_pattern,
-        attention_bias=model.attention_bias,
-        mlp_bias=model.mlp_bias,
-        head_bias=model.head_bias,
-        logit_scale=model.logit_scale,
-        dropout=model.dropout,
-        attention_dropout=model.attention_dropout,
-        seed=spec.seed,
-        tp_chunks=parallel.tp_chunks,
-        recompute=parallel.recompute,
-    )
-
-
 def environment(device: torch.device) -> dict[str, str]:
     """What decides the bits of the arithmetic besides the job itself."""
     found = {
@@ -343,15 +258,6 @@ def environment(device: torch.device) -> dict[str, str]:
         # NCCL sums in the order that these decide.
         found |= {name: os.environ[name] for name in _NCCL_CHOICES if name in os.environ}
     return found
-
-
-def _data_options(spec: JobSpec) -> DataOptions:
-    return DataOptions(
-        source=spec.data.source,
-        tokenizer=spec.data.tokenizer,
-        validation_fraction=spec.data.validation_fraction,
-        max_bytes=spec.data.max_bytes,
-    )
 
 
 def _loader(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:

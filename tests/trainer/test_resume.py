@@ -177,7 +177,6 @@ def test_shards_are_brought_back_by_their_owners(
         reference = curve(steps_of(whole, 1, rank))
         assert curve(steps_of(pieces, 2, rank)) == reference[3:5]
         assert curve(steps_of(pieces, 3, rank)) == reference[4:]
-        assert "after step 4, from storage" in log_of(pieces, 3, rank)
     saved = sum(part.stat().st_size for part in (pieces / "store").glob("**/step-*.2/rank-*.bin"))
     elements = 3 * 4 * parameters_of(spec)
     # Alignment to cache lines is all that is more than every element once.

@@ -1,0 +1,119 @@
+"""The sections of the spec, each in the words of the part that it is for."""
+
+from __future__ import annotations
+
+import torch
+
+from outlast.spec import JobSpec
+from trainer.data.prepare import DataOptions
+from trainer.model.config import GptConfig, RopeConfig
+from trainer.model.parameters import FlatParameters
+from trainer.optim.adamw import AdamWConfig, FlatAdamW
+from trainer.optim.lamb import FlatLamb, LambConfig
+from trainer.optim.loss_scale import LossScale
+from trainer.optim.schedule import LearningRate
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.zero import ZeroConfig
+
+DTYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def gpt_config(spec: JobSpec) -> GptConfig:
+    """The model section of the spec, in the model's own words."""
+    model, parallel = spec.model, spec.parallel
+    rope = RopeConfig(theta=model.rope_theta, fraction=model.rope_fraction, pairs=model.rope_pairs)
+    return GptConfig(
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        mlp_hidden=model.mlp_hidden,
+        vocab_size=model.vocab_size,
+        seq_len=model.seq_len,
+        tied_embeddings=model.tied_embeddings,
+        norm_eps=model.norm_eps,
+        init_std=model.init_std,
+        sequence_parallel=parallel.sequence_parallel,
+        dtype=DTYPES[spec.precision],
+        kv_heads=model.kv_heads,
+        block=model.block,
+        block_norms=model.block_norms,
+        norm=model.norm,
+        norm_bias=model.norm_bias,
+        activation=model.activation,
+        learned_positions=model.positions == "learned",
+        rope=rope if model.positions == "rope" else None,
+        window=model.window,
+        window_pattern=model.window_pattern,
+        attention_bias=model.attention_bias,
+        mlp_bias=model.mlp_bias,
+        head_bias=model.head_bias,
+        logit_scale=model.logit_scale,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        seed=spec.seed,
+        tp_chunks=parallel.tp_chunks,
+        recompute=parallel.recompute,
+    )
+
+
+def data_options(spec: JobSpec) -> DataOptions:
+    """What decides the content of the token files."""
+    return DataOptions(
+        source=spec.data.source,
+        tokenizer=spec.data.tokenizer,
+        validation_fraction=spec.data.validation_fraction,
+        max_bytes=spec.data.max_bytes,
+    )
+
+
+def zero_config(spec: JobSpec) -> ZeroConfig:
+    """What ZeRO trades, with the defaults that depend on the pipeline."""
+    zero = spec.parallel.zero
+    # A pipeline's stage uses its chunks many times a step: gathering each time would cost
+    # more than the memory is worth.
+    default = "step" if spec.parallel.pp > 1 else "micro_batch"
+    return ZeroConfig(
+        reshard_each_micro_batch=(zero.reshard_after or default) == "micro_batch",
+        reduce_each_micro_batch=(zero.reduce_after or default) == "micro_batch",
+        wire=None if zero.communication is None else DTYPES[zero.communication],
+    )
+
+
+def optimizer(spec: JobSpec, flat: FlatParameters, mesh: Mesh) -> FlatAdamW | FlatLamb:
+    """The optimizer that the spec names, over what this rank owns."""
+    given = spec.optimizer
+    adam = AdamWConfig(
+        beta1=given.beta1, beta2=given.beta2, eps=given.eps, weight_decay=given.weight_decay
+    )
+    if given.name == "adamw":
+        return FlatAdamW(flat, adam)
+    config = LambConfig(adam=adam, phi_min=given.lamb.phi_min, phi_max=given.lamb.phi_max)
+    return FlatLamb(flat, config, mesh)
+
+
+def learning_rate(spec: JobSpec) -> LearningRate:
+    """The learning rate over the steps of the job."""
+    given = spec.optimizer
+    return LearningRate(
+        name=given.schedule.name,
+        peak=given.lr,
+        warmup_steps=given.schedule.warmup_steps,
+        min_ratio=given.schedule.min_ratio,
+        steps=spec.steps,
+        decay_steps=given.schedule.decay_steps or max(1, spec.steps // 10),
+    )
+
+
+def loss_scale(spec: JobSpec) -> LossScale | None:
+    """The loss scale that fp16 needs; None for other precisions."""
+    if spec.precision != "fp16":
+        return None
+    given = spec.loss_scale
+    return LossScale(
+        scale=given.initial, growth_interval=given.growth_interval, minimum=given.minimum
+    )
