@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outlast.blackbox import Op
+from outlast.blackbox import Group, Op
 from outlast.layout import Layout
-from tests.trainer.jobs import mesh_of
+from tests.trainer.jobs import Silent, mesh_of
 from tests.trainer.ranks import RankContext
 from trainer.parallel.comm import Comm
 from trainer.parallel.tensor import TensorParallel, column_linear, row_linear, vocab_embedding
@@ -67,6 +67,40 @@ def rounded_reduce_scatter(context: RankContext) -> dict[str, Any]:
     part = torch.empty(5)
     comm.start_reduce_scatter(own, part, wire_dtype=torch.bfloat16).wait()
     return {"own": own.numpy(), "part": part.numpy(), "bytes_sent": comm.bytes_sent}
+
+
+def widening_reduce_scatter(context: RankContext) -> dict[str, Any]:
+    """bf16 gradients summed into fp32."""
+    comm = mesh_of(context, Layout(dp=context.world_size)).dp
+    generator = torch.Generator().manual_seed(context.rank)
+    own = torch.randn(context.world_size * 5, generator=generator).bfloat16()
+    part = torch.empty(5)
+    comm.start_reduce_scatter(own, part).wait()
+    return {"own": own.float().numpy(), "part": part.numpy()}
+
+
+def waits_in_the_black_box(context: RankContext) -> list[tuple[Op, Group, int]]:
+    """What a started and a blocking operation note, in order."""
+    recorder = Silent()
+    mesh = mesh_of(context, Layout(tp=context.world_size), recorder=recorder)
+    out = torch.empty(context.world_size)
+    gather = mesh.tp.start_all_gather(torch.ones(1), out)
+    mesh.tp.all_reduce(torch.ones(1))
+    gather.wait()
+    return recorder.entered
+
+
+def lost_under_way(context: RankContext) -> str:
+    """Rank 1 leaves without a word while rank 0 has something under way."""
+    comm = mesh_of(context, Layout(dp=2)).dp
+    comm.all_reduce(torch.ones(1))
+    if context.rank == 1:
+        return ""
+    try:
+        comm.start_all_gather(torch.ones(1), torch.empty(2)).wait()
+    except Exception as error:  # noqa: BLE001  # its type is what the test is about
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
 
 
 def traffic(context: RankContext, rows: int) -> dict[str, int]:
@@ -201,7 +235,10 @@ def _shards(case: LinearCase, tensors: dict[str, Tensor], comm: Comm) -> dict[st
 
 def _apply_linear(case: LinearCase, own: dict[str, Tensor], comm: Comm) -> Tensor:
     tp = TensorParallel(
-        comm=comm, sequence_parallel=case.sequence_parallel and comm.size > 1, chunks=case.chunks
+        comm=comm,
+        sequence_parallel=case.sequence_parallel and comm.size > 1,
+        chunks=case.chunks,
+        min_piece_bytes=1,
     )
     linear = column_linear if case.kind == "column" else row_linear
     return linear(own["x"], own["weight"], own["bias"] if case.has_bias else None, tp)
