@@ -26,6 +26,7 @@ from trainer.model.config import GptConfig
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
 from trainer.optim.clip import squared_norm_share
+from trainer.parallel.comm import Recorder
 from trainer.parallel.data_parallel import sync_gradients
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
@@ -64,14 +65,16 @@ class Case:
     global_batch: int = 8
 
 
-def mesh_of(context: RankContext, layout: Layout, *, tied: bool = True) -> Mesh:
+def mesh_of(
+    context: RankContext, layout: Layout, *, tied: bool = True, recorder: Recorder | None = None
+) -> Mesh:
     return build_mesh(
         layout,
         context.rank,
         store=context.store(),
         device=torch.device("cpu"),
         timeout_s=60,
-        recorder=Silent(),
+        recorder=recorder or Silent(),
         tied_embeddings=tied,
         gloo_interface="lo",
     )

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outlast.blackbox import Op
+from outlast.blackbox import Group, Op
 from outlast.layout import Layout
-from tests.trainer.jobs import mesh_of
+from tests.trainer.jobs import Silent, mesh_of
 from tests.trainer.ranks import RankContext
 from trainer.parallel.comm import Comm
+from trainer.parallel.nccl import NcclComm
 from trainer.parallel.tensor import TensorParallel, column_linear, row_linear, vocab_embedding
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -67,6 +68,40 @@ def rounded_reduce_scatter(context: RankContext) -> dict[str, Any]:
     part = torch.empty(5)
     comm.start_reduce_scatter(own, part, wire_dtype=torch.bfloat16).wait()
     return {"own": own.numpy(), "part": part.numpy(), "bytes_sent": comm.bytes_sent}
+
+
+def widening_reduce_scatter(context: RankContext) -> dict[str, Any]:
+    """bf16 gradients summed into fp32."""
+    comm = mesh_of(context, Layout(dp=context.world_size)).dp
+    generator = torch.Generator().manual_seed(context.rank)
+    own = torch.randn(context.world_size * 5, generator=generator).bfloat16()
+    part = torch.empty(5)
+    comm.start_reduce_scatter(own, part).wait()
+    return {"own": own.float().numpy(), "part": part.numpy()}
+
+
+def waits_in_the_black_box(context: RankContext) -> list[tuple[Op, Group, int]]:
+    """What a started and a blocking operation note, in order."""
+    recorder = Silent()
+    mesh = mesh_of(context, Layout(tp=context.world_size), recorder=recorder)
+    out = torch.empty(context.world_size)
+    gather = mesh.tp.start_all_gather(torch.ones(1), out)
+    mesh.tp.all_reduce(torch.ones(1))
+    gather.wait()
+    return recorder.entered
+
+
+def lost_under_way(context: RankContext) -> str:
+    """Rank 1 leaves without a word while rank 0 has something under way."""
+    comm = mesh_of(context, Layout(dp=2)).dp
+    comm.all_reduce(torch.ones(1))
+    if context.rank == 1:
+        return ""
+    try:
+        comm.start_all_gather(torch.ones(1), torch.empty(2)).wait()
+    except Exception as error:  # noqa: BLE001  # its type is what the test is about
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
 
 
 def traffic(context: RankContext, rows: int) -> dict[str, int]:
@@ -201,7 +236,10 @@ def _shards(case: LinearCase, tensors: dict[str, Tensor], comm: Comm) -> dict[st
 
 def _apply_linear(case: LinearCase, own: dict[str, Tensor], comm: Comm) -> Tensor:
     tp = TensorParallel(
-        comm=comm, sequence_parallel=case.sequence_parallel and comm.size > 1, chunks=case.chunks
+        comm=comm,
+        sequence_parallel=case.sequence_parallel and comm.size > 1,
+        chunks=case.chunks,
+        min_piece_bytes=1,
     )
     linear = column_linear if case.kind == "column" else row_linear
     return linear(own["x"], own["weight"], own["bias"] if case.has_bias else None, tp)
@@ -240,3 +278,70 @@ def embedding_layer(context: RankContext, sequence_parallel: bool) -> dict[str, 
     out.backward(weights.chunk(comm.size)[comm.index] if sequence_parallel else weights)
     assert own.grad is not None
     return {"out": out.detach().numpy(), "grad": own.grad.numpy()}
+
+
+class _StandIn:
+    """Gloo where NCCL is expected: the same calls, but for coalesced messages."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._works: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def _start_coalescing(self) -> None:
+        self._works = []
+
+    def _end_coalescing(self) -> _Works:
+        return _Works(self._works)
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
+        self._works.append(self._backend.send(tensors, peer, tag))
+        return self._works[-1]
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
+        self._works.append(self._backend.recv(tensors, peer, tag))
+        return self._works[-1]
+
+
+class _Works:
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+def native_collectives(context: RankContext, case: LinearCase) -> dict[str, Any]:
+    """What `NcclComm` calls, on a backend that needs no GPU, and a layer over it."""
+    gloo: Any = mesh_of(context, Layout(tp=context.world_size)).tp
+    comm = NcclComm(
+        _StandIn(gloo._backend),
+        group=gloo.group,
+        ranks=gloo.ranks,
+        index=gloo.index,
+        recorder=Silent(),
+    )
+    own = torch.randn(comm.size * 5, 3, generator=torch.Generator().manual_seed(context.rank))
+    gathered, part, rounded = torch.empty(comm.size * 5, 3), torch.empty(5, 3), torch.empty(5, 3)
+    comm.start_all_gather(own[:5], gathered).wait()
+    comm.start_reduce_scatter(own, part).wait()
+    comm.start_reduce_scatter(own, rounded, wire_dtype=torch.bfloat16).wait()
+    reduce = comm.start_all_reduce(own.clone())
+    reduce.advance()
+    reduce.wait()
+    found = {
+        "own": own,
+        "start_all_gather": gathered,
+        "start_reduce_scatter": part,
+        "rounded": rounded,
+        "all_gather": comm.all_gather(own[:5]),
+        "reduce_scatter": comm.reduce_scatter(own),
+        "all_reduce": comm.all_reduce(own.clone()),
+        "all_reduce_max": comm.all_reduce_max(own.clone()),
+        "broadcast": comm.broadcast(own.clone(), 1),
+    }
+    layer = _linear_layer(case, comm)
+    return {name: tensor.numpy() for name, tensor in found.items()} | {"layer": layer}

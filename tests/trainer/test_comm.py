@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from outlast.blackbox import Group, Op
 from tests.trainer.jobs import (
     collectives,
     collectives_uneven,
@@ -14,10 +15,13 @@ from tests.trainer.jobs import (
 )
 from tests.trainer.jobs_tensor import (
     group_of_one,
+    lost_under_way,
     parts_that_do_not_fit,
     rounded_reduce_scatter,
     several_under_way,
     traffic,
+    waits_in_the_black_box,
+    widening_reduce_scatter,
 )
 from tests.trainer.ranks import RankPool
 
@@ -112,6 +116,28 @@ def test_bytes_sent_follow_the_formulas(ranks: RankPool, world_size: int) -> Non
         for name in ("all_gather", "reduce_scatter", "all_reduce"):
             assert result[f"start_{name}"] == result[name]
         assert 0 < result["waited_ns"] <= result["in_flight_ns"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sums_are_done_in_the_type_of_the_result(ranks: RankPool, world_size: int) -> None:
+    found = ranks.run(widening_reduce_scatter, world_size)
+    total = found[0]["own"].copy()
+    for result in found[1:]:
+        total += result["own"]
+    for rank, result in enumerate(found):
+        np.testing.assert_array_equal(result["part"], np.split(total, world_size)[rank])
+
+
+def test_the_black_box_tells_what_is_waited_for(ranks: RankPool) -> None:
+    """An operation under way is noted when it is waited for: after the one that overtook it."""
+    for entered in ranks.run(waits_in_the_black_box, 2):
+        assert entered == [(Op.ALL_REDUCE, Group.TP, -1), (Op.ALL_GATHER, Group.TP, -1)]
+
+
+def test_a_peer_lost_while_messages_are_under_way_is_named(ranks: RankPool) -> None:
+    message = ranks.run(lost_under_way, 2)[0]
+    assert message.startswith("PeerLostError: dp ")
+    assert "among ranks [0, 1] failed" in message
 
 
 def test_parts_that_do_not_fit_are_refused(ranks: RankPool) -> None:

@@ -178,6 +178,13 @@ def test_pieces_cover_all_rows(num_rows: int, chunks: int, sizes: list[int]) -> 
     assert found[-1].stop == num_rows
 
 
+def test_messages_are_not_cut_smaller_than_they_are_worth() -> None:
+    comm = Comm(group=Group.TP, ranks=(0,), index=0)
+    tp = TensorParallel(comm=comm, sequence_parallel=True, chunks=4, min_piece_bytes=1024)
+    for rows, expected in ((8, 1), (16, 2), (31, 3), (32, 4), (64, 4)):
+        assert len(tp.pieces(torch.zeros(rows, 32))) == expected, rows
+
+
 def test_fewer_than_one_chunk_is_refused() -> None:
     comm = Comm(group=Group.TP, ranks=(0,), index=0)
     with pytest.raises(ValueError, match="chunks is 0, must be at least 1"):

@@ -101,7 +101,7 @@ class Comm:
         self.in_flight_ns = 0
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over the group, in place. Every member gets the same bits."""
+        """Sum a contiguous tensor over the group, in place. Every member gets the same bits."""
         return tensor
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
@@ -267,9 +267,7 @@ def sum_in_order(parts: Sequence[Tensor], out: Tensor) -> Tensor:
 
     `out` may be one of the parts. Additions are done in the type of `out`.
     """
-    total = parts[0]
-    if len(parts) > 2:
-        total = parts[0].to(out.dtype, copy=True)
-        for part in parts[1:-1]:
-            total += part
+    total = parts[0].to(out.dtype, copy=len(parts) > 2)
+    for part in parts[1:-1]:
+        total += part
     return torch.add(total, parts[-1], out=out)

@@ -44,7 +44,7 @@ class GlooComm(BackendComm):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self.waiting(Op.ALL_REDUCE):
-            _AllReduce(self, tensor).complete()
+            _AllReduce(self, tensor, in_one=False).complete()
         return tensor
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
@@ -88,7 +88,9 @@ class GlooComm(BackendComm):
         return _ReduceScatter(self, flat, out, wire_dtype)
 
     def start_all_reduce(self, tensor: Tensor) -> PendingReduce:
-        return _AllReduce(self, tensor)
+        # For two members both ways send the same bytes, and one exchange is done without
+        # this thread's help half-way.
+        return _AllReduce(self, tensor, in_one=self.size == 2)
 
     def start_exchange(self, incoming: Sequence[Tensor], op: Op) -> Exchange:
         return _Exchange(self, incoming, op)
@@ -165,16 +167,13 @@ class _ReduceScatter:
 
 
 class _AllReduce:
-    """A reduce-scatter, then an all-gather; small tensors and pairs exchange the whole at once.
+    """A reduce-scatter, then an all-gather; what is small or left over goes in one exchange."""
 
-    For two members both ways send the same bytes, and one has half the latency.
-    """
-
-    def __init__(self, comm: GlooComm, tensor: Tensor) -> None:
+    def __init__(self, comm: GlooComm, tensor: Tensor, *, in_one: bool) -> None:
         self._comm = comm
         flat = tensor.view(-1)
-        is_whole = comm.size == 2 or tensor.nbytes <= _SMALL_BYTES * comm.size
-        num_scattered = 0 if is_whole else flat.numel() // comm.size * comm.size
+        in_one = in_one or tensor.nbytes <= _SMALL_BYTES * comm.size
+        num_scattered = 0 if in_one else flat.numel() // comm.size * comm.size
         self._scattered, self._rest = flat[:num_scattered], flat[num_scattered:]
         self._part = self._scattered.view(comm.size, -1)[comm.index]
         self._scatter: _ReduceScatter | None = None
@@ -183,8 +182,10 @@ class _AllReduce:
         if num_scattered:
             self._scatter = _ReduceScatter(comm, self._scattered, self._part)
         if self._rest.numel():
-            self._rows = self._rest.new_empty((comm.size, self._rest.numel()))
-            self._whole = comm.gather_rows(self._rest, self._rows, Op.ALL_REDUCE)
+            self._rests = list(self._rest.new_empty((comm.size, self._rest.numel())))
+            self._rests[comm.index] = self._rest
+            self._whole = _Exchange(comm, self._rests, Op.ALL_REDUCE)
+            self._whole.send([self._rest] * comm.size)
 
     def advance(self) -> None:
         if self._scatter is not None:
@@ -207,6 +208,6 @@ class _AllReduce:
             self._advance(self._scatter)
         if self._whole is not None:
             self._whole.complete()
-            sum_in_order(list(self._rows), self._rest)
+            sum_in_order(self._rests, self._rest)
         if self._gather is not None:
             self._gather.complete()
