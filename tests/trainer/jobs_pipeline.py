@@ -18,6 +18,7 @@ from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
 from trainer.core.schedule import Schedule
 from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
+from trainer.parallel.mailbox import Mailbox
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
 
@@ -210,3 +211,9 @@ def numbers_sent(context: RankContext, replicated: bool) -> tuple[float, int]:
         stand_ins(mesh, 1), mesh, schedule, boundary=SHAPE, replicated=replicated
     )
     return engine.run(batches(3), 1.0).item(), comm.sent
+
+
+def connect(context: RankContext, schedule: Schedule) -> None:
+    """Exchange something over every link, one after the other."""
+    mesh = mesh_of(context, Layout(pp=schedule.num_stages), tied=False)
+    Mailbox(mesh, schedule, torch.empty(1)).connect()

@@ -20,6 +20,7 @@ from trainer.core.schedule.messages import (
     arrivals,
     incoming,
     last_used,
+    links,
     num_buffers,
     outgoing,
 )
@@ -60,6 +61,13 @@ def test_what_is_sent_is_what_is_awaited(schedule: Schedule) -> None:
         assert Counter(awaited) == Counter(sent)
         # Everything that was received is also used up in the end.
         assert Counter(m for a in actions for m in last_used(schedule, stage, a)) == Counter(sent)
+
+
+def test_links_are_connected_in_turns_that_do_not_grow_with_the_pipeline() -> None:
+    up_and_down = ((0, 1), (1, 0), (2, 3), (3, 2), (1, 2), (2, 1))
+    assert links(build("1f1b", 4, 4)) == up_and_down
+    assert links(build("interleaved", 4, 4, num_chunks=2)) == (*up_and_down, (0, 3), (3, 0))
+    assert links(build("interleaved", 2, 4, num_chunks=2)) == ((0, 1), (1, 0))
 
 
 @unhurried

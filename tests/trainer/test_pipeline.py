@@ -11,6 +11,7 @@ from tests.trainer.jobs_pipeline import (
     FACTOR,
     SHAPE,
     batches,
+    connect,
     numbers_sent,
     overtaken,
     run_stand_ins,
@@ -93,6 +94,11 @@ def test_messages_that_overtake_others_are_told_apart(ranks: RankPool) -> None:
     assert [grads for _, grads in right] == [[pytest.approx(loss / FACTOR)] * 2] * 2
     crossed = ranks.run(overtaken, 2, False)
     assert crossed[1][0] != loss
+
+
+def test_stages_can_connect_one_link_after_the_other(ranks: RankPool) -> None:
+    """As on NCCL, where the first message between two ranks blocks both."""
+    ranks.run(connect, 4, build("interleaved", 4, 4, num_chunks=2))
 
 
 def test_replicas_of_a_boundary_send_one_part_each(ranks: RankPool) -> None:

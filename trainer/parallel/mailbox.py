@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from outlast.blackbox import Op
 from trainer.core.schedule import Schedule
-from trainer.core.schedule.messages import Lane, Message, arrivals, num_buffers
+from trainer.core.schedule.messages import Lane, Message, arrivals, links, num_buffers
 from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
 from trainer.parallel.mesh import Mesh
 
@@ -43,6 +44,9 @@ class Mailbox:
         stage = mesh.at.pp
         self._mesh = mesh
         self._num_micro_batches = schedule.num_micro_batches
+        self._links = links(schedule)
+        # gloo's groups are connected once they exist.
+        self._connected = mesh.device.type != "cuda"
         self._arrivals = arrivals(schedule, stage)
         self._free = {
             lane: [like.new_empty(like.shape) for _ in range(count)]
@@ -58,8 +62,26 @@ class Mailbox:
         self._received: dict[Message, _Received] = {}
         self._sends: dict[tuple[int, Lane], deque[tuple[Message, Pending, Tensor]]] = {}
 
+    def connect(self) -> None:
+        """Exchange one number over every link of this stage.
+
+        NCCL connects two ranks at their first message and blocks both until then;
+        two that each begin with a receive from the other would wait for ever.
+        """
+        stage = self._mesh.at.pp
+        number = torch.zeros(1, device=self._mesh.device)
+        for sender, receiver in self._links:
+            comm = self._comm(sender, receiver)
+            if stage == sender:
+                comm.wait([comm.post_send(number, receiver, FIRST_FREE_TAG)], Op.SEND)
+            elif stage == receiver:
+                comm.wait([comm.post_recv(number, sender, FIRST_FREE_TAG)], Op.RECV)
+        self._connected = True
+
     def open(self) -> None:
         """Begin a step: post every receive that there is a buffer for."""
+        if not self._connected:
+            self.connect()
         self._expected = {sender: deque(messages) for sender, messages in self._arrivals.items()}
         self._sends = {}
         for sender in self._expected:
@@ -69,7 +91,9 @@ class Mailbox:
         """Wait for a message; the tensor is good until `release`."""
         received = self._received[message]
         assert received.work is not None, "a message is taken once"
-        self._comm(message).wait([received.work], Op.RECV, message.micro_batch)
+        self._comm(message.sender, message.receiver).wait(
+            [received.work], Op.RECV, message.micro_batch
+        )
         received.work = None
         return received.buffer
 
@@ -84,7 +108,9 @@ class Mailbox:
         under_way = self._sends.setdefault(channel, deque())
         if len(under_way) == self._capacity[channel]:
             self._wait_for_send(*under_way.popleft())
-        work = self._comm(message).post_send(tensor, message.receiver, self._tag(message))
+        work = self._comm(message.sender, message.receiver).post_send(
+            tensor, message.receiver, self._tag(message)
+        )
         under_way.append((message, work, tensor))
 
     def close(self) -> None:
@@ -102,17 +128,18 @@ class Mailbox:
         while expected and self._free[expected[0].lane]:
             message = expected.popleft()
             buffer = self._free[message.lane].pop()
-            work = self._comm(message).post_recv(buffer, sender, self._tag(message))
+            work = self._comm(message.sender, message.receiver).post_recv(
+                buffer, sender, self._tag(message)
+            )
             self._received[message] = _Received(work, buffer)
 
     def _wait_for_send(self, message: Message, work: Pending, _: Tensor) -> None:
-        self._comm(message).wait([work], Op.SEND, message.micro_batch)
+        self._comm(message.sender, message.receiver).wait([work], Op.SEND, message.micro_batch)
 
-    def _comm(self, message: Message) -> Comm:
+    def _comm(self, sender: int, receiver: int) -> Comm:
         # One group for each way between two ranks: NCCL runs what two ranks exchange
         # in a group in order, so a receive posted ahead would hold up a send.
-        upwards = message.sender < message.receiver
-        return self._mesh.pp if upwards else self._mesh.pp_back
+        return self._mesh.pp if sender < receiver else self._mesh.pp_back
 
     def _tag(self, message: Message) -> int:
         return FIRST_FREE_TAG + message.number(self._num_micro_batches)

@@ -90,6 +90,21 @@ def arrivals(schedule: Schedule, stage: int) -> dict[int, tuple[Message, ...]]:
     return {sender: messages for sender, messages in sent.items() if messages}
 
 
+def links(schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    """(sender, receiver) of every way that messages take, in the order to connect them.
+
+    All stages that connect theirs in this order end, since all wait for the same
+    one first; and ways between other stages than one's neighbours come in the same
+    turn, so that a long pipeline takes no longer.
+    """
+    found = {
+        (sender, stage)
+        for stage in range(schedule.num_stages)
+        for sender in arrivals(schedule, stage)
+    }
+    return tuple(sorted(found, key=lambda link: (abs(link[0] - link[1]), min(link) % 2, link)))
+
+
 def num_buffers(schedule: Schedule, stage: int) -> dict[Lane, int]:
     """Most messages of each lane into `stage` that can be sent and not yet used up.
 
