@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from outlast.blackbox import Expected
 from outlast.spec import JobSpec, ModelSpec
+from trainer.core.memory import rank_memory
 from trainer.core.sizes import ModelFacts, PlanInput, ValueBytes, ZeroFacts
+from trainer.core.timing import bubble
 
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -33,6 +36,12 @@ def plan_input(spec: JobSpec) -> PlanInput:
         global_batch=spec.data.global_batch,
         sizes=_value_bytes(spec),
     )
+
+
+def expected_of(spec: JobSpec, stage: int) -> Expected:
+    """What a rank of `stage` should need, to be held beside what it measures."""
+    facts = plan_input(spec)
+    return Expected(memory_bytes=rank_memory(facts, stage).device_bytes, bubble=bubble(facts))
 
 
 def _model_facts(model: ModelSpec) -> ModelFacts:

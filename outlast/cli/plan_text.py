@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.cli import output
-from outlast.cli.words import size
+from outlast.cli.words import flops, size
 
 if TYPE_CHECKING:
     from outlast.cli.planning import Projected
@@ -111,10 +111,10 @@ def _work_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
         ),
         (
             "compute",
-            f"{_flops(per_token)} a token, {_flops(per_step)} a step, "
-            f"{_flops(per_step * spec.steps)} in all{recompute}",
+            f"{flops(per_token)} a token, {flops(per_step)} a step, "
+            f"{flops(per_step * spec.steps)} in all{recompute}",
         ),
-        ("", f"{_flops(found.full_flops_per_token)} a token where full attention is counted"),
+        ("", f"{flops(found.full_flops_per_token)} a token where full attention is counted"),
     ]
 
 
@@ -171,7 +171,7 @@ def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, st
     return [
         (
             "assumed",
-            f"{_flops(projected.peak_flops_per_s)}/s in {spec.precision} ({device.source}), of "
+            f"{flops(projected.peak_flops_per_s)}/s in {spec.precision} ({device.source}), of "
             f"which products reach {100 * projected.kernel_share:.0f} %; link "
             f"{_speed(projected.link_bytes_per_s)}{inside}",
         ),
@@ -203,11 +203,3 @@ def _joined(numbers: tuple[int, ...]) -> str:
 def _speed(bytes_per_s: float) -> str:
     """Links are sold in decimal units."""
     return f"{bytes_per_s / 1e9:.3g} GB/s"
-
-
-def _flops(count: float) -> str:
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if count < 1000:
-            return f"{count:.3g} {unit}FLOP"
-        count /= 1000
-    return f"{count:.3g} EFLOP"

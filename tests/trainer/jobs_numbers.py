@@ -13,6 +13,7 @@ from outlast.blackbox import Writer
 from outlast.spec import parse_spec
 from tests.trainer.ranks import RankContext
 from trainer.loop import TrainLoop
+from trainer.meter import PeakMemory
 from trainer.parallel.mesh import build_mesh
 from trainer.state import build_state
 
@@ -25,6 +26,17 @@ class NoSaver:
 
     def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool:
         return True
+
+
+def memory_growth(context: RankContext, num_bytes: int) -> tuple[int, int]:
+    """What the rank says of its memory before and after it uses `num_bytes` more."""
+    memory = PeakMemory(torch.device("cpu"))
+    # The first operation of all makes some memory of its own.
+    torch.ones(1)
+    before = memory.read()
+    used = torch.ones(num_bytes, dtype=torch.uint8)
+    assert used[-1] == 1
+    return before, memory.read()
 
 
 def peak_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> int:

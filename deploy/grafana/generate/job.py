@@ -131,6 +131,37 @@ def _time(whole: builders.Dashboard) -> None:
             stacked=True,
         ),
         graph(
+            "Communication that was hidden",
+            "Mean share of a rank's time in which messages of each group were under way while it "
+            "computed.",
+            "percentunit",
+            Query(
+                "avg by (group) (rate(outlast_rank_communication_hidden_seconds_total"
+                f"{{{_JOB}}}[$__rate_interval]))",
+                "{{group}}",
+            ),
+            stacked=True,
+        ),
+        graph(
+            "Pipeline bubble",
+            "Share of the pipeline's time that ranks wait, beside what the schedule has in theory.",
+            "percentunit",
+            Query(
+                "sum(rate(outlast_rank_pipeline_seconds_total"
+                f'{{{_JOB},state="waiting"}}[$__rate_interval])) / '
+                f"sum(rate(outlast_rank_pipeline_seconds_total{{{_JOB}}}[$__rate_interval]))",
+                "measured",
+            ),
+            Query(f"max(outlast_rank_expected_bubble_ratio{{{_JOB}}})", "theory"),
+        ),
+        graph(
+            "Memory of the largest rank",
+            "Peak so far, beside the estimate of `outlast plan`.",
+            "bytes",
+            Query(f"max(outlast_rank_memory_peak_bytes{{{_JOB}}})", "measured"),
+            Query(f"max(outlast_rank_expected_memory_bytes{{{_JOB}}})", "estimate"),
+        ),
+        graph(
             "Model FLOPs",
             "Model FLOPs per second, by both conventions of `outlast plan`.",
             "flops",
