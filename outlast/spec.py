@@ -174,6 +174,12 @@ class ParallelSpec(_Section):
     schedule: Literal["gpipe", "1f1b", "interleaved"] = Field(
         "1f1b", description="Pipeline schedule."
     )
+    extra_warmup: int = Field(
+        0,
+        ge=0,
+        description="Schedule 1f1b: micro-batches that stages go further ahead of the last one. "
+        "Hides a slow link between stages, and keeps the activations of as many more.",
+    )
 
 
 class DataSpec(_Section):

@@ -90,7 +90,7 @@ class TrainLoop:
         box.phase(Phase.FORWARD_BACKWARD)
         state.data_parallel.begin_step(len(micro_batches))
         scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
-        loss = state.train_engine.run(micro_batches, scale / self._tokens)
+        loss = state.train_engine.run(micro_batches, scale / self._tokens, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
         state.data_parallel.finish_gradients()

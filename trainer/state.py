@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from trainer.optim.loss_scale import LossScale
 from trainer.optim.schedule import LearningRate
 from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.pipeline import PipelineEngine
+from trainer.parallel.pipeline import ChunkHooks, PipelineEngine
 from trainer.parallel.zero import DataParallel
 
 _NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
@@ -146,9 +146,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         ValueError: the data cannot feed this model.
     """
     config = gpt_config(spec)
-    parts = stage_parts(config.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
-    chunks = [GptChunk(config, mesh, part) for part in parts]
-    splits = splits_sequence(spec, mesh)
+    chunks = _chunks(spec, config, mesh)
     zero = spec.parallel.zero
     flat = FlatParameters(
         chunks,
@@ -156,18 +154,14 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         sharding=Sharding(level=zero.level, index=mesh.dp.index, count=mesh.dp.size),
     )
     data_parallel = DataParallel(
-        flat, chunks, mesh, configure.zero_config(spec), sequence_parallel=splits
+        flat,
+        chunks,
+        mesh,
+        configure.zero_config(spec),
+        sequence_parallel=splits_sequence(spec, mesh),
     )
+    train_engine, eval_engine = _engines(spec, mesh, chunks, data_parallel)
     files = prepare(data_dir, _data_options(spec))
-    stages, micro_batches = spec.parallel.pp, spec.num_micro_batches
-    local_seq = config.seq_len // mesh.tp.size if splits else config.seq_len
-    boundary = (local_seq, spec.parallel.micro_batch, config.hidden)
-    training = schedules.build(spec.parallel.schedule, stages, micro_batches)
-    schedules.check(training)
-    train_engine, eval_engine = (
-        PipelineEngine(chunks[0], mesh, schedule, boundary=boundary, hooks=data_parallel)
-        for schedule in (training, schedules.forward_only(stages, micro_batches))
-    )
     return TrainState(
         spec=spec,
         mesh=mesh,
@@ -202,6 +196,50 @@ def _named(
             global_shape=facts.global_shape,
             offsets=tuple(offsets),
         )
+
+
+def _chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]:
+    """This stage's parts of the model, in model order."""
+    parts = stage_parts(
+        config.layers,
+        stage=mesh.at.pp,
+        num_stages=mesh.layout.pp,
+        num_chunks=spec.parallel.virtual_stages,
+        given=spec.parallel.layer_split,
+    )
+    return [GptChunk(config, mesh, part) for part in parts]
+
+
+def _engines(
+    spec: JobSpec, mesh: Mesh, chunks: Sequence[GptChunk], hooks: ChunkHooks
+) -> tuple[PipelineEngine, PipelineEngine]:
+    """One that trains and one that evaluates, on the same chunks."""
+    parallel, model = spec.parallel, spec.model
+    splits = splits_sequence(spec, mesh)
+    local_seq = model.seq_len // mesh.tp.size if splits else model.seq_len
+    training = schedules.build(
+        parallel.schedule,
+        parallel.pp,
+        spec.num_micro_batches,
+        num_chunks=parallel.virtual_stages,
+        extra_warmup=parallel.extra_warmup,
+    )
+    schedules.check(training)
+    evaluation = schedules.forward_only(
+        parallel.pp, spec.num_micro_batches, num_chunks=parallel.virtual_stages
+    )
+    train_engine, eval_engine = (
+        PipelineEngine(
+            chunks,
+            mesh,
+            schedule,
+            boundary=(local_seq, parallel.micro_batch, model.hidden),
+            hooks=hooks,
+            replicated=mesh.tp.size > 1 and not splits,
+        )
+        for schedule in (training, evaluation)
+    )
+    return train_engine, eval_engine
 
 
 def gpt_config(spec: JobSpec) -> GptConfig:

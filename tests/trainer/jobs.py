@@ -56,6 +56,8 @@ class Case:
     tied: bool = True
     layers: int = 4
     schedule: str = "1f1b"
+    virtual_stages: int = 1
+    layer_split: tuple[int, ...] | None = None
     dtype: str = "fp64"
     hidden: int = 16
     seq_len: int = 8
@@ -94,9 +96,15 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         sequence_parallel=case.sequence_parallel,
         dtype=dtype,
     )
-    (part,) = stage_parts(case.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
-    chunk = GptChunk(config, mesh, part)
-    flat = FlatParameters([chunk], tp_size=mesh.tp.size)
+    parts = stage_parts(
+        case.layers,
+        stage=mesh.at.pp,
+        num_stages=mesh.layout.pp,
+        num_chunks=case.virtual_stages,
+        given=case.layer_split,
+    )
+    chunks = [GptChunk(config, mesh, part) for part in parts]
+    flat = FlatParameters(chunks, tp_size=mesh.tp.size)
     flat.initialise(7)
     split = case.sequence_parallel and mesh.tp.size > 1
     plan = BatchPlan(
@@ -106,10 +114,14 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         num_replicas=case.layout.dp,
         seed=3,
     )
-    schedule = schedules.build(case.schedule, case.layout.pp, plan.num_micro_batches)
+    schedule = schedules.build(
+        case.schedule, case.layout.pp, plan.num_micro_batches, num_chunks=case.virtual_stages
+    )
     local_seq = case.seq_len // mesh.tp.size if split else case.seq_len
     boundary = (local_seq, case.micro_batch, case.hidden)
-    engine = PipelineEngine(chunk, mesh, schedule, boundary=boundary)
+    engine = PipelineEngine(
+        chunks, mesh, schedule, boundary=boundary, replicated=mesh.tp.size > 1 and not split
+    )
     batches = [
         _random_batch(plan.samples(1, mesh.at.dp, index), case.seq_len)
         for index in range(plan.num_micro_batches)
@@ -122,7 +134,7 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
     return {
         "loss": loss_sum,
         "norm": squared_norm**0.5,
-        "numbers": sum(f.numel() for f in chunk.parameters()),
+        "numbers": sum(f.numel() for chunk in chunks for f in chunk.parameters()),
         "gradients": {
             name: (facts.global_shape, facts.offsets, flat.view(flat.grads, name).numpy().copy())
             for name, facts in flat.facts.items()

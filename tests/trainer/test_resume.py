@@ -21,6 +21,8 @@ from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 
 DONE, FAILED, STOPPED = 0, 1, 75
+FOUR_LAYERS = {"layers": 4, "hidden": 16, "heads": 2, "seq_len": 16}
+INTERLEAVED = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}
 
 
 def spec_of(folder: Path, *, steps: int, **sections: Any) -> dict[str, Any]:
@@ -85,22 +87,26 @@ def test_thirty_steps_resumed_at_every_step_are_bitwise_the_uninterrupted_run(
     assert found[0][0].loss > found[0][-1].loss
 
 
+@pytest.mark.parametrize(
+    "parallel", [{"tp": 2, "pp": 2, "dp": 2}, INTERLEAVED], ids=["tp2-pp2-dp2", "pp2-v2"]
+)
 def test_all_ranks_report_the_same_loss_and_stop_after_the_same_step(
-    ranks: RankPool, folder: Path
+    ranks: RankPool, folder: Path, parallel: dict[str, Any]
 ) -> None:
     """SIGTERM reaches one rank; the flag reaches all with the gradient norm."""
-    spec = spec_of(folder, steps=5, parallel={"tp": 2, "pp": 2, "dp": 2})
+    spec = spec_of(folder, steps=5, model=FOUR_LAYERS, parallel=parallel)
+    world_size = parse_spec(spec).layout.world_size
     whole, pieces = folder / "whole", folder / "pieces"
     whole.mkdir()
     pieces.mkdir()
-    expected = ranks.run(train, 8, whole, spec, 1)
-    stopped = ranks.run(train, 8, pieces, spec, 1, 3)
+    expected = ranks.run(train, world_size, whole, spec, 1)
+    stopped = ranks.run(train, world_size, pieces, spec, 1, 3)
     assert {result["code"] for result in stopped} == {STOPPED}
-    for rank in range(8):
+    for rank in range(world_size):
         assert curve(steps_of(pieces, 1, rank)) == curve(steps_of(whole, 1, 0))[:3]
-    finished = ranks.run(train, 8, pieces, spec, 2)
+    finished = ranks.run(train, world_size, pieces, spec, 2)
     assert [r["state"] for r in finished] == [r["state"] for r in expected]
-    assert curve(steps_of(pieces, 2, 7)) == curve(steps_of(whole, 1, 7))[3:]
+    assert curve(steps_of(pieces, 2, world_size - 1)) == curve(steps_of(whole, 1, 0))[3:]
 
 
 def test_without_host_memory_a_run_goes_on_from_the_newest_valid_commit(
@@ -260,11 +266,11 @@ def test_the_loss_curve_is_the_same_on_every_layout(ranks: RankPool, folder: Pat
     """Same model, same samples, same optimizer: only the order of sums differs (fp64, 1e-9)."""
     curves = []
     for number, parallel in enumerate(
-        ({}, {"tp": 2}, {"pp": 2, "micro_batch": 2}, {"dp": 2}, {"tp": 2, "dp": 2})
+        ({}, {"tp": 2}, {"pp": 2, "micro_batch": 2}, INTERLEAVED, {"dp": 2}, {"tp": 2, "dp": 2})
     ):
         place = folder / str(number)
         place.mkdir()
-        spec = spec_of(folder, steps=10, precision="fp64", parallel=parallel)
+        spec = spec_of(folder, steps=10, precision="fp64", model=FOUR_LAYERS, parallel=parallel)
         world_size = parse_spec(spec).layout.world_size
         ranks.run(train, world_size, place, spec, 1)
         curves.append(steps_of(place, 1, 0))

@@ -214,6 +214,9 @@ class GptChunk(nn.Module):
             self.norm = Norm(config, mesh)
             self.head = None if config.tied_embeddings else TokenTable(config, mesh)
 
+    def begin(self, step: int, micro_batch: int) -> None:
+        """What the next forward computes; nothing in this model depends on it."""
+
     def forward(self, tokens_SB: Tensor, hidden: Tensor | None, targets_SB: Tensor) -> Tensor:
         """The hidden state for the next chunk, or the summed loss on the last one."""
         if hidden is None:
