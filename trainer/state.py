@@ -28,8 +28,9 @@ from trainer.core.rectangles import boxes
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
 from trainer.data.prepare import DataOptions, prepare
+from trainer.model.config import GptConfig, RopeConfig
 from trainer.model.facts import ParameterFacts
-from trainer.model.gpt import GptChunk, GptConfig
+from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters, Sharding
 from trainer.optim.adamw import FlatAdamW
 from trainer.optim.lamb import FlatLamb
@@ -244,7 +245,8 @@ def _engines(
 
 def gpt_config(spec: JobSpec) -> GptConfig:
     """The model section of the spec, in the model's own words."""
-    model = spec.model
+    model, parallel = spec.model, spec.parallel
+    rope = RopeConfig(theta=model.rope_theta, fraction=model.rope_fraction, pairs=model.rope_pairs)
     return GptConfig(
         layers=model.layers,
         hidden=model.hidden,
@@ -255,8 +257,27 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         tied_embeddings=model.tied_embeddings,
         norm_eps=model.norm_eps,
         init_std=model.init_std,
-        sequence_parallel=spec.parallel.sequence_parallel,
+        sequence_parallel=parallel.sequence_parallel,
         dtype=configure.DTYPES[spec.precision],
+        kv_heads=model.kv_heads,
+        block=model.block,
+        block_norms=model.block_norms,
+        norm=model.norm,
+        norm_bias=model.norm_bias,
+        activation=model.activation,
+        learned_positions=model.positions == "learned",
+        rope=rope if model.positions == "rope" else None,
+        window=model.window,
+        window_pattern=model.window_pattern,
+        attention_bias=model.attention_bias,
+        mlp_bias=model.mlp_bias,
+        head_bias=model.head_bias,
+        logit_scale=model.logit_scale,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        seed=spec.seed,
+        tp_chunks=parallel.tp_chunks,
+        recompute=parallel.recompute,
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from checkpoint.stage import Stager
 from outlast.blackbox import Group, Op
@@ -23,13 +22,13 @@ from trainer import worker
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
-from trainer.model.gpt import GptChunk, GptConfig
+from trainer.model.config import GptConfig
+from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
 from trainer.optim.clip import squared_norm_share
 from trainer.parallel.data_parallel import sync_gradients
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
-from trainer.parallel.tensor import vocab_cross_entropy
 from trainer.state import TrainState, build_state
 
 
@@ -195,42 +194,6 @@ def lost_peer(context: RankContext) -> str:
     except Exception as error:  # noqa: BLE001  # its type is what the test is about
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
-
-
-def cross_entropy_gradcheck(context: RankContext) -> dict[str, Any]:
-    """The vocab-parallel loss and gradient of this rank's shard, beside finite differences."""
-    mesh = mesh_of(context, Layout(tp=context.world_size))
-    logits = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    targets = torch.tensor([0, 3, 7, 5])
-    width = 8 // context.world_size
-    own = logits[:, context.rank * width : (context.rank + 1) * width].clone().requires_grad_()
-    weights = torch.linspace(0.5, 2.0, 4, dtype=torch.float64)
-
-    def loss(shard: Tensor) -> Tensor:
-        return (vocab_cross_entropy(shard, targets, mesh.tp) * weights).sum()
-
-    value = loss(own)
-    value.backward()
-    assert own.grad is not None
-    numeric = _finite_differences(loss, own.detach(), context, mesh)
-    return {"loss": value.item(), "grad": own.grad.numpy(), "numeric": numeric.numpy()}
-
-
-def _finite_differences(loss: Any, own: Tensor, context: RankContext, mesh: Mesh) -> Tensor:
-    """Central differences of the shared loss; all ranks take part in every evaluation."""
-    numeric = torch.zeros_like(own)
-    step = 1e-6
-    for owner in range(context.world_size):
-        for index in range(own.numel()):
-            values = []
-            for sign in (1.0, -1.0):
-                moved = own.clone()
-                if owner == context.rank:
-                    moved.view(-1)[index] += sign * step
-                values.append(loss(moved).item())
-            if owner == context.rank:
-                numeric.view(-1)[index] = (values[0] - values[1]) / (2 * step)
-    return numeric
 
 
 def train(

@@ -11,7 +11,8 @@ from outlast.layout import Layout
 from tests.trainer.jobs import Case, loss_and_gradients, mesh_of
 from tests.trainer.ranks import RankContext, RankPool
 from trainer.core.partition import ModelPart
-from trainer.model.gpt import GptChunk, GptConfig
+from trainer.model.config import GptConfig
+from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
 from trainer.optim.adamw import AdamWConfig, FlatAdamW
 from trainer.optim.clip import clip_gradients
