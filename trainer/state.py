@@ -154,9 +154,12 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         tp_size=mesh.tp.size,
         sharding=Sharding(level=zero.level, index=mesh.dp.index, count=mesh.dp.size),
     )
-    splits = splits_sequence(spec, mesh)
     data_parallel = DataParallel(
-        flat, chunks, mesh, configure.zero_config(spec), sequence_parallel=splits
+        flat,
+        chunks,
+        mesh,
+        configure.zero_config(spec),
+        sequence_parallel=splits_sequence(spec, mesh),
     )
     train_engine, eval_engine = _engines(spec, mesh, chunks, data_parallel)
     files = prepare(data_dir, configure.data_options(spec))

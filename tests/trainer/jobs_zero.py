@@ -14,8 +14,9 @@ from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
 from trainer.core.rectangles import boxes
+from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
-from trainer.model.gpt import GptChunk, GptConfig
+from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters, Sharding
 from trainer.optim.adamw import AdamWConfig, FlatAdamW
 from trainer.optim.clip import clip_gradients, squared_norm_share
@@ -45,9 +46,12 @@ class ZeroCase:
     optimizer: str = "adamw"
     layers: int = 4
     hidden: int = 16
+    recompute: str = "none"
+    block: str = "serial"
+    virtual_stages: int = 1
 
 
-def model(case: ZeroCase, layout_case: Case, mesh: Mesh) -> tuple[GptChunk, FlatParameters]:
+def model(case: ZeroCase, layout_case: Case, mesh: Mesh) -> tuple[list[GptChunk], FlatParameters]:
     config = GptConfig(
         layers=case.layers,
         hidden=case.hidden,
@@ -60,13 +64,20 @@ def model(case: ZeroCase, layout_case: Case, mesh: Mesh) -> tuple[GptChunk, Flat
         init_std=0.3,
         sequence_parallel=layout_case.sequence_parallel,
         dtype=DTYPES[case.dtype],
+        recompute=case.recompute,
+        block=case.block,
     )
-    (part,) = stage_parts(case.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
-    chunk = GptChunk(config, mesh, part)
+    parts = stage_parts(
+        case.layers,
+        stage=mesh.at.pp,
+        num_stages=mesh.layout.pp,
+        num_chunks=case.virtual_stages,
+    )
+    chunks = [GptChunk(config, mesh, part) for part in parts]
     sharding = Sharding(level=case.level, index=mesh.dp.index, count=mesh.dp.size)
-    flat = FlatParameters([chunk], tp_size=mesh.tp.size, sharding=sharding)
+    flat = FlatParameters(chunks, tp_size=mesh.tp.size, sharding=sharding)
     flat.initialise(7)
-    return chunk, flat
+    return chunks, flat
 
 
 def optimizer_of(name: str, flat: FlatParameters, mesh: Mesh) -> FlatAdamW | FlatLamb:
@@ -100,14 +111,14 @@ def train_cases(
 
 
 def _train(mesh: Mesh, layout_case: Case, case: ZeroCase, steps: int) -> dict[str, Any]:
-    chunk, flat = model(case, layout_case, mesh)
+    chunks, flat = model(case, layout_case, mesh)
     split = layout_case.sequence_parallel and mesh.tp.size > 1
     config = ZeroConfig(
         reshard_each_micro_batch=case.reshard == "micro_batch",
         reduce_each_micro_batch=case.reduce == "micro_batch",
         wire=None if case.wire is None else DTYPES[case.wire],
     )
-    replicas = DataParallel(flat, [chunk], mesh, config, sequence_parallel=split)
+    replicas = DataParallel(flat, chunks, mesh, config, sequence_parallel=split)
     replicas.refresh()
     optimizer = optimizer_of(case.optimizer, flat, mesh)
     plan = BatchPlan(
@@ -117,10 +128,22 @@ def _train(mesh: Mesh, layout_case: Case, case: ZeroCase, steps: int) -> dict[st
         num_replicas=layout_case.layout.dp,
         seed=3,
     )
-    schedule = schedules.build(layout_case.schedule, layout_case.layout.pp, plan.num_micro_batches)
+    schedule = schedules.build(
+        "interleaved" if case.virtual_stages > 1 else layout_case.schedule,
+        layout_case.layout.pp,
+        plan.num_micro_batches,
+        num_chunks=case.virtual_stages,
+    )
     seq_len = layout_case.seq_len
     boundary = (seq_len // mesh.tp.size if split else seq_len, layout_case.micro_batch, case.hidden)
-    engine = PipelineEngine(chunk, mesh, schedule, boundary=boundary, hooks=replicas)
+    engine = PipelineEngine(
+        chunks,
+        mesh,
+        schedule,
+        boundary=boundary,
+        hooks=replicas,
+        replicated=mesh.tp.size > 1 and not split,
+    )
     tokens = layout_case.global_batch * seq_len
     curve, sent = [], 0
     for step in range(1, steps + 1):

@@ -94,6 +94,17 @@ def test_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     constant = replace(cosine, name="constant")
     assert constant.at(24) == 1.0
     assert replace(constant, warmup_steps=0).at(1) == 1.0
+    linear = replace(cosine, name="linear")
+    assert [linear.at(step) for step in (4, 9, 14, 24)] == pytest.approx([1.0, 0.775, 0.55, 0.1])
+
+
+def test_warm_up_stable_decay_holds_the_peak_until_its_last_steps() -> None:
+    wsd = LearningRate(
+        name="wsd", peak=1.0, warmup_steps=4, min_ratio=0.0, steps=24, decay_steps=10
+    )
+    assert [wsd.at(step) for step in (2, 4, 14, 19, 24)] == [0.5, 1.0, 1.0, 0.5, 0.0]
+    # A decay longer than what is left after the warm-up begins right there.
+    assert replace(wsd, decay_steps=40).at(14) == 0.5
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, pp=2, dp=2)])

@@ -183,6 +183,17 @@ def test_shards_are_brought_back_by_their_owners(
     assert elements <= saved <= 1.4 * elements
 
 
+def test_a_checkpoint_of_another_zero_level_is_refused(ranks: RankPool, folder: Path) -> None:
+    sharded = spec_of(folder, steps=6, parallel={"dp": 2, "zero": {"level": 1}})
+    train_and_upload(ranks, folder, sharded, attempt=1, stop_after=5)
+    plain = spec_of(folder, steps=6, parallel={"dp": 2})
+    results = ranks.run(train, 2, folder, plain, 2)
+    assert [result["code"] for result in results] == [FAILED] * 2
+    report = json.loads((folder / "a2-rank-1.error.json").read_text())
+    assert report["type"] == "checkpoint.errors.LayoutMismatchError"
+    assert "resume with the layout that saved it" in report["message"]
+
+
 def test_fp16_skips_steps_that_overflow_and_resumes_alike(ranks: RankPool, folder: Path) -> None:
     """A scale far too large at first: halved step by step, and again after a restart."""
     spec = spec_of(

@@ -66,6 +66,26 @@ def test_every_level_trains_as_the_dense_model(ranks: RankPool, name: str) -> No
             )
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("pp2-dp2", {"virtual_stages": 2}),
+        ("dp2", {"recompute": "full"}),
+        ("tp2-dp2-sp", {"recompute": "selective", "block": "parallel"}),
+    ],
+    ids=["virtual-stages", "full-recompute", "parallel-block"],
+)
+def test_levels_agree_whatever_a_chunk_does(
+    ranks: RankPool, name: str, change: dict[str, Any]
+) -> None:
+    """Several chunks on a rank, weights that are used once more, one fused projection."""
+    layout = LAYOUTS[name]
+    cases = tuple(replace(case, **change) for case in SAME_SUMS)
+    first, *others = ranks.run(train_cases, layout.layout.world_size, layout, cases, 3)[0]
+    for found in others:
+        assert found["curve"] == first["curve"]
+
+
 def test_bytes_are_those_of_the_formula(ranks: RankPool) -> None:
     """2 (d-1)/d of all parameters at levels 0 to 2, 3 (d-1)/d at level 3 (arXiv 1910.02054, 7)."""
     cases = [

@@ -147,13 +147,7 @@ class FlatParameters:
         self.values = like.new_zeros(total if self.level < 3 else 0)
         self.grads = like.new_zeros(total if self.level < 2 else 0, dtype=self.sum_dtype)
         self.owned_size = total // (count if self.level else 1)
-        self.parts = self._make_parts(self._per_bucket(self.values), self._per_bucket(self.grads))
-        for part in self.parts:
-            self._bind(part)
-            if self.level == 3:
-                drop_memory(part.all_values)
-            if self.level >= 2:
-                drop_memory(part.all_grads)
+        self.parts = tuple(self._make_parts())
 
     @property
     def moves_grads(self) -> bool:
@@ -191,13 +185,10 @@ class FlatParameters:
         if self.has_master:
             part.all_values[part.owned].copy_(part.master)
 
-    def _per_bucket(self, whole: Tensor) -> list[Tensor]:
-        if whole.numel():
-            return [
-                whole[start : start + length]
-                for start, length in zip(self._starts, self._lengths, strict=True)
-            ]
-        return [whole.new_zeros(length) for length in self._lengths]
+    def _buffer(self, whole: Tensor, index: int) -> Tensor:
+        """A bucket's range of a whole buffer, or memory of its own where there is none."""
+        start, length = self._starts[index], self._lengths[index]
+        return whole[start : start + length] if whole.numel() else whole.new_empty(length)
 
     def _bind(self, part: Part) -> None:
         """Let the model's parameters, and their gradients, be views of their bucket."""
@@ -207,31 +198,35 @@ class FlatParameters:
             if not self.moves_grads:
                 self.parameters[name].grad = part.all_grads[place].view(shape)
 
-    def _make_parts(self, values: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Part, ...]:
+    def _make_parts(self) -> Iterator[Part]:
         size, like = self.owned_size, self.grads
         masters = like.new_zeros(size) if self.has_master else None
         sums = like.new_zeros(size) if self.level >= 2 else None
-        parts = []
         start = 0
         for index, bucket in enumerate(self.buckets):
             owned = slice(0, self._lengths[index])
             if self.level:
                 owned = bucket.shard(self.sharding.index, self.sharding.count)
             place = slice(start, start + owned.stop - owned.start)
-            parts.append(
-                Part(
-                    bucket=bucket,
-                    owned=owned,
-                    place=place,
-                    master=values[index][owned] if masters is None else masters[place],
-                    grads=grads[index][owned] if sums is None else sums[place],
-                    all_values=values[index],
-                    all_grads=grads[index],
-                    pieces=tuple(_pieces(bucket, owned, start)),
-                )
+            values, grads = self._buffer(self.values, index), self._buffer(self.grads, index)
+            part = Part(
+                bucket=bucket,
+                owned=owned,
+                place=place,
+                master=values[owned] if masters is None else masters[place],
+                grads=grads[owned] if sums is None else sums[place],
+                all_values=values,
+                all_grads=grads,
+                pieces=tuple(_pieces(bucket, owned, start)),
             )
+            self._bind(part)
+            # Bucket by bucket: a model whose weights never fit at once must still be built.
+            if self.level == 3:
+                drop_memory(values)
+            if self.level >= 2:
+                drop_memory(grads)
+            yield part
             start = place.stop
-        return tuple(parts)
 
 
 def has_memory(buffer: Tensor) -> bool:
