@@ -41,8 +41,8 @@ class Chunk(Protocol):
     """What the engine needs of consecutive layers of a model.
 
     A call gives the hidden state for the next chunk, or the summed loss on the
-    last one; always a new tensor, since the input's buffer is used again.
-    `hidden` is None for the first chunk.
+    last one. `hidden` is None for the first chunk. What a call and its backward
+    pass give is never a view of what they got: those buffers are used again.
     """
 
     def begin(self, step: int, micro_batch: int) -> None:
@@ -120,7 +120,7 @@ class _Step:
     loss_scale: float
     number: int
     loss: Tensor
-    inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    inputs: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
     outputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
 
@@ -196,8 +196,6 @@ class PipelineEngine:
                 self._forward(state, work)
             else:
                 self._backward(state, work)
-            for message in work.last_used:
-                self._mailbox.release(message)
         with self._waiting():
             self._mailbox.close()
         self.last_timing.elapsed_s = time.perf_counter() - start_s
@@ -210,7 +208,7 @@ class PipelineEngine:
         hidden = self._receive(work.needs)
         if hidden is not None:
             # A tensor of its own on the buffer's storage: a leaf for this micro-batch.
-            hidden = state.inputs[index, number] = hidden.detach().requires_grad_(self._trains)
+            hidden = hidden.detach().requires_grad_(self._trains)
         chunk.begin(state.number, self._first_micro_batch + number)
         with self._computing(), torch.set_grad_enabled(self._trains):
             output = chunk(batch.tokens, hidden, batch.targets)
@@ -218,20 +216,20 @@ class PipelineEngine:
                 output = output * state.loss_scale
         if index == self._loss_chunk:
             state.loss += output.detach()
-        self._send(work.makes, output)
         if self._trains:
-            state.outputs[index, number] = output
-        else:
-            state.inputs.pop((index, number), None)
+            state.inputs[index, number], state.outputs[index, number] = hidden, output
+        self._release(work)
+        self._send(work.makes, output)
         self._hooks.after_forward(index, number)
 
     def _backward(self, state: _Step, work: _Work) -> None:
         key = index, number = work.action.chunk, work.action.micro_batch
         self._hooks.before_backward(index, number)
         grad = self._receive(work.needs)
-        hidden = state.inputs.pop(key, None)
+        hidden = state.inputs.pop(key)
         with self._computing():
             torch.autograd.backward(state.outputs.pop(key), grad)
+        self._release(work)
         if hidden is not None:
             assert hidden.grad is not None, "a chunk's output depends on its input"
             self._send(work.makes, hidden.grad)
@@ -242,6 +240,12 @@ class PipelineEngine:
             return None
         with self._waiting():
             return self._boundary.incoming(self._mailbox.take(message))
+
+    def _release(self, work: _Work) -> None:
+        # Before the send: gloo sends only to a receiver that has said it is ready, and
+        # what says so would have to queue behind the message.
+        for message in work.last_used:
+            self._mailbox.release(message)
 
     def _send(self, message: Message | None, tensor: Tensor) -> None:
         if message is not None:
