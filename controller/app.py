@@ -284,7 +284,8 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         machine = Machine(journal.load(), options.settings)
         watch = Watch(machine.state)
         sessions = Sessions()
-        runs = DiagnosticRuns(sessions, Diagnoses(database), clock)
+        tally = Tally()
+        runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
         searches = FaultSearches(runs)
         effects = Effects(sessions.send, UnmanagedCluster(), searches.begin)
         service = Service(
@@ -296,7 +297,6 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             clock=clock,
         )
         searches.report_to(service)
-        tally = Tally()
         metrics.read_from(
             Sources(
                 service=service,

@@ -18,6 +18,7 @@ from controller.diagnosis.asking import Asking
 from controller.diagnosis.run import DiagnosticsRunner, Progress, Request
 from controller.rpc.sessions import Sessions
 from controller.store.diagnoses import DONE, INTERRUPTED, RUNNING, Diagnoses
+from controller.tally import Tally
 from diagnostics.core.report import NodeReport, Report
 from outlast.clock import Clock
 from outlast.errors import FatalError
@@ -39,10 +40,11 @@ class NodeBusyError(FatalError):
 class DiagnosticRuns:
     """Starts runs, follows them and keeps what they found."""
 
-    def __init__(self, sessions: Sessions, kept: Diagnoses, clock: Clock) -> None:
+    def __init__(self, sessions: Sessions, kept: Diagnoses, clock: Clock, tally: Tally) -> None:
         self.asking = Asking(sessions)
         self.kept = kept
         self._clock = clock
+        self._tally = tally
         self._live: dict[str, Progress] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         kept.recover()
@@ -108,6 +110,7 @@ class DiagnosticRuns:
             runner = DiagnosticsRunner(progress, self.asking, self.kept.load_baseline())
             report = await runner.run()
             self.kept.save_baseline(runner.baseline)
+            self._tally.run_ended(request.suite, progress.findings, report)
         except Exception:
             # Our own mistake; it must not take the controller down, nor look like a result.
             logger.exception("diagnostics failed: run=%s", request.run_id)

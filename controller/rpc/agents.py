@@ -186,7 +186,6 @@ class AgentsService(AgentsServicer):
             case "log_chunk":
                 self._logs.deliver(node, message.log_chunk)
             case "check_report":
-                self._tally.found(node, message.check_report.findings)
                 self._runs.deliver(node, message.check_report)
             case other:
                 logger.warning("message ignored: node=%s kind=%s", node, other)
