@@ -6,6 +6,8 @@ that is silent or gone is lost is decided in `losses`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from controller.core import attempts, jobs, losses, nodes
 from controller.core.context import Context, Sight
 from controller.core.effects import Alert, SendCommand
@@ -24,11 +26,11 @@ from controller.core.records import (
     CommandRecord,
     Evidence,
     EvidenceKind,
+    JobRecord,
     NodeRecord,
     RunSuite,
     StartWorkers,
     StopWorkers,
-    Wanted,
 )
 from controller.core.states import EXCLUDED, FREE, LIVE, TERMINAL, JobState, NodeState
 from outlast.ids import CommandId, JobId, NodeId
@@ -148,6 +150,11 @@ def tend(ctx: Context) -> None:
     _keep_standbys(ctx)
 
 
+def spares_wanted(jobs: Iterable[JobRecord]) -> int:
+    """Free nodes that are to be held ready: as many as the most cautious of these jobs wants."""
+    return max((job.plan.standby for job in jobs if job.wants_nodes), default=0)
+
+
 def next_timer_s(ctx: Context) -> list[float]:
     """Timers still to come; one that has passed waits for something else by now."""
     return [
@@ -245,13 +252,9 @@ def _let_time_pass(ctx: Context) -> None:
 
 
 def _keep_standbys(ctx: Context) -> None:
-    """Hold as many checked spares as the most cautious job wants."""
-    live = [
-        job
-        for job in ctx.state.jobs.values()
-        if job.state not in (*TERMINAL, JobState.PAUSED) and job.wanted is Wanted.RUN
-    ]
-    wanted = max((job.plan.standby for job in live), default=0)
+    """Check free nodes ahead of time, so that one can take a lost node's place at once."""
+    live = [job for job in ctx.state.jobs.values() if job.wants_nodes]
+    wanted = spares_wanted(live)
     standbys = [node for node in ctx.state.nodes.values() if node.state is NodeState.STANDBY]
     for node in standbys[wanted:]:
         ctx.move_node(node, NodeState.READY, "no job wants a standby")

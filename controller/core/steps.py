@@ -211,7 +211,7 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         attempts.finish(ctx, job, JobState.FAILED, verdict.reason, error=verdict.error)
         return
     if verdict.action is Action.PAUSE:
-        job = ctx.put_job(job, wanted=Wanted.PAUSE)
+        job = ctx.put_job(job, wanted=Wanted.PAUSE, needs_person=True)
         ctx.emit(Alert(summary=f"job {job.job_id} is paused: {verdict.reason}"))
         attempts.pause(ctx, job, verdict.reason)
         return

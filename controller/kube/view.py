@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from controller.core.records import JobRecord, NodeRecord, Wanted
-from controller.core.states import TERMINAL, JobState
+from controller.core.fleet import spares_wanted
+from controller.core.records import JobRecord, NodeRecord
 from controller.kube.observed import Host, Pod
 from outlast.ids import NodeId
 
@@ -39,12 +39,5 @@ def num_wanted(jobs: Iterable[JobRecord], workers: int) -> int:
 
     A job that needs larger nodes cannot be helped; it says so itself.
     """
-    live = [
-        job
-        for job in jobs
-        if job.state not in (*TERMINAL, JobState.PAUSED)
-        and job.wanted is Wanted.RUN
-        and job.plan.workers_per_node <= workers
-    ]
-    spares = max((job.plan.standby for job in live), default=0)
-    return sum(job.plan.nodes for job in live) + spares
+    live = [job for job in jobs if job.wants_nodes and job.plan.workers_per_node <= workers]
+    return sum(job.plan.nodes for job in live) + spares_wanted(live)

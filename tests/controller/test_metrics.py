@@ -18,7 +18,7 @@ from controller.tally import OTHER, Tally
 from controller.web.metrics import FAMILIES
 from diagnostics.core.finding import Verdict
 from outlast.ids import Attempt, IncidentId, JobId, NodeId
-from outlast.v1 import agents_pb2, diagnostics_pb2
+from outlast.v1 import agents_pb2, diagnostics_pb2, jobs_pb2
 from tests.controller.fakes import Lab, lab, until
 from tests.controller.test_diagnosis import diagnose, slow_between
 
@@ -193,6 +193,29 @@ def test_page_tells_of_a_job_from_its_start_to_its_recovery(tmp_path: Path) -> N
         assert sum(states) == 1
         suite = {"suite": "preflight", "verdict": "pass"}
         assert page["outlast_diagnostic_runs_total", frozenset(suite.items())] == 2
+
+    asyncio.run(scenario())
+
+
+def test_page_tells_of_a_job_that_waits_for_a_person(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            agents = await bench.add_agents(2)
+            resources = {"workers_per_node": 1, "standby": 3}
+            job_id = await bench.start_job(recovery={"ladder": ["pause"]}, resources=resources)
+            needs = ("outlast_job_needs_person", frozenset({("job_id", job_id)}))
+            spares_wanted = ("outlast_spare_nodes_wanted", frozenset[tuple[str, str]]())
+            page = await asyncio.to_thread(read_page, bench)
+            assert (page[needs], page[spares_wanted]) == (0, 3)
+            await agents[1].exit(1, -9, step=2)
+            await bench.reach(job_id, "PAUSED")
+            page = await asyncio.to_thread(read_page, bench)
+            # Nothing is held ready for a job that does not go on by itself.
+            assert (page[needs], page[spares_wanted]) == (1, 0)
+            await bench.jobs.ResumeJob(jobs_pb2.ResumeJobRequest(job_id=job_id))
+            await bench.reach(job_id, "STARTING")
+            page = await asyncio.to_thread(read_page, bench)
+            assert (page[needs], page[spares_wanted]) == (0, 3)
 
     asyncio.run(scenario())
 

@@ -13,6 +13,7 @@ import yaml
 
 from controller.agent import metrics as agent
 from controller.families import Histogram
+from controller.kube import metrics as kube
 from controller.web import metrics as controller
 from tests.prometheus.tools import ROOT, RULES, needs_prometheus, promtool
 
@@ -33,9 +34,9 @@ RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 
 
 def known_metrics() -> set[str]:
-    """Every name that can be asked for: series of both pages, and recorded ones."""
+    """Every name that can be asked for: series of all pages, and recorded ones."""
     names = set(RECORDED)
-    for family in (*controller.FAMILIES, *agent.FAMILIES):
+    for family in (*controller.FAMILIES, *agent.FAMILIES, *kube.FAMILIES):
         parts = ("_bucket", "_sum", "_count") if isinstance(family, Histogram) else ("",)
         names |= {family.name + part for part in parts}
     return names

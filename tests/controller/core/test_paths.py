@@ -251,6 +251,28 @@ def test_a_job_may_pause_instead_of_failing() -> None:
     assert driver.job().retry_left == 1
 
 
+@pytest.mark.parametrize("answer", [ev.JobResumeRequested, ev.JobCancelRequested])
+def test_a_job_that_recovery_paused_needs_a_person_until_one_answers(
+    answer: type[ev.JobResumeRequested | ev.JobCancelRequested],
+) -> None:
+    driver = Driver().running(ladder=(Rung.PAUSE,))
+    driver.send(driver.exited(0))
+    driver.answer_all("/stop/")
+    assert (driver.job().state, driver.job().needs_person) == (JobState.PAUSED, True)
+    # A script that pauses whatever there is has not looked at it.
+    driver.send(ev.JobPauseRequested(job_id=JOB))
+    assert driver.job().needs_person
+    driver.send(answer(job_id=JOB))
+    assert not driver.job().needs_person
+
+
+def test_a_job_that_a_person_paused_needs_none() -> None:
+    driver = Driver().running()
+    driver.send(ev.JobPauseRequested(job_id=JOB))
+    driver.answer_all("/stop/")
+    assert (driver.job().state, driver.job().needs_person) == (JobState.PAUSED, False)
+
+
 def test_workers_that_their_agent_stopped_by_itself_are_missing() -> None:
     driver = Driver().running()
     driver.send(driver.exited(0, code=75, stopped=True))
