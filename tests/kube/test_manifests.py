@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,12 @@ def test_the_image_holds_every_package() -> None:
             if path.is_symlink():
                 target = path.resolve().relative_to(ROOT)
                 assert any(target.is_relative_to(folder) for folder in copied), target
+
+
+def test_the_image_has_every_extra_that_its_users_need() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = sorted(set(project["optional-dependencies"]) - {"dev"})
+    assert f"'.[{','.join(extras)}]'" in (ROOT / "deploy" / "Dockerfile").read_text()
 
 
 def test_the_service_leads_to_the_controller() -> None:

@@ -73,6 +73,14 @@ def test_kubernetes_scrape_configuration_is_valid_but_for_its_discovery(tmp_path
     promtool("check", "config", str(path))
 
 
+@pytest.mark.parametrize("name", ["prometheus.yml", "prometheus-kubernetes.yml"])
+def test_alerts_are_sent_somewhere(name: str) -> None:
+    document = yaml.safe_load((RULES / name).read_text())
+    (manager,) = document["alerting"]["alertmanagers"]
+    assert manager["static_configs"] == [{"targets": ["alertmanager:9093"]}]
+    assert document["rule_files"] == ["rules/*.yml"]
+
+
 @needs_prometheus
 def test_alertmanager_configuration_is_valid() -> None:
     path = RULES / "alertmanager.yml"

@@ -274,7 +274,7 @@ class Controller:
     def _expire(self, term: int) -> None:
         if self.machine is None or term != self.term:
             return
-        for node in self._liveness.nodes():
+        for node in list(self.machine.state.nodes):
             if self._world.is_beating(node):
                 self.hear(node)
         for event in self._liveness.expire(self._world.now_s):
