@@ -3,7 +3,8 @@
 Nothing is decided by these figures. They begin at zero with every controller, as
 counters of a process do; whoever reads them takes their rise. They are fed from
 the edge with what is new there, so a report that an agent repeats is not seen twice,
-but two nodes may both tell the last steps of a third.
+but two nodes may both tell the last steps of a third. Runs of diagnostics count when
+they end, by what was concluded.
 """
 
 from __future__ import annotations

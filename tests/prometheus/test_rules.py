@@ -120,6 +120,10 @@ def test_runbooks_are_about_alerts_that_exist() -> None:
     assert {h for h in _HEADING.findall(text) if h.startswith("Outlast")} == set(ALERTS)
 
 
+def test_readme_counts_the_alerts() -> None:
+    assert f"{len(ALERTS)} alerts with runbooks" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     "rule", list(rules()), ids=lambda rule: rule.get("alert") or rule["record"]
 )
