@@ -207,6 +207,8 @@ def test_the_image_holds_every_package() -> None:
 
 def test_the_service_leads_to_the_controller() -> None:
     service = the("Service", "outlast-controller")["spec"]
+    # Agents need no probe to have passed before they may dial again.
+    assert service["publishNotReadyAddresses"] is True
     template = the("Deployment", "outlast-controller")["spec"]["template"]
     assert service["selector"].items() <= template["metadata"]["labels"].items()
     listening = {port["name"]: port["containerPort"] for port in container()["ports"]}

@@ -105,6 +105,22 @@ def test_a_restarted_controller_adopts_what_runs() -> None:
     assert after.machine.state == before.machine.state
 
 
+def test_an_agent_that_has_not_come_back_after_a_restart_is_no_second_sign() -> None:
+    before = Driver().running()
+    after = Driver(fold(before.machine.state.as_facts()))
+    after.now_s = before.now_s + 30.0
+    after.send(ev.ControllerStarted(term=2))
+    # The cluster is read within a moment, agents need seconds to dial again.
+    for node in ("n1", "n2"):
+        assert after.send(_gone(node, "its kubelet is down", blames_host=True)) == []
+    status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=0, exit=None)
+    assert after.join("n1", (status,)) == []
+    after.wait(SETTINGS.reconcile_s)
+    # One came back and trains; the other did not.
+    assert after.node("n1").state is NodeState.ASSIGNED
+    assert after.node("n2").state is NodeState.RETIRED
+
+
 def test_a_restarted_controller_judges_nobody_before_reality_is_known() -> None:
     before = Driver().running()
     before.send(before.exited(0))
