@@ -11,7 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 from controller.kube.config import KubeConfig
-from controller.kube.observed import ANNOTATION_PROBES, LABEL_JOB, Json, Pod
+from controller.kube.observed import (
+    ANNOTATION_AVOIDS,
+    ANNOTATION_PROBES,
+    LABEL_JOB,
+    Json,
+    Pod,
+)
 from controller.kube.quarantine import TAINT
 from outlast.ids import NodeId
 
@@ -143,7 +149,9 @@ def agent_pod(
         return pod
     # The API server takes one value a requirement there.
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [host]} for host in avoid]
-    return _place(pod, away)
+    # For us: what a template says of hosts is nothing that a later look may take back.
+    marked = {"metadata": {"annotations": {ANNOTATION_AVOIDS: " ".join(avoid)}}}
+    return _place(cast(Json, merge(pod, marked)), away)
 
 
 def probe_pod(config: KubeConfig, name: str, anchor_uid: str, host: NodeId, session: str) -> Json:

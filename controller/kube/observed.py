@@ -17,6 +17,7 @@ Json = dict[str, Any]
 ENDED_PHASES = ("Succeeded", "Failed")
 LABEL_JOB = "outlast.dev/job"
 ANNOTATION_PROBES = "outlast.dev/probes"
+ANNOTATION_AVOIDS = "outlast.dev/avoids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class Pod:
     """Label with the job whose workers it holds."""
     probes: str = ""
     """Annotation with the quarantine session that its agent shall try to end."""
+    avoids: frozenset[NodeId] = frozenset()
+    """Annotation with the hosts that it can never be bound to, which were out at its creation."""
 
     @property
     def is_alive(self) -> bool:
@@ -90,6 +93,7 @@ def read_pod(document: Json) -> Pod:
     """The pod that a Pod object describes."""
     metadata, status = document["metadata"], document.get("status") or {}
     host = (document.get("spec") or {}).get("nodeName")
+    annotations = metadata.get("annotations") or {}
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -98,7 +102,8 @@ def read_pod(document: Json) -> Pod:
         detail=_detail(status),
         deleting=bool(metadata.get("deletionTimestamp")),
         job=(metadata.get("labels") or {}).get(LABEL_JOB) or "",
-        probes=(metadata.get("annotations") or {}).get(ANNOTATION_PROBES) or "",
+        probes=annotations.get(ANNOTATION_PROBES) or "",
+        avoids=frozenset(NodeId(name) for name in annotations.get(ANNOTATION_AVOIDS, "").split()),
     )
 
 

@@ -69,6 +69,7 @@ class Reconciler:
     def plan(self, view: View) -> Plan:
         """What to do about the present difference."""
         self._waits.begin(view.now_s)
+        self._shunned = {h: until for h, until in self._shunned.items() if until > view.now_s}
         told = self._signs.events(view)
         lifted, patches = self._quarantines.compare(view)
         pods_out, on_the_way = self._pods(view)
@@ -99,6 +100,10 @@ class Reconciler:
                 elif self._is_late(pod):
                     self._shun(view, pod, node)
                     actions.append(_delete(pod, f"its agent did not join in time {pod.detail}"))
+                elif reopened := self._reopened(view, pod):
+                    actions.append(
+                        _delete(pod, f"it keeps off {reopened}, which may be used again")
+                    )
                 else:
                     on_the_way.append(pod)
             elif node.state is NodeState.RETIRED and pod.probes == node.quarantine:
@@ -113,6 +118,16 @@ class Reconciler:
         if pod.host is None:
             return False
         return self._waits.for_s(f"{pod.uid} joins") > self._config.patience.join_s
+
+    def _reopened(self, view: View, pod: Pod) -> NodeId | None:
+        """A host that a pod waits beside for ever: what it keeps off is fixed at its creation."""
+        if pod.host is not None:
+            return None
+        hosts = (view.hosts.get(name) for name in sorted(pod.avoids))
+        return next(
+            (host.name for host in hosts if host is not None and not self._is_avoided(host, view)),
+            None,
+        )
 
     def _must_leave(self, view: View, node: NodeRecord) -> bool:
         """Whether nothing of ours may stay on a node's host.
@@ -197,7 +212,6 @@ class Reconciler:
 
     def _avoided(self, view: View) -> tuple[NodeId, ...]:
         """Hosts on which no new pod may land."""
-        self._shunned = {h: until for h, until in self._shunned.items() if until > view.now_s}
         avoided = [host.name for host in view.hosts.values() if self._is_avoided(host, view)]
         return tuple(sorted(avoided))
 

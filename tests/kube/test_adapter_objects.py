@@ -81,6 +81,8 @@ def test_hosts_to_avoid_are_kept_out_of_every_alternative_of_a_template() -> Non
             ("NotIn", ["host-2"]),
         ]
     assert "podAntiAffinity" in affinity
+    seen = read_pod({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    assert seen.avoids == set(avoid)
     assert pools[0].keys() == {"matchExpressions"}
 
 
