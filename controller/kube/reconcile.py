@@ -60,7 +60,7 @@ class Reconciler:
 
     def refused(self, uid: str, now_s: float, after_s: float) -> None:
         """The cluster does not allow a pod's eviction yet."""
-        self._waits.hold(f"{uid} evicted", now_s + after_s)
+        self._waits.hold(f"{uid} evicted", now_s, now_s + after_s)
 
     def base_removed(self) -> None:
         """The fleet's anchor and service are gone."""
@@ -78,7 +78,8 @@ class Reconciler:
         if view.num_wanted == 0 and not view.pods and self._may_have_base:
             actions.append(RemoveBase())
         self._waits.end()
-        awaited = self._signs.awaited(on_the_way)
+        is_short = any(isinstance(action, CreatePod) for action in shaped)
+        awaited = self._signs.awaited(on_the_way, view.refusal if is_short else "")
         events = (*told, *lifted, *released, *awaited)
         return Plan(events=events, actions=tuple(actions))
 
@@ -146,7 +147,7 @@ class Reconciler:
 
     def _evict(self, pod: Pod, why: str) -> list[Action]:
         key = f"{pod.uid} evicted"
-        if self._waits.for_s(key) > self._config.patience.evict_s:
+        if self._waits.held_for_s(key) > self._config.patience.evict_s:
             return [_delete(pod, f"its eviction was refused for too long; {why}")]
         if self._waits.is_held(key):
             return []

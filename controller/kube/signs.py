@@ -58,9 +58,13 @@ class Signs:
                 events.append(NodeClosed(node=name, reason=closed))
         return events
 
-    def awaited(self, on_the_way: list[Pod]) -> list[NodesAwaited]:
-        """How it stands with pods that are no nodes yet, if that has changed."""
-        detail = _words_for(on_the_way)
+    def awaited(self, on_the_way: list[Pod], refusal: str) -> list[NodesAwaited]:
+        """How it stands with pods that are no nodes yet, if that has changed.
+
+        `refusal` is why others that are wanted cannot even be made, "" when they can.
+        """
+        words = (refusal and f"a pod cannot be made: {refusal}", _words_for(on_the_way))
+        detail = "; ".join(filter(None, words))[:_MAX_WORDS]
         if detail == self._awaited:
             return []
         self._awaited = detail
@@ -120,4 +124,4 @@ def _words_for(on_the_way: list[Pod]) -> str:
     if told:
         where = f" on {told[0].host}" if told[0].host else ""
         words += f"; {told[0].name}{where} is {told[0].phase}: {told[0].detail}"
-    return words[:_MAX_WORDS]
+    return words
