@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.kube import objects
+from controller.kube.conditions import COMMON, ClosingCondition
 from outlast.ids import NAME_PATTERN, NodeId
 
 NVIDIA_GPU = "nvidia.com/gpu"
@@ -62,6 +63,8 @@ class KubeConfig:
     """Of the host's memory, for checkpoints and for the workers of a node."""
     pod_template: Mapping[str, object] = field(default_factory=dict)
     """Merged into the manifest of each pod: selectors, tolerations, volumes, resources."""
+    closing_conditions: tuple[ClosingCondition, ...] = COMMON
+    """Conditions by which others say that a host is broken: nothing new comes there."""
     config_file: Path | None = None
     """A kubeconfig; None for the pod's own service account, else the default kubeconfig."""
     max_parallel: int = 16

@@ -23,6 +23,7 @@ from controller.kube.actions import (
     ProbeHost,
     RemoveBase,
 )
+from controller.kube.conditions import fault_of
 from controller.kube.config import KubeConfig
 from controller.kube.observed import Host, Pod
 from controller.kube.quarantines import Quarantines
@@ -50,8 +51,11 @@ class Reconciler:
         self._config = config
         self._fleet = f"{config.namespace}/{config.fleet}"
         tolerations = objects.tolerations(config)
-        self._signs = Signs(self._fleet, tolerations)
-        self._quarantines = Quarantines(self._fleet, tolerations, config.patience.probe_s)
+        closing = config.closing_conditions
+        self._signs = Signs(self._fleet, tolerations, closing)
+        self._quarantines = Quarantines(
+            self._fleet, tolerations, closing=closing, probe_s=config.patience.probe_s
+        )
         self._waits = Waits()
         # Hosts on which a pod came to nothing, and until when no other is tried there.
         self._shunned: dict[NodeId, float] = {}
@@ -221,6 +225,8 @@ class Reconciler:
         return (
             host.name in self._shunned
             or bool(quarantine.session_of(host, self._fleet))
+            # No taint keeps the scheduler away from these.
+            or bool(fault_of(host, self._config.closing_conditions))
             or (node is not None and (node.cordoned or bool(node.quarantine)))
         )
 

@@ -299,3 +299,12 @@ def test_a_job_without_nodes_says_how_it_stands_with_those_that_are_to_come() ->
     assert "outlast agent" in driver.job().reason
     driver.send(ev.NodesAwaited(detail="2 pods are on the way"))
     assert driver.job().reason.endswith("for its first start; 2 pods are on the way")
+
+
+def test_another_machine_under_the_name_of_a_lost_one_may_be_used() -> None:
+    driver = Driver().running()
+    assert driver.send(ev.NodeReplaced(node=NodeId("n2"))) == []
+    driver.lose("n2")
+    assert driver.send(ev.NodeReplaced(node=NodeId("n2")))[0] == "n2 RELEASED"
+    assert driver.node("n2").quarantine == ""
+    assert driver.join("n2", incarnation="two")[:1] == ["n2 READY"]
