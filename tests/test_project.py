@@ -131,6 +131,18 @@ def test_every_dependency_has_a_tested_version() -> None:
     assert not {name for name in names if f"\n{name}==" not in f"\n{pinned}"}
 
 
+def test_kubernetes_client_is_no_older_than_the_tested_one() -> None:
+    """It changes its own insides from one major version to the next, and the adapter uses them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
+    )
+    major = pins["kubernetes"].partition(".")[0]
+    extras = project["optional-dependencies"]
+    for wanted in (extras["kubernetes"], extras["dev"]):
+        assert f"kubernetes>={major}" in wanted
+
+
 def test_ci_runs_what_a_person_runs() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)

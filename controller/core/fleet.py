@@ -18,6 +18,7 @@ from controller.core.events import (
     NodeDrainRequested,
     NodeJoined,
     NodeReleased,
+    NodeReplaced,
     NodeUncordonRequested,
     WorkerStatus,
 )
@@ -86,6 +87,13 @@ def released(ctx: Context, event: NodeReleased) -> None:
     asked = any(command.node == event.node for command in ctx.state.commands.values())
     if node is not None and node.state in FREE and not asked:
         nodes.release(ctx, node, "no job needs it")
+
+
+def replaced(ctx: Context, event: NodeReplaced) -> None:
+    """A new machine under an old name owes nothing for its predecessor."""
+    node = ctx.state.nodes.get(event.node)
+    if node is not None and node.state in (NodeState.RETIRED, NodeState.REPAIRING):
+        nodes.release(ctx, node, "another machine has its name")
 
 
 def cordon_requested(ctx: Context, event: NodeCordonRequested) -> None:

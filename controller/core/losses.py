@@ -84,9 +84,11 @@ def judge(ctx: Context, node_id: NodeId) -> None:
     sight = ctx.sight(node_id)
     if node is None or node.state in AWAY:
         return
-    if sight.gone and (not sight.connected or sight.late):
+    # Right after a start nobody is connected: an agent that is not there is no sign yet.
+    is_reconciled = ctx.reconciling_until_s is None
+    if sight.gone and (not sight.connected or sight.late) and is_reconciled:
         _lose(ctx, node, sight.gone)
-    elif sight.silent and ctx.reconciling_until_s is None and ctx.blind_until_s is None:
+    elif sight.silent and is_reconciled and ctx.blind_until_s is None:
         _lose(ctx, node, "no heartbeat for longer than heartbeat_silent_s")
     elif sight.lost and ctx.blind_until_s is None and _peers_saw_it(ctx, node):
         _lose(ctx, node, "no heartbeat, and ranks elsewhere lost their connection to it")

@@ -137,6 +137,8 @@ class Machine:
                 fleet.closed(ctx, event)
             case ev.NodeReleased():
                 fleet.released(ctx, event)
+            case ev.NodeReplaced():
+                fleet.replaced(ctx, event)
             case ev.NodeCordonRequested():
                 fleet.cordon_requested(ctx, event)
             case ev.NodeUncordonRequested():

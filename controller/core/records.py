@@ -185,6 +185,11 @@ class NodeRecord:
         return f"{self.node}/{began_s:.0f}"
 
     @property
+    def quarantine_since_s(self) -> float:
+        """When the present quarantine session began; only while there is one."""
+        return float(self.quarantine.rpartition("/")[2])
+
+    @property
     def is_stuck(self) -> bool:
         """Whether workers that nobody can kill are still there, as far as is known."""
         return self.stuck == self.incarnation

@@ -91,9 +91,15 @@ def test_lost_host_that_works_again_is_tried_once() -> None:
     assert reconciler.plan(replace(seen, wall_s=702.0)).actions == (probe,)
     there = pod("outlast-agent-1", on="host-1", probes=SESSION)
     busy = replace(seen, wall_s=703.0, pods=(*seen.pods, there))
+    (note,) = reconciler.plan(busy).actions
+    assert isinstance(note, PatchHost)
+    noted = read_host(merged(document(quarantined(host("host-1"))), note.patch))
+    busy, seen = (
+        replace(one, hosts={**one.hosts, NodeId("host-1"): noted}) for one in (busy, seen)
+    )
     assert reconciler.plan(busy).actions == ()
-    # It came to nothing.
-    assert reconciler.plan(replace(seen, wall_s=5000.0)).actions == ()
+    # It came to nothing, as a new controller knows too.
+    assert Reconciler(CONFIG).plan(replace(seen, wall_s=5000.0)).actions == ()
     (action,) = reconciler.plan(replace(busy, num_wanted=0)).actions
     assert isinstance(action, DeletePod)
 
