@@ -286,7 +286,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         sessions = Sessions()
         runs = DiagnosticRuns(sessions, Diagnoses(database), clock)
         searches = FaultSearches(runs)
-        effects = Effects(sessions.send, UnmanagedCluster(), searches.begin)
+        effects = Effects(sessions.send, UnmanagedCluster(), searches)
         service = Service(
             machine=machine,
             journal=journal,

@@ -16,7 +16,7 @@ from controller.store.diagnoses import INTERRUPTED, MAX_KEPT, RUNNING, Diagnoses
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.plans import PREFLIGHT, Check
 from outlast.ids import NodeId
-from outlast.v1 import diagnostics_pb2, incidents_pb2
+from outlast.v1 import diagnostics_pb2, incidents_pb2, jobs_pb2
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsStub
 from outlast.v1.incidents_pb2_grpc import IncidentsStub
 from tests.controller.fakes import FakeAgent, Lab, lab, submit_request, until
@@ -180,6 +180,23 @@ def test_a_fault_is_searched_for_and_the_bad_node_replaced(tmp_path: Path) -> No
                 diagnostics_pb2.GetDiagnosticsRequest(run_id=incident.diagnostic_run)
             )
             assert kept.run.origin == incident.incident_id
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_job_has_its_nodes_checked_no_longer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            agents = await bench.add_agents(2)
+            job_id = await bench.start_job(recovery={"in_place_restarts": 0})
+            agents[0].silent_on = {"on_this_node"}
+            await agents[0].exit(0, -9, step=2)
+            await until(lambda: bool(agents[0].orders), "its nodes are checked")
+            await bench.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=job_id))
+            await until(
+                lambda: agents[0].orders[-1].WhichOneof("kind") == "stop", "the checks are ended"
+            )
+            assert agents[0].orders[-1].order_id == agents[0].orders[0].order_id
 
     asyncio.run(scenario())
 

@@ -283,3 +283,15 @@ def test_a_job_without_nodes_says_how_it_stands_with_those_that_are_to_come() ->
     assert "outlast agent" in driver.job().reason
     driver.send(ev.NodesAwaited(detail="2 pods are on the way"))
     assert driver.job().reason.endswith("for its first start; 2 pods are on the way")
+
+
+def test_a_standby_that_a_person_holds_back_is_nobodys_spare() -> None:
+    driver = Driver().running(spares=2, standby=1)
+    driver.answer_all("/suite/")
+    assert driver.node("n3").state is NodeState.STANDBY
+    driver.send(ev.NodeCordonRequested(node=NodeId("n3")))
+    driver.answer_all("/suite/")
+    assert driver.node("n4").state is NodeState.STANDBY
+    # One is enough, once the person has let go.
+    driver.send(ev.NodeUncordonRequested(node=NodeId("n3")))
+    assert sorted((driver.node("n3").state, driver.node("n4").state)) == ["READY", "STANDBY"]
