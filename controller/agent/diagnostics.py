@@ -22,7 +22,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from controller.agent.processes import wait_gone
+from controller.agent.processes import reap_group, wait_gone
 from diagnostics.core.orders import Order
 from outlast.errors import RetryableError
 from outlast.v1 import diagnostics_pb2
@@ -207,6 +207,7 @@ class Suites:
             await wait_gone(process.pid)
             process.wait()
             logger.info("diagnostics runner ended: pid=%d", process.pid)
+        await reap_group(process.pid)
         runner.transport.close()
         assert process.stdin is not None
         assert process.stdout is not None
