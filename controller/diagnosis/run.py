@@ -106,11 +106,14 @@ class DiagnosticsRunner:
         answered = await self._check_nodes()
         nodes = [node for node in self._request.nodes if node in answered]
         spares = [node for node in self._request.spares if node in answered]
-        self._compare_results()
+        # In threads: of a large fleet it takes seconds, which the machine must not wait.
+        own, compared = await asyncio.to_thread(self._compared)
+        self._add(*compared)
         verdict, stick = await self._search(nodes, spares)
-        found = report.make(
+        found = await asyncio.to_thread(
+            report.make,
             nodes=self._request.everyone,
-            findings=[finding_of(finding) for finding in self._progress.findings],
+            findings=[*own, *compared],
             exchanges=self._exchanges,
             stick=stick,
             search=verdict,
@@ -151,10 +154,10 @@ class DiagnosticsRunner:
             self._progress.changes.fire()
         return answer
 
-    def _compare_results(self) -> None:
-        """Devices of one kind must have computed the same."""
-        findings = [finding_of(finding) for finding in self._progress.findings]
-        self._add(*agreement.compare(findings))
+    def _compared(self) -> tuple[list[Finding], list[Finding]]:
+        """What was found, and of that what follows: devices of one kind compute the same."""
+        findings = [finding_of(finding) for finding in tuple(self._progress.findings)]
+        return findings, list(agreement.compare(findings))
 
     async def _search(
         self, nodes: list[NodeId], spares: list[NodeId]
@@ -166,7 +169,7 @@ class DiagnosticsRunner:
         tests: list[PairTest] = []
         stick = links.yardstick((), self.baseline)
         for number in range(ROUNDS):
-            pairs = plan_round(order, tests, spares=spares)
+            pairs = await asyncio.to_thread(plan_round, order, tests, spares=spares)
             if not pairs:
                 break
             is_whole = await self._exchange_all(pairs, number)
@@ -178,11 +181,11 @@ class DiagnosticsRunner:
             if not is_whole:
                 self._progress.notes.append("the time was up before every exchange was done")
                 break
-        return conclude(order, tests, spares=spares), stick
+        return await asyncio.to_thread(conclude, order, tests, spares=spares), stick
 
     async def _exchange_all(self, pairs: Sequence[Pair], number: int) -> bool:
         """The exchanges of one round; whether there was time for all of them."""
-        for wave in waves(pairs):
+        for wave in await asyncio.to_thread(waves, pairs):
             if self._left_s() < self._suite.pair_deadline_s:
                 return False
             names = f"{len(self._exchanges)} exchanges done, {len(wave)} under way"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+import sqlalchemy as sa
 
 from controller.diagnosis import asking
 from controller.diagnosis.run import Progress, Request
-from controller.store.database import Database
+from controller.store.database import DIAGNOSES, Database
 from controller.store.diagnoses import INTERRUPTED, MAX_KEPT, RUNNING, Diagnoses
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.plans import PREFLIGHT, Check
@@ -219,9 +220,20 @@ def test_runs_are_kept_within_a_bound_and_open_ones_marked(tmp_path: Path) -> No
     for number in range(MAX_KEPT + 5):
         kept.put(
             diagnostics_pb2.DiagnosticRun(
-                run_id=f"r{number}", started_s=float(number), state=RUNNING, notes=["a note"]
+                run_id=f"r{number}",
+                started_s=float(number),
+                state=RUNNING,
+                notes=["a note"],
+                findings=[diagnostics_pb2.Finding(test="device", value=float(number))],
             )
         )
+    newest = kept.get(f"r{MAX_KEPT + 4}")
+    assert newest is not None
+    assert [finding.value for finding in newest.findings] == [MAX_KEPT + 4.0]
+    # A list is made at each start, and must not read the findings of so many runs.
+    with database.transaction() as connection:
+        documents = connection.execute(sa.select(DIAGNOSES.c.document)).scalars().all()
+    assert not any("device" in document for document in documents)
     runs = kept.list()
     assert len(runs) == MAX_KEPT
     assert runs[0].run_id == f"r{MAX_KEPT + 4}"
