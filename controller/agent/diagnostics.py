@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 KILL_AFTER_S = 50.0
 # Rounds of a run follow each other within seconds; between runs the memory is better free.
 IDLE_S = 30.0
+# Checks know nothing of how checkpoints are stored.
+STORAGE_PROBE = "checkpoint.probe"
 _MAX_LINE_BYTES = 2**20
 _MAX_FINDINGS = 10_000
 
@@ -138,6 +140,7 @@ class Suites:
             *("--node", place.node),
             *("--workers", str(place.workers)),
             *("--baseline-file", str(place.state_dir / "baseline.json")),
+            *("--storage-probe", STORAGE_PROBE),
         ]
         with self._log_path.open("ab") as log:
             # A group of its own: its children go with it. It ends with its input, so with us.

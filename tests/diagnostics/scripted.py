@@ -120,6 +120,7 @@ def main() -> None:
             workers=2,
             device="cpu",
             checkpoint_url="",
+            storage_probe="",
             effort=PREFLIGHT.effort,
             counters_file=FOLDER / "counters.json",
         ),
