@@ -294,7 +294,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         tally = Tally()
         runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
         searches = FaultSearches(runs)
-        effects = Effects(sessions.send, UnmanagedCluster(), searches.begin)
+        effects = Effects(sessions.send, UnmanagedCluster(), searches)
         service = Service(
             machine=machine,
             journal=journal,

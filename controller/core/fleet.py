@@ -263,16 +263,22 @@ def _keep_standbys(ctx: Context) -> None:
     """Check free nodes ahead of time, so that one can take a lost node's place at once."""
     live = [job for job in ctx.state.jobs.values() if job.wants_nodes]
     wanted = spares_wanted(live)
-    standbys = [node for node in ctx.state.nodes.values() if node.state is NodeState.STANDBY]
+    # What a person or the cluster holds back is nobody's spare.
+    open_nodes = [
+        node
+        for node in ctx.state.nodes.values()
+        if not node.cordoned and not ctx.sight(node.node).closed
+    ]
+    standbys = [node for node in open_nodes if node.state is NodeState.STANDBY]
     for node in standbys[wanted:]:
         ctx.move_node(node, NodeState.READY, "no job wants a standby")
     missing = wanted - len(standbys)
     if any(job.state in (JobState.QUEUED, JobState.PROVISIONING) for job in live):
         return
-    for node in ctx.state.nodes.values():
+    for node in open_nodes:
         if missing <= 0:
             return
-        usable = node.state is NodeState.READY and not node.cordoned and ctx.connected(node.node)
+        usable = node.state is NodeState.READY and ctx.connected(node.node)
         if not usable or any(node.workers < job.plan.workers_per_node for job in live):
             continue
         missing -= 1

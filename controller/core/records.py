@@ -207,7 +207,13 @@ class Evidence:
     # `diagnostics.core.exits` class of a worker's exit, "" for other kinds.
     fault_class: str = ""
     fingerprint: str = ""
+    # Of the first failures that differ; see `evidence`.
     traceback: str = ""
+
+    @property
+    def is_cascade(self) -> bool:
+        """Whether a rank says no more than that it lost another one."""
+        return self.fault_class == "cascade"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

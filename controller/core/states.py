@@ -91,7 +91,7 @@ JOB_TRANSITIONS: dict[JobState, tuple[JobState, ...]] = {
         JobState.PAUSED,
         JobState.CANCELLED,
     ),
-    JobState.RESTARTING: (JobState.STARTING,),
+    JobState.RESTARTING: (JobState.STARTING, JobState.PROVISIONING),
     JobState.PAUSED: (JobState.QUEUED, JobState.CANCELLED),
     JobState.SUCCEEDED: (),
     JobState.FAILED: (),

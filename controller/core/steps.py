@@ -84,6 +84,9 @@ def _pass_preflight(ctx: Context, job: JobRecord) -> bool:
 
 
 def _restart(ctx: Context, job: JobRecord) -> bool:
+    if any(nodes.placed(ctx, job, node) is None for node in job.nodes):
+        ctx.move_job(job, JobState.PROVISIONING, "a node was lost before the restart")
+        return True
     attempts.start(ctx, job, "restarting in place")
     return True
 
@@ -139,12 +142,12 @@ def _repair(ctx: Context, job: JobRecord) -> bool:
                 incident = ctx.note(incident, "back", f"{node_id} is heard again; checking it")
                 ctx.put_job(job, unchecked=(*job.unchecked, node_id))
         elif not nodes.quarantine(ctx, node, f"{incident.incident}: {incident.reason}"):
-            opens_s = nodes.breaker_opens_s(ctx)
             ctx.put_job(
                 job,
-                deadline_s=opens_s,
+                deadline_s=nodes.breaker_opens_s(ctx),
                 reason=f"replacing {node_id} waits: as many nodes as the breaker allows were "
-                f"quarantined lately; next one at {opens_s:.0f} s since the epoch",
+                f"quarantined within {ctx.settings.breaker_window_s / 60:g} min; it goes on when "
+                "the first of them is longer ago than that",
             )
             return False
     job = attempts.fill_places(ctx, ctx.state.jobs[job.job_id])

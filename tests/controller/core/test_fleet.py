@@ -308,3 +308,15 @@ def test_another_machine_under_the_name_of_a_lost_one_may_be_used() -> None:
     assert driver.send(ev.NodeReplaced(node=NodeId("n2")))[0] == "n2 RELEASED"
     assert driver.node("n2").quarantine == ""
     assert driver.join("n2", incarnation="two")[:1] == ["n2 READY"]
+
+
+def test_a_standby_that_a_person_holds_back_is_nobodys_spare() -> None:
+    driver = Driver().running(spares=2, standby=1)
+    driver.answer_all("/suite/")
+    assert driver.node("n3").state is NodeState.STANDBY
+    driver.send(ev.NodeCordonRequested(node=NodeId("n3")))
+    driver.answer_all("/suite/")
+    assert driver.node("n4").state is NodeState.STANDBY
+    # One is enough, once the person has let go.
+    driver.send(ev.NodeUncordonRequested(node=NodeId("n3")))
+    assert sorted((driver.node("n3").state, driver.node("n4").state)) == ["READY", "STANDBY"]

@@ -420,7 +420,7 @@ def test_the_breaker_holds_the_second_quarantine_back_until_the_window_has_passe
     _wait_for_the_breaker(driver)
     assert driver.node("n3").state is NodeState.QUARANTINED
     assert driver.job().state is JobState.REPAIRING
-    assert "breaker" in driver.job().reason
+    assert "breaker allows were quarantined within 10 min" in driver.job().reason
     opens_s = driver.job().deadline_s
     assert opens_s == pytest.approx(driver.node("n3").quarantines_s[0] + 600.0)
     assert driver.wait(599.0) == []

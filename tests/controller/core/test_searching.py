@@ -1,8 +1,11 @@
-"""The search for what is at fault, as the machine asks for it and takes its answer."""
+"""The search for what is at fault, from the verdict to the restart."""
 
 from __future__ import annotations
 
+import pytest
+
 from controller.core import events as ev
+from controller.core.effects import SearchFaults
 from controller.core.facts import fold
 from controller.core.states import JobState, NodeState
 from tests.controller.core.driver import JOB, Driver
@@ -26,7 +29,7 @@ def test_a_second_fault_on_a_node_is_diagnosed_and_a_failed_check_replaces_it() 
 
 def diagnosing(**changes: object) -> Driver:
     """A job whose nodes are being searched for a fault."""
-    driver = Driver().running(in_place_restarts=0, **changes)
+    driver = Driver().running(**{"in_place_restarts": 0, **changes})  # type: ignore[arg-type]
     driver.send(driver.exited(0))
     lines = driver.answer_all("/stop/")
     assert lines[-1] == "search job.i1.d1 n1 n2"
@@ -98,3 +101,58 @@ def test_a_cancelled_job_hears_no_more_of_its_search() -> None:
     driver.send(ev.JobCancelRequested(job_id=JOB))
     assert driver.job().state is JobState.CANCELLED
     assert driver.searched({"n1": "fail"}, search="job.i1.d1") == []
+
+
+def test_a_spare_that_the_search_finds_bad_replaces_nobody() -> None:
+    driver = diagnosing(spares=2)
+    driver.searched({"n1": "fail", "n3": "fail"})
+    assert driver.node("n3").state is NodeState.READY
+    assert driver.node("n3").cordoned
+    assert "failed its checks in search job.i1.d1" in driver.node("n3").reason
+    # The breaker allows one quarantine: it is for the job's own node.
+    assert driver.node("n1").state is NodeState.DRAINED
+    assert driver.job().nodes == ("n4", "n2")
+    alone = diagnosing()
+    alone.searched({"n3": "fail"})
+    assert alone.node("n3").state is NodeState.DRAINED
+    assert alone.job().nodes == ("n1", "n2")
+
+
+@pytest.mark.parametrize("request_", [ev.JobCancelRequested, ev.JobPauseRequested])
+def test_a_job_that_waits_no_longer_ends_its_search(
+    request_: type[ev.JobCancelRequested] | type[ev.JobPauseRequested],
+) -> None:
+    driver = diagnosing()
+    assert "end job.i1.d1" in driver.send(request_(job_id=JOB))
+
+
+def test_a_search_whose_job_restarts_without_it_is_ended() -> None:
+    driver = diagnosing()
+    assert "end job.i1.d1" in driver.lose("n1")
+    late = diagnosing()
+    assert "end job.i1.d1" in late.wait(late.job().plan.diagnose_timeout_s + 1.0)
+    told = diagnosing()
+    assert "end job.i1.d1" not in told.searched()
+
+
+def test_a_search_asked_for_again_has_what_is_left_of_the_patience() -> None:
+    driver = diagnosing()
+    driver.now_s += 400.0
+    again = Driver(fold(driver.machine.state.as_facts()))
+    again.now_s = driver.now_s
+    again.send(ev.ControllerStarted(term=2))
+    for node in ("n1", "n2"):
+        again.join(node)
+    again.now_s += 10.0
+    effects = again.machine.handle(ev.TimePassed(), again.now_s)
+    (asked,) = (effect for effect in effects if isinstance(effect, SearchFaults))
+    assert again.now_s + asked.timeout_s < (again.job().deadline_s or 0.0)
+    assert asked.timeout_s == pytest.approx(0.9 * 190.0)
+
+
+def test_a_bad_link_to_a_spare_costs_no_node_of_the_job() -> None:
+    driver = diagnosing()
+    driver.searched(links=(("n1", "n3"),))
+    assert driver.incident().bad_links == ()
+    assert driver.job().nodes == ("n1", "n2")
+    assert any("bad link n1--n3" in entry.detail for entry in driver.incident().timeline)
