@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,6 +111,9 @@ class NodeSource(Cluster, Protocol):
 
     async def start(self) -> None: ...
 
+    async def failed(self) -> None:
+        """Raise what ended its work, once that has happened."""
+
     async def stop_all(self) -> None:
         """The controller stops in order."""
 
@@ -200,6 +203,9 @@ class _Controller:
         loop = asyncio.create_task(self.service.run(), name="service")
         web = asyncio.create_task(self.web.serve(http), name="web")
         stopped = asyncio.create_task(stop.wait(), name="stop")
+        parts = [loop, web]
+        if cluster is not None:
+            parts.append(asyncio.create_task(cluster.failed(), name="cluster"))
         try:
             if cluster is not None and options.fresh:
                 await cluster.forget_everything()
@@ -215,8 +221,8 @@ class _Controller:
             )
             if on_ready is not None:
                 on_ready(running)
-            await asyncio.wait([loop, web, stopped], return_when=asyncio.FIRST_COMPLETED)
-            _raise_failure(loop, web)
+            await asyncio.wait([*parts, stopped], return_when=asyncio.FIRST_COMPLETED)
+            _raise_failure(parts)
             logger.info("controller stops")
             self.service.stop()
             if cluster is not None:
@@ -229,8 +235,9 @@ class _Controller:
             await self.server.stop()
             if cluster is not None:
                 await cluster.leave()
-            stopped.cancel()
-            await asyncio.gather(loop, web, stopped, return_exceptions=True)
+            for task in (stopped, *parts[2:]):
+                task.cancel()
+            await asyncio.gather(*parts, stopped, return_exceptions=True)
 
     def _make_cluster(self, options: Options, grpc: str) -> NodeSource | None:
         if options.kube is not None:
@@ -284,9 +291,10 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         machine = Machine(journal.load(), options.settings)
         watch = Watch(machine.state)
         sessions = Sessions()
-        runs = DiagnosticRuns(sessions, Diagnoses(database), clock)
+        tally = Tally()
+        runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
         searches = FaultSearches(runs)
-        effects = Effects(sessions.send, UnmanagedCluster(), searches.begin)
+        effects = Effects(sessions.send, UnmanagedCluster(), searches)
         service = Service(
             machine=machine,
             journal=journal,
@@ -296,7 +304,6 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             clock=clock,
         )
         searches.report_to(service)
-        tally = Tally()
         metrics.read_from(
             Sources(
                 service=service,
@@ -331,8 +338,8 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         database.close()
 
 
-def _raise_failure(loop: asyncio.Task[None], web: asyncio.Task[None]) -> None:
-    for task in (loop, web):
+def _raise_failure(parts: Sequence[asyncio.Task[None]]) -> None:
+    for task in parts:
         if task.done() and not task.cancelled() and task.exception() is not None:
             error = task.exception()
             if not isinstance(error, OutlastError):
@@ -341,8 +348,8 @@ def _raise_failure(loop: asyncio.Task[None], web: asyncio.Task[None]) -> None:
                 f"stopped, because its {task.get_name()} failed: {error}; agents and training "
                 "go on; start it again with the same --state-dir"
             ) from error
-    if web.done():
-        raise LoopEndedError("stopped, because its HTTP server ended")
+        if task.done():
+            raise LoopEndedError(f"stopped, because its {task.get_name()} ended")
 
 
 def parse_address(address: str, option: str) -> tuple[str, int]:

@@ -126,7 +126,8 @@ def command_finished(node: NodeId, result: agents_pb2.CommandResult) -> ev.Comma
         error_kind=result.error_kind,
         detail=(result.detail or (verdict.reason if result.findings else ""))[:_MAX_DETAIL],
         completed_step=result.completed_step,
-        verdict=str(verdict.verdict),
+        # The agent answers a repeated command without what was found: that is no verdict.
+        verdict=str(verdict.verdict) if result.findings else "",
     )
 
 

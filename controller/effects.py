@@ -15,6 +15,7 @@ from controller.convert import command_message
 from controller.core.effects import (
     Alert,
     Effect,
+    EndSearch,
     EvictNode,
     Persist,
     ProvisionNodes,
@@ -27,7 +28,6 @@ from outlast.v1 import agents_pb2
 logger = logging.getLogger(__name__)
 
 Send = Callable[[NodeId, agents_pb2.ControllerMessage], bool]
-Search = Callable[[SearchFaults], None]
 
 
 class Cluster(Protocol):
@@ -38,6 +38,16 @@ class Cluster(Protocol):
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Nothing of ours may run on the node any more."""
+
+
+class Searches(Protocol):
+    """Who looks for what is at fault."""
+
+    def begin(self, effect: SearchFaults) -> None:
+        """Start a search, unless it is under way."""
+
+    def end(self, search: str) -> None:
+        """Stop one that is under way."""
 
 
 class UnmanagedCluster:
@@ -53,9 +63,9 @@ class UnmanagedCluster:
 class Effects:
     """Carries effects out, in the order in which they are given."""
 
-    def __init__(self, send: Send, cluster: Cluster, search: Search) -> None:
+    def __init__(self, send: Send, cluster: Cluster, searches: Searches) -> None:
         self._send = send
-        self._search = search
+        self._searches = searches
         self._cluster = cluster
         # Alerts so far, for the metrics.
         self.counts: Counter[str] = Counter()
@@ -80,7 +90,9 @@ class Effects:
             case EvictNode(node=node, reason=reason):
                 self._cluster.evict(node, reason)
             case SearchFaults():
-                self._search(effect)
+                self._searches.begin(effect)
+            case EndSearch(search=search):
+                self._searches.end(search)
             case Alert(summary=summary):
                 logger.warning("alert: %s", summary)
             case _:

@@ -3,7 +3,8 @@
 Nothing is decided by these figures. They begin at zero with every controller, as
 counters of a process do; whoever reads them takes their rise. They are fed from
 the edge with what is new there, so a report that an agent repeats is not seen twice,
-but two nodes may both tell the last steps of a third.
+but two nodes may both tell the last steps of a third. Runs of diagnostics count when
+they end, by what was concluded.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from controller.families import Distribution
 from controller.store.curves import StepRow
 from diagnostics.core.finding import Verdict
+from diagnostics.core.report import Report
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2, diagnostics_pb2
 
@@ -62,6 +64,8 @@ class Tally:
         self.suites: Counter[tuple[str, str]] = Counter()
         # By node, test and verdict.
         self.findings: Counter[tuple[NodeId, str, str]] = Counter()
+        # By the two nodes of a link that a search has named.
+        self.bad_links: Counter[tuple[NodeId, NodeId]] = Counter()
         self.checks: dict[str, Distribution] = {}
         # Floating-point operations per second of one worker's matmul, as measured last.
         self.matmul_flops: dict[NodeId, float] = {}
@@ -115,9 +119,32 @@ class Tally:
             test = self._word(finding.test)
             verdict = finding.verdict if finding.verdict in set(Verdict) else OTHER
             self.findings[node, test, verdict] += 1
-            self.checks.setdefault(test, Distribution(CHECK_BOUNDS_S)).add(finding.duration_s)
+            self._took(test, finding.duration_s)
             if (finding.metric, finding.unit) == ("matmul_throughput", "GFLOP/s"):
                 self.matmul_flops[node] = finding.value * 1e9
+
+    def run_ended(
+        self, suite: str, findings: Iterable[diagnostics_pb2.Finding], report: Report
+    ) -> None:
+        """A run over several nodes has ended.
+
+        What was measured between two nodes speaks for neither of them: of that counts
+        what the report says of nodes and links.
+        """
+        for finding in findings:
+            if not finding.peer:
+                self.found(NodeId(finding.node), (finding,))
+        for node in report.nodes:
+            self.suite_ended(suite, node.verdict.verdict)
+        for link in report.links:
+            self._took(self._word(link.test), link.duration_s)
+        for one, other in report.bad_links:
+            self.bad_links[NodeId(one), NodeId(other)] += 1
+
+    def _took(self, test: str, duration_s: float) -> None:
+        # A verdict that follows from other findings took no time of its own.
+        if duration_s > 0:
+            self.checks.setdefault(test, Distribution(CHECK_BOUNDS_S)).add(duration_s)
 
     def _word(self, text: str) -> str:
         if text in self._words:

@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 
 _PR_SET_PDEATHSIG = 1
 # A killed process leaves within milliseconds, unless it is stuck in the kernel.
@@ -118,6 +119,14 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def tied() -> Callable[[], None]:
+    """What a program of this process does before it starts (`preexec_fn`): it dies with us.
+
+    A check that is killed at its deadline takes nothing along by itself.
+    """
+    return partial(die_with, os.getpid())
 
 
 def _lines(receiver: int, ends_at: float, deadline_s: float) -> Iterator[str]:

@@ -56,7 +56,10 @@ def _findings(order: Order, context: Context, check: Callable[[Emit], None]) -> 
                 yield unjudged(Measurement.from_json(text), context.node).to_json()
             else:
                 yield _trouble(order, context, Verdict.ERROR, text, started_s)
-    except (children.DeadlineError, children.ChildDiedError, ValueError) as error:
+    except children.DeadlineError as error:
+        broken = pair.broken(order.peer, str(error), started_s)
+        yield unjudged(broken, context.node).to_json()
+    except (children.ChildDiedError, ValueError) as error:
         yield _trouble(order, context, Verdict.ERROR, str(error), started_s)
 
 

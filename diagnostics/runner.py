@@ -79,6 +79,7 @@ def _context(order: Order, options: argparse.Namespace) -> Context:
         workers=options.workers,
         device=options.device,
         checkpoint_url=order.checkpoint_url,
+        storage_probe=options.storage_probe,
         effort=SUITES[order.suite].effort,
         counters_file=options.baseline_file.with_name("counters.json"),
     )
@@ -213,6 +214,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--deadline-s", type=float, default=300.0, help="for the whole suite")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--checkpoint-url", default="", help="where checkpoints are written")
+    parser.add_argument(
+        "--storage-probe", default="", help="module that tries a checkpoint URL of any kind"
+    )
     options = parser.parse_args(arguments)
     if options.workers < 1:
         parser.error(f"--workers is {options.workers}; it must be 1 or more")

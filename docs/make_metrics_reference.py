@@ -21,8 +21,8 @@ PAGE = Path(__file__).parent / "reference" / "metrics.md"
 
 _HEAD = """# Metrics
 
-Generated from the declarations below `controller/web/metrics` and `controller/agent/metrics` by
-`python docs/make_metrics_reference.py`.
+Generated from the declarations below `controller/web/metrics` and `controller/agent/metrics` and in
+`controller/kube/metrics.py` by `python docs/make_metrics_reference.py`.
 
 The controller shows jobs, nodes, incidents and checkpoints at `http://CONTROLLER:7071/metrics`.
 Each agent shows its ranks and its machine at the port of `--metrics-port`;

@@ -94,11 +94,11 @@ def test_core_imports_nothing_but_the_standard_library_and_vocabulary(core: str)
     assert not wrong
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_files_are_short_enough_to_read(package: str) -> None:
+@pytest.mark.parametrize("folder", [*PACKAGES, "bench", "deploy", "docs", "tests"])
+def test_files_are_short_enough_to_read(folder: str) -> None:
     long = {
         str(path): lines
-        for path in sources(package)
+        for path in sources(folder)
         if (lines := len((ROOT / path).read_text(encoding="utf-8").splitlines())) > MAX_LINES
     }
     assert not long, f"more than {MAX_LINES} lines"
@@ -129,6 +129,18 @@ def test_every_dependency_has_a_tested_version() -> None:
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
     names = {re.split(r"[<>=!~\[; ]", requirement)[0].lower() for requirement in wanted}
     assert not {name for name in names if f"\n{name}==" not in f"\n{pinned}"}
+
+
+def test_kubernetes_client_is_no_older_than_the_tested_one() -> None:
+    """It changes its own insides from one major version to the next, and the adapter uses them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
+    )
+    major = pins["kubernetes"].partition(".")[0]
+    extras = project["optional-dependencies"]
+    for wanted in (extras["kubernetes"], extras["dev"]):
+        assert f"kubernetes>={major}" in wanted
 
 
 def test_ci_runs_what_a_person_runs() -> None:

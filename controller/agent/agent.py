@@ -281,7 +281,11 @@ class Agent:
 
     def _processes_changed(self) -> None:
         pids = [*self._own_pids(), *(pid for _, pid in self._running_pids())]
-        self._state.write_agent(self._incarnation, self._rendezvous_port, pids)
+        try:
+            self._state.write_agent(self._incarnation, self._rendezvous_port, pids)
+        except OSError as error:
+            # The disk may be full; a kernel that kills children with their parent remains.
+            logger.error("processes of this agent are not on record: %s", error)
 
 
 async def run_agent(config: AgentConfig) -> None:

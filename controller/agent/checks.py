@@ -28,23 +28,28 @@ class CheckOrders:
         self._config = config
         self._suites = suites
         self._send = send
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def take(self, asked: agents_pb2.CheckOrder) -> None:
-        """Carry an order out, after those that wait already."""
-        task = asyncio.create_task(self._run(asked), name=f"check-{asked.order_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Carry an order out, after those that wait already, or stop one."""
+        order_id = asked.order_id
+        if asked.WhichOneof("kind") == "stop":
+            if order_id in self._tasks:
+                self._tasks[order_id].cancel()
+            return
+        task = asyncio.create_task(self._run(asked), name=f"check-{order_id}")
+        self._tasks[order_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(order_id))
 
     def cancel_all(self) -> None:
         """Whoever asked is gone."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
 
     async def close(self) -> None:
         """End what runs and wait for it."""
         self.cancel_all()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, asked: agents_pb2.CheckOrder) -> None:
         async def finding(found: diagnostics_pb2.Finding) -> None:
@@ -62,11 +67,21 @@ class CheckOrders:
                     raise SuiteError(f"{len(self._tasks) - 1} orders are waiting here already")
                 order = order_of(asked, self._config.address)
                 await self._suites.run(order, finding, listening, begun)
-            except SuiteError as error:
-                broken = diagnostics_pb2.Finding(
-                    test=asked.suite, node=self._config.node, verdict="error", detail=str(error)
+            except SessionLostError:
+                raise
+            except Exception as error:
+                # Whatever broke, whoever asked must hear that there will be no more: silence
+                # would look like a node that does not work.
+                if not isinstance(error, SuiteError):
+                    logger.exception("check order %s failed", asked.order_id)
+                await finding(
+                    diagnostics_pb2.Finding(
+                        test=asked.suite,
+                        node=self._config.node,
+                        verdict="error",
+                        detail=str(error) or type(error).__name__,
+                    )
                 )
-                await finding(broken)
             await self._report(agents_pb2.CheckReport(order_id=asked.order_id, done=True))
         except SessionLostError:
             logger.info("check order %s: whoever asked is gone", asked.order_id)

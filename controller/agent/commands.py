@@ -2,7 +2,9 @@
 
 Every command is a task of its own, so that a stop is never behind a start that
 waits for something. The ledger decides what runs; its decision is on disk before
-anything is done. The answer to a command is an event, kept until acknowledged.
+workers start. What ends something is done even where the disk is full: if the agent
+dies, the workers that it was about die too. The answer to a command is an event,
+kept until acknowledged.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from controller.agent.ledger import (
     Result,
     Weight,
 )
+from controller.agent.leftovers import delete_old_logs
 from controller.agent.reporter import Emit
 from controller.agent.standby_link import StandbyError
 from controller.agent.supervisor import Supervisor, WorkersStayError
@@ -100,8 +103,16 @@ class Commands:
         admission = self._ledger.admit(command.command_id, kind, command.job_id, command.attempt)
         match admission.decision:
             case Decision.RUN:
-                self._parts.save_ledger(self._ledger)
-                self._begin(command, kind, received_ns)
+                if self._save_ledger() or kind is not CommandKind.START:
+                    self._begin(command, kind, received_ns)
+                    return
+                refused = Result(
+                    ok=False,
+                    detail=f"cannot write to {self._parts.config.state_dir}: is its disk full?",
+                    error_kind=ErrorKind.RESOURCE,
+                )
+                self._ledger.finish(command.command_id, refused)
+                self._answer(command, Outcome(result=refused))
             case Decision.RUNNING:
                 logger.debug("command %s: still running", command.command_id)
             case Decision.ANSWERED | Decision.STALE:
@@ -132,7 +143,7 @@ class Commands:
             command_id = f"abandon-{job_id}-{attempt}"
             self._running[command_id] = running
             running.task = asyncio.create_task(self._abandon(command_id, stop))
-        self._parts.save_ledger(self._ledger)
+        self._save_ledger()
 
     def newest_attempt(self, job_id: str) -> int:
         """The newest attempt of the job that was started here; 0 when none was."""
@@ -153,6 +164,15 @@ class Commands:
             logger.error("%s", error)
         finally:
             del self._running[command_id]
+
+    def _save_ledger(self) -> bool:
+        """Keep the ledger; whether that could be done. A full disk must not end the agent."""
+        try:
+            self._parts.save_ledger(self._ledger)
+        except OSError as error:
+            logger.error("commands are not kept over a restart of this agent: %s", error)
+            return False
+        return True
 
     def _begin(self, command: agents_pb2.Command, kind: CommandKind, received_ns: int) -> None:
         if kind in (CommandKind.STOP, CommandKind.FORGET):
@@ -214,7 +234,7 @@ class Commands:
         finally:
             del self._running[command.command_id]
         self._ledger.finish(command.command_id, outcome.result)
-        self._parts.save_ledger(self._ledger)
+        self._save_ledger()
         self._answer(command, outcome)
 
     async def _start(self, command: agents_pb2.Command, received_ns: int) -> Outcome:
@@ -275,7 +295,12 @@ class Commands:
         folder = parts.config.job_memory_dir(job_id)
         await parts.uploads.finish(job_id, folder)
         parts.supervisor.forget(job_id)
-        await run_blocking(lambda: delete_job_memory(folder), "free-memory")
+
+        def free() -> None:
+            delete_job_memory(folder)
+            delete_old_logs(parts.config.jobs_dir, parts.config.memory_dir)
+
+        await run_blocking(free, "free-memory")
         return Outcome(result=Result(ok=True))
 
     def _answer(self, command: agents_pb2.Command, outcome: Outcome) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from controller.agent.processes import wait_gone
+from controller.agent.processes import reap_group, wait_gone
 from diagnostics.core.orders import Order
 from outlast.errors import RetryableError
 from outlast.v1 import diagnostics_pb2
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 KILL_AFTER_S = 50.0
 # Rounds of a run follow each other within seconds; between runs the memory is better free.
 IDLE_S = 30.0
+# Checks know nothing of how checkpoints are stored.
+STORAGE_PROBE = "checkpoint.probe"
 _MAX_LINE_BYTES = 2**20
 _MAX_FINDINGS = 10_000
 
@@ -138,6 +140,7 @@ class Suites:
             *("--node", place.node),
             *("--workers", str(place.workers)),
             *("--baseline-file", str(place.state_dir / "baseline.json")),
+            *("--storage-probe", STORAGE_PROBE),
         ]
         with self._log_path.open("ab") as log:
             # A group of its own: its children go with it. It ends with its input, so with us.
@@ -207,6 +210,7 @@ class Suites:
             await wait_gone(process.pid)
             process.wait()
             logger.info("diagnostics runner ended: pid=%d", process.pid)
+        await reap_group(process.pid)
         runner.transport.close()
         assert process.stdin is not None
         assert process.stdout is not None

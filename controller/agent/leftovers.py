@@ -1,13 +1,14 @@
-"""Steps in the black boxes of workers that an earlier agent of this node ran.
+"""What workers left behind: steps that nobody reported yet, and logs that nobody reads any more.
 
-That agent kept its reports in its own memory until they were acknowledged, so
-some may never have left. Reporting a step again is harmless; a step that nobody
-reports is a hole in the loss curve.
+An earlier agent of this node kept its reports in its own memory until they were
+acknowledged, so some may never have left. Reporting a step again is harmless; a
+step that nobody reports is a hole in the loss curve.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 from outlast.blackbox import Reader, StepRecord
 
 logger = logging.getLogger(__name__)
+
+# `outlast logs` reads them after the end of a job; a disk that fills up stops the next one.
+KEPT_LOGS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,20 @@ def left_steps(jobs_dir: Path, memory_dir: Path) -> Iterator[LeftSteps]:
             if records:
                 yield LeftSteps(job_id=job_dir.name, attempt=newest, records=records)
                 break
+
+
+def delete_old_logs(jobs_dir: Path, memory_dir: Path) -> None:
+    """Delete logs and black boxes of forgotten jobs, all but those of the newest few."""
+    forgotten = [
+        job_dir
+        for job_dir in (jobs_dir.iterdir() if jobs_dir.is_dir() else ())
+        if not (memory_dir / job_dir.name).is_dir()
+    ]
+    # The time is that of its last attempt.
+    forgotten.sort(key=lambda job_dir: job_dir.stat().st_mtime, reverse=True)
+    for job_dir in forgotten[KEPT_LOGS:]:
+        shutil.rmtree(job_dir, ignore_errors=True)
+        logger.info("logs of a forgotten job are deleted: job=%s", job_dir.name)
 
 
 def _steps_in(path: Path) -> list[StepRecord]:

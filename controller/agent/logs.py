@@ -8,9 +8,10 @@ until it is cancelled, its connection ends or the job is forgotten.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,15 +62,20 @@ class Logs:
             oldest = next(iter(self._queries))
             logger.warning("too many log queries: %s is dropped", oldest)
             self._queries.pop(oldest).cancel()
-        task = asyncio.create_task(self._answer(query), name=f"logs-{query.query_id}")
-        self._queries[query.query_id] = task
-        task.add_done_callback(lambda done: self._done(query.query_id, done))
+            # Its reader waits for the end, and it may be the last one to be asked.
+            self._begin(oldest, self._send_end(oldest))
+        self._begin(query.query_id, self._answer(query))
 
     def cancel_all(self) -> None:
         """Nobody listens any more."""
         for task in self._queries.values():
             task.cancel()
         self._queries.clear()
+
+    def _begin(self, query_id: str, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work, name=f"logs-{query_id}")
+        self._queries[query_id] = task
+        task.add_done_callback(lambda done: self._done(query_id, done))
 
     def _done(self, query_id: str, task: asyncio.Task[None]) -> None:
         if self._queries.get(query_id) is task:
@@ -78,6 +84,20 @@ class Logs:
             logger.warning("log query %s failed: %s", query_id, task.exception())
 
     async def _answer(self, query: agents_pb2.LogQuery) -> None:
+        try:
+            await self._send_logs(query)
+        except SessionLostError:
+            return
+        except OSError as error:
+            logger.warning("log query %s ends early: %s", query.query_id, error)
+        await self._send_end(query.query_id)
+
+    async def _send_end(self, query_id: str) -> None:
+        end = agents_pb2.LogChunk(query_id=query_id, end=True)
+        with contextlib.suppress(SessionLostError):
+            await self._send(agents_pb2.AgentMessage(log_chunk=end))
+
+    async def _send_logs(self, query: agents_pb2.LogQuery) -> None:
         job_dir = self._jobs_dir / query.job_id
         # A job id comes from the network: it must not name a folder elsewhere.
         if job_dir.parent != self._jobs_dir or query.job_id in ("", ".", ".."):
@@ -90,23 +110,15 @@ class Logs:
         }
         for source in sources.values():
             source.offset = max(0, source.path.stat().st_size - wanted)
-        try:
+        await self._send_new(query.query_id, list(sources.values()))
+        while query.follow:
+            await asyncio.sleep(FOLLOW_PERIOD_S)
+            if sources and not job_dir.exists():
+                break
+            newest = max((source.attempt for source in sources.values()), default=0)
+            for source in _sources(job_dir, rank, after_attempt=newest - 1):
+                sources.setdefault(source.path, source)
             await self._send_new(query.query_id, list(sources.values()))
-            while query.follow:
-                await asyncio.sleep(FOLLOW_PERIOD_S)
-                if sources and not job_dir.exists():
-                    break
-                newest = max((source.attempt for source in sources.values()), default=0)
-                for source in _sources(job_dir, rank, after_attempt=newest - 1):
-                    sources.setdefault(source.path, source)
-                await self._send_new(query.query_id, list(sources.values()))
-            await self._send(
-                agents_pb2.AgentMessage(
-                    log_chunk=agents_pb2.LogChunk(query_id=query.query_id, end=True)
-                )
-            )
-        except SessionLostError:
-            return
 
     async def _send_new(self, query_id: str, sources: list[_Source]) -> None:
         for source in sources:

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+# A killed process leaves within milliseconds, unless it is stuck in the kernel.
+_REAP_PAUSE_S = 0.01
+_REAP_TRIES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,22 @@ def reap(pid: int) -> int | None:
     except ChildProcessError:
         return None
     return status if reaped else None
+
+
+async def reap_group(group: int) -> None:
+    """Kill and reap the orphans that a process of ours, dead and reaped, left in its group.
+
+    Those that hang in the kernel are left behind.
+    """
+    for _ in range(_REAP_TRIES):
+        try:
+            found = os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return
+        if found is None:
+            # Still ours, so the number cannot have passed on to others.
+            os.killpg(group, signal.SIGKILL)
+            await asyncio.sleep(_REAP_PAUSE_S)
 
 
 def child_pids() -> list[int]:

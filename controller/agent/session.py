@@ -276,9 +276,11 @@ class Session:
                 self.num_heartbeats += 1
                 heartbeat.seq = self.num_heartbeats
                 await call.write(agents_pb2.AgentMessage(heartbeat=heartbeat))
-            while self._outbox:
+            if self._outbox:
                 await call.write(self._outbox.popleft())
                 self._room.set()
+                # One at a time: an event or a heartbeat must never wait for megabytes of logs.
+                self._wake.set()
 
     async def _beat(self) -> None:
         """Have a heartbeat sent every period; a line that is slow gets the newest only."""

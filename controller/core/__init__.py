@@ -1,5 +1,5 @@
 """The pure controller: events in, effects out; no I/O, clocks, threads or randomness.
 
 `machine.Machine` is the only way in. `states` has the tables, `policy` the
-decisions, `records` what is remembered, `jobs` and `fleet` the transitions.
+decisions, `records` what is remembered, `jobs`, `losses` and `fleet` the transitions.
 """

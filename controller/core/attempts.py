@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from controller.core import incidents, nodes
+from controller.core import incidents, nodes, searching
 from controller.core.context import Context
-from controller.core.effects import Alert
 from controller.core.records import (
     NO_ATTEMPT,
     CommandRecord,
@@ -123,7 +122,7 @@ def stops_pending(ctx: Context, job: JobRecord) -> list[CommandRecord]:
 
 def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error: str = "") -> None:
     close_starts(ctx, job)
-    _close_checks(ctx, job)
+    _close_checks(ctx, job, reason)
     job = incidents.close_for(ctx, job, reason)
     job = ctx.move_job(job, state, reason, error=error, finished_s=ctx.now_s, unchecked=())
     for node_id in job.held_by:
@@ -146,7 +145,7 @@ def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
 
 
 def pause(ctx: Context, job: JobRecord, why: str) -> None:
-    _close_checks(ctx, job)
+    _close_checks(ctx, job, why)
     job = incidents.close_for(ctx, job, why)
     job = ctx.move_job(job, JobState.PAUSED, f"{why}; `outlast resume {job.job_id}` goes on")
     _release_nodes(ctx, job)
@@ -154,11 +153,7 @@ def pause(ctx: Context, job: JobRecord, why: str) -> None:
 
 def exclude(ctx: Context, job: JobRecord, node: NodeRecord, reason: str) -> None:
     """Keep a node that is not fit for use from a job that has not started there."""
-    if not nodes.quarantine(ctx, node, reason):
-        # The breaker bounds quarantines, not caution: the node is merely not used.
-        nodes.close_commands(ctx, node.node, reason, keep_stops=True)
-        ctx.move_node(node, NodeState.READY, reason, job=None, cordoned=True)
-        ctx.emit(Alert(summary=f"node {node.node} is cordoned: {reason}"))
+    nodes.keep_out(ctx, node, reason)
     incident = ctx.incident_of(job)
     if incident is not None:
         ctx.add_evidence(incident, sign(ctx, EvidenceKind.DIAGNOSTICS, node.node, reason))
@@ -187,7 +182,8 @@ def _place(ctx: Context, job: JobRecord, node: NodeRecord) -> None:
     ctx.move_node(node, NodeState.ASSIGNED, f"runs {job.job_id}", job=job.job_id)
 
 
-def _close_checks(ctx: Context, job: JobRecord) -> None:
+def _close_checks(ctx: Context, job: JobRecord, why: str) -> None:
+    searching.give_up(ctx, job, why)
     for command in ctx.commands_of(RunSuite, job=job.job_id):
         ctx.close_command(command.command_id, f"job {job.job_id} no longer waits for it")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from controller.core.effects import Effect, Persist, SendCommand
+from controller.core.evidence import with_sign
 from controller.core.facts import (
     CommandClosed,
     CommandOpened,
@@ -39,9 +40,6 @@ from controller.core.states import (
     check_node,
 )
 from outlast.ids import Attempt, CommandId, JobId, NodeId
-
-# A job that fails the same way for ever must not grow its incident for ever.
-MAX_EVIDENCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +192,11 @@ class Context:
         return self.put_incident(incident, timeline=(*incident.timeline, entry))
 
     def add_evidence(self, incident: IncidentRecord, evidence: Evidence) -> IncidentRecord:
-        if len(incident.evidence) >= MAX_EVIDENCE or evidence in incident.evidence:
+        known = with_sign(incident.evidence, evidence)
+        if known == incident.evidence:
             return incident
-        return self.put_incident(
-            incident,
-            evidence=(*incident.evidence, evidence),
-            fault_s=min(incident.fault_s, evidence.at_s),
-        )
+        fault_s = min(incident.fault_s, evidence.at_s)
+        return self.put_incident(incident, evidence=known, fault_s=fault_s)
 
     # Commands
 

@@ -63,10 +63,20 @@ class SearchFaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndSearch:
+    """Nobody waits for a search any more, and its nodes may be wanted: stop checking them.
+
+    One that is not under way needs no end.
+    """
+
+    search: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """Tell a person."""
 
     summary: str
 
 
-Effect = Persist | SendCommand | ProvisionNodes | EvictNode | SearchFaults | Alert
+Effect = Persist | SendCommand | ProvisionNodes | EvictNode | SearchFaults | EndSearch | Alert

@@ -166,6 +166,13 @@ class NodeReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReplaced:
+    """Another machine has the name of a node that was given up; what it did wrong is over."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodesAwaited:
     """How it stands with nodes that the cluster brings; "" when it brings none."""
 
@@ -284,6 +291,7 @@ NodeEvent = (
     | NodeBack
     | NodeClosed
     | NodeReleased
+    | NodeReplaced
     | NodeCordonRequested
     | NodeUncordonRequested
     | NodeDrainRequested

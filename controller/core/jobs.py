@@ -70,7 +70,7 @@ def cancel_requested(ctx: Context, event: JobCancelRequested) -> None:
     job = ctx.state.jobs.get(event.job_id)
     if job is None or job.state in TERMINAL:
         return
-    job = ctx.put_job(job, wanted=Wanted.CANCEL)
+    job = ctx.put_job(job, wanted=Wanted.CANCEL, needs_person=False)
     if job.state in _HAVE_WORKERS:
         attempts.suspend(ctx, job, "cancelled by the user", graceful=False)
     elif job.state is not JobState.SUSPENDING:
@@ -93,7 +93,13 @@ def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
     if job is None or job.wanted is not Wanted.PAUSE:
         return
     # A person has looked at it, so it gets a whole budget again.
-    job = ctx.put_job(job, wanted=Wanted.RUN, retry_left=job.plan.retry_budget, faults_in_row=0)
+    job = ctx.put_job(
+        job,
+        wanted=Wanted.RUN,
+        needs_person=False,
+        retry_left=job.plan.retry_budget,
+        faults_in_row=0,
+    )
     if job.state is JobState.PAUSED:
         ctx.move_job(job, JobState.QUEUED, "resumed by the user")
 

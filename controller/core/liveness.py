@@ -57,10 +57,6 @@ class LivenessTable:
         """Stop watching a node."""
         self._entries.pop(node, None)
 
-    def nodes(self) -> list[NodeId]:
-        """The nodes being watched."""
-        return list(self._entries)
-
     def heard(self, node: NodeId, now_s: float) -> list[LivenessEvent]:
         """A message arrived."""
         entry = self._entries.get(node)

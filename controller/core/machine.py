@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from controller.core import events as ev
-from controller.core import fleet, incidents, jobs, searching, steps
+from controller.core import fleet, incidents, jobs, losses, searching, steps
 from controller.core.context import Context, Settings
 from controller.core.effects import Effect
 from controller.core.facts import State
@@ -70,10 +70,10 @@ class Machine:
         """Let go of what has waited for a moment that has come."""
         ctx = self._ctx
         if ctx.reconciling_until_s is not None and ctx.reconciling_until_s <= ctx.now_s:
-            fleet.end_reconciling(ctx)
+            losses.end_reconciling(ctx)
         if ctx.blind_until_s is not None and ctx.blind_until_s <= ctx.now_s:
             ctx.blind_until_s = None
-            fleet.judge_all(ctx)
+            losses.judge_all(ctx)
         if ctx.reconciling_until_s is not None:
             return
         for job in list(ctx.state.jobs.values()):
@@ -120,23 +120,25 @@ class Machine:
             case ev.NodeJoined():
                 fleet.joined(ctx, event)
             case ev.NodeDisconnected():
-                fleet.disconnected(ctx, event)
+                losses.disconnected(ctx, event)
             case ev.NodeLate():
-                fleet.late(ctx, event)
+                losses.late(ctx, event)
             case ev.NodeLost():
-                fleet.lost(ctx, event)
+                losses.lost(ctx, event)
             case ev.NodeSilent():
-                fleet.silent(ctx, event)
+                losses.silent(ctx, event)
             case ev.NodeHeard():
-                fleet.heard(ctx, event)
+                losses.heard(ctx, event)
             case ev.NodeGone():
-                fleet.gone(ctx, event)
+                losses.gone(ctx, event)
             case ev.NodeBack():
-                fleet.back(ctx, event)
+                losses.back(ctx, event)
             case ev.NodeClosed():
                 fleet.closed(ctx, event)
             case ev.NodeReleased():
                 fleet.released(ctx, event)
+            case ev.NodeReplaced():
+                fleet.replaced(ctx, event)
             case ev.NodeCordonRequested():
                 fleet.cordon_requested(ctx, event)
             case ev.NodeUncordonRequested():

@@ -119,6 +119,22 @@ def quarantine(ctx: Context, node: NodeRecord, reason: str) -> bool:
     return True
 
 
+def keep_out(ctx: Context, node: NodeRecord, reason: str) -> None:
+    """Keep a node that is not fit for use, and has no workers, from every job."""
+    # The breaker bounds quarantines, not caution.
+    if not quarantine(ctx, node, reason):
+        cordon(ctx, node, reason)
+
+
+def cordon(ctx: Context, node: NodeRecord, reason: str) -> None:
+    """Use a node that has no workers no more before a person says so."""
+    close_commands(ctx, node.node, reason, keep_stops=True)
+    if node.state is not NodeState.READY:
+        node = ctx.move_node(node, NodeState.READY, reason, job=None)
+    ctx.put_node(node, cordoned=True, reason=reason)
+    ctx.emit(Alert(summary=f"node {node.node} is cordoned: {reason}"))
+
+
 def breaker_opens_s(ctx: Context) -> float:
     """When the next quarantine is allowed again."""
     begun = ctx.now_s - ctx.settings.breaker_window_s

@@ -77,7 +77,7 @@ def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
     """
     exits = [item for item in evidence if item.kind is EvidenceKind.WORKER_EXIT]
     exits.sort(key=lambda item: item.at_s)
-    initiating = [item for item in exits if item.fault_class != "cascade"]
+    initiating = [item for item in exits if not item.is_cascade]
     return next(iter(initiating or exits), None)
 
 
@@ -107,6 +107,9 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
     nodes = _unique(found)
     details = "; ".join(f"{item.node}: {item.detail}" for item in found[:4])
     first = min(found, key=lambda item: list(kinds).index(item.kind)).kind
+    if first is EvidenceKind.START_FAILED and facts.retry_left <= 0:
+        # As many nodes as the budget allows could not start it: by now it is more likely the job.
+        return None
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=kinds[first],
@@ -179,7 +182,7 @@ def _repeated(facts: Facts) -> Verdict | None:
     An error of the user's code gets one confirming restart, any other exception two.
     """
     root = root_failure(facts.evidence)
-    if root is None or root.fault_class == "cascade" or not root.fingerprint:
+    if root is None or root.is_cascade or not root.fingerprint:
         return None
     no_progress = facts.fault_step <= facts.last_fault_step
     if root.fingerprint != facts.last_fingerprint or not no_progress:
@@ -205,9 +208,10 @@ def _exhausted(facts: Facts) -> Verdict | None:
     return Verdict(
         action=_last_resort(facts),
         cause=_cause(facts),
-        reason=f"the retry budget is spent: {facts.faults_in_row + 1} faults since {since}; "
-        "raise recovery.retry_budget or commit checkpoints more often",
-        error="" if root is None else root.traceback or root.detail,
+        reason=f"the retry budget is spent: {facts.faults_in_row + 1} faults since {since}, the "
+        f"last one: {_describe(facts, root)}; raise recovery.retry_budget or commit checkpoints "
+        "more often",
+        error=_describe(facts, None) if root is None else root.traceback or root.detail,
     )
 
 
@@ -288,6 +292,8 @@ def _cause(facts: Facts) -> Cause:
     slow = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
     if any(item.kind in slow for item in facts.evidence):
         return Cause.HANG
+    if any(item.kind is EvidenceKind.START_FAILED for item in facts.evidence):
+        return Cause.NODE_UNHEALTHY
     return Cause.UNKNOWN
 
 

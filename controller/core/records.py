@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.states import IncidentState, JobState, NodeState
+from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
 from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
 
 NO_ATTEMPT = Attempt(0)
@@ -111,6 +111,8 @@ class JobRecord:
     since_s: float
     reason: str
     wanted: Wanted = Wanted.RUN
+    # The ladder of recovery paused it, and no person has resumed or cancelled it since.
+    needs_person: bool = False
     attempt: Attempt = NO_ATTEMPT
     nodes: tuple[NodeId | None, ...] = ()
     # Nodes that must pass preflight before the next start.
@@ -140,6 +142,11 @@ class JobRecord:
     held_by: tuple[NodeId, ...] = ()
     error: str = ""
     finished_s: float | None = None
+
+    @property
+    def wants_nodes(self) -> bool:
+        """Whether it trains or will go on by itself, so that spares are kept for it."""
+        return self.wanted is Wanted.RUN and self.state not in (*TERMINAL, JobState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +185,11 @@ class NodeRecord:
         return f"{self.node}/{began_s:.0f}"
 
     @property
+    def quarantine_since_s(self) -> float:
+        """When the present quarantine session began; only while there is one."""
+        return float(self.quarantine.rpartition("/")[2])
+
+    @property
     def is_stuck(self) -> bool:
         """Whether workers that nobody can kill are still there, as far as is known."""
         return self.stuck == self.incarnation
@@ -195,7 +207,13 @@ class Evidence:
     # `diagnostics.core.exits` class of a worker's exit, "" for other kinds.
     fault_class: str = ""
     fingerprint: str = ""
+    # Of the first failures that differ; see `evidence`.
     traceback: str = ""
+
+    @property
+    def is_cascade(self) -> bool:
+        """Whether a rank says no more than that it lost another one."""
+        return self.fault_class == "cascade"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from controller.core import nodes
 from controller.core.context import Context
-from controller.core.effects import SearchFaults
+from controller.core.effects import EndSearch, SearchFaults
 from controller.core.events import FaultsSearched
 from controller.core.records import IncidentRecord, JobRecord
-from controller.core.states import JobState, NodeState
+from controller.core.states import FREE, JobState, NodeState
 from outlast.ids import NodeId
 
 # The searcher keeps its own deadline, and must have reported before the job's patience ends.
@@ -45,7 +45,7 @@ def ask(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         for node in job.nodes
         if node is not None and nodes.placed(ctx, job, node) is not None and ctx.connected(node)
     )
-    if not reachable:
+    if not reachable or job.deadline_s is None:
         return
     ctx.asked_searches.append(incident.search)
     ctx.emit(
@@ -56,7 +56,8 @@ def ask(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
             spares=_spares(ctx, job),
             suite="on-failure",
             checkpoint_url=job.checkpoint_url,
-            timeout_s=_SHARE_OF_PATIENCE * job.plan.diagnose_timeout_s,
+            # Asked again by a later controller, it has what is left.
+            timeout_s=_SHARE_OF_PATIENCE * (job.deadline_s - ctx.now_s),
         )
     )
 
@@ -75,7 +76,7 @@ def finished(ctx: Context, event: FaultsSearched) -> None:
         is_searched=True,
         findings=tuple((found.node, found.verdict) for found in told),
         figures=tuple((f.node, f.figure) for f in told if f.figure is not None),
-        bad_links=event.links,
+        bad_links=tuple(link for link in event.links if all(end in job.nodes for end in link)),
     )
     summary = f"{len(event.nodes)} nodes checked; {len(event.links)} bad links"
     incident = ctx.note(incident, "diagnostics", summary)
@@ -83,6 +84,15 @@ def finished(ctx: Context, event: FaultsSearched) -> None:
     notes += [f"bad link {one}--{other}" for one, other in event.links]
     for note in notes[:_MAX_NOTES]:
         incident = ctx.note(incident, "diagnostics", note)
+    is_replacing = any(found.verdict == "fail" for found in told) or bool(incident.bad_links)
+    for found in event.nodes:
+        spare = ctx.state.nodes.get(found.node)
+        if found.verdict != "fail" or spare is None or spare.state not in FREE:
+            continue
+        # It must not take the place of a node that was found bad with it, and the breaker's
+        # room is for that node first.
+        keep_out = nodes.cordon if is_replacing else nodes.keep_out
+        keep_out(ctx, spare, f"failed its checks in search {event.search}: {found.detail}")
 
 
 def give_up(ctx: Context, job: JobRecord, why: str) -> None:
@@ -93,6 +103,7 @@ def give_up(ctx: Context, job: JobRecord, why: str) -> None:
     unknown = tuple((node, "inconclusive") for node in job.nodes if node is not None)
     incident = ctx.put_incident(incident, is_searched=True, findings=unknown)
     ctx.note(incident, "diagnostics", why)
+    ctx.emit(EndSearch(search=incident.search))
 
 
 def _spares(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:

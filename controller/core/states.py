@@ -2,7 +2,7 @@
 
 The tables are the specification: the machine raises `InvalidTransitionError`
 for anything that is not in them, and the diagrams in the documentation are
-drawn from them. What triggers a transition is in `jobs` and `fleet`.
+drawn from them. What triggers a transition is in `jobs`, `steps`, `losses` and `fleet`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ JOB_TRANSITIONS: dict[JobState, tuple[JobState, ...]] = {
         JobState.PAUSED,
         JobState.CANCELLED,
     ),
-    JobState.RESTARTING: (JobState.STARTING,),
+    JobState.RESTARTING: (JobState.STARTING, JobState.PROVISIONING),
     JobState.PAUSED: (JobState.QUEUED, JobState.CANCELLED),
     JobState.SUCCEEDED: (),
     JobState.FAILED: (),

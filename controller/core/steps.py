@@ -1,7 +1,7 @@
 """The steps of a job: what it does next, seen from how things are.
 
 `advance` is level-triggered: it looks at the job and the fleet as they are and
-moves the job as far as it can go now. Handlers (`jobs`, `fleet`) only note what
+moves the job as far as it can go now. Handlers (`jobs`, `losses`, `fleet`) only note what
 happened, so a repeated or late event changes nothing twice.
 """
 
@@ -84,6 +84,9 @@ def _pass_preflight(ctx: Context, job: JobRecord) -> bool:
 
 
 def _restart(ctx: Context, job: JobRecord) -> bool:
+    if any(nodes.placed(ctx, job, node) is None for node in job.nodes):
+        ctx.move_job(job, JobState.PROVISIONING, "a node was lost before the restart")
+        return True
     attempts.start(ctx, job, "restarting in place")
     return True
 
@@ -139,12 +142,12 @@ def _repair(ctx: Context, job: JobRecord) -> bool:
                 incident = ctx.note(incident, "back", f"{node_id} is heard again; checking it")
                 ctx.put_job(job, unchecked=(*job.unchecked, node_id))
         elif not nodes.quarantine(ctx, node, f"{incident.incident}: {incident.reason}"):
-            opens_s = nodes.breaker_opens_s(ctx)
             ctx.put_job(
                 job,
-                deadline_s=opens_s,
+                deadline_s=nodes.breaker_opens_s(ctx),
                 reason=f"replacing {node_id} waits: as many nodes as the breaker allows were "
-                f"quarantined lately; next one at {opens_s:.0f} s since the epoch",
+                f"quarantined within {ctx.settings.breaker_window_s / 60:g} min; it goes on when "
+                "the first of them is longer ago than that",
             )
             return False
     job = attempts.fill_places(ctx, ctx.state.jobs[job.job_id])
@@ -211,7 +214,7 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         attempts.finish(ctx, job, JobState.FAILED, verdict.reason, error=verdict.error)
         return
     if verdict.action is Action.PAUSE:
-        job = ctx.put_job(job, wanted=Wanted.PAUSE)
+        job = ctx.put_job(job, wanted=Wanted.PAUSE, needs_person=True)
         ctx.emit(Alert(summary=f"job {job.job_id} is paused: {verdict.reason}"))
         attempts.pause(ctx, job, verdict.reason)
         return

@@ -120,7 +120,12 @@ class Asking:
         return condition(answer)
 
     def forget(self, answers: list[Answer]) -> None:
-        """Nobody waits for these any more."""
+        """Nobody waits for these any more; agents still at work on one may stop."""
+        for order_id, answer in self._open.items():
+            if not answer.is_whole and any(answer is done for done in answers):
+                stop = agents_pb2.CheckOrder(order_id=order_id)
+                stop.stop.SetInParent()
+                self._sessions.send(answer.node, agents_pb2.ControllerMessage(check_order=stop))
         self._open = {
             order_id: answer
             for order_id, answer in self._open.items()
@@ -133,12 +138,14 @@ class Asking:
                 answer.give_up("the agent's session ended before its checks did")
 
 
-def broken(node: NodeId, test: str, why: str) -> diagnostics_pb2.Finding:
+def broken(
+    node: NodeId, test: str, why: str, verdict: Verdict = Verdict.ERROR
+) -> diagnostics_pb2.Finding:
     """The finding that a test said nothing."""
     return diagnostics_pb2.Finding(
         test=test,
         node=node,
-        verdict=str(Verdict.ERROR),
+        verdict=str(verdict),
         localises="node",
         threshold_source="none",
         detail=why,

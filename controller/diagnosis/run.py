@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -17,7 +17,7 @@ from controller.diagnosis.asking import START_ALLOWANCE_S, Answer, Asking, broke
 from controller.service import Changes
 from diagnostics.core import agreement, links, report
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.finding import Finding
+from diagnostics.core.finding import Finding, Verdict
 from diagnostics.core.links import Exchange, Yardstick
 from diagnostics.core.plans import SUITES, Suite
 from diagnostics.core.search import (
@@ -54,7 +54,7 @@ class Request:
     disturbed: frozenset[NodeId] = frozenset()
     """A job trains there: slowness is no sign of a fault."""
     timeout_s: float = math.inf
-    """For the run; what it has by then is reported."""
+    """From the request until the report; what there is by then is reported."""
 
     @property
     def everyone(self) -> tuple[NodeId, ...]:
@@ -86,7 +86,10 @@ class Progress:
 class DiagnosticsRunner:
     """Carries one request out."""
 
-    def __init__(self, progress: Progress, asking: Asking, baseline: Baseline) -> None:
+    def __init__(
+        self, progress: Progress, asking: Asking, baseline: Baseline, *, ends_at: float
+    ) -> None:
+        """`ends_at` is by the loop's clock."""
         self._progress = progress
         self._request = progress.request
         self._asking = asking
@@ -96,18 +99,21 @@ class DiagnosticsRunner:
         self._exchanges: list[Exchange] = []
         # Connected, and their checks did not end in time.
         self._silent: list[NodeId] = []
-        self._ends_at = asyncio.get_running_loop().time() + self._request.timeout_s
+        self._ends_at = ends_at
 
     async def run(self) -> report.Report:
         """Everything there is to say about the nodes of the request."""
         answered = await self._check_nodes()
         nodes = [node for node in self._request.nodes if node in answered]
         spares = [node for node in self._request.spares if node in answered]
-        self._compare_results()
+        # In threads: of a large fleet it takes seconds, which the machine must not wait.
+        own, compared = await asyncio.to_thread(self._compared)
+        self._add(*compared)
         verdict, stick = await self._search(nodes, spares)
-        found = report.make(
+        found = await asyncio.to_thread(
+            report.make,
             nodes=self._request.everyone,
-            findings=[finding_of(finding) for finding in self._progress.findings],
+            findings=[*own, *compared],
             exchanges=self._exchanges,
             stick=stick,
             search=verdict,
@@ -131,10 +137,16 @@ class DiagnosticsRunner:
         order.on_this_node.SetInParent()
         answer = self._asking.ask(self._request.run_id, node, order, self._progress.add)
         try:
-            timeout_s = min(self._suite.deadline_s + START_ALLOWANCE_S, self._left_s())
+            allowed_s = self._suite.deadline_s + START_ALLOWANCE_S
+            timeout_s = min(allowed_s, self._left_s())
             if not await self._asking.until(answer, lambda found: found.is_whole, timeout_s):
-                self._progress.add(broken(node, self._suite.name, answer.lost))
-                if answer.is_late:
+                # One that had less than its time may be sound.
+                is_silent = answer.is_late and timeout_s == allowed_s
+                verdict = (
+                    Verdict.INCONCLUSIVE if answer.is_late and not is_silent else Verdict.ERROR
+                )
+                self._progress.add(broken(node, self._suite.name, answer.lost, verdict))
+                if is_silent:
                     self._silent.append(node)
         finally:
             self._asking.forget([answer])
@@ -142,10 +154,10 @@ class DiagnosticsRunner:
             self._progress.changes.fire()
         return answer
 
-    def _compare_results(self) -> None:
-        """Devices of one kind must have computed the same."""
-        findings = [finding_of(finding) for finding in self._progress.findings]
-        self._add(*agreement.compare(findings))
+    def _compared(self) -> tuple[list[Finding], list[Finding]]:
+        """What was found, and of that what follows: devices of one kind compute the same."""
+        findings = [finding_of(finding) for finding in tuple(self._progress.findings)]
+        return findings, list(agreement.compare(findings))
 
     async def _search(
         self, nodes: list[NodeId], spares: list[NodeId]
@@ -157,23 +169,30 @@ class DiagnosticsRunner:
         tests: list[PairTest] = []
         stick = links.yardstick((), self.baseline)
         for number in range(ROUNDS):
-            pairs = plan_round(order, tests, spares=spares)
+            pairs = await asyncio.to_thread(plan_round, order, tests, spares=spares)
             if not pairs:
                 break
-            for wave in waves(pairs):
-                if self._left_s() < self._suite.pair_deadline_s:
-                    self._progress.notes.append("the time was up before every exchange was done")
-                    break
-                names = f"{len(self._exchanges)} exchanges done, {len(wave)} under way"
-                self._progress.enter(f"round {number + 1}, at most {ROUNDS}: {names}")
-                found = await asyncio.gather(*(self._exchange(pair, number) for pair in wave))
-                self._exchanges.extend(found)
+            is_whole = await self._exchange_all(pairs, number)
             stick = links.yardstick(self._exchanges, self.baseline)
             tests = [
                 PairTest(pair=item.pair, round=item.round, outcome=links.outcome_of(item, stick))
                 for item in self._exchanges
             ]
-        return conclude(order, tests, spares=spares), stick
+            if not is_whole:
+                self._progress.notes.append("the time was up before every exchange was done")
+                break
+        return await asyncio.to_thread(conclude, order, tests, spares=spares), stick
+
+    async def _exchange_all(self, pairs: Sequence[Pair], number: int) -> bool:
+        """The exchanges of one round; whether there was time for all of them."""
+        for wave in await asyncio.to_thread(waves, pairs):
+            if self._left_s() < self._suite.pair_deadline_s:
+                return False
+            names = f"{len(self._exchanges)} exchanges done, {len(wave)} under way"
+            self._progress.enter(f"round {number + 1}, at most {ROUNDS}: {names}")
+            found = await asyncio.gather(*(self._exchange(pair, number) for pair in wave))
+            self._exchanges.extend(found)
+        return True
 
     async def _exchange(self, pair: Pair, number: int) -> Exchange:
         """One test of two nodes; they take turns at being the host."""
@@ -184,7 +203,7 @@ class DiagnosticsRunner:
         hosting.host.peer = guest
         answers = [asking.ask(run_id, host, hosting)]
         try:
-            start_s = START_ALLOWANCE_S + deadline_s
+            start_s = min(START_ALLOWANCE_S + deadline_s, self._left_s())
             if await asking.until(answers[0], lambda found: found.port is not None, start_s):
                 visiting = self._order(guest, deadline_s)
                 visiting.guest.peer = host
@@ -192,6 +211,7 @@ class DiagnosticsRunner:
                 visiting.guest.peer_port = answers[0].port or 0
                 answers.append(asking.ask(run_id, guest, visiting))
                 whole_s = START_ALLOWANCE_S + deadline_s + _ANSWER_ALLOWANCE_S
+                whole_s = min(whole_s, self._left_s())
                 await asyncio.gather(
                     *(
                         asking.until(answer, lambda found: found.is_whole, whole_s)

@@ -18,6 +18,7 @@ from controller.diagnosis.asking import Asking
 from controller.diagnosis.run import DiagnosticsRunner, Progress, Request
 from controller.rpc.sessions import Sessions
 from controller.store.diagnoses import DONE, INTERRUPTED, RUNNING, Diagnoses
+from controller.tally import Tally
 from diagnostics.core.report import NodeReport, Report
 from outlast.clock import Clock
 from outlast.errors import FatalError
@@ -39,10 +40,11 @@ class NodeBusyError(FatalError):
 class DiagnosticRuns:
     """Starts runs, follows them and keeps what they found."""
 
-    def __init__(self, sessions: Sessions, kept: Diagnoses, clock: Clock) -> None:
+    def __init__(self, sessions: Sessions, kept: Diagnoses, clock: Clock, tally: Tally) -> None:
         self.asking = Asking(sessions)
         self.kept = kept
         self._clock = clock
+        self._tally = tally
         self._live: dict[str, Progress] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         kept.recover()
@@ -63,9 +65,19 @@ class DiagnosticRuns:
         return self._begin(request, None)
 
     def start_when_free(self, request: Request, on_end: OnEnd) -> None:
-        """Begin a run for the machine, once; `on_end` gets its report, if it ends."""
+        """Begin a run for the machine, once; `on_end` gets its report, if it ends.
+
+        Its time runs from now on, also while it waits for its nodes.
+        """
         if request.run_id not in self._live:
             self._begin(request, on_end)
+
+    def cancel(self, run_id: str) -> None:
+        """End a run that nobody waits for; what it has found is kept."""
+        task = self._tasks.get(run_id)
+        if task is not None:
+            self._live[run_id].notes.append("ended early: nobody waited for it any more")
+            task.cancel()
 
     def get(self, run_id: str) -> Progress | None:
         """A run of this controller that runs, or ended lately."""
@@ -91,23 +103,28 @@ class DiagnosticRuns:
     def _begin(self, request: Request, on_end: OnEnd | None) -> Progress:
         progress = self._live[request.run_id] = Progress(request=request)
         started_s = self._clock.now_s()
+        ends_at = asyncio.get_running_loop().time() + request.timeout_s
         self._keep(_record(progress, state=RUNNING, started_s=started_s))
         task = asyncio.create_task(
-            self._run(progress, started_s, on_end), name=f"diagnostics-{request.run_id}"
+            self._run(progress, started_s, ends_at, on_end), name=f"diagnostics-{request.run_id}"
         )
         # Only from here on does it hold its nodes.
         self._tasks[request.run_id] = task
         task.add_done_callback(lambda _: self._ended(request.run_id))
         return progress
 
-    async def _run(self, progress: Progress, started_s: float, on_end: OnEnd | None) -> None:
+    async def _run(
+        self, progress: Progress, started_s: float, ends_at: float, on_end: OnEnd | None
+    ) -> None:
         request = progress.request
         report: Report | None = None
         try:
             await self._until_free(progress)
-            runner = DiagnosticsRunner(progress, self.asking, self.kept.load_baseline())
+            baseline = self.kept.load_baseline()
+            runner = DiagnosticsRunner(progress, self.asking, baseline, ends_at=ends_at)
             report = await runner.run()
             self.kept.save_baseline(runner.baseline)
+            self._tally.run_ended(request.suite, progress.findings, report)
         except Exception:
             # Our own mistake; it must not take the controller down, nor look like a result.
             logger.exception("diagnostics failed: run=%s", request.run_id)

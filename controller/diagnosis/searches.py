@@ -48,6 +48,10 @@ class FaultSearches:
         )
         self._runs.start_when_free(request, ended)
 
+    def end(self, search: str) -> None:
+        """Stop the run, if it is under way."""
+        self._runs.cancel(search)
+
 
 def _event(effect: SearchFaults, report: Report) -> FaultsSearched:
     return FaultsSearched(

@@ -3,13 +3,14 @@
 Only the client's configuration, credentials and transport are used. Its models
 refuse what they do not know, and a controller must read objects of newer servers;
 its retries multiply every timeout by four. So each call here is one request with
-one deadline, and answers are plain JSON objects. All of it blocks: `cluster`
-calls it in threads, which it may do at the same time.
+one deadline, which holds for silence and for an answer that only drips, and answers
+are plain JSON objects. All of it blocks, and many threads may call at the same time.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ from controller.kube.observed import Json
 _MERGE_PATCH = "application/merge-patch+json"
 # Newest first. A server before 1.22 answers 400 or 404 to the first.
 _EVICTION_VERSIONS = ("policy/v1", "policy/v1beta1")
-_BAD_REQUEST = 400
+_BAD_REQUEST, _FORBIDDEN, _CONFLICT = 400, 403, 409
+_CHUNK_BYTES = 65_536
 _PAGE = 500
 _CONNECT_S = 5.0
 # How long a rate limit lasts when the server does not say.
@@ -181,33 +183,50 @@ class KubeApi:
             self._evict(name, uid, _EVICTION_VERSIONS[-1])
             self._eviction_version = _EVICTION_VERSIONS[-1]
 
-    def label_pod(self, name: str, job: str) -> Json:
-        """Say on a pod whose workers it holds."""
-        return self._patch(f"{self._pods}/{name}", objects.job_label_patch(job))
+    def label_pod(self, name: str, uid: str, job: str) -> Json:
+        """Say on exactly this pod whose workers it holds; ConflictError when it is another."""
+        return self._patch(f"{self._pods}/{name}", objects.job_label_patch(uid, job))
 
     def patch_host(self, name: str, patch: Json) -> Json:
         """Change a host; ConflictError when it changed since it was read."""
         return self._patch(f"{self.hosts.path}/{name}", patch)
 
     def make_base(self) -> str:
-        """Have the anchor and the service of the fleet; the anchor's uid."""
-        with suppress(ConflictError):
-            self._call("POST", self._config_maps, body=objects.anchor(self._config))
-        name = objects.anchor_name(self._config.fleet)
-        uid = cast(str, self._call("GET", f"{self._config_maps}/{name}")["metadata"]["uid"])
-        with suppress(ConflictError):
-            self._call("POST", self._services, body=objects.service(self._config, uid))
+        """Have the anchor and the service of the fleet; the anchor's uid.
+
+        Raises:
+            RefusedError: somebody else's object has one of the names.
+        """
+        uid = self._have(self._config_maps, objects.anchor(self._config))
+        self._have(self._services, objects.service(self._config, uid))
         return uid
 
     def remove_base(self) -> None:
-        """Delete the service and the anchor."""
+        """Delete the service and the anchor, if they are ours."""
         fleet = self._config.fleet
         for path in (
             f"{self._services}/{objects.service_name(fleet)}",
             f"{self._config_maps}/{objects.anchor_name(fleet)}",
         ):
-            with suppress(NotFoundError):
-                self._call("DELETE", path)
+            with suppress(NotFoundError, ConflictError):
+                found = self._call("GET", path)
+                if objects.is_ours(found, fleet):
+                    self._call("DELETE", path, body=objects.deletion(found["metadata"]["uid"]))
+
+    def _have(self, path: str, manifest: Json) -> str:
+        """Make an object unless it is there already; its uid."""
+        try:
+            made = self._call("POST", path, body=manifest)
+        except ConflictError:
+            name = manifest["metadata"]["name"]
+            made = self._call("GET", f"{path}/{name}")
+            if not objects.is_ours(made, self._config.fleet):
+                raise RefusedError(
+                    f"{manifest['kind']} {name} is there and is not ours; delete it, or take "
+                    "another name with --kube-fleet",
+                    status=_CONFLICT,
+                ) from None
+        return cast(str, made["metadata"]["uid"])
 
     def _evict(self, name: str, uid: str, version: str) -> None:
         body = objects.eviction(name, self._config.namespace, uid, version)
@@ -226,6 +245,7 @@ class KubeApi:
         content_type: str = "application/json",
     ) -> Json:
         """One request and its whole answer."""
+        until_s = time.monotonic() + self._timeout_s
         response = self._open(
             method,
             path,
@@ -235,9 +255,12 @@ class KubeApi:
             timeout=(_CONNECT_S, self._timeout_s),
         )
         try:
-            return cast(Json, json.loads(response.data))
-        except (urllib3.exceptions.HTTPError, ValueError) as error:
+            return cast(Json, json.loads(_read(response, until_s)))
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise UnreachableError(f"{method} {path}: {error}") from error
+        finally:
+            # It goes back for the next call when it was read to its end.
+            response.release_conn()
 
     def _open(
         self,
@@ -267,9 +290,12 @@ class KubeApi:
             ).response
             if response.status < 400:
                 return response
-            data = response.data
+            data = _read(response, time.monotonic() + self._timeout_s)
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
             raise UnreachableError(f"{method} {path}: {error}") from error
+        except config.ConfigException as error:
+            # Credentials are read anew when they expire.
+            raise UnreachableError(f"{method} {path}: no credentials: {error}") from error
         raise _error(response.status, _status_of(data), f"{method} {path}", response.headers)
 
 
@@ -284,7 +310,7 @@ def _connect(given: KubeConfig) -> Any:
             try:
                 load.load_incluster_config(client_configuration=configuration)
             except config.ConfigException:
-                load.load_kube_config(client_configuration=configuration)
+                load.load_kube_config(client_configuration=configuration, persist_config=False)
         else:
             load.load_kube_config(
                 config_file=str(given.config_file),
@@ -302,6 +328,20 @@ def _connect(given: KubeConfig) -> Any:
     return client.ApiClient(configuration)
 
 
+def _read(response: Any, until_s: float) -> bytes:
+    """A whole answer; UnreachableError when it is not there by then.
+
+    A single read takes what there is, and no longer than the request's own timeout.
+    """
+    parts: list[bytes] = []
+    while part := response.read1(_CHUNK_BYTES):
+        parts.append(part)
+        if time.monotonic() > until_s:
+            response.close()
+            raise UnreachableError("the answer took too long")
+    return b"".join(parts)
+
+
 def _status_of(data: bytes) -> Json:
     try:
         document = json.loads(data)
@@ -311,9 +351,12 @@ def _status_of(data: bytes) -> Json:
 
 
 def _error(code: int, status: Json, what: str, headers: Any) -> KubeError:
-    text = f"{what}: {code} {status.get('reason') or ''}: {status.get('message') or ''}"
+    message = str(status.get("message") or "")
+    text = f"{what}: {code} {status.get('reason') or ''}: {message}"
+    # Quotas and admission rules of the cluster answer 403 too: only the words tell.
+    lacks_rights = code == 401 or (code == _FORBIDDEN and " cannot " in message)
     match code:
-        case 401 | 403:
+        case 401 | 403 if lacks_rights:
             return ForbiddenError(f"{text}; see the rights in deploy/kubernetes")
         case 404:
             return NotFoundError(text)

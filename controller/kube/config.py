@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outlast.ids import NAME_PATTERN
+from controller.kube import objects
+from controller.kube.conditions import COMMON, ClosingCondition
+from outlast.ids import NAME_PATTERN, NodeId
 
 NVIDIA_GPU = "nvidia.com/gpu"
 
@@ -61,6 +63,8 @@ class KubeConfig:
     """Of the host's memory, for checkpoints and for the workers of a node."""
     pod_template: Mapping[str, object] = field(default_factory=dict)
     """Merged into the manifest of each pod: selectors, tolerations, volumes, resources."""
+    closing_conditions: tuple[ClosingCondition, ...] = COMMON
+    """Conditions by which others say that a host is broken: nothing new comes there."""
     config_file: Path | None = None
     """A kubeconfig; None for the pod's own service account, else the default kubeconfig."""
     max_parallel: int = 16
@@ -82,3 +86,8 @@ class KubeConfig:
             raise ValueError(f"workers is {self.workers}; a node needs 1 or more")
         if self.num_devices < 0:
             raise ValueError(f"num_devices is {self.num_devices}; allowed: 0 or more")
+        try:
+            objects.agent_pod(self, "any", "any", (NodeId("any"),))
+        except (AttributeError, TypeError, ValueError) as error:
+            # What a person wrote may have any shape.
+            raise ValueError(f"pod_template does not fit an agent's pod: {error}") from error

@@ -41,7 +41,7 @@ class ForbiddenError(KubeError):
 
 
 class RefusedError(KubeError):
-    """The API server found the request wrong, or failed itself."""
+    """The API server found the request wrong, a rule of the cluster forbids it, or it failed."""
 
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)

@@ -8,12 +8,21 @@ so that deleting the anchor is enough for the cluster to collect them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from controller.kube.config import KubeConfig
-from controller.kube.observed import ANNOTATION_PROBES, LABEL_JOB, Json, Pod
+from controller.kube.observed import (
+    ANNOTATION_AVOIDS,
+    ANNOTATION_PROBES,
+    LABEL_JOB,
+    Json,
+    Pod,
+)
 from controller.kube.quarantine import TAINT
 from outlast.ids import NodeId
+
+if TYPE_CHECKING:
+    # A configuration is checked by making a pod of it.
+    from controller.kube.config import KubeConfig
 
 APP = "outlast"
 COMPONENT = "agent"
@@ -63,6 +72,11 @@ def labels(fleet: str) -> dict[str, str]:
         "app.kubernetes.io/part-of": APP,
         "app.kubernetes.io/managed-by": "outlast-controller",
     }
+
+
+def is_ours(document: Json, fleet: str) -> bool:
+    """Whether a controller of this fleet has made an object."""
+    return labels(fleet).items() <= (document["metadata"].get("labels") or {}).items()
 
 
 def selector(fleet: str) -> str:
@@ -138,12 +152,14 @@ def agent_pod(
             ],
         },
     }
-    pod = cast(Json, merge(pod, config.pod_template))
+    pod = cast(Json, merge(pod, config.pod_template, "pod"))
     if not avoid:
         return pod
     # The API server takes one value a requirement there.
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [host]} for host in avoid]
-    return _place(pod, away)
+    # For us: what a template says of hosts is nothing that a later look may take back.
+    marked = {"metadata": {"annotations": {ANNOTATION_AVOIDS: " ".join(avoid)}}}
+    return _place(cast(Json, merge(pod, marked)), away)
 
 
 def probe_pod(config: KubeConfig, name: str, anchor_uid: str, host: NodeId, session: str) -> Json:
@@ -177,7 +193,7 @@ def eviction(name: str, namespace: str, uid: str, api_version: str) -> Json:
     }
 
 
-def deletion(uid: str, grace_s: int | None) -> Json:
+def deletion(uid: str, grace_s: int | None = None) -> Json:
     """The options of a deletion of exactly this object; None for its own grace period."""
     options: Json = {
         "apiVersion": "v1",
@@ -190,18 +206,22 @@ def deletion(uid: str, grace_s: int | None) -> Json:
     return options
 
 
-def job_label_patch(job: str) -> Json:
-    """Says on a pod whose workers it holds."""
-    return {"metadata": {"labels": {LABEL_JOB: job or None}}}
+def job_label_patch(uid: str, job: str) -> Json:
+    """Says on exactly this pod whose workers it holds."""
+    return {"metadata": {"uid": uid, "labels": {LABEL_JOB: job or None}}}
 
 
-def merge(base: object, changes: object) -> object:
+def merge(base: object, changes: object, where: str = "it") -> object:
     """`base` with `changes` laid over it: objects key by key, lists of named things by
-    name, other lists appended, anything else replaced."""
+    name, other lists appended, anything else replaced.
+
+    Raises:
+        ValueError: an object or a list would be replaced by something else.
+    """
     if isinstance(base, Mapping) and isinstance(changes, Mapping):
         merged = dict(base)
         for key, value in changes.items():
-            merged[key] = merge(base[key], value) if key in base else value
+            merged[key] = merge(base[key], value, f"{where}.{key}") if key in base else value
         return merged
     if isinstance(base, list) and isinstance(changes, list):
         merged_list = list(base)
@@ -210,10 +230,13 @@ def merge(base: object, changes: object) -> object:
             name = item.get("name") if isinstance(item, Mapping) else None
             if name is not None and name in names:
                 place = names.index(name)
-                merged_list[place] = merge(merged_list[place], item)
+                merged_list[place] = merge(merged_list[place], item, f"{where}.{name}")
             else:
                 merged_list.append(item)
         return merged_list
+    if isinstance(base, Mapping | list):
+        wanted = "an object" if isinstance(base, Mapping) else "a list"
+        raise ValueError(f"{where} is {changes!r}; it must be {wanted}")
     return changes
 
 
@@ -259,6 +282,8 @@ def _one_per_host() -> Json:
                 "app.kubernetes.io/component": COMPONENT,
             }
         },
+        # Without it a term is about the pod's own namespace only.
+        "namespaceSelector": {},
         "topologyKey": _HOSTNAME_LABEL,
     }
     return {"podAntiAffinity": {_REQUIRED: [term]}}

@@ -7,7 +7,8 @@ bears the name of its host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, cast
 
 from outlast.ids import NodeId
@@ -15,8 +16,10 @@ from outlast.ids import NodeId
 Json = dict[str, Any]
 # A pod in one of these runs nothing any more.
 ENDED_PHASES = ("Succeeded", "Failed")
+_READY = "Ready"
 LABEL_JOB = "outlast.dev/job"
 ANNOTATION_PROBES = "outlast.dev/probes"
+ANNOTATION_AVOIDS = "outlast.dev/avoids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,16 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What somebody on the cluster says of a host, such as node-problem-detector."""
+
+    status: str
+    """True, False or Unknown."""
+    words: str
+    """Reason and message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """A machine of the cluster."""
 
@@ -37,6 +50,10 @@ class Host:
     resource_version: str
     not_ready: str
     """Why it is not ready, "" when it is."""
+    created_s: float = 0.0
+    """When it was added to the cluster, since the Unix epoch."""
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    """By type; Ready is not among them."""
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
     annotations: Mapping[str, str]
@@ -58,6 +75,8 @@ class Pod:
     """Label with the job whose workers it holds."""
     probes: str = ""
     """Annotation with the quarantine session that its agent shall try to end."""
+    avoids: frozenset[NodeId] = frozenset()
+    """Annotation with the hosts that it can never be bound to, which were out at its creation."""
 
     @property
     def is_alive(self) -> bool:
@@ -68,10 +87,19 @@ class Pod:
 def read_host(document: Json) -> Host:
     """The host that a Node object describes."""
     metadata, spec = document["metadata"], document.get("spec") or {}
+    conditions = {
+        item["type"]: Condition(
+            status=item["status"],
+            words=": ".join(filter(None, (item.get("reason"), item.get("message")))),
+        )
+        for item in (document.get("status") or {}).get("conditions") or ()
+    }
     return Host(
         name=NodeId(metadata["name"]),
         resource_version=metadata["resourceVersion"],
-        not_ready=_not_ready((document.get("status") or {}).get("conditions") or ()),
+        not_ready=_not_ready(conditions),
+        created_s=_seconds(metadata.get("creationTimestamp")),
+        conditions={kind: said for kind, said in conditions.items() if kind != _READY},
         unschedulable=bool(spec.get("unschedulable")),
         taints=tuple(
             Taint(
@@ -90,6 +118,7 @@ def read_pod(document: Json) -> Pod:
     """The pod that a Pod object describes."""
     metadata, status = document["metadata"], document.get("status") or {}
     host = (document.get("spec") or {}).get("nodeName")
+    annotations = metadata.get("annotations") or {}
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -98,21 +127,22 @@ def read_pod(document: Json) -> Pod:
         detail=_detail(status),
         deleting=bool(metadata.get("deletionTimestamp")),
         job=(metadata.get("labels") or {}).get(LABEL_JOB) or "",
-        probes=(metadata.get("annotations") or {}).get(ANNOTATION_PROBES) or "",
+        probes=annotations.get(ANNOTATION_PROBES) or "",
+        avoids=frozenset(NodeId(name) for name in annotations.get(ANNOTATION_AVOIDS, "").split()),
     )
 
 
-def _not_ready(conditions: tuple[Json, ...] | list[Json]) -> str:
-    for condition in conditions:
-        if condition["type"] == "Ready":
-            if condition["status"] == "True":
-                return ""
-            words = (condition.get("reason"), condition.get("message"))
-            why = ": ".join(word for word in words if word)
-            return f"Ready is {condition['status']}" + (f" ({why})" if why else "")
+def _not_ready(conditions: Mapping[str, Condition]) -> str:
+    ready = conditions.get(_READY)
     # A host that has just been added says nothing yet; it is not used, and nothing is held
     # against it.
-    return ""
+    if ready is None or ready.status == "True":
+        return ""
+    return f"Ready is {ready.status}" + (f" ({ready.words})" if ready.words else "")
+
+
+def _seconds(stamp: str | None) -> float:
+    return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
 
 
 def _detail(status: Json) -> str:

@@ -23,6 +23,7 @@ from controller.kube.actions import (
     ProbeHost,
     RemoveBase,
 )
+from controller.kube.conditions import fault_of
 from controller.kube.config import KubeConfig
 from controller.kube.observed import Host, Pod
 from controller.kube.quarantines import Quarantines
@@ -50,8 +51,11 @@ class Reconciler:
         self._config = config
         self._fleet = f"{config.namespace}/{config.fleet}"
         tolerations = objects.tolerations(config)
-        self._signs = Signs(self._fleet, tolerations)
-        self._quarantines = Quarantines(self._fleet, tolerations, config.patience.probe_s)
+        closing = config.closing_conditions
+        self._signs = Signs(self._fleet, tolerations, closing)
+        self._quarantines = Quarantines(
+            self._fleet, tolerations, closing=closing, probe_s=config.patience.probe_s
+        )
         self._waits = Waits()
         # Hosts on which a pod came to nothing, and until when no other is tried there.
         self._shunned: dict[NodeId, float] = {}
@@ -60,7 +64,7 @@ class Reconciler:
 
     def refused(self, uid: str, now_s: float, after_s: float) -> None:
         """The cluster does not allow a pod's eviction yet."""
-        self._waits.hold(f"{uid} evicted", now_s + after_s)
+        self._waits.hold(f"{uid} evicted", now_s, now_s + after_s)
 
     def base_removed(self) -> None:
         """The fleet's anchor and service are gone."""
@@ -69,6 +73,7 @@ class Reconciler:
     def plan(self, view: View) -> Plan:
         """What to do about the present difference."""
         self._waits.begin(view.now_s)
+        self._shunned = {h: until for h, until in self._shunned.items() if until > view.now_s}
         told = self._signs.events(view)
         lifted, patches = self._quarantines.compare(view)
         pods_out, on_the_way = self._pods(view)
@@ -77,7 +82,8 @@ class Reconciler:
         if view.num_wanted == 0 and not view.pods and self._may_have_base:
             actions.append(RemoveBase())
         self._waits.end()
-        awaited = self._signs.awaited(on_the_way)
+        is_short = any(isinstance(action, CreatePod) for action in shaped)
+        awaited = self._signs.awaited(on_the_way, view.refusal if is_short else "")
         events = (*told, *lifted, *released, *awaited)
         return Plan(events=events, actions=tuple(actions))
 
@@ -99,6 +105,10 @@ class Reconciler:
                 elif self._is_late(pod):
                     self._shun(view, pod, node)
                     actions.append(_delete(pod, f"its agent did not join in time {pod.detail}"))
+                elif reopened := self._reopened(view, pod):
+                    actions.append(
+                        _delete(pod, f"it keeps off {reopened}, which may be used again")
+                    )
                 else:
                     on_the_way.append(pod)
             elif node.state is NodeState.RETIRED and pod.probes == node.quarantine:
@@ -113,6 +123,16 @@ class Reconciler:
         if pod.host is None:
             return False
         return self._waits.for_s(f"{pod.uid} joins") > self._config.patience.join_s
+
+    def _reopened(self, view: View, pod: Pod) -> NodeId | None:
+        """A host that a pod waits beside for ever: what it keeps off is fixed at its creation."""
+        if pod.host is not None:
+            return None
+        hosts = (view.hosts.get(name) for name in sorted(pod.avoids))
+        return next(
+            (host.name for host in hosts if host is not None and not self._is_avoided(host, view)),
+            None,
+        )
 
     def _must_leave(self, view: View, node: NodeRecord) -> bool:
         """Whether nothing of ours may stay on a node's host.
@@ -131,7 +151,7 @@ class Reconciler:
 
     def _evict(self, pod: Pod, why: str) -> list[Action]:
         key = f"{pod.uid} evicted"
-        if self._waits.for_s(key) > self._config.patience.evict_s:
+        if self._waits.held_for_s(key) > self._config.patience.evict_s:
             return [_delete(pod, f"its eviction was refused for too long; {why}")]
         if self._waits.is_held(key):
             return []
@@ -197,7 +217,6 @@ class Reconciler:
 
     def _avoided(self, view: View) -> tuple[NodeId, ...]:
         """Hosts on which no new pod may land."""
-        self._shunned = {h: until for h, until in self._shunned.items() if until > view.now_s}
         avoided = [host.name for host in view.hosts.values() if self._is_avoided(host, view)]
         return tuple(sorted(avoided))
 
@@ -206,6 +225,8 @@ class Reconciler:
         return (
             host.name in self._shunned
             or bool(quarantine.session_of(host, self._fleet))
+            # No taint keeps the scheduler away from these.
+            or bool(fault_of(host, self._config.closing_conditions))
             or (node is not None and (node.cordoned or bool(node.quarantine)))
         )
 

@@ -3,8 +3,9 @@
 A node is *gone* when its host does not work or its pod does not run; the machine
 acts on that only when the agent is silent too. A host that is bad speaks against
 itself; a pod that somebody took away does not. A node is *closed* when somebody
-else wants nothing new on its host. What has changed is told at once, and what is
-gone is told again and again: an agent that came back for a moment wipes it out.
+else wants nothing new on its host, or says that it is broken. What has changed is
+told at once, and what is gone is told again and again: an agent that came back for
+a moment wipes it out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from controller.core.events import NodeBack, NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.core.states import AWAY
+from controller.kube.conditions import ClosingCondition, fault_of
 from controller.kube.observed import Pod
 from controller.kube.quarantine import closed_by_others, evicted_by_others
 from controller.kube.view import View
@@ -32,9 +34,16 @@ class _Loss:
 class Signs:
     """Remembers what was told, and tells what is new."""
 
-    def __init__(self, fleet: str, tolerations: tuple[Mapping[str, object], ...]) -> None:
+    def __init__(
+        self,
+        fleet: str,
+        tolerations: tuple[Mapping[str, object], ...],
+        closing: tuple[ClosingCondition, ...],
+    ) -> None:
+        """`closing` are the conditions of hosts by which others close them."""
         self._fleet = fleet
         self._tolerations = tolerations
+        self._closing = closing
         # Hosts of this cluster that were ever seen: of others, agents started by hand, the
         # cluster knows nothing.
         self._known: dict[NodeId, None] = {}
@@ -58,9 +67,13 @@ class Signs:
                 events.append(NodeClosed(node=name, reason=closed))
         return events
 
-    def awaited(self, on_the_way: list[Pod]) -> list[NodesAwaited]:
-        """How it stands with pods that are no nodes yet, if that has changed."""
-        detail = _words_for(on_the_way)
+    def awaited(self, on_the_way: list[Pod], refusal: str) -> list[NodesAwaited]:
+        """How it stands with pods that are no nodes yet, if that has changed.
+
+        `refusal` is why others that are wanted cannot even be made, "" when they can.
+        """
+        words = (refusal and f"a pod cannot be made: {refusal}", _words_for(on_the_way))
+        detail = "; ".join(filter(None, words))[:_MAX_WORDS]
         if detail == self._awaited:
             return []
         self._awaited = detail
@@ -96,9 +109,11 @@ class Signs:
         return _Loss(detail=why, blames_host=False) if why else None
 
     def _why_closed(self, view: View, name: NodeId, loss: _Loss | None) -> str:
-        host = view.hosts.get(name)
-        by_others = "" if host is None else closed_by_others(host, self._fleet, self._tolerations)
-        return by_others or ("" if loss is None else loss.detail)
+        if (host := view.hosts.get(name)) is not None:
+            by_others = closed_by_others(host, self._fleet, self._tolerations)
+            if why := by_others or fault_of(host, self._closing):
+                return why
+        return "" if loss is None else loss.detail
 
 
 def _pod_trouble(pod: Pod | None) -> str:
@@ -120,4 +135,4 @@ def _words_for(on_the_way: list[Pod]) -> str:
     if told:
         where = f" on {told[0].host}" if told[0].host else ""
         words += f"; {told[0].name}{where} is {told[0].phase}: {told[0].detail}"
-    return words[:_MAX_WORDS]
+    return words

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from controller.core.records import JobRecord, NodeRecord, Wanted
-from controller.core.states import TERMINAL, JobState
+from controller.core.fleet import spares_wanted
+from controller.core.records import JobRecord, NodeRecord
 from controller.kube.observed import Host, Pod
 from outlast.ids import NodeId
 
@@ -26,12 +26,21 @@ class View:
     """Agents that are connected."""
     pods: tuple[Pod, ...]
     hosts: Mapping[NodeId, Host]
+    refusal: str = ""
+    """Why the last pod that was wanted could not be made."""
+    _on_hosts: dict[NodeId, Pod] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Asked of every node at every look: not pods times nodes each time.
+        found: dict[NodeId, Pod] = {}
+        for pod in sorted(self.pods, key=lambda pod: (not pod.is_alive, pod.deleting, pod.name)):
+            if pod.host is not None:
+                found.setdefault(pod.host, pod)
+        object.__setattr__(self, "_on_hosts", found)
 
     def pod_on(self, host: NodeId) -> Pod | None:
         """The pod of ours on a host; one that is alive before any other."""
-        found = [pod for pod in self.pods if pod.host == host]
-        found.sort(key=lambda pod: (not pod.is_alive, pod.deleting, pod.name))
-        return found[0] if found else None
+        return self._on_hosts.get(host)
 
 
 def num_wanted(jobs: Iterable[JobRecord], workers: int) -> int:
@@ -39,12 +48,5 @@ def num_wanted(jobs: Iterable[JobRecord], workers: int) -> int:
 
     A job that needs larger nodes cannot be helped; it says so itself.
     """
-    live = [
-        job
-        for job in jobs
-        if job.state not in (*TERMINAL, JobState.PAUSED)
-        and job.wanted is Wanted.RUN
-        and job.plan.workers_per_node <= workers
-    ]
-    spares = max((job.plan.standby for job in live), default=0)
-    return sum(job.plan.nodes for job in live) + spares
+    live = [job for job in jobs if job.wants_nodes and job.plan.workers_per_node <= workers]
+    return sum(job.plan.nodes for job in live) + spares_wanted(live)

@@ -15,9 +15,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from controller.failure import Failure
 from controller.kube.api import Kind, Listing, WatchStream
 from controller.kube.config import Patience
 from controller.kube.errors import KubeError
@@ -39,11 +39,6 @@ class Source(Protocol):
     def watch(self, kind: Kind, version: str) -> WatchStream: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
-    items: tuple[Json, ...]
-
-
 class Informer(Generic[T]):
     """Objects of a kind by name, as new as the last thing that was heard."""
 
@@ -53,11 +48,14 @@ class Informer(Generic[T]):
         kind: Kind,
         read: Callable[[Json], T],
         patience: Patience,
+        *,
         on_change: Callable[[], None],
+        failure: Failure,
         counts: Counter[tuple[str, str]],
     ) -> None:
-        """`read` makes what is kept of an object; `on_change` is called in the loop;
-        `counts` counts lists, and what ended a watch out of order, by name and result."""
+        """`read` makes what is kept of an object. All in the loop: `on_change` is called,
+        `failure` hears what ended the reading for good, and `counts` counts lists, and
+        what ended a watch out of order, by name and result."""
         self.objects: dict[str, T] = {}
         self.is_synced = False
         self._source = source
@@ -65,6 +63,7 @@ class Informer(Generic[T]):
         self._read = read
         self._patience = patience
         self._on_change = on_change
+        self._failure = failure
         self._counts = counts
         self._stop = threading.Event()
         self._stream: WatchStream | None = None
@@ -88,20 +87,26 @@ class Informer(Generic[T]):
     # In the thread
 
     def _run(self) -> None:
+        try:
+            self._keep_up()
+        except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is told
+            # The thread's end would go unnoticed, and its last words be trusted for ever.
+            self._in_loop(self._failure.note, error)
+
+    def _keep_up(self) -> None:
         pause_s = self._patience.retry_s
-        what = f"List {self._kind.name}"
         while not self._stop.is_set():
             try:
                 listed_s = time.monotonic()
                 listing = self._source.list(self._kind)
-                self._counts[what, OK] += 1
-                self._tell(_Listed(items=listing.items))
+                named = {item["metadata"]["name"]: self._read(item) for item in listing.items}
+                self._in_loop(self._replace, named)
                 pause_s = self._patience.retry_s
                 self._follow(listing.version, listed_s + self._patience.resync_s)
             except KubeError as error:
                 if self._stop.is_set():
                     return
-                self._counts[what, FAILED] += 1
+                self._in_loop(self._count, FAILED)
                 logger.warning(
                     "%s are listed again: pause_s=%.1f %s", self._kind.name, pause_s, error
                 )
@@ -118,27 +123,35 @@ class Informer(Generic[T]):
             for event in stream:
                 version = event["object"]["metadata"]["resourceVersion"]
                 if event["type"] != "BOOKMARK":
-                    self._tell(event)
+                    is_gone = event["type"] == "DELETED"
+                    item = None if is_gone else self._read(event["object"])
+                    self._in_loop(self._change, event["object"]["metadata"]["name"], item)
             if time.monotonic() - begun_s < self._patience.retry_s:
                 # A server that ends every watch at once is not asked in a tight loop.
                 self._stop.wait(self._patience.retry_s)
 
-    def _tell(self, news: _Listed | Json) -> None:
+    def _in_loop(self, call: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None, "start comes first"
         try:
-            self._loop.call_soon_threadsafe(self._take, news)
+            self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             # The loop has ended; so has this informer.
             self._stop.set()
 
     # In the loop
 
-    def _take(self, news: _Listed | Json) -> None:
-        if isinstance(news, _Listed):
-            self.objects = {item["metadata"]["name"]: self._read(item) for item in news.items}
-            self.is_synced = True
-        elif news["type"] == "DELETED":
-            self.objects.pop(news["object"]["metadata"]["name"], None)
+    def _count(self, result: str) -> None:
+        self._counts[f"List {self._kind.name}", result] += 1
+
+    def _replace(self, objects: dict[str, T]) -> None:
+        self.objects = objects
+        self.is_synced = True
+        self._count(OK)
+        self._on_change()
+
+    def _change(self, name: str, item: T | None) -> None:
+        if item is None:
+            self.objects.pop(name, None)
         else:
-            self.objects[news["object"]["metadata"]["name"]] = self._read(news["object"])
+            self.objects[name] = item
         self._on_change()

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.agent.processes import ProcessName, process_name, wait_gone, zombie_status
+from controller.failure import Failure
 from controller.local.processes import (
     kill,
     kill_sessions,
@@ -95,6 +96,7 @@ class LocalCluster:
         self._on_gone = on_gone
         self._nodes = [_Node(NodeId(f"node-{number}")) for number in range(config.nodes)]
         self._stopping = False
+        self._failure = Failure()
 
     @property
     def sessions(self) -> list[int]:
@@ -121,6 +123,10 @@ class LocalCluster:
                 await self._died(node, "its agent ended while the controller was away")
             else:
                 self._spawn(node)
+
+    async def failed(self) -> None:
+        """Raise what ended the watch over a node, once that has happened."""
+        await self._failure.raised()
 
     async def stop_all(self) -> None:
         """End every node within seconds, and everything that runs on it."""
@@ -243,7 +249,7 @@ class LocalCluster:
 
     def _watch(self, node: _Node) -> None:
         node.watcher = asyncio.create_task(self._wait(node), name=f"watch-{node.name}")
-        node.watcher.add_done_callback(_log_failure)
+        node.watcher.add_done_callback(self._failure.note_end)
 
     async def _wait(self, node: _Node) -> None:
         """The cluster's word on a node: its agent's process has ended."""
@@ -274,11 +280,6 @@ class LocalCluster:
         draft = self._pid_file(name).with_suffix(".tmp")
         draft.write_text(json.dumps(document))
         draft.replace(self._pid_file(name))
-
-
-def _log_failure(watcher: asyncio.Task[None]) -> None:
-    if not watcher.cancelled() and watcher.exception() is not None:
-        logger.error("%s failed", watcher.get_name(), exc_info=watcher.exception())
 
 
 def _pid(node: _Node) -> int:

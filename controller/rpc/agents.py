@@ -186,7 +186,6 @@ class AgentsService(AgentsServicer):
             case "log_chunk":
                 self._logs.deliver(node, message.log_chunk)
             case "check_report":
-                self._tally.found(node, message.check_report.findings)
                 self._runs.deliver(node, message.check_report)
             case other:
                 logger.warning("message ignored: node=%s kind=%s", node, other)
@@ -205,19 +204,32 @@ class AgentsService(AgentsServicer):
             if present is not None and present.receipts is receipts:
                 present.acknowledge()
 
-        events: list[Event] = []
-        rows: list[StepRow] = []
-        if event.WhichOneof("kind") == "step_reports":
-            if JobId(event.job_id) in self._service.state.jobs:
+        try:
+            events, rows = self._news_in(session.node, event, now_s)
+        except Exception:
+            # It would fail each time that it is sent again. The session ends, and what is true
+            # on the node comes with its next hello.
+            durable()
+            raise
+        self._service.offer(events, rows, durable)
+
+    def _news_in(
+        self, node: NodeId, event: agents_pb2.AgentEvent, now_s: float
+    ) -> tuple[list[Event], list[StepRow]]:
+        """What an event means to the machine, and its rows of the curve."""
+        match event.WhichOneof("kind"):
+            case "step_reports":
+                if JobId(event.job_id) not in self._service.state.jobs:
+                    return [], []
                 rows = convert.step_rows(event)
                 last = self._service.curves.last(JobId(event.job_id))
                 self._tally.steps(rows, 0 if last is None else last.step)
-        elif event.WhichOneof("kind") == "progress":
-            events = self._watch.progress_made(session.node, event, now_s)
-        else:
-            self._count(session.node, event)
-            events = _events_of(session.node, event)
-        self._service.offer(events, rows, durable)
+                return [], rows
+            case "progress":
+                return self._watch.progress_made(node, event, now_s), []
+            case _:
+                self._count(node, event)
+                return _events_of(node, event), []
 
     def _count(self, node: NodeId, event: agents_pb2.AgentEvent) -> None:
         """Note what the machine does not keep."""

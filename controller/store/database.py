@@ -92,13 +92,22 @@ TOKENS = sa.Table(
 )
 
 
-# Runs of diagnostics, with their findings.
+# Runs of diagnostics, without their findings.
 DIAGNOSES = sa.Table(
     "diagnoses",
     METADATA,
     sa.Column("run_id", sa.Text, primary_key=True),
     sa.Column("started_s", sa.Double, nullable=False),
     sa.Column("document", sa.Text, nullable=False),
+)
+
+# Their findings, of which there may be tens of thousands: a list of runs must not read them.
+DIAGNOSIS_FINDINGS = sa.Table(
+    "diagnosis_findings",
+    METADATA,
+    sa.Column("run_id", sa.Text, primary_key=True),
+    # A `DiagnosticRun` that has nothing else, in protobuf's own form.
+    sa.Column("run", sa.LargeBinary, nullable=False),
 )
 
 # What healthy measurements between nodes were worth.

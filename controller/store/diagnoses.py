@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from google.protobuf import json_format
 
-from controller.store.database import DIAGNOSES, FLEET_BASELINES, Database
+from controller.store.database import DIAGNOSES, DIAGNOSIS_FINDINGS, FLEET_BASELINES, Database
 from diagnostics.core.baseline import Baseline
 from outlast.v1 import diagnostics_pb2
 
@@ -27,41 +27,53 @@ class Diagnoses:
 
     def recover(self) -> None:
         """Mark the runs of an earlier controller that never ended."""
-        for run in self.list(with_findings=True):
+        for run in self.list():
             if run.state == RUNNING:
                 run.state = INTERRUPTED
                 self.put(run)
 
     def put(self, run: diagnostics_pb2.DiagnosticRun) -> None:
         """Keep a run as it is now; the oldest beyond `MAX_KEPT` are dropped."""
+        summary = diagnostics_pb2.DiagnosticRun()
+        summary.CopyFrom(run)
+        del summary.findings[:]
         row = {
             "run_id": run.run_id,
             "started_s": run.started_s,
-            "document": json_format.MessageToJson(run, indent=None),
+            "document": json_format.MessageToJson(summary, indent=None),
         }
+        findings = diagnostics_pb2.DiagnosticRun(findings=run.findings).SerializeToString()
         newest = sa.select(DIAGNOSES.c.run_id).order_by(DIAGNOSES.c.started_s.desc())
         with self._database.transaction() as connection:
-            connection.execute(sa.delete(DIAGNOSES).where(DIAGNOSES.c.run_id == run.run_id))
+            for table in (DIAGNOSES, DIAGNOSIS_FINDINGS):
+                connection.execute(sa.delete(table).where(table.c.run_id == run.run_id))
             connection.execute(sa.insert(DIAGNOSES), row)
             connection.execute(
-                sa.delete(DIAGNOSES).where(DIAGNOSES.c.run_id.not_in(newest.limit(MAX_KEPT)))
+                sa.insert(DIAGNOSIS_FINDINGS), {"run_id": run.run_id, "run": findings}
             )
+            for table in (DIAGNOSIS_FINDINGS, DIAGNOSES):
+                connection.execute(
+                    sa.delete(table).where(table.c.run_id.not_in(newest.limit(MAX_KEPT)))
+                )
 
     def get(self, run_id: str) -> diagnostics_pb2.DiagnosticRun | None:
         """A run with all its findings."""
-        query = sa.select(DIAGNOSES.c.document).where(DIAGNOSES.c.run_id == run_id)
+        query = sa.select(DIAGNOSES.c.document, DIAGNOSIS_FINDINGS.c.run).join(
+            DIAGNOSIS_FINDINGS, DIAGNOSIS_FINDINGS.c.run_id == DIAGNOSES.c.run_id
+        )
         with self._database.transaction() as connection:
-            document = connection.execute(query).scalar()
-        return None if document is None else _parse(document)
+            row = connection.execute(query.where(DIAGNOSES.c.run_id == run_id)).first()
+        if row is None:
+            return None
+        run = _parse(row.document)
+        run.MergeFromString(row.run)
+        return run
 
-    def list(self, *, with_findings: bool = False) -> list[diagnostics_pb2.DiagnosticRun]:
-        """The runs that are kept, newest first."""
+    def list(self) -> list[diagnostics_pb2.DiagnosticRun]:
+        """The runs that are kept, newest first and without their findings."""
         query = sa.select(DIAGNOSES.c.document).order_by(DIAGNOSES.c.started_s.desc())
         with self._database.transaction() as connection:
-            runs = [_parse(row.document) for row in connection.execute(query)]
-        for run in () if with_findings else runs:
-            del run.findings[:]
-        return runs
+            return [_parse(row.document) for row in connection.execute(query)]
 
     def load_baseline(self) -> Baseline:
         """What exchanges were worth in earlier healthy runs."""

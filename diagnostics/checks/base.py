@@ -24,6 +24,8 @@ class Context:
     device: str
     # "" when no job's checkpoints are written from here.
     checkpoint_url: str
+    # Module that tries any such URL (`python -m MODULE URL`); "" when there is none.
+    storage_probe: str
     effort: Effort
     # Where counters of earlier checks are kept, to see what has risen since.
     counters_file: Path

@@ -5,6 +5,8 @@ wrong. So one seeded product is computed again and again and must be the same
 bit for bit; comparing sums is not enough (a flip in a low bit of the mantissa
 vanishes in a float sum). A device that is wrong in the same way each time agrees
 with itself, so the digest of the product goes along, for its peers to differ from.
+Some are wrong only while they and their neighbours draw power, so a thorough suite
+ends with seconds of load on all of them, and compares every product of it.
 
 On a CPU, time is the CPU time of the thread, because on a shared machine the
 wall clock measures the neighbours; on CUDA it is the device's own events.
@@ -17,6 +19,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +27,7 @@ import torch
 from diagnostics.checks.base import Context, Emit
 from diagnostics.contention import Contention
 from diagnostics.core.finding import Localises, Measurement
+from diagnostics.core.plans import Effort
 
 _SEED = 20_240_421
 # The first runs pay for page faults, clock ramps and library start-up.
@@ -34,8 +38,15 @@ _MAX_RUNS = 200
 def run(context: Context, emit: Emit) -> None:
     """Measure every device that this node's workers would use."""
     torch.set_num_threads(1)
-    for device in local_devices(context.device, context.workers):
-        _check_device(device, context, emit)
+    devices = local_devices(context.device, context.workers)
+    effort = context.effort
+    on_cuda = devices[0].type == "cuda"
+    # Made once: on a node of eight large devices, this is what would take longest.
+    seeded = _seeded(effort.matmul_size_cuda if on_cuda else effort.matmul_size)
+    for device in devices:
+        _check_device(device, seeded, effort, emit)
+    if effort.burn_s:
+        _burn(devices, seeded, effort.burn_s, emit)
 
 
 def local_devices(wanted: str, workers: int) -> list[torch.device]:
@@ -53,23 +64,22 @@ def count_differing_elements(first: torch.Tensor, second: torch.Tensor) -> int:
     return int((first.view(torch.int32) != second.view(torch.int32)).sum().item())
 
 
-def _check_device(device: torch.device, context: Context, emit: Emit) -> None:
-    effort = context.effort
+def _check_device(device: torch.device, seeded: torch.Tensor, effort: Effort, emit: Emit) -> None:
     on_cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_cuda else _cpu_name()
-    where = f"{device} {name}" if on_cuda else "cpu, one thread"
-    size = effort.matmul_size_cuda if on_cuda else effort.matmul_size
+    where = _where(device)
+    size = seeded.shape[-1]
     num_bytes = effort.copy_bytes_cuda if on_cuda else effort.copy_bytes
     # The index is part of the key: two cards of a node are two histories.
     key = f"{device}/{name}/torch-{torch.__version__}"
 
     started_s = time.monotonic()
-    left, right = _operands(size, device)
+    left, right = _on(device, seeded)
     wanted = torch.mm(left, right)
     differing = 0
     for _ in range(effort.exact_rounds - 1):
-        # From the seed again, so that an operand that changed in memory shows too.
-        left, right = _operands(size, device)
+        # Copied again, so that an operand that changed in the device's memory shows too.
+        left, right = _on(device, seeded)
         differing += count_differing_elements(wanted, torch.mm(left, right))
     emit(
         Measurement(
@@ -134,10 +144,81 @@ def _cpu_name() -> str:
     return next(names, platform.machine())
 
 
-def _operands(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _seeded(size: int) -> torch.Tensor:
+    """Both operands, the same on every machine."""
     generator = torch.Generator(device="cpu").manual_seed(_SEED)
-    left, right = torch.randn(2, size, size, generator=generator).to(device).unbind()
+    return torch.randn(2, size, size, generator=generator)
+
+
+def _on(device: torch.device, seeded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    left, right = seeded.to(device, copy=True).unbind()
     return left, right
+
+
+def _where(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return "cpu, one thread"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """What one device computes again and again."""
+
+    device: torch.device
+    left: torch.Tensor
+    right: torch.Tensor
+    wanted: torch.Tensor
+    found: torch.Tensor
+    # On the device, so that counting does not make it wait.
+    differing: torch.Tensor
+
+    def compute(self) -> None:
+        """Queue one product and its comparison."""
+        torch.mm(self.left, self.right, out=self.found)
+        self.differing.add_((self.found.view(torch.int32) != self.wanted.view(torch.int32)).sum())
+
+
+def _burn(devices: list[torch.device], seeded: torch.Tensor, seconds: float, emit: Emit) -> None:
+    """Load every device at once for so long, and emit how many elements ever differed."""
+    started_s = time.monotonic()
+    loads = [_load(device, seeded) for device in devices]
+    rounds = 0
+    while rounds == 0 or time.monotonic() - started_s < seconds:
+        for load in loads:
+            load.compute()
+        for load in loads:
+            if load.device.type == "cuda":
+                torch.cuda.synchronize(load.device)
+        rounds += 1
+    size = seeded.shape[-1]
+    what = f"{rounds} products {size}x{size}, all devices at once"
+    for load in loads:
+        emit(
+            Measurement(
+                test="compute",
+                metric="differing_elements_under_load",
+                value=float(load.differing.item()),
+                unit="elements",
+                localises=Localises.DEVICE,
+                duration_s=time.monotonic() - started_s,
+                detail=f"{_where(load.device)}: {what}",
+                at_most=0.0,
+            )
+        )
+
+
+def _load(device: torch.device, seeded: torch.Tensor) -> _Load:
+    left, right = _on(device, seeded)
+    wanted = torch.mm(left, right)
+    return _Load(
+        device=device,
+        left=left,
+        right=right,
+        wanted=wanted,
+        found=torch.empty_like(wanted),
+        differing=torch.zeros((), dtype=torch.int64, device=device),
+    )
 
 
 def _throughput(

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import Counter
 
+from diagnostics import children
 from diagnostics.checks.base import Context, Emit, SkipCheckError
 from diagnostics.core.finding import Localises, Measurement
 from diagnostics.core.nvidia import GpuState, gpus_in, xids_in
@@ -33,7 +34,12 @@ def run(context: Context, emit: Emit) -> None:
         raise SkipCheckError(f"{_COMMAND} is not installed, so there is no NVIDIA driver here")
     started_s = time.monotonic()
     asked = subprocess.run(
-        [command, "-q", "-x"], capture_output=True, text=True, errors="replace", check=False
+        [command, "-q", "-x"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        preexec_fn=children.tied(),
     )
     if asked.returncode != 0:
         said = (asked.stdout + asked.stderr).strip()

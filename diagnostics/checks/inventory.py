@@ -2,8 +2,9 @@
 
 Reads `/proc` and `/sys` only, so it takes milliseconds and disturbs nobody. That
 a counter rose is a warning: it points at a part that may fail next, and proves
-nothing about the fault at hand. A memory error that could not be corrected and a
-port that is down are faults.
+nothing about the fault at hand. A memory error that could not be corrected is a
+fault, and so is a port that is down and was up at an earlier check; one that never
+was may have no cable.
 """
 
 from __future__ import annotations
@@ -31,24 +32,29 @@ def run(context: Context, emit: Emit, *, root: Path = Path("/")) -> None:
     started_s = time.monotonic()
     for name, value, unit, detail in _facts(root):
         emit(_measurement(name, value, unit, detail, started_s))
-    for port, state in _ports(root):
+    before = _load(context.counters_file)
+    used = () if before is None else before.used_ports
+    ports = dict(_ports(root))
+    for port, state in ports.items():
         emit(
             _measurement(
                 f"{port}.down",
                 0.0 if _ACTIVE_PORT in state else 1.0,
                 "",
-                f"the port says {state}",
+                f"the port says {state}" + ("" if port in used else ", and was never seen active"),
                 started_s,
                 at_most=0.0,
+                bad_is_fault=port in used,
                 localises=Localises.LINK,
             )
         )
+    active = [port for port, state in ports.items() if _ACTIVE_PORT in state]
     now = Snapshot(
         boot_id=_read(root / "proc/sys/kernel/random/boot_id"),
         at_s=time.time(),
         counters=dict(_counters(root)),
+        used_ports=tuple(dict.fromkeys((*used, *active))),
     )
-    before = _load(context.counters_file)
     for measurement in _movements(before, now, started_s):
         emit(measurement)
     _save(context.counters_file, now)

@@ -5,8 +5,10 @@ device, gloo elsewhere. The host listens and keeps the store, the guest connects
 What counts is the *fastest* round: a busy neighbour makes rounds slower and never
 faster, while a bad link or port slows down every one of them.
 
-A partner that never comes, falls silent or dies shows as a time-out here; what
-that means is decided by whoever knows both sides.
+A partner that never comes, falls silent or dies shows as a time-out or a broken
+connection here; what that means is decided by whoever knows both sides. Trouble of
+this process itself, such as memory that it does not get, raises and says nothing
+of the exchange.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import json
 import socket
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,13 +31,15 @@ from diagnostics.checks.base import Context, Emit
 from diagnostics.checks.collectives import count_wrong_elements, expected_sum, pattern
 from diagnostics.contention import Contention
 from diagnostics.core.finding import Localises, Measurement
-from diagnostics.core.links import BANDWIDTH, TEST, WRONG
+from diagnostics.core.links import BANDWIDTH, BROKEN, TEST, WRONG
 
 HOST, GUEST = 0, 1
 _BYTES_PER_ELEMENT = 4
 # Time given to the rounds after the first, which pays for connections.
 _MEASURE_S = 0.25
 _MIN_ROUNDS = 2
+# torch and gloo say everything with a RuntimeError; these are no word on the line.
+_OWN_TROUBLE = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,31 +56,60 @@ class Pairing:
 def host(context: Context, pairing: Pairing, listener: socket.socket, emit: Emit) -> None:
     """Serve the store on `listener`, wait for the guest, and emit what was measured."""
     port = listener.getsockname()[1]
-    store = TCPStore(
-        pairing.address,
-        port,
-        world_size=2,
-        is_master=True,
-        timeout=timedelta(seconds=pairing.timeout_s),
-        master_listen_fd=listener.detach(),
-        wait_for_workers=False,
-    )
-    _exchange(HOST, store, context, pairing, emit)
-    # The store ends with this process: the guest leaves first.
-    store.get(f"left/{GUEST}")
+    with _noting_breaks(pairing, emit):
+        store = TCPStore(
+            pairing.address,
+            port,
+            world_size=2,
+            is_master=True,
+            timeout=timedelta(seconds=pairing.timeout_s),
+            master_listen_fd=listener.detach(),
+            wait_for_workers=False,
+        )
+        _exchange(HOST, store, context, pairing, emit)
+        # The store ends with this process: the guest leaves first.
+        store.get(f"left/{GUEST}")
 
 
 def guest(context: Context, pairing: Pairing, address: str, port: int, emit: Emit) -> None:
-    """Connect to the host's store and take part."""
-    store = TCPStore(
-        address,
-        port,
-        world_size=2,
-        is_master=False,
-        timeout=timedelta(seconds=pairing.timeout_s),
+    """Connect to the host's store and take part; emits nothing but that the exchange broke."""
+    with _noting_breaks(pairing, emit):
+        store = TCPStore(
+            address,
+            port,
+            world_size=2,
+            is_master=False,
+            timeout=timedelta(seconds=pairing.timeout_s),
+        )
+        _exchange(GUEST, store, context, pairing, emit)
+        store.set(f"left/{GUEST}", "1")
+
+
+def broken(peer: str, why: str, started_s: float) -> Measurement:
+    """The exchange with `peer` came to nothing; `started_s` by the monotonic clock."""
+    return Measurement(
+        test=TEST,
+        metric=BROKEN,
+        value=1.0,
+        unit="exchanges",
+        localises=Localises.LINK,
+        duration_s=time.monotonic() - started_s,
+        detail=why,
+        at_most=0.0,
+        peer=peer,
     )
-    _exchange(GUEST, store, context, pairing, emit)
-    store.set(f"left/{GUEST}", "1")
+
+
+@contextmanager
+def _noting_breaks(pairing: Pairing, emit: Emit) -> Iterator[None]:
+    """Emit that the exchange broke where a wait timed out or a connection was lost."""
+    started_s = time.monotonic()
+    try:
+        yield
+    except _OWN_TROUBLE:
+        raise
+    except (RuntimeError, OSError) as error:
+        emit(broken(pairing.peer, f"{type(error).__name__}: {error}", started_s))
 
 
 def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing, emit: Emit) -> None:

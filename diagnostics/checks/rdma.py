@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from diagnostics import children
 from diagnostics.checks.base import Context, Emit, SkipCheckError
 from diagnostics.core.finding import Localises, Measurement
 from diagnostics.core.perftest import average_gbit_per_s
@@ -56,7 +57,13 @@ def _to_itself(command: str, device: str) -> str:
     """What the client printed; server and client die with the check's deadline at the latest."""
     arguments = [command, "-d", device, "-s", str(_MESSAGE_BYTES), "-n", str(_ITERATIONS)]
     arguments += ["-F", "--report_gbits", "-p", str(_free_port())]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+    with subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # A check that is killed at its deadline takes nothing along by itself.
+        preexec_fn=children.tied(),
+    ) as server:
         try:
             # It says that it waits before it listens; the client tries again until it does.
             assert server.stdout is not None
@@ -69,7 +76,12 @@ def _to_itself(command: str, device: str) -> str:
 def _client(arguments: list[str]) -> str:
     for _ in range(50):
         asked = subprocess.run(
-            arguments, capture_output=True, text=True, errors="replace", check=False
+            arguments,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            preexec_fn=children.tied(),
         )
         output = asked.stdout + asked.stderr
         if "Couldn't connect" not in output:

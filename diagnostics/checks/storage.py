@@ -1,38 +1,47 @@
 """Write, flush, read back and delete a file where checkpoints go.
 
-Only folders that this node mounts are probed here; an object store belongs to
-everybody, and its client reports its own troubles. Slowness is a warning at
-most, since others write there too; so is a refusal, which speaks against the
-store and not against the node.
+A folder that this node mounts is measured here; any other store is tried by the
+program that the node's owner names, in a process of its own, since a store's client
+may hang. Slowness is a warning at most, since others write there too; so is a
+refusal, which speaks against the store and not against the node.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from diagnostics import children
 from diagnostics.checks.base import Context, Emit, SkipCheckError
 from diagnostics.contention import Contention
 from diagnostics.core.finding import Localises, Measurement
 
+# Starting Python and a store's client takes seconds on a busy node; a store that works answers
+# within a second. Less than the check has, so that its reason is told.
+PROBE_TIMEOUT_S = 12.0
+
 
 def run(context: Context, emit: Emit) -> None:
-    """Probe the folder of `context.checkpoint_url`.
+    """Probe the store of `context.checkpoint_url`.
 
     Raises:
-        SkipCheckError: there is no URL, or it is not a folder of this machine.
+        SkipCheckError: there is no URL, or nothing that could try it.
     """
-    if not context.checkpoint_url:
+    url = context.checkpoint_url
+    if not url:
         raise SkipCheckError("no job writes checkpoints from here; check a job's nodes with --job")
-    folder = local_folder(context.checkpoint_url)
     started_s = time.monotonic()
-    refusal = ""
-    try:
-        _probe(context, folder, emit)
-    except OSError as error:
-        refusal = str(error)
+    folder = local_folder(url)
+    if folder is None and not context.storage_probe:
+        raise SkipCheckError(f"only folders of this machine are probed here, not {url}")
+    if folder is None:
+        refusal = _try(context.storage_probe, url)
+    else:
+        refusal = _measure(context, folder, emit)
     emit(
         Measurement(
             test="storage",
@@ -41,11 +50,41 @@ def run(context: Context, emit: Emit) -> None:
             unit="",
             localises=Localises.NODE,
             duration_s=time.monotonic() - started_s,
-            detail=refusal or f"{folder} can be written",
+            detail=refusal or f"{url} can be written",
             at_most=0.0,
             bad_is_fault=False,
         )
     )
+
+
+def _try(module: str, url: str) -> str:
+    """Why a store cannot be used, "" when it can."""
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-m", module, url],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+            preexec_fn=children.tied(),
+        )
+    except subprocess.TimeoutExpired:
+        return f"{url}: no answer in {PROBE_TIMEOUT_S:g} s"
+    said = tried.stderr.strip().splitlines()
+    if tried.returncode == 0:
+        return ""
+    return said[-1] if said else f"{url}: the probe ended with code {tried.returncode}"
+
+
+def _measure(context: Context, folder: Path, emit: Emit) -> str:
+    """Emit what a folder can do; why it cannot be used, "" when it can."""
+    try:
+        _probe(context, folder, emit)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _probe(context: Context, folder: Path, emit: Emit) -> None:
@@ -90,19 +129,14 @@ def _probe(context: Context, folder: Path, emit: Emit) -> None:
     )
 
 
-def local_folder(url: str) -> Path:
-    """The folder that a checkpoint URL names on this machine.
-
-    Raises:
-        SkipCheckError: it names none.
-    """
+def local_folder(url: str) -> Path | None:
+    """The folder that a checkpoint URL names on this machine, if it names one."""
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
     if not parts.scheme and url.startswith("/"):
         return Path(url)
-    scheme = parts.scheme or "a relative path"
-    raise SkipCheckError(f"only folders of this machine are probed, not {scheme} ({url})")
+    return None
 
 
 def count_wrong_bytes(wanted: bytes, found: bytes) -> int:

@@ -20,6 +20,8 @@ class Snapshot:
     boot_id: str
     at_s: float
     counters: Mapping[str, int] = field(default_factory=dict)
+    # Of the network, that were up at this check or an earlier one, of any boot.
+    used_ports: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The text of a counters file."""
@@ -29,6 +31,7 @@ class Snapshot:
                 "boot_id": self.boot_id,
                 "at_s": self.at_s,
                 "counters": dict(self.counters),
+                "used_ports": list(self.used_ports),
             },
             sort_keys=True,
         )
@@ -46,9 +49,10 @@ class Snapshot:
         try:
             counters = {str(name): int(value) for name, value in raw["counters"].items()}
             boot_id, at_s = str(raw["boot_id"]), float(raw["at_s"])
+            used_ports = tuple(str(port) for port in raw.get("used_ports", ()))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"counters file: {error!r}") from error
-        return Snapshot(boot_id=boot_id, at_s=at_s, counters=counters)
+        return Snapshot(boot_id=boot_id, at_s=at_s, counters=counters, used_ports=used_ports)
 
 
 def risen(before: Snapshot | None, now: Snapshot, name: str) -> int | None:

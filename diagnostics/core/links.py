@@ -3,8 +3,9 @@
 The yardstick is the fleet itself: the median, over the nodes, of the best that
 each node did in this run. A median of all *exchanges* would not do, since one bad
 node spoils most of the exchanges of a small fleet. Where fewer than three nodes
-were measured the fleet's earlier healthy runs serve instead; without those a
-slow value cannot be called slow.
+were measured, or where most of them are far below the fleet's earlier healthy
+runs, those serve instead: a majority may be bad, too. Without them a slow value
+cannot be called slow.
 
 Where CPUs were fought over meanwhile, a value below half of what is expected says
 nothing (healthy exchanges on a machine with eight times more work than cores came
@@ -25,6 +26,8 @@ from diagnostics.core.verdicts import CONTENDED_ABOVE, FAIL_BELOW
 TEST = "pair"
 BANDWIDTH = "all_reduce_bandwidth"
 WRONG = "wrong_elements"
+# The exchange timed out or its connection broke, at a side whose own process was sound.
+BROKEN = "broken_exchanges"
 # No busy neighbour explains so little.
 CONTENDED_FAIL_BELOW = 0.1
 # Fewer cannot outvote the one that is bad.
@@ -43,7 +46,7 @@ class Exchange:
     baseline_key: str = ""
     duration_s: float = 0.0
     detail: str = ""
-    # Both nodes answered, and what they say is that the exchange broke.
+    # Both nodes took part to the end, and the exchange broke between them.
     is_broken: bool = False
     # A job trains on one of the two: slowness then proves nothing.
     is_disturbed: bool = False
@@ -75,10 +78,12 @@ def exchange_of(
     told = [finding for side in sides if side is not None for finding in side]
     by_metric = {finding.metric: finding for finding in told}
     value, wrong = by_metric.get(BANDWIDTH), by_metric.get(WRONG)
-    trouble = [finding for finding in told if finding.verdict is Verdict.ERROR]
-    all_answered = all(side is not None for side in sides)
+    # A side whose process died, or never got going, is why the other one saw nothing of it.
+    died = [finding for finding in told if finding.verdict is Verdict.ERROR]
+    broke = [finding for finding in told if finding.metric == BROKEN]
+    took_part = all(side is not None for side in sides) and not died
     measured = value is not None and wrong is not None
-    said = "; ".join(f"{finding.node}: {finding.detail}" for finding in trouble)
+    said = "; ".join(f"{finding.node}: {finding.detail}" for finding in (*died, *broke))
     return Exchange(
         pair=pair,
         round=number,
@@ -87,7 +92,7 @@ def exchange_of(
         baseline_key=value.baseline_key if value is not None else "",
         duration_s=max((finding.duration_s for finding in told), default=0.0),
         detail=(value.detail if value is not None and measured else said) or "no answer",
-        is_broken=all_answered and not measured,
+        is_broken=took_part and not measured and bool(broke),
         is_disturbed=is_disturbed,
         contended_ratio=value.contended_ratio if value is not None else 0.0,
     )
@@ -103,12 +108,15 @@ def yardstick(exchanges: Iterable[Exchange], baseline: Baseline) -> Yardstick:
         keys[exchange.baseline_key] = None
         for node in exchange.pair:
             best[node] = max(best.get(node, 0.0), exchange.value)
-    if len(best) >= MIN_NODES:
-        return Yardstick(expected=statistics.median(best.values()), source=ThresholdSource.PEERS)
     known = [value for key in keys if (value := baseline.expected(key)) is not None]
-    if known:
-        return Yardstick(expected=min(known), source=ThresholdSource.FLEET_BASELINE)
-    return Yardstick(expected=None, source=ThresholdSource.NONE)
+    earlier = min(known, default=None)
+    if len(best) >= MIN_NODES:
+        peers = statistics.median(best.values())
+        if earlier is None or peers >= FAIL_BELOW * earlier:
+            return Yardstick(expected=peers, source=ThresholdSource.PEERS)
+    if earlier is None:
+        return Yardstick(expected=None, source=ThresholdSource.NONE)
+    return Yardstick(expected=earlier, source=ThresholdSource.FLEET_BASELINE)
 
 
 def outcome_of(exchange: Exchange, stick: Yardstick) -> Outcome:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 # Errors after which NVIDIA wants the device reset, drained or looked at. What a program does
 # wrong (13, 31, 43, 45 and the like) is not here.
 DEVICE_XIDS = frozenset(
-    {46, 48, 54, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143}
+    {46, 48, 54, 62, 63, 64, 74, 79, 94, 95, 109, 110, 119, 120, 136, 140, 143}
     | {144, 145, 146, 147, 148, 149, 150, 151, 155, 156, 158, 171, 172}
 )
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\).*?: (\d+),")

@@ -25,8 +25,10 @@ class Effort:
     copy_bytes_cuda: int
     # Time given to each throughput measurement.
     measure_s: float
-    # How often the seeded matmul is repeated and compared.
+    # How often the seeded matmul is repeated from its seed and compared.
     exact_rounds: int
+    # All devices of the node compute at full load for so long, each product compared; 0 for none.
+    burn_s: float
     collective_bytes: int
     max_collective_rounds: int
     storage_bytes: int
@@ -81,6 +83,7 @@ PREFLIGHT = Suite(
         copy_bytes_cuda=256 * MEBIBYTE,
         measure_s=0.1,
         exact_rounds=2,
+        burn_s=0.0,
         collective_bytes=8 * MEBIBYTE,
         max_collective_rounds=4,
         storage_bytes=1 * MEBIBYTE,
@@ -109,6 +112,8 @@ ON_FAILURE = Suite(
         copy_bytes_cuda=1024 * MEBIBYTE,
         measure_s=0.5,
         exact_rounds=8,
+        # Seconds in which nobody trains; long enough for clocks and currents to settle.
+        burn_s=4.0,
         collective_bytes=16 * MEBIBYTE,
         max_collective_rounds=12,
         storage_bytes=8 * MEBIBYTE,

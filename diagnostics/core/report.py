@@ -6,14 +6,18 @@ has named that node, or could not tell it from the link.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from diagnostics.core import links
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
 from diagnostics.core.links import Exchange, Yardstick
 from diagnostics.core.search import Outcome, Pair, SearchVerdict
 from diagnostics.core.verdicts import FAIL_BELOW, NodeVerdict, fold, unmeasured
+
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,37 +60,48 @@ def make(
     silent: Sequence[str] = (),
 ) -> Report:
     """The report on `nodes`, given everything that was found on and between them."""
-    pairs = tuple(dict.fromkeys(exchange.pair for exchange in exchanges))
     added = [links.node_finding(node, exchanges, stick) for node in search.bad_nodes]
     for item in search.unresolved:
         for node in item.nodes:
             added.append(unmeasured(links.TEST, node, Verdict.INCONCLUSIVE, item.reason))
-    every = [*findings, *added]
+    # Of a large fleet there are tens of thousands of both: none is looked through for each node.
+    by_node = _grouped([*findings, *added], lambda found: (found.node,))
+    exchanges_of = _grouped(exchanges, lambda exchange: exchange.pair)
+    tried = _grouped(exchanges, lambda exchange: (exchange.pair,))
     return Report(
         nodes=tuple(
             NodeReport(
                 node=node,
-                verdict=fold([found for found in every if found.node == node]),
-                figure=_figure(node, every, exchanges, stick),
+                verdict=fold(by_node.get(node, [])),
+                figure=_figure(by_node.get(node, []), exchanges_of.get(node, []), stick),
                 is_silent=node in silent,
             )
             for node in nodes
         ),
-        links=tuple(links.link_finding(pair, exchanges, stick, search) for pair in pairs),
+        links=tuple(links.link_finding(pair, tried[pair], stick, search) for pair in tried),
         added=tuple(added),
         notes=tuple(_notes(search)),
     )
 
 
+def _grouped(
+    items: Iterable[_Item], keys_of: Callable[[_Item], Iterable[_Key]]
+) -> dict[_Key, list[_Item]]:
+    groups: dict[_Key, list[_Item]] = {}
+    for item in items:
+        for key in keys_of(item):
+            groups.setdefault(key, []).append(item)
+    return groups
+
+
 def _figure(
-    node: str, findings: Sequence[Finding], exchanges: Sequence[Exchange], stick: Yardstick
+    findings: Sequence[Finding], exchanges: Sequence[Exchange], stick: Yardstick
 ) -> float | None:
-    """The node's worst figure; exchanges that failed are left out, since they have two ends."""
+    """A node's worst figure; exchanges that failed are left out, since they have two ends."""
     ratios = [
         FAIL_BELOW * found.value / found.threshold
         for found in findings
-        if found.node == node
-        and found.threshold
+        if found.threshold
         and found.threshold_source is ThresholdSource.OWN_BASELINE
         and found.localises is not Localises.LINK
     ]
@@ -94,9 +109,7 @@ def _figure(
         ratios += [
             exchange.value / stick.expected
             for exchange in exchanges
-            if node in exchange.pair
-            and exchange.value is not None
-            and links.outcome_of(exchange, stick) is Outcome.GOOD
+            if exchange.value is not None and links.outcome_of(exchange, stick) is Outcome.GOOD
         ]
     return min(ratios, default=None)
 

@@ -144,13 +144,17 @@ def conclude(
 def waves(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
     """The pairs in groups that can run at once: no node is twice in one."""
     found: list[list[Pair]] = []
+    # The nodes of each: a large fleet has thousands of pairs.
+    busy: list[set[str]] = []
     for pair in pairs:
-        for wave in found:
-            if not any(node in other for other in wave for node in pair):
+        for wave, nodes in zip(found, busy, strict=True):
+            if nodes.isdisjoint(pair):
                 wave.append(pair)
+                nodes.update(pair)
                 break
         else:
             found.append([pair])
+            busy.append(set(pair))
     return tuple(tuple(wave) for wave in found)
 
 
@@ -161,7 +165,7 @@ class _History:
         # A test that could not run counts as none.
         told = [test for test in tests if test.outcome is not Outcome.UNKNOWN]
         self.pairs = tuple(dict.fromkeys(test.pair for test in told))
-        self._good = [test.pair for test in told if test.outcome is Outcome.GOOD]
+        self._good = Counter(test.pair for test in told if test.outcome is Outcome.GOOD)
         self._bad = [test for test in told if test.outcome is Outcome.BAD]
         self._proven = dict.fromkeys(node for pair in self._good for node in pair)
 
@@ -176,7 +180,7 @@ class _History:
     def met(self, one: str, other: str) -> int:
         """How often the two were tested against each other."""
         pair = pair_of(one, other)
-        return self._good.count(pair) + sum(1 for test in self._bad if test.pair == pair)
+        return self._good[pair] + sum(1 for test in self._bad if test.pair == pair)
 
     def bad_rounds(self, pair: Pair) -> int:
         return len({test.round for test in self._bad if test.pair == pair})

@@ -66,8 +66,7 @@ def diagnose(
     slow values there prove nothing. Exits 1 when something failed.
     """
     wanted = [*nodes, *(name for name in more_nodes.split(",") if name)]
-    if wanted and job:
-        raise CliError("name either nodes or a job, not both")
+    _refuse_conflicts(", ".join(wanted), job, list_runs=list_runs, show=show)
     with controller_of(controller, state_dir) as client:
         if list_runs:
             _print_runs(list(client.diagnostic_runs()), json)
@@ -83,6 +82,21 @@ def diagnose(
         findings.print_report(run, every=every)
     if findings.has_failed(run):
         raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def _refuse_conflicts(nodes: str, job: str, *, list_runs: bool, show: str) -> None:
+    """What is asked for must be one thing: it would be bad to check fewer nodes than meant."""
+    if nodes and job:
+        raise CliError("name either nodes or a job, not both")
+    if list_runs and show:
+        raise CliError(f"--list prints all runs and --show {show} one of them: give only one")
+    past = "--list" if list_runs else f"--show {show}" if show else ""
+    new = nodes or (f"--job {job}" if job else "")
+    if past and new:
+        raise CliError(
+            f"{past} prints what earlier runs found, and {new} would be checked in a new one: "
+            "give only one"
+        )
 
 
 def _run(

@@ -68,6 +68,15 @@ PodTemplate = Annotated[
         help="YAML that is merged into each agent's pod: selectors, tolerations, volumes.",
     ),
 ]
+Conditions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kube-condition",
+        metavar="TYPE[=STATUS]",
+        help="A condition by which others say that a host is broken; for many give it again. "
+        "Takes the place of the usual ones.",
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -98,6 +107,7 @@ def cluster(
     agents_dial: str,
     shared_memory: str,
     pod_template: Path | None,
+    conditions: list[str] | None,
     config_file: Path | None,
     idle_s: float,
     grpc: str,
@@ -107,6 +117,7 @@ def cluster(
     Raises:
         CliError: the options do not fit together.
     """
+    from controller.kube.conditions import COMMON, parse
     from controller.kube.config import KubeConfig, Patience
 
     if not namespace:
@@ -130,6 +141,7 @@ def cluster(
             num_devices=workers if devices < 0 else devices,
             shared_memory=shared_memory,
             pod_template=_template(pod_template),
+            closing_conditions=tuple(map(parse, conditions)) if conditions else COMMON,
             config_file=config_file,
             patience=Patience(idle_s=idle_s),
         )

@@ -107,6 +107,7 @@ def controller(
     kube_controller: kube.AgentsDial = "",
     kube_shared_memory: kube.SharedMemory = "16Gi",
     kube_pod_template: kube.PodTemplate = None,
+    kube_condition: kube.Conditions = None,
     kube_config: kube.ConfigFile = None,
     kube_idle_s: kube.IdleS = 300.0,
 ) -> None:
@@ -125,6 +126,7 @@ def controller(
         agents_dial=kube_controller,
         shared_memory=kube_shared_memory,
         pod_template=kube_pod_template,
+        conditions=kube_condition,
         config_file=kube_config,
         idle_s=kube_idle_s,
         grpc=grpc,

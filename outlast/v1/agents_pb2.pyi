@@ -742,6 +742,7 @@ class CheckOrder(google.protobuf.message.Message):
     ON_THIS_NODE_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     GUEST_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
     order_id: builtins.str
     suite: builtins.str
     timeout_s: builtins.float
@@ -755,6 +756,8 @@ class CheckOrder(google.protobuf.message.Message):
     def host(self) -> global___HostOrder: ...
     @property
     def guest(self) -> global___GuestOrder: ...
+    @property
+    def stop(self) -> global___StopOrder: ...
     def __init__(
         self,
         *,
@@ -766,10 +769,11 @@ class CheckOrder(google.protobuf.message.Message):
         on_this_node: global___SuiteOrder | None = ...,
         host: global___HostOrder | None = ...,
         guest: global___GuestOrder | None = ...,
+        stop: global___StopOrder | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["guest", b"guest", "host", b"host", "kind", b"kind", "on_this_node", b"on_this_node"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "guest", b"guest", "host", b"host", "is_disturbed", b"is_disturbed", "kind", b"kind", "on_this_node", b"on_this_node", "order_id", b"order_id", "suite", b"suite", "timeout_s", b"timeout_s"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["on_this_node", "host", "guest"] | None: ...
+    def HasField(self, field_name: typing.Literal["guest", b"guest", "host", b"host", "kind", b"kind", "on_this_node", b"on_this_node", "stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "guest", b"guest", "host", b"host", "is_disturbed", b"is_disturbed", "kind", b"kind", "on_this_node", b"on_this_node", "order_id", b"order_id", "stop", b"stop", "suite", b"suite", "timeout_s", b"timeout_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["on_this_node", "host", "guest", "stop"] | None: ...
 
 global___CheckOrder = CheckOrder
 
@@ -782,6 +786,18 @@ class SuiteOrder(google.protobuf.message.Message):
     ) -> None: ...
 
 global___SuiteOrder = SuiteOrder
+
+@typing.final
+class StopOrder(google.protobuf.message.Message):
+    """Nobody waits for `order_id` any more: end it, without an answer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___StopOrder = StopOrder
 
 @typing.final
 class HostOrder(google.protobuf.message.Message):

@@ -296,3 +296,10 @@ def stop_command(
         attempt=attempt,
         stop_workers=agents_pb2.StopWorkers(graceful=graceful, timeout_s=timeout_s),
     )
+
+
+def start_job(controller: FakeController, attempt: int = 1) -> None:
+    """Have the agent start an attempt; it must."""
+    wait_for(lambda: controller.hellos, "a hello")
+    result = controller.result(controller.command(start_command(attempt)))
+    assert result.ok, result

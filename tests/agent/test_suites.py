@@ -108,6 +108,18 @@ def test_a_runner_is_kept_for_the_next_order_and_then_let_go(
     asyncio.run(run())
 
 
+def test_the_runner_is_told_how_to_try_stores_that_are_no_folders(tmp_path: Path) -> None:
+    async def run() -> list[bytes]:
+        suites = make(tmp_path)
+        await suites.run(order("preflight"))
+        arguments = Path(f"/proc/{suites.pid}/cmdline").read_bytes().split(b"\0")
+        await suites.close()
+        return arguments
+
+    arguments = asyncio.run(run())
+    assert arguments[arguments.index(b"--storage-probe") + 1] == b"checkpoint.probe"
+
+
 def test_a_runner_that_died_while_it_was_idle_is_replaced(tmp_path: Path) -> None:
     async def run() -> None:
         suites = make(tmp_path)

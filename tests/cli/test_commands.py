@@ -162,7 +162,7 @@ def test_pause_resume_cancel_and_watch(state_dir: Path, tmp_path: Path) -> None:
     assert job["total_steps"] == 7
     name = job["job_id"]
     assert outlast_json("pause", name, *where)["job"]["state"] == "PAUSED"
-    assert "It is not training: somebody paused it" in outlast("status", name, *where).stdout
+    assert "It is not training: it is paused" in outlast("status", name, *where).stdout
     assert outlast_json("resume", name, *where)["job"]["state"] == "QUEUED"
     refused = outlast("resume", name, *where)
     assert refused.returncode == ExitCode.BAD_INPUT

@@ -61,6 +61,26 @@ def test_unknown_command_is_bad_usage() -> None:
     assert "no-such-thing" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("n0", "--job", "gpt"), ("nodes", "job")),
+        (("--list", "n0"), ("--list", "n0")),
+        (("--list", "--nodes", "n0,n1"), ("--list", "n0, n1")),
+        (("--list", "--show", "r1"), ("--list", "--show r1")),
+        (("--show", "r1", "--nodes", "n0"), ("--show r1", "n0")),
+        (("--show", "r1", "--job", "gpt"), ("--show r1", "--job gpt")),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_diagnose_refuses_what_cannot_be_meant_together(
+    arguments: tuple[str, ...], named: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = outlast("diagnose", *arguments, "--state-dir", str(tmp_path))
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert all(words in done.stderr for words in named), done.stderr
+
+
 @pytest.mark.parametrize("arguments", NEED_A_CONTROLLER[::3], ids=" ".join)
 def test_without_a_controller_the_message_says_how_to_start_one(
     arguments: tuple[str, ...], tmp_path: Path

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import grpc
 import pytest
+import sqlalchemy as sa
 
 from controller.diagnosis import asking
 from controller.diagnosis.run import Progress, Request
-from controller.store.database import Database
+from controller.store.database import DIAGNOSES, Database
 from controller.store.diagnoses import INTERRUPTED, MAX_KEPT, RUNNING, Diagnoses
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.plans import PREFLIGHT, Check
 from outlast.ids import NodeId
-from outlast.v1 import diagnostics_pb2, incidents_pb2
+from outlast.v1 import diagnostics_pb2, incidents_pb2, jobs_pb2
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsStub
 from outlast.v1.incidents_pb2_grpc import IncidentsStub
 from tests.controller.fakes import FakeAgent, Lab, lab, submit_request, until
@@ -184,6 +185,23 @@ def test_a_fault_is_searched_for_and_the_bad_node_replaced(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+def test_a_cancelled_job_has_its_nodes_checked_no_longer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            agents = await bench.add_agents(2)
+            job_id = await bench.start_job(recovery={"in_place_restarts": 0})
+            agents[0].silent_on = {"on_this_node"}
+            await agents[0].exit(0, -9, step=2)
+            await until(lambda: bool(agents[0].orders), "its nodes are checked")
+            await bench.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=job_id))
+            await until(
+                lambda: agents[0].orders[-1].WhichOneof("kind") == "stop", "the checks are ended"
+            )
+            assert agents[0].orders[-1].order_id == agents[0].orders[0].order_id
+
+    asyncio.run(scenario())
+
+
 async def _start_on_three(bench: Lab, agents: list[FakeAgent], changes: dict[str, object]) -> str:
     """A job that trains on the first three nodes; the fourth is free."""
     job_id: str = (await bench.jobs.Submit(submit_request(**changes))).job.job_id
@@ -202,9 +220,20 @@ def test_runs_are_kept_within_a_bound_and_open_ones_marked(tmp_path: Path) -> No
     for number in range(MAX_KEPT + 5):
         kept.put(
             diagnostics_pb2.DiagnosticRun(
-                run_id=f"r{number}", started_s=float(number), state=RUNNING, notes=["a note"]
+                run_id=f"r{number}",
+                started_s=float(number),
+                state=RUNNING,
+                notes=["a note"],
+                findings=[diagnostics_pb2.Finding(test="device", value=float(number))],
             )
         )
+    newest = kept.get(f"r{MAX_KEPT + 4}")
+    assert newest is not None
+    assert [finding.value for finding in newest.findings] == [MAX_KEPT + 4.0]
+    # A list is made at each start, and must not read the findings of so many runs.
+    with database.transaction() as connection:
+        documents = connection.execute(sa.select(DIAGNOSES.c.document)).scalars().all()
+    assert not any("device" in document for document in documents)
     runs = kept.list()
     assert len(runs) == MAX_KEPT
     assert runs[0].run_id == f"r{MAX_KEPT + 4}"

@@ -18,8 +18,9 @@ from controller.tally import OTHER, Tally
 from controller.web.metrics import FAMILIES
 from diagnostics.core.finding import Verdict
 from outlast.ids import Attempt, IncidentId, JobId, NodeId
-from outlast.v1 import agents_pb2, diagnostics_pb2
+from outlast.v1 import agents_pb2, diagnostics_pb2, jobs_pb2
 from tests.controller.fakes import Lab, lab, until
+from tests.controller.test_diagnosis import diagnose, slow_between
 
 JOB = JobId("job")
 
@@ -194,6 +195,60 @@ def test_page_tells_of_a_job_from_its_start_to_its_recovery(tmp_path: Path) -> N
         assert page["outlast_diagnostic_runs_total", frozenset(suite.items())] == 2
 
     asyncio.run(scenario())
+
+
+def test_page_tells_of_a_job_that_waits_for_a_person(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            agents = await bench.add_agents(2)
+            resources = {"workers_per_node": 1, "standby": 3}
+            job_id = await bench.start_job(recovery={"ladder": ["pause"]}, resources=resources)
+            needs = ("outlast_job_needs_person", frozenset({("job_id", job_id)}))
+            spares_wanted = ("outlast_spare_nodes_wanted", frozenset[tuple[str, str]]())
+            page = await asyncio.to_thread(read_page, bench)
+            assert (page[needs], page[spares_wanted]) == (0, 3)
+            await agents[1].exit(1, -9, step=2)
+            await bench.reach(job_id, "PAUSED")
+            page = await asyncio.to_thread(read_page, bench)
+            # Nothing is held ready for a job that does not go on by itself.
+            assert (page[needs], page[spares_wanted]) == (1, 0)
+            await bench.jobs.ResumeJob(jobs_pb2.ResumeJobRequest(job_id=job_id))
+            await bench.reach(job_id, "STARTING")
+            page = await asyncio.to_thread(read_page, bench)
+            assert (page[needs], page[spares_wanted]) == (0, 3)
+
+    asyncio.run(scenario())
+
+
+def test_page_counts_what_a_run_over_several_nodes_concludes(tmp_path: Path) -> None:
+    async def scenario() -> dict[tuple[str, str], float]:
+        async with lab(tmp_path) as bench:
+            agents = await bench.add_agents(4)
+            agents[1].digest = "off by one bit"
+            await diagnose(bench)
+            agents[1].digest = agents[0].digest
+            slow_between(agents, 0, 2)
+            await diagnose(bench)
+            page = await asyncio.to_thread(read_page, bench)
+        return {
+            (
+                name.removeprefix("outlast_diagnostic_"),
+                " ".join(sorted(dict(labels).values())),
+            ): value
+            for (name, labels), value in page.items()
+            if name.startswith("outlast_diagnostic_")
+        }
+
+    page = asyncio.run(scenario())
+    assert page["findings_total", "device fail n1"] == 1
+    assert page["findings_total", "device n1 pass"] == 2
+    # The slow link speaks against neither of its ends.
+    failed = [labels for name, labels in page if name == "findings_total" and "fail" in labels]
+    assert failed == ["device fail n1"]
+    assert {labels for name, labels in page if name == "bad_links_total"} == {"n0 n2"}
+    assert page["bad_links_total", "n0 n2"] == 1
+    assert page["runs_total", "fail preflight"] == 1
+    assert page["runs_total", "pass preflight"] == 7
 
 
 def test_prometheus_finds_the_agents_that_show_metrics(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
+from controller import convert
 from controller.rpc.views import document_of, struct_of
 from outlast.v1 import agents_pb2, diagnostics_pb2, jobs_pb2, nodes_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
@@ -214,6 +215,33 @@ def test_hello_that_makes_no_sense_is_refused(
             call = AgentsStub(bench.channel).Session()
             await call.write(agents_pb2.AgentMessage(hello=hello))
             assert violations(await failure(call.read())) == [field]
+
+    asyncio.run(scenario())
+
+
+def test_an_event_that_cannot_be_taken_in_holds_up_none_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = convert.worker_exited
+
+    def mistaken(*facts: object) -> object:
+        if facts[3] == 13:
+            raise ZeroDivisionError("our own mistake")
+        return real(*facts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("controller.rpc.agents.convert.worker_exited", mistaken)
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            (agent,) = await bench.add_agents(1)
+            agent.running[13] = ("job", 1)
+            await agent.exit(13, -9)
+            # The session ends, and the node comes back with all that is true on it.
+            await until(lambda: agent.num_sessions == 2, "it is back")
+            agent.running[14] = ("job", 1)
+            seq = await agent.exit(14, -9)
+            await until(lambda: agent.acked_seq == seq, "later events are acknowledged")
+            assert agent.num_sessions == 2
 
     asyncio.run(scenario())
 

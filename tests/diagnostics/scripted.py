@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from diagnostics import children
+from diagnostics.checks import rdma
 from diagnostics.checks.base import CheckFunction, Context, Emit, SkipCheckError
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.plans import PREFLIGHT, Check
@@ -79,6 +80,13 @@ def slow_and_long(context: Context, emit: Emit) -> None:
     signal.sigtimedwait([], float(sys.argv[2]) * 0.6)
 
 
+def rdma_to_itself(context: Context, emit: Emit) -> None:
+    """The real check, with devices and perftest from the folder."""
+    rdma._DEVICES = FOLDER / "devices"
+    os.environ["PATH"] = f"{FOLDER}:{os.environ['PATH']}"
+    rdma.run(context, emit)
+
+
 def _count_try() -> int:
     count = FOLDER / "tries"
     tries = int(count.read_text()) + 1 if count.exists() else 1
@@ -99,6 +107,7 @@ CHECKS: dict[str, CheckFunction] = {
         slow,
         slow_once,
         slow_and_long,
+        rdma_to_itself,
     )
 }
 
@@ -111,6 +120,7 @@ def main() -> None:
             workers=2,
             device="cpu",
             checkpoint_url="",
+            storage_probe="",
             effort=PREFLIGHT.effort,
             counters_file=FOLDER / "counters.json",
         ),

@@ -26,6 +26,7 @@ def context(**changes: object) -> Context:
         workers=2,
         device="cpu",
         checkpoint_url="",
+        storage_probe="",
         effort=PREFLIGHT.effort,
         counters_file=Path("/nowhere"),
     )
@@ -93,7 +94,7 @@ def test_unusable_baseline_file_does_not_stop_the_checks(tmp_path: Path) -> None
     baseline.write_text("not json")
     found = run_preflight(tmp_path, "--checkpoint-url", "s3://bucket/run")
     assert found[-1].verdict is Verdict.SKIP
-    assert found[-1].detail == "only folders of this machine are probed, not s3 (s3://bucket/run)"
+    assert found[-1].detail == "only folders of this machine are probed here, not s3://bucket/run"
     assert len(Baseline.from_json(baseline.read_text()).runs) == 5
 
 
@@ -105,6 +106,29 @@ def test_one_flipped_bit_is_a_differing_element() -> None:
     assert torch.allclose(flipped.sum(), healthy.sum())
     assert device.count_differing_elements(healthy, flipped) == 1
     assert device.count_differing_elements(healthy, healthy.clone()) == 0
+
+
+def test_a_device_that_is_wrong_only_under_load_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls = torch.mm, 0
+
+    def mm(*operands: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        result = right(*operands, out=out)
+        # Seldom, and long after the first products were right.
+        if calls > 300 and calls % 50 == 0:
+            result.view(torch.int32)[0, 0] ^= 1
+        return result
+
+    effort = replace(PREFLIGHT.effort, matmul_size=32, burn_s=1.0, measure_s=0.001)
+    healthy = collect(device.run, context(effort=effort))
+    assert healthy["compute.differing_elements_under_load"].value == 0
+    monkeypatch.setattr(torch, "mm", mm)
+    found = collect(device.run, context(effort=effort))
+    assert found["compute.differing_elements"].value == 0
+    assert found["compute.differing_elements_under_load"].value > 0
+    under_load = judge(found["compute.differing_elements_under_load"], Baseline(), "node-0")
+    assert under_load.verdict is Verdict.FAIL
 
 
 def test_same_nan_is_the_same_and_other_zero_is_not() -> None:
@@ -151,14 +175,37 @@ def test_single_worker_has_nobody_to_exchange_with() -> None:
         ("/data/runs", "/data/runs"),
     ],
 )
-def test_urls_of_local_folders_are_probed(url: str, folder: str) -> None:
+def test_urls_of_local_folders_are_measured(url: str, folder: str) -> None:
     assert storage.local_folder(url) == Path(folder)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "gs://b", "file://host/data", "runs/here"])
-def test_other_urls_are_skipped_with_a_reason(url: str) -> None:
+def test_other_urls_are_skipped_where_nothing_can_try_them(url: str) -> None:
     with pytest.raises(SkipCheckError, match="only folders of this machine"):
-        storage.local_folder(url)
+        storage.run(context(checkpoint_url=url), lambda item: None)
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "refusal"),
+    [
+        ("memory://bucket/run", "checkpoint.probe", ""),
+        ("nosuch://bucket/run", "checkpoint.probe", "Protocol not known: nosuch"),
+        ("http://127.0.0.1:1/run", "checkpoint.probe", "use file, s3 or gs"),
+        ("memory://bucket/run", "tests.agent.endless_import", "no answer in 3 s"),
+        ("memory://bucket/run", "no.such.module", "No module named"),
+    ],
+)
+def test_stores_of_any_kind_are_tried_and_refusals_speak_against_no_node(
+    monkeypatch: pytest.MonkeyPatch, url: str, module: str, refusal: str
+) -> None:
+    if "endless" in module:
+        monkeypatch.setattr(storage, "PROBE_TIMEOUT_S", 3.0)
+    found = collect(storage.run, context(checkpoint_url=url, storage_probe=module))
+    assert list(found) == ["storage.refusals"]
+    assert found["storage.refusals"].value == float(bool(refusal))
+    assert (refusal or "can be written") in found["storage.refusals"].detail
+    verdict = judge(found["storage.refusals"], Baseline(), "node-0").verdict
+    assert verdict is (Verdict.WARN if refusal else Verdict.PASS)
 
 
 def test_without_a_job_there_is_no_checkpoint_path_to_probe() -> None:

@@ -132,7 +132,8 @@ def test_errors_that_speak_against_a_device_are_found_in_the_kernels_log() -> No
 6,2,2,-;NVRM: Xid (PCI:0000:19:00): 31, pid=77, name=python, MMU Fault
 6,3,3,-;NVRM: Xid (PCI:0000:3b:00): 95, pid='<unknown>', Uncontained memory error
 6,4,4,-;NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.
-6,5,5,-;usb 1-1: new device"""
+6,5,5,-;NVRM: Xid (PCI:0000:3b:00): 92, High single-bit ECC error rate
+6,6,6,-;usb 1-1: new device"""
     assert list(xids_in(log)) == [("0000:19:00", 79), ("0000:3b:00", 95), ("unknown", 79)]
 
 
@@ -188,7 +189,20 @@ def test_what_has_risen_since_the_last_look_warns(machine: Path) -> None:
     assert {item.verdict for item in look(machine).values()} == {Verdict.PASS}
 
 
+def test_a_port_without_a_cable_is_no_fault_and_one_that_lost_it_is(machine: Path) -> None:
+    write(machine, "sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN")
+    for _ in range(2):
+        second = look(machine)["mlx5_1.1.down"]
+        assert second.verdict is Verdict.WARN
+        assert "never seen active" in second.detail
+    write(machine, "sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
+    write(machine, "proc/sys/kernel/random/boot_id", "boot-2")
+    for _ in range(2):
+        assert look(machine)["mlx5_0.1.down"].verdict is Verdict.FAIL
+
+
 def test_a_dead_port_and_a_lost_bit_of_memory_fail(machine: Path) -> None:
+    look(machine)
     write(machine, "sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
     write(machine, "sys/devices/system/edac/mc/mc0/ue_count", "1")
     found = look(machine)

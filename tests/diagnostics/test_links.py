@@ -11,9 +11,11 @@ from diagnostics.core.baseline import Baseline
 from diagnostics.core.finding import Finding, ThresholdSource, Verdict
 from diagnostics.core.links import (
     BANDWIDTH,
+    BROKEN,
     WRONG,
     Exchange,
     exchange_of,
+    extended,
     link_finding,
     node_finding,
     outcome_of,
@@ -130,21 +132,42 @@ def pair_finding(metric: str, value: float, **changes: object) -> Finding:
     )
 
 
-def test_a_side_that_does_not_answer_is_not_held_against_the_pair() -> None:
-    trouble = finding(Verdict.ERROR, node="a", metric="", detail="no guest within 20 s")
-    asked = (("a", "b"), 0)
-    silent = exchange_of(*asked, [[trouble], None], is_disturbed=False)
-    assert outcome_of(silent, yardstick([silent], EMPTY)) is Outcome.UNKNOWN
-    both = exchange_of(
-        *asked, [[trouble], [replace(trouble, node="b", detail="timed out")]], is_disturbed=False
+def test_only_an_exchange_that_broke_between_two_sound_sides_is_held_against_them() -> None:
+    broke = replace(pair_finding(BROKEN, 1.0), verdict=Verdict.FAIL, detail="no guest within 20 s")
+    also = replace(broke, node="b", detail="timed out")
+    died = finding(Verdict.ERROR, node="b", metric="", detail="killed by SIGKILL")
+
+    def judged(*sides: list[Finding] | None) -> tuple[Outcome, str]:
+        item = exchange_of(("a", "b"), 0, sides, is_disturbed=False)
+        return outcome_of(item, yardstick([item], EMPTY)), item.detail
+
+    assert judged([broke], [also]) == (Outcome.BAD, "a: no guest within 20 s; b: timed out")
+    assert judged([broke], None)[0] is Outcome.UNKNOWN
+    # The process of one side died, for whatever reason: that is no word on the line.
+    assert judged([broke], [died]) == (
+        Outcome.UNKNOWN,
+        "b: killed by SIGKILL; a: no guest within 20 s",
     )
-    assert outcome_of(both, yardstick([both], EMPTY)) is Outcome.BAD
-    assert both.detail == "a: no guest within 20 s; b: timed out"
-    good = exchange_of(
-        *asked, [[pair_finding(BANDWIDTH, 2.0), pair_finding(WRONG, 0.0)], []], is_disturbed=False
-    )
-    assert good.value == 2.0
-    assert outcome_of(good, yardstick([good], EMPTY)) is Outcome.GOOD
+    assert judged([died], [])[0] is Outcome.UNKNOWN
+    good = [pair_finding(BANDWIDTH, 2.0), pair_finding(WRONG, 0.0)]
+    assert judged(good, [])[0] is Outcome.GOOD
+    # What was measured stands, even if the farewell was lost.
+    assert judged([*good, broke], [])[0] is Outcome.GOOD
+
+
+def test_a_majority_of_bad_nodes_is_no_yardstick_where_the_fleet_was_better() -> None:
+    healthy = Baseline(runs={KEY: (1.0, 1.1, 0.9)})
+    exchanges = mesh(5, {"n0": 0.02, "n1": 0.02, "n2": 0.02})
+    stick = yardstick(exchanges, healthy)
+    assert (stick.expected, stick.source) == (1.0, ThresholdSource.FLEET_BASELINE)
+    good = [item.pair for item in exchanges if outcome_of(item, stick) is Outcome.GOOD]
+    assert good == [("n3", "n4")]
+    # What a run of bad nodes was worth is not what healthy ones are worth.
+    all_bad = mesh(3, {"n0": 0.02, "n1": 0.02, "n2": 0.02})
+    assert extended(healthy, all_bad, yardstick(all_bad, healthy)) == healthy
+    # A fleet that is somewhat slower today is measured against itself.
+    slower = mesh(5, {}, default=0.6)
+    assert yardstick(slower, healthy).source is ThresholdSource.PEERS
 
 
 def test_reports_name_the_link_and_clear_the_others() -> None:

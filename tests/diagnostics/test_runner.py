@@ -102,6 +102,19 @@ def test_checks_die_with_a_killed_runner(tmp_path: Path) -> None:
         wait_until(lambda pid=int(pid): not is_running(pid), f"process {pid} ends")
 
 
+def test_programs_of_a_check_die_with_it_at_its_deadline(tmp_path: Path) -> None:
+    program = tmp_path / "ib_write_bw"
+    program.write_text(f"#!/bin/sh\necho waiting\necho $$ >> {tmp_path}/pids\nexec sleep 600\n")
+    program.chmod(0o755)
+    (tmp_path / "devices" / "mlx5_0").mkdir(parents=True)
+    found = run(tmp_path, "rdma_to_itself", check_deadline_s=1.0)
+    assert verdicts(found) == [Verdict.INCONCLUSIVE]
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) == 2
+    for pid in pids:
+        wait_until(lambda pid=int(pid): not is_running(pid), f"process {pid} ends")
+
+
 def test_crash_of_a_check_is_an_error_and_not_bad_hardware(tmp_path: Path) -> None:
     found = run(tmp_path, "crashes")
     assert verdicts(found) == [Verdict.PASS, Verdict.ERROR]

@@ -5,7 +5,8 @@
 # is taken out of its Debian package. Everything comes from the Debian archive that this machine's
 # apt is set up for; apt's own configuration and lists are left as they are. The result lies in
 # ${OUTLAST_CACHE:-~/.cache/outlast}/kube/bin, outside any checkout; whoever has other binaries can
-# put them there.
+# put them there. What the tests start besides, kubectl and openssl, is looked for each time: a
+# missing kubectl is taken out of its Debian package as well, a missing openssl is installed.
 #
 # Progress goes to stderr, so that stdout is the folder and nothing else.
 set -euo pipefail
@@ -19,18 +20,17 @@ main() {
     if [[ ! -x $cache/bin/kube-apiserver || ! -x $cache/bin/etcd ]]; then
         make_binaries "$cache" >&2
     fi
+    if ! has_kubectl "$cache" || ! command -v openssl >/dev/null; then
+        add_tools "$cache" >&2
+    fi
     echo "$cache/bin"
 }
 
 make_binaries() {
     local cache=$1 work=$1/build
     refuse_other_systems "$cache"
-    # Left by a run that was interrupted.
-    rm -rf "$work"
-    mkdir -p "$work" "$cache/bin"
-    cd "$work"
-    ask_debian_for_sources
-    install_tools
+    begin_work "$cache"
+    install_packages golang-1.19-go rsync jq make dpkg-dev
     fetch
     [[ -x $cache/bin/kube-apiserver ]] || build_apiserver "$cache/bin"
     install -m 755 etcd/usr/bin/etcd "$cache/bin/etcd.new"
@@ -38,6 +38,33 @@ make_binaries() {
     cd "$cache"
     rm -rf "$work"
     say "done"
+}
+
+has_kubectl() { command -v kubectl >/dev/null || [[ -x $1/bin/kubectl ]]; }
+
+add_tools() {
+    local cache=$1
+    command -v apt-get >/dev/null || fail "kubectl or openssl is missing: install them"
+    begin_work "$cache"
+    command -v openssl >/dev/null || install_packages openssl
+    if ! has_kubectl "$cache"; then
+        say "fetching kubectl"
+        apt-get "${apt_options[@]}" -qq download kubernetes-client
+        dpkg -x kubernetes-client_*.deb client
+        install -m 755 client/usr/bin/kubectl "$cache/bin/kubectl.new"
+        mv "$cache/bin/kubectl.new" "$cache/bin/kubectl"
+    fi
+    cd "$cache"
+    rm -rf "$cache/build"
+}
+
+# In an empty folder, with the archive at hand.
+begin_work() {
+    # Left by a run that was interrupted.
+    rm -rf "$1/build"
+    mkdir -p "$1/build" "$1/bin"
+    cd "$1/build"
+    ask_debian_for_sources
 }
 
 # Later Debian releases cut the source package down to kubectl.
@@ -81,9 +108,9 @@ debian_archives() {
         'Created-By: Packages' 'Origin: Debian' | sort -u
 }
 
-install_tools() {
+install_packages() {
     local package missing=()
-    for package in golang-1.19-go rsync jq make dpkg-dev openssl; do
+    for package in "$@"; do
         [[ $(dpkg-query --show --showformat '${Status}' "$package" 2>&1) == *' installed' ]] ||
             missing+=("$package")
     done

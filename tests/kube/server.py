@@ -55,11 +55,11 @@ class RealKube:
         return self._folder / "certificates" / "apiserver.crt"
 
     def __enter__(self) -> RealKube:
-        binaries = _binaries()
+        found = binaries()
         self._write_files()
         try:
-            self._start_etcd(binaries / "etcd")
-            self._start_apiserver(binaries / "kube-apiserver")
+            self._start_etcd(found / "etcd")
+            self._start_apiserver(found / "kube-apiserver")
         except BaseException:
             self.stop()
             raise
@@ -96,7 +96,7 @@ class RealKube:
         process = self._processes["kube-apiserver"]
         process.kill()
         process.wait()
-        self._start_apiserver(_binaries() / "kube-apiserver")
+        self._start_apiserver(binaries() / "kube-apiserver")
 
     def forget_changes(self) -> None:
         """Watches of the past get 410: a server that has just started remembers no changes."""
@@ -202,8 +202,11 @@ class RealKube:
                 time.sleep(_POLL_PERIOD_S)
 
 
-def _binaries() -> Path:
-    """The folder with both servers; the script makes it when it is missing, which takes minutes."""
+def binaries() -> Path:
+    """The folder with both servers; the script makes it when it is missing, which takes minutes.
+
+    kubectl is there too, unless one is on the path.
+    """
     script = Path(__file__).with_name("apiserver.sh")
     # Not its stderr: whoever waits wants to see why.
     done = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True)

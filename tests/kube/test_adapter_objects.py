@@ -22,7 +22,10 @@ def test_agent_takes_all_devices_of_a_host_of_its_own() -> None:
         "requests": {"nvidia.com/gpu": "8"},
     }
     rule = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert [term["topologyKey"] for term in rule] == ["kubernetes.io/hostname"]
+    # Agents of other fleets, in whatever namespace, want the same devices.
+    assert [(term["topologyKey"], term["namespaceSelector"]) for term in rule] == [
+        ("kubernetes.io/hostname", {})
+    ]
     assert {t["key"]: t.get("tolerationSeconds") for t in spec["tolerations"]} == {
         "node.kubernetes.io/unreachable": 30,
         "node.kubernetes.io/not-ready": 30,
@@ -81,6 +84,8 @@ def test_hosts_to_avoid_are_kept_out_of_every_alternative_of_a_template() -> Non
             ("NotIn", ["host-2"]),
         ]
     assert "podAntiAffinity" in affinity
+    seen = read_pod({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    assert seen.avoids == set(avoid)
     assert pools[0].keys() == {"matchExpressions"}
 
 
@@ -148,6 +153,13 @@ def test_new_pods_take_the_lowest_names_that_are_free() -> None:
         ({"image": ""}, "image is empty"),
         ({"workers": 0}, "workers is 0"),
         ({"num_devices": -1}, "num_devices is -1"),
+        # A key without a value would take away what keeps two agents off one host.
+        ({"pod_template": {"spec": {"affinity": None}}}, "pod.spec.affinity is None"),
+        ({"pod_template": {"spec": {"containers": {"name": "agent"}}}}, "must be a list"),
+        (
+            {"pod_template": {"spec": {"affinity": {"nodeAffinity": ["pool"]}}}},
+            "pod_template does not fit",
+        ),
     ],
 )
 def test_config_that_makes_no_sense_is_refused(changes: dict[str, object], says: str) -> None:

@@ -25,6 +25,7 @@ def cluster(**changes: object) -> KubeConfig | None:
         "agents_dial": "",
         "shared_memory": "16Gi",
         "pod_template": None,
+        "conditions": None,
         "config_file": None,
         "idle_s": 300.0,
         "grpc": "0.0.0.0:7070",
@@ -69,6 +70,19 @@ def test_template_that_is_none_is_refused(tmp_path: Path, text: str | None) -> N
         path.write_text(text)
     with pytest.raises(CliError, match=f"--kube-pod-template {path}"):
         cluster(pod_template=path)
+
+
+def test_conditions_of_a_person_take_the_place_of_the_usual_ones() -> None:
+    usual, own = cluster(), cluster(conditions=["FanStopped", "LinksReady=False"])
+    assert usual is not None
+    assert own is not None
+    assert "KernelDeadlock" in [one.kind for one in usual.closing_conditions]
+    assert [(one.kind, one.status) for one in own.closing_conditions] == [
+        ("FanStopped", "True"),
+        ("LinksReady", "False"),
+    ]
+    with pytest.raises(CliError, match="condition is 'A=b'"):
+        cluster(conditions=["A=b"])
 
 
 def test_local_nodes_and_a_cluster_are_one_too_many(tmp_path: Path) -> None:

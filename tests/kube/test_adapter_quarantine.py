@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from controller.kube import quarantine
@@ -70,6 +70,7 @@ def test_quarantine_closes_the_host_and_says_why() -> None:
                 "outlast.dev/quarantine-reason": "2 XID 79",
                 "outlast.dev/quarantine-since": "2023-11-14T22:13:20+00:00",
                 "outlast.dev/quarantine-prior-cordon": "false",
+                "outlast.dev/quarantine-prior-taint": "false",
             },
         },
         "spec": {
@@ -81,7 +82,7 @@ def test_quarantine_closes_the_host_and_says_why() -> None:
 
 taints = st.builds(
     Taint,
-    key=st.sampled_from(["a", "b/c", "node.kubernetes.io/not-ready"]),
+    key=st.sampled_from(["a", "b/c", "node.kubernetes.io/not-ready", quarantine.TAINT]),
     effect=st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"]),
     value=st.sampled_from(["", "v"]),
     time_added=st.sampled_from(["", "2026-01-01T00:00:00Z"]),
@@ -105,6 +106,8 @@ def test_release_restores_what_was_there_before(before: Host) -> None:
 
 @given(hosts, taints)
 def test_release_leaves_what_others_set_meanwhile(before: Host, added: Taint) -> None:
+    # Nobody can tell our own taint from one that is the same.
+    assume((added.key, added.effect) != (quarantine.TAINT, quarantine.TAINT_EFFECT))
     during = apply(before, quarantine.quarantine_patch(before, WANTED))
     kept = [t for t in during.taints if (t.key, t.effect) != (added.key, added.effect)]
     during = replace(
@@ -139,6 +142,23 @@ def test_taint_that_somebody_dropped_releases_nothing() -> None:
     seen = apply(seen, {"spec": {"taints": None}})
     assert not quarantine.human_released(seen, FLEET)
     assert apply(seen, quarantine.release_patch(seen)) == host("host-1")
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        Taint(key=quarantine.TAINT, effect="NoExecute", value="x"),
+        # The server keeps one taint of a key and effect.
+        Taint(key=quarantine.TAINT, effect="NoSchedule", value="x"),
+        Taint(key=quarantine.TAINT, effect="NoSchedule"),
+    ],
+)
+def test_taint_of_a_person_with_our_key_outlives_the_quarantine(theirs: Taint) -> None:
+    before = host("host-1", taints=(theirs,))
+    during = apply(before, quarantine.quarantine_patch(before, WANTED))
+    assert theirs in during.taints
+    assert "outlast.dev/fault" in quarantine.closed_by_others(during, FLEET, ())
+    assert apply(during, quarantine.release_patch(during)) == before
 
 
 def test_quarantine_of_another_fleet_is_not_ours() -> None:

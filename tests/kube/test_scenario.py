@@ -151,6 +151,9 @@ def test_job_outlives_its_host_and_leaves_nothing_behind(
     core.patch_node(lost, {"spec": {"unschedulable": None}})
     wait_for(lambda: not _our_annotations(core.read_node(lost)), "the quarantine to be over")
     assert quarantine.TAINT not in _taints(core, lost)
+    # It asked for the pod's eviction, as a person would.
+    done = {(asked.verb, asked.resource) for asked in kube.controller_requests()}
+    assert ("create", "pods/eviction") in done
     assert kube.missing_rights() == set()
 
 

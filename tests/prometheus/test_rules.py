@@ -13,6 +13,7 @@ import yaml
 
 from controller.agent import metrics as agent
 from controller.families import Histogram
+from controller.kube import metrics as kube
 from controller.web import metrics as controller
 from tests.prometheus.tools import ROOT, RULES, needs_prometheus, promtool
 
@@ -33,9 +34,9 @@ RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 
 
 def known_metrics() -> set[str]:
-    """Every name that can be asked for: series of both pages, and recorded ones."""
+    """Every name that can be asked for: series of all pages, and recorded ones."""
     names = set(RECORDED)
-    for family in (*controller.FAMILIES, *agent.FAMILIES):
+    for family in (*controller.FAMILIES, *agent.FAMILIES, *kube.FAMILIES):
         parts = ("_bucket", "_sum", "_count") if isinstance(family, Histogram) else ("",)
         names |= {family.name + part for part in parts}
     return names
@@ -70,6 +71,14 @@ def test_kubernetes_scrape_configuration_is_valid_but_for_its_discovery(tmp_path
     path = tmp_path / "prometheus.yml"
     path.write_text(yaml.safe_dump(document))
     promtool("check", "config", str(path))
+
+
+@pytest.mark.parametrize("name", ["prometheus.yml", "prometheus-kubernetes.yml"])
+def test_alerts_are_sent_somewhere(name: str) -> None:
+    document = yaml.safe_load((RULES / name).read_text())
+    (manager,) = document["alerting"]["alertmanagers"]
+    assert manager["static_configs"] == [{"targets": ["alertmanager:9093"]}]
+    assert document["rule_files"] == ["rules/*.yml"]
 
 
 @needs_prometheus
@@ -109,6 +118,10 @@ def test_alert_says_what_it_means_and_what_to_do(name: str) -> None:
 def test_runbooks_are_about_alerts_that_exist() -> None:
     text = (ROOT / "docs" / "runbooks.md").read_text()
     assert {h for h in _HEADING.findall(text) if h.startswith("Outlast")} == set(ALERTS)
+
+
+def test_readme_counts_the_alerts() -> None:
+    assert f"{len(ALERTS)} alerts with runbooks" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

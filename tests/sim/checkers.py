@@ -308,6 +308,8 @@ class Checkers:
             incident = None if job.incident is None else state.incidents[job.incident]
             if incident is not None and incident.state is IncidentState.CLOSED:
                 self._fail(10, f"{job.job_id} names the closed {incident.incident}")
+            if job.needs_person and job.state is not JobState.PAUSED:
+                self._fail(10, f"{job.job_id} is {job.state} and waits for a person")
             if job.state in LIVE and job.attempt == 0:
                 self._fail(1, f"{job.job_id} is {job.state} without an attempt")
         for node in state.nodes.values():

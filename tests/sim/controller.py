@@ -15,6 +15,7 @@ from controller.core.codec import decode_fact, encode_fact
 from controller.core.effects import (
     Alert,
     Effect,
+    EndSearch,
     EvictNode,
     Persist,
     ProvisionNodes,
@@ -63,6 +64,7 @@ class Controller:
         self._liveness = LivenessTable()
         self._progress = ProgressTable()
         self._timer_s: float | None = None
+        self._ended_searches: dict[str, None] = {}
 
     # Life and death
 
@@ -149,6 +151,8 @@ class Controller:
                 world.cluster.evict(node)
             case SearchFaults():
                 self._search(effect)
+            case EndSearch(search=search):
+                self._ended_searches[search] = None
             case Alert(summary=summary):
                 world.trace("alert", "", summary)
 
@@ -177,7 +181,7 @@ class Controller:
         world.timeline.after(took_s, self._searched, self.term, effect)
 
     def _searched(self, term: int, effect: SearchFaults) -> None:
-        if self.machine is None or term != self.term:
+        if self.machine is None or term != self.term or effect.search in self._ended_searches:
             return
         found = tuple(self._found(node, effect) for node in (*effect.nodes, *effect.spares))
         bad = [pair for pair in self._world.bad_links if set(pair) <= set(effect.nodes)]
@@ -274,7 +278,7 @@ class Controller:
     def _expire(self, term: int) -> None:
         if self.machine is None or term != self.term:
             return
-        for node in self._liveness.nodes():
+        for node in list(self.machine.state.nodes):
             if self._world.is_beating(node):
                 self.hear(node)
         for event in self._liveness.expire(self._world.now_s):

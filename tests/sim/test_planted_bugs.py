@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core import attempts, events, fleet, incidents, nodes, steps
+from controller.core import attempts, events, fleet, incidents, losses, nodes, steps
 from controller.core.context import Context
 from controller.core.effects import Effect, Persist
 from controller.core.records import CommandRecord, IncidentRecord, JobRecord, NodeRecord
@@ -61,14 +61,14 @@ def test_acting_before_the_journal_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_losing_a_node_after_a_short_silence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def trigger_happy(ctx: Context, event: events.NodeLate) -> None:
-        fleet.silent(ctx, events.NodeSilent(node=event.node, silent_s=event.silent_s))
+        losses.silent(ctx, events.NodeSilent(node=event.node, silent_s=event.silent_s))
 
-    monkeypatch.setattr(fleet, "late", trigger_happy)
+    monkeypatch.setattr(losses, "late", trigger_happy)
     _caught((2,))
 
 
 def test_never_suspecting_ourselves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "_suspect_ourselves", lambda _ctx: None)
+    monkeypatch.setattr(losses, "_suspect_ourselves", lambda _ctx: None)
     told = _caught((2,))
     assert "blindness" in told
 

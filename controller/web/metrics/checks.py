@@ -10,21 +10,28 @@ from controller.core.states import AWAY
 from controller.families import Counter, Family, Gauge, Histogram
 from controller.web.metrics.sources import Sources
 
-RUNS = Counter(
-    "outlast_diagnostic_runs_total", "Suites that nodes have run for jobs", ("suite", "verdict")
-)
+RUNS = Counter("outlast_diagnostic_runs_total", "Suites that nodes have run", ("suite", "verdict"))
 FINDINGS = Counter(
     "outlast_diagnostic_findings_total",
-    "Findings of checks, for jobs and by hand",
+    "Findings on a node, for jobs and by hand; those on links are not among them",
     ("node", "test", "verdict"),
 )
-DURATION = Histogram("outlast_diagnostic_duration_seconds", "Time that a test took", ("test",))
+BAD_LINKS = Counter(
+    "outlast_diagnostic_bad_links_total",
+    "Times that a search has named the link between two nodes",
+    ("node", "peer"),
+)
+DURATION = Histogram(
+    "outlast_diagnostic_duration_seconds",
+    "Time that a test took; that of a link with its repeats",
+    ("test",),
+)
 MATMUL = Gauge(
     "outlast_node_matmul_flops_per_second",
     "Float32 matmul speed of one worker of the node, as its last check measured it",
     ("node",),
 )
-FAMILIES: tuple[Family, ...] = (RUNS, FINDINGS, DURATION, MATMUL)
+FAMILIES: tuple[Family, ...] = (RUNS, FINDINGS, BAD_LINKS, DURATION, MATMUL)
 
 
 def collect(sources: Sources) -> Iterator[Metric]:
@@ -35,6 +42,9 @@ def collect(sources: Sources) -> Iterator[Metric]:
     yield RUNS.of(tally.suites.items())
     yield FINDINGS.of(
         (labels, count) for labels, count in tally.findings.items() if labels[0] in present
+    )
+    yield BAD_LINKS.of(
+        (ends, count) for ends, count in tally.bad_links.items() if present.issuperset(ends)
     )
     yield DURATION.of(((test,), distribution) for test, distribution in tally.checks.items())
     yield MATMUL.of(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from controller.core.fleet import spares_wanted
 from controller.core.states import AWAY, FREE, NodeState
 from controller.families import Counter, Family, Gauge
 from controller.web.metrics.sources import Sources
@@ -18,9 +19,15 @@ CONNECTED = Gauge("outlast_node_connected", "Whether its agent has a session", _
 HEARTBEAT = Gauge("outlast_node_heartbeat_age_seconds", "Since it was last heard", _BY_NODE)
 QUARANTINES = Gauge("outlast_node_quarantines", "How often it was quarantined of late", _BY_NODE)
 SPARE = Gauge("outlast_spare_nodes", "Connected nodes that are free")
+SPARES_WANTED = Gauge(
+    "outlast_spare_nodes_wanted",
+    "Free nodes that jobs want to be held ready: the most that any of them asks for",
+)
 EVICTIONS = Counter("outlast_node_evictions_total", "Nodes taken out of the cluster")
-WANTED = Counter("outlast_node_requests_total", "Times that the cluster was asked for nodes")
-FAMILIES: tuple[Family, ...] = (STATE, CONNECTED, HEARTBEAT, QUARANTINES, SPARE, EVICTIONS, WANTED)
+REQUESTS = Counter("outlast_node_requests_total", "Times that the cluster was asked for nodes")
+FAMILIES: tuple[Family, ...] = (
+    *(STATE, CONNECTED, HEARTBEAT, QUARANTINES, SPARE, SPARES_WANTED, EVICTIONS, REQUESTS),
+)
 
 
 def collect(sources: Sources) -> Iterator[Metric]:
@@ -43,5 +50,6 @@ def collect(sources: Sources) -> Iterator[Metric]:
         for node in nodes
     )
     yield SPARE.value(spare)
+    yield SPARES_WANTED.value(spares_wanted(sources.service.state.jobs.values()))
     yield EVICTIONS.value(counts["EvictNode"])
-    yield WANTED.value(counts["ProvisionNodes"])
+    yield REQUESTS.value(counts["ProvisionNodes"])

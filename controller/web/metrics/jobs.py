@@ -23,12 +23,19 @@ STATE = Gauge("outlast_job_state", "1 for the job's present state", ("job_id", "
 SINCE = Gauge(
     "outlast_job_state_change_timestamp_seconds", "When it came into its present state", _BY_JOB
 )
+NEEDS_PERSON = Gauge(
+    "outlast_job_needs_person",
+    "1 from when recovery paused it until a person resumes or cancels it",
+    _BY_JOB,
+)
 NODE_INFO = Info("outlast_job_node_info", "1 for each node of a job", ("job_id", "node"))
 TARGET = Gauge("outlast_job_target_step", "Steps that the job is to train", _BY_JOB)
 ATTEMPT = Gauge("outlast_job_attempt", "Number of its present start", _BY_JOB)
 RESTARTS = Counter("outlast_restarts_total", "Starts of the job after its first", _BY_JOB)
 RETRIES = Gauge("outlast_retries_left", "Faults it may still survive", _BY_JOB)
-FAMILIES: tuple[Family, ...] = (INFO, STATE, SINCE, NODE_INFO, TARGET, ATTEMPT, RESTARTS, RETRIES)
+FAMILIES: tuple[Family, ...] = (
+    *(INFO, STATE, SINCE, NEEDS_PERSON, NODE_INFO, TARGET, ATTEMPT, RESTARTS, RETRIES),
+)
 
 
 def collect(sources: Sources) -> Iterator[Metric]:
@@ -40,6 +47,7 @@ def collect(sources: Sources) -> Iterator[Metric]:
         ((job.job_id, str(state)), job.state is state) for job in jobs for state in JobState
     )
     yield SINCE.of(((job.job_id,), job.since_s) for job in jobs)
+    yield NEEDS_PERSON.of(((job.job_id,), job.needs_person) for job in jobs)
     yield NODE_INFO.of(
         (job.job_id, node)
         for job in jobs

@@ -9,6 +9,7 @@ from controller.core.context import Settings
 from controller.core.effects import (
     Alert,
     Effect,
+    EndSearch,
     EvictNode,
     Persist,
     ProvisionNodes,
@@ -57,6 +58,8 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
                 lines.append(f"evict {node}")
             case SearchFaults(search=search, nodes=nodes):
                 lines.append(f"search {search} {' '.join(nodes)}")
+            case EndSearch(search=search):
+                lines.append(f"end {search}")
             case Alert():
                 lines.append("alert")
             case _:
@@ -216,7 +219,7 @@ class Driver:
                 detail="",
                 figure=(figures or {}).get(node),
             )
-            for node in job.nodes
+            for node in dict.fromkeys((*job.nodes, *map(NodeId, verdicts or ())))
             if node is not None
         )
         return self.send(

@@ -105,6 +105,22 @@ def test_a_restarted_controller_adopts_what_runs() -> None:
     assert after.machine.state == before.machine.state
 
 
+def test_an_agent_that_has_not_come_back_after_a_restart_is_no_second_sign() -> None:
+    before = Driver().running()
+    after = Driver(fold(before.machine.state.as_facts()))
+    after.now_s = before.now_s + 30.0
+    after.send(ev.ControllerStarted(term=2))
+    # The cluster is read within a moment, agents need seconds to dial again.
+    for node in ("n1", "n2"):
+        assert after.send(_gone(node, "its kubelet is down", blames_host=True)) == []
+    status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=0, exit=None)
+    assert after.join("n1", (status,)) == []
+    after.wait(SETTINGS.reconcile_s)
+    # One came back and trains; the other did not.
+    assert after.node("n1").state is NodeState.ASSIGNED
+    assert after.node("n2").state is NodeState.RETIRED
+
+
 def test_a_restarted_controller_judges_nobody_before_reality_is_known() -> None:
     before = Driver().running()
     before.send(before.exited(0))
@@ -283,3 +299,24 @@ def test_a_job_without_nodes_says_how_it_stands_with_those_that_are_to_come() ->
     assert "outlast agent" in driver.job().reason
     driver.send(ev.NodesAwaited(detail="2 pods are on the way"))
     assert driver.job().reason.endswith("for its first start; 2 pods are on the way")
+
+
+def test_another_machine_under_the_name_of_a_lost_one_may_be_used() -> None:
+    driver = Driver().running()
+    assert driver.send(ev.NodeReplaced(node=NodeId("n2"))) == []
+    driver.lose("n2")
+    assert driver.send(ev.NodeReplaced(node=NodeId("n2")))[0] == "n2 RELEASED"
+    assert driver.node("n2").quarantine == ""
+    assert driver.join("n2", incarnation="two")[:1] == ["n2 READY"]
+
+
+def test_a_standby_that_a_person_holds_back_is_nobodys_spare() -> None:
+    driver = Driver().running(spares=2, standby=1)
+    driver.answer_all("/suite/")
+    assert driver.node("n3").state is NodeState.STANDBY
+    driver.send(ev.NodeCordonRequested(node=NodeId("n3")))
+    driver.answer_all("/suite/")
+    assert driver.node("n4").state is NodeState.STANDBY
+    # One is enough, once the person has let go.
+    driver.send(ev.NodeUncordonRequested(node=NodeId("n3")))
+    assert sorted((driver.node("n3").state, driver.node("n4").state)) == ["READY", "STANDBY"]

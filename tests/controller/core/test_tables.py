@@ -195,7 +195,7 @@ def test_beats_that_arrive_out_of_order_do_not_turn_time_back() -> None:
     assert table.heard_s(N1) == 10.0
     table.forget(N1)
     assert table.heard(N1, 20.0) == []
-    assert table.nodes() == []
+    assert table.heard_s(N1) is None
 
 
 # Progress
@@ -321,10 +321,20 @@ def test_a_config_error_fails_at_once_and_names_what_to_change() -> None:
     ],
 )
 def test_bad_nodes_are_replaced(kind: EvidenceKind, cause: Cause, spends: bool) -> None:
-    verdict = decide(_facts(_evidence(kind), retry_left=0))
+    verdict = decide(_facts(_evidence(kind), retry_left=1 if spends else 0))
     assert (verdict.action, verdict.cause) == (Action.REPLACE_NODES, cause)
     assert verdict.culprits == (N1,)
     assert verdict.spends_retry is spends
+
+
+def test_a_job_that_starts_nowhere_costs_no_more_nodes_than_its_budget() -> None:
+    cannot = _evidence(EvidenceKind.START_FAILED, detail="the standby process never got ready")
+    verdict = decide(_facts(cannot, retry_left=0))
+    assert (verdict.action, verdict.cause) == (Action.FAIL, Cause.NODE_UNHEALTHY)
+    assert "never got ready" in verdict.reason
+    # A node that is lost at the same time goes all the same.
+    both = decide(_facts(cannot, _evidence(EvidenceKind.NODE_LOST, N2), retry_left=0))
+    assert both.action is Action.REPLACE_NODES
 
 
 def test_the_same_failure_counts_only_without_progress() -> None:

@@ -1,0 +1,202 @@
+"""Losing nodes: what speaks against each, and when that is enough.
+
+Losing a node takes two independent signs (silence and the cluster's word) or a
+long silence; if many nodes fall silent at once the controller suspects itself
+and waits.
+
+What becomes of a node afterwards, until it may be used again, is in `fleet`.
+"""
+
+from __future__ import annotations
+
+from controller.core import jobs, nodes
+from controller.core.context import Context
+from controller.core.effects import Alert
+from controller.core.events import (
+    NodeBack,
+    NodeDisconnected,
+    NodeGone,
+    NodeHeard,
+    NodeLate,
+    NodeLost,
+    NodeSilent,
+)
+from controller.core.records import Evidence, EvidenceKind, NodeRecord
+from controller.core.states import AWAY, EXCLUDED, FREE, JobState, NodeState
+from outlast.ids import NodeId
+
+# In these states a job has places but no workers, and nobody waits for its nodes to stop.
+_NO_WORKERS = (JobState.PROVISIONING, JobState.PREFLIGHT, JobState.REPAIRING)
+
+
+def disconnected(ctx: Context, event: NodeDisconnected) -> None:
+    sight = ctx.sight(event.node)
+    if sight.connected:
+        sight.connected = False
+        sight.late_since_s = ctx.now_s
+        _suspect_ourselves(ctx)
+    judge(ctx, event.node)
+
+
+def late(ctx: Context, event: NodeLate) -> None:
+    sight = ctx.sight(event.node)
+    if not sight.late:
+        sight.late = True
+        sight.late_since_s = ctx.now_s
+        _suspect_ourselves(ctx)
+    judge(ctx, event.node)
+
+
+def lost(ctx: Context, event: NodeLost) -> None:
+    sight = ctx.sight(event.node)
+    sight.late = sight.lost = True
+    judge(ctx, event.node)
+
+
+def silent(ctx: Context, event: NodeSilent) -> None:
+    sight = ctx.sight(event.node)
+    sight.late = sight.lost = sight.silent = True
+    judge(ctx, event.node)
+
+
+def heard(ctx: Context, event: NodeHeard) -> None:
+    sight = ctx.sight(event.node)
+    sight.late = sight.lost = sight.silent = False
+    _trust_ourselves_again(ctx)
+
+
+def gone(ctx: Context, event: NodeGone) -> None:
+    if event.node not in ctx.state.nodes:
+        return
+    sight = ctx.sight(event.node)
+    sight.gone = event.detail or "the cluster reports it gone"
+    sight.blames_host = event.blames_host
+    judge(ctx, event.node)
+
+
+def back(ctx: Context, event: NodeBack) -> None:
+    ctx.sight(event.node).gone = ""
+
+
+def judge(ctx: Context, node_id: NodeId) -> None:
+    """Decide whether a node is lost, from all that is seen of it."""
+    node = ctx.state.nodes.get(node_id)
+    sight = ctx.sight(node_id)
+    if node is None or node.state in AWAY:
+        return
+    # Right after a start nobody is connected: an agent that is not there is no sign yet.
+    is_reconciled = ctx.reconciling_until_s is None
+    if sight.gone and (not sight.connected or sight.late) and is_reconciled:
+        _lose(ctx, node, sight.gone)
+    elif sight.silent and is_reconciled and ctx.blind_until_s is None:
+        _lose(ctx, node, "no heartbeat for longer than heartbeat_silent_s")
+    elif sight.lost and ctx.blind_until_s is None and _peers_saw_it(ctx, node):
+        _lose(ctx, node, "no heartbeat, and ranks elsewhere lost their connection to it")
+
+
+def judge_all(ctx: Context) -> None:
+    """Look at every node again, after a time in which nothing was to be judged."""
+    for node_id in list(ctx.state.nodes):
+        judge(ctx, node_id)
+
+
+def end_reconciling(ctx: Context) -> None:
+    """The agents have had their time to come back after a start."""
+    ctx.reconciling_until_s = None
+    # Those that fell silent meanwhile may all be hidden by one cut.
+    _suspect_ourselves(ctx)
+    judge_all(ctx)
+
+
+def _quiet(ctx: Context) -> list[NodeId]:
+    """Nodes in use that are silent, and that nobody else reports gone."""
+    return [
+        node.node
+        for node in ctx.state.nodes.values()
+        if node.state not in EXCLUDED
+        and (ctx.sight(node.node).late or not ctx.sight(node.node).connected)
+        and not ctx.sight(node.node).gone
+    ]
+
+
+def _blind_limit(ctx: Context) -> float:
+    in_use = [node for node in ctx.state.nodes.values() if node.state not in EXCLUDED]
+    share = ctx.settings.blind_share * len(in_use)
+    return max(ctx.settings.blind_min_nodes, share)
+
+
+def _suspect_ourselves(ctx: Context) -> None:
+    """Many nodes silent at once: more likely our own eyes than all of theirs."""
+    if ctx.reconciling_until_s is not None or ctx.now_s < ctx.trusting_until_s:
+        return
+    begun = ctx.now_s - ctx.settings.blind_window_s
+    quiet = [node for node in _quiet(ctx) if ctx.sight(node).late_since_s >= begun]
+    if len(quiet) >= _blind_limit(ctx) and ctx.blind_until_s is None:
+        ctx.blind_until_s = ctx.now_s + ctx.settings.blind_s
+        # A rack that is truly lost must not be called our blindness a second time.
+        ctx.trusting_until_s = ctx.blind_until_s + ctx.settings.blind_s
+        ctx.emit(
+            Alert(
+                summary=f"{len(quiet)} nodes fell silent at once: the controller distrusts its own "
+                f"network and replaces nothing for {ctx.settings.blind_s:.0f} s"
+            )
+        )
+
+
+def _trust_ourselves_again(ctx: Context) -> None:
+    """The cut has healed; whoever is still silent a moment later really has something."""
+    if ctx.blind_until_s is not None and len(_quiet(ctx)) < _blind_limit(ctx):
+        ctx.blind_until_s = min(ctx.blind_until_s, ctx.now_s + ctx.settings.reconcile_s)
+        # It was our own eyes, so they may fail again.
+        ctx.trusting_until_s = ctx.blind_until_s
+
+
+def _peers_saw_it(ctx: Context, node: NodeRecord) -> bool:
+    """Whether ranks on other nodes failed while this one is silent."""
+    if node.job is None:
+        return False
+    job = ctx.state.jobs[node.job]
+    incident = ctx.incident_of(job)
+    if incident is None or job.state is not JobState.SUSPENDING:
+        return False
+    return any(
+        item.kind is EvidenceKind.WORKER_EXIT and item.node not in (None, node.node)
+        for item in incident.evidence
+    )
+
+
+def _lose(ctx: Context, node: NodeRecord, why: str) -> None:
+    """A node is lost: its job hears of it; a free one leaves at once."""
+    sight = ctx.sight(node.node)
+    evidence = Evidence(
+        kind=EvidenceKind.NODE_LOST,
+        node=node.node,
+        rank=None,
+        detail=why,
+        at_s=sight.late_since_s or ctx.now_s,
+    )
+    job = None if node.job is None else ctx.state.jobs[node.job]
+    if sight.gone and not sight.blames_host and not node.quarantine:
+        nodes.release(ctx, node, why)
+    elif sight.gone:
+        # The cluster confirms it, so nothing is taken away that still lives:
+        # this is no quarantine and does not count against the breaker.
+        nodes.retire(ctx, node, why)
+    elif node.state in FREE:
+        nodes.quarantine(ctx, node, why)
+    elif node.state in (NodeState.DRAINED, NodeState.VALIDATING, NodeState.REPAIRING):
+        nodes.retire(ctx, node, f"lost while it was {node.state}: {why}")
+    elif job is not None and job.state in _NO_WORKERS:
+        _release(ctx, node, why)
+    if job is not None:
+        jobs.fault(ctx, job, evidence)
+
+
+def _release(ctx: Context, node: NodeRecord, why: str) -> None:
+    """Take a lost node out of a job that has no workers there now."""
+    if nodes.quarantine(ctx, node, why):
+        return
+    # The breaker bounds quarantines; the node is merely not used before it is heard again.
+    nodes.close_commands(ctx, node.node, why, keep_stops=True)
+    to = NodeState.DRAINED if node.state is NodeState.DRAINING else NodeState.READY
+    ctx.move_node(node, to, why, job=None)
