@@ -123,7 +123,8 @@ def _receive(pipe: Any) -> Any:
 
 def _serve() -> None:
     """The helper: import everything, then fork ranks on request."""
-    import tests.trainer.jobs  # noqa: F401  # what children need, imported once
+    import tests.trainer.jobs
+    import tests.trainer.jobs_model  # noqa: F401  # what children need, imported once
 
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
