@@ -18,6 +18,7 @@ from tests.trainer.oracles import MODELS
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
 from trainer.core.partition import stage_parts
+from trainer.model.dropout import DropoutKey
 from trainer.model.gpt import GptChunk
 from trainer.model.layers import tensor_parallel
 from trainer.model.parameters import FlatParameters
@@ -190,3 +191,84 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self.numel = max(self.numel, tensor.numel())
         return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCase:
+    """A model with dropout, on a tensor group of all ranks."""
+
+    sequence_parallel: bool = True
+    block: str = "serial"
+    recompute: str = "none"
+    window: int | None = None
+    dropout: float = 0.2
+    attention_dropout: float = 0.1
+
+
+def dropout_run(context: RankContext, case: DropCase) -> dict[str, Any]:
+    """Two micro-batches, forward in order and backward in reverse; gradients and masks."""
+    mesh = mesh_of(context, Layout(tp=context.world_size))
+    model = _COMMON_DROP | {
+        "block": case.block,
+        "window": case.window,
+        "dropout": case.dropout,
+        "attention_dropout": case.attention_dropout,
+    }
+    parallel = {
+        "tp": context.world_size,
+        "sequence_parallel": case.sequence_parallel,
+        "recompute": case.recompute,
+    }
+    spec = JobSpec.model_validate(
+        {"name": "drop", "precision": "fp64", "model": model, "parallel": parallel}
+    )
+    config = gpt_config(spec)
+    (part,) = stage_parts(config.layers, stage=0, num_stages=1)
+    chunk = GptChunk(config, mesh, part)
+    flat = FlatParameters([chunk], tp_size=mesh.tp.size)
+    flat.initialise(7)
+    masks: list[tuple[str, int | None, bytes]] = []
+    _note_masks(masks)
+    tokens = torch.arange(32).view(16, 2) % 16
+    losses = []
+    for micro_batch in (0, 1):
+        chunk.begin(3, micro_batch)
+        losses.append(chunk(tokens, None, tokens.roll(1, 0)))
+    in_forward = len(masks)
+    for loss in losses:
+        loss.backward()
+    with torch.no_grad():
+        evaluated = [chunk(tokens, None, tokens.roll(1, 0)).item() for _ in range(2)]
+    return {
+        "losses": [loss.item() for loss in losses],
+        "evaluated": evaluated,
+        "masks": masks[:in_forward],
+        "repeated": masks[in_forward:],
+        "gradients": {name: flat.view(flat.grads, name).numpy().copy() for name in flat.facts},
+    }
+
+
+_COMMON_DROP = {
+    "layers": 2,
+    "hidden": 16,
+    "heads": 4,
+    "ffn_hidden": 32,
+    "vocab_size": 16,
+    "seq_len": 16,
+    "init_std": 0.3,
+}
+
+
+def _note_masks(masks: list[tuple[str, int | None, bytes]]) -> None:
+    """Write down each mask. This process is a child of its own: what is replaced ends with it."""
+    draw = DropoutKey.generator
+
+    def noting(
+        self: DropoutKey, site: str, shard: int | None, device: torch.device
+    ) -> torch.Generator:
+        name = f"{self.step}/{self.micro_batch}/{site}"
+        sample = torch.rand(8, generator=draw(self, site, shard, device)).numpy().tobytes()
+        masks.append((name, shard, sample))
+        return draw(self, site, shard, device)
+
+    DropoutKey.generator = noting  # type: ignore[method-assign]
