@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey, keep_mask
-from trainer.model.fused import causal_mask, masked_softmax
+from trainer.model.fused import causal_softmax, masked_softmax
 from trainer.model.recompute import recompute
 from trainer.model.rope import rotate
 from trainer.model.window import flex_attention, windowed_attention
@@ -53,7 +53,6 @@ class AttentionCore:
         self, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, key: DropoutKey | None
     ) -> Tensor:
         rate = self.config.attention_dropout
-        seq_len = q_BHSC.shape[2]
         window = self.config.window_of(self.layer)
         if key is not None and rate > 0:
             # SDPA draws from the global generator: masks would depend on what ran before.
@@ -61,35 +60,42 @@ class AttentionCore:
             core = partial(weighted_attention, rate=rate, generator=generator)
             if window is not None:
                 return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
-            mask = causal_mask(seq_len, seq_len, device=q_BHSC.device)
-            return core(q_BHSC, k_BGSC, v_BGSC, mask)
+            return core(q_BHSC, k_BGSC, v_BGSC, None)
         if window is None:
             return F.scaled_dot_product_attention(
                 q_BHSC, k_BGSC, v_BGSC, is_causal=True, enable_gqa=_shares(q_BHSC, k_BGSC)
             )
         if q_BHSC.is_cuda:
             return flex_attention(q_BHSC, k_BGSC, v_BGSC, window)
-        return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, _masked_sdpa)
+        return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, masked_sdpa)
 
 
 def weighted_attention(
     q_BHSC: Tensor,
     k_BGKC: Tensor,
     v_BGKC: Tensor,
-    allowed_SK: Tensor,
+    allowed_SK: Tensor | None,
     *,
     rate: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Attention with its weights spelled out, and dropped with probability `rate`."""
+    """Attention with its weights spelled out, and dropped with probability `rate`.
+
+    `allowed_SK` None: each query sees the keys up to its own.
+    """
     q = torch.unflatten(q_BHSC, 1, (k_BGKC.shape[1], -1))
     scores = q @ k_BGKC.unsqueeze(2).transpose(-1, -2)
-    weights = masked_softmax(scores, allowed_SK, q.shape[-1] ** -0.5)
+    scale = q.shape[-1] ** -0.5
+    if allowed_SK is None:
+        weights = causal_softmax(scores, scale)
+    else:
+        weights = masked_softmax(scores, allowed_SK, scale)
     weights = weights * keep_mask(weights, rate, generator)
     return (weights @ v_BGKC.unsqueeze(2)).flatten(1, 2)
 
 
-def _masked_sdpa(q_BHSC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, allowed_SK: Tensor) -> Tensor:
+def masked_sdpa(q_BHSC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, allowed_SK: Tensor) -> Tensor:
+    """Attention with the keys that a mask allows."""
     return F.scaled_dot_product_attention(
         q_BHSC, k_BGKC, v_BGKC, attn_mask=allowed_SK, enable_gqa=_shares(q_BHSC, k_BGKC)
     )

@@ -119,6 +119,12 @@ def causal_softmax(scores: Tensor, scale: float) -> Tensor:
     return masked_softmax(scores, causal_mask(*scores.shape[-2:], device=scores.device), scale)
 
 
+def eager_causal_softmax(scores: Tensor, scale: float) -> Tensor:
+    return eager_masked_softmax(
+        scores, causal_mask(*scores.shape[-2:], device=scores.device), scale
+    )
+
+
 def causal_mask(queries: int, keys: int, *, device: torch.device) -> Tensor:
     """[queries, keys]: True where a query may look; the last query stands at the last key."""
     allowed = torch.ones(queries, keys, dtype=torch.bool, device=device)

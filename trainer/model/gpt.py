@@ -65,7 +65,9 @@ class GptChunk(nn.Module):
 
         Without recording of gradients this is an evaluation: nothing is dropped.
         """
-        key = self._key if self._config.drops and torch.is_grad_enabled() else None
+        drops = self._config.drops and torch.is_grad_enabled()
+        assert self._key is not None or not drops, "begin says which masks a forward has"
+        key = self._key if drops else None
         x_SBD = self._embed(tokens_SB, key) if hidden is None else hidden
         for block in self.blocks.values():
             x_SBD = block(x_SBD, key)

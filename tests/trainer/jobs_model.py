@@ -1,0 +1,274 @@
+"""What ranks do in the tests of the model, each function on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outlast.layout import Layout
+from outlast.spec import JobSpec
+from tests.trainer.jobs import mesh_of
+from tests.trainer.oracles import MODELS
+from tests.trainer.ranks import RankContext
+from trainer.core import schedule as schedules
+from trainer.core.partition import stage_parts
+from trainer.model.dropout import DropoutKey
+from trainer.model.gpt import GptChunk
+from trainer.model.layers import tensor_parallel
+from trainer.model.parameters import FlatParameters
+from trainer.parallel.data_parallel import sync_gradients
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.pipeline import MicroBatch, PipelineEngine
+from trainer.parallel.tensor import TensorParallel, column_linear
+from trainer.parallel.vocab import vocab_loss
+from trainer.state import gpt_config
+
+MICRO_BATCH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A layout to run the oracles' models on."""
+
+    layout: Layout
+    sequence_parallel: bool = True
+    schedule: str = "1f1b"
+
+
+def oracle_models(context: RankContext, run: Run, path: str) -> dict[str, Any]:
+    """Every oracle's logits, loss and gradients as this rank's shards."""
+    arrays = dict(np.load(path))
+    # Models without tied embeddings have nothing to exchange in the group for them.
+    mesh = mesh_of(context, run.layout, tied=True)
+    return {name: _oracle_model(mesh, run, name, arrays) for name in MODELS}
+
+
+def _oracle_model(mesh: Mesh, run: Run, name: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    spec = _spec(MODELS[name], run)
+    config = gpt_config(spec)
+    (part,) = stage_parts(config.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
+    chunk = GptChunk(config, mesh, part)
+    flat = FlatParameters([chunk], tp_size=mesh.tp.size)
+    _load(flat, {key: arrays[f"{name}/weights/{key}"] for key in flat.facts})
+    tp = tensor_parallel(config, mesh)
+    local_seq = config.seq_len // mesh.tp.size if tp.sequence_parallel else config.seq_len
+    batches = _batches(mesh, arrays)
+    schedule = schedules.build(run.schedule, mesh.layout.pp, len(batches))
+    boundary = (local_seq, MICRO_BATCH, config.hidden)
+    engine = PipelineEngine(chunk, mesh, schedule, boundary=boundary)
+    logits: list[Tensor] = []
+    if part.is_last:
+        table = chunk.tokens if chunk.head is None else chunk.head
+
+        def keep_logits(_module: Any, _inputs: Any, normed_SBD: Tensor) -> None:
+            found = column_linear(normed_SBD.detach(), table.weight, table.bias, tp)
+            logits.append((found * config.logit_scale).detach())
+
+        chunk.norm.register_forward_hook(keep_logits)
+    loss = engine.run(batches, 1.0 / arrays["targets"].size)
+    sync_gradients(flat, mesh, sequence_parallel=tp.sequence_parallel)
+    share = loss if mesh.at.tp == 0 else torch.zeros_like(loss)
+    return {
+        "loss": mesh.fold(share.view(1), lambda rows: rows.sum(dim=0)).item(),
+        "place": (mesh.at.dp, mesh.at.tp),
+        "logits": torch.cat(logits, dim=1).numpy() if logits else None,
+        "gradients": {
+            key: (facts.global_shape, facts.offsets, flat.view(flat.grads, key).numpy().copy())
+            for key, facts in flat.facts.items()
+        },
+    }
+
+
+def _spec(model: dict[str, Any], run: Run) -> JobSpec:
+    # Validated field by field only: the byte tokenizer asks for a larger vocabulary.
+    parallel = {
+        "tp": run.layout.tp,
+        "pp": run.layout.pp,
+        "dp": run.layout.dp,
+        "sequence_parallel": run.sequence_parallel,
+    }
+    return JobSpec.model_validate(
+        {"name": "oracle", "precision": "fp64", "model": model, "parallel": parallel}
+    )
+
+
+def _load(flat: FlatParameters, arrays: dict[str, Any]) -> None:
+    for name, facts in flat.facts.items():
+        full = torch.from_numpy(arrays[name])
+        assert tuple(full.shape) == facts.global_shape, name
+        for dim, (offset, size) in enumerate(zip(facts.offsets, facts.shape, strict=True)):
+            full = full.narrow(dim, offset, size)
+        flat.view(flat.values, name).copy_(full)
+
+
+def _batches(mesh: Mesh, arrays: dict[str, Any]) -> list[MicroBatch]:
+    """This replica's samples, in order."""
+    per_replica = len(arrays["tokens"]) // mesh.layout.dp
+    first = mesh.at.dp * per_replica
+    tokens, targets = (
+        torch.from_numpy(arrays[key][first : first + per_replica]).t()
+        for key in ("tokens", "targets")
+    )
+    return [
+        MicroBatch(
+            tokens=tokens[:, start : start + MICRO_BATCH].contiguous(),
+            targets=targets[:, start : start + MICRO_BATCH].contiguous(),
+        )
+        for start in range(0, per_replica, MICRO_BATCH)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCase:
+    """How to compute the loss of 12 tokens over a vocabulary of 16."""
+
+    max_logits: int
+    biased: bool = False
+    logit_scale: float = 1.0
+    sequence_parallel: bool = True
+
+
+def vocab_loss_case(context: RankContext, case: LossCase) -> dict[str, Any]:
+    """The loss of this rank's shards and its gradients, beside those of whole logits."""
+    mesh = mesh_of(context, Layout(tp=context.world_size))
+    split = case.sequence_parallel and context.world_size > 1
+    tp = TensorParallel(comm=mesh.tp, sequence_parallel=split)
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+        for shape in ((4, 3, 5), (16, 5), (16,))
+    )
+    targets = torch.randint(0, 16, (4, 3), generator=generator)
+    logits = case.logit_scale * F.linear(hidden, weight, bias if case.biased else None)
+    whole = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    # Not one, so that a gradient that ignores what comes after the loss is found out.
+    (3.0 * whole).backward()
+
+    def own(tensor: Tensor, sharded: bool = True) -> Tensor:
+        return tensor.chunk(context.world_size)[context.rank] if sharded else tensor
+
+    full = {"hidden": (hidden, split), "weight": (weight, True)}
+    full |= {"bias": (bias, True)} if case.biased else {}
+    shards = {name: own(*part).detach().clone().requires_grad_() for name, part in full.items()}
+    with LargestTensor() as seen:
+        loss = vocab_loss(
+            shards["hidden"],
+            shards["weight"],
+            targets,
+            tp,
+            bias_V=shards.get("bias"),
+            logit_scale=case.logit_scale,
+            max_logits=case.max_logits,
+        )
+        (3.0 * loss).backward()
+    return {
+        "loss": loss.item(),
+        "expected_loss": whole.item(),
+        "largest": seen.numel,
+        "found": {name: shard.grad.numpy() for name, shard in shards.items()},
+        "expected": {
+            name: own(tensor.grad, sharded).numpy() for name, (tensor, sharded) in full.items()
+        },
+    }
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the elements of the largest tensor that an operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCase:
+    """A model with dropout, on a tensor group of all ranks."""
+
+    sequence_parallel: bool = True
+    block: str = "serial"
+    recompute: str = "none"
+    window: int | None = None
+    dropout: float = 0.2
+    attention_dropout: float = 0.1
+
+
+def dropout_run(context: RankContext, case: DropCase) -> dict[str, Any]:
+    """Two micro-batches, forward in order and backward in reverse; gradients and masks."""
+    mesh = mesh_of(context, Layout(tp=context.world_size))
+    model = _COMMON_DROP | {
+        "block": case.block,
+        "window": case.window,
+        "dropout": case.dropout,
+        "attention_dropout": case.attention_dropout,
+    }
+    parallel = {
+        "tp": context.world_size,
+        "sequence_parallel": case.sequence_parallel,
+        "recompute": case.recompute,
+    }
+    spec = JobSpec.model_validate(
+        {"name": "drop", "precision": "fp64", "model": model, "parallel": parallel}
+    )
+    config = gpt_config(spec)
+    (part,) = stage_parts(config.layers, stage=0, num_stages=1)
+    chunk = GptChunk(config, mesh, part)
+    flat = FlatParameters([chunk], tp_size=mesh.tp.size)
+    flat.initialise(7)
+    masks: list[tuple[str, int | None, bytes]] = []
+    _note_masks(masks)
+    tokens = torch.arange(32).view(16, 2) % 16
+    losses = []
+    for micro_batch in (0, 1):
+        chunk.begin(3, micro_batch)
+        losses.append(chunk(tokens, None, tokens.roll(1, 0)))
+    in_forward = len(masks)
+    for loss in losses:
+        loss.backward()
+    with torch.no_grad():
+        evaluated = [chunk(tokens, None, tokens.roll(1, 0)).item() for _ in range(2)]
+    return {
+        "losses": [loss.item() for loss in losses],
+        "evaluated": evaluated,
+        "masks": masks[:in_forward],
+        "repeated": masks[in_forward:],
+        "gradients": {name: flat.view(flat.grads, name).numpy().copy() for name in flat.facts},
+    }
+
+
+_COMMON_DROP = {
+    "layers": 2,
+    "hidden": 16,
+    "heads": 4,
+    "ffn_hidden": 32,
+    "vocab_size": 16,
+    "seq_len": 16,
+    "init_std": 0.3,
+}
+
+
+def _note_masks(masks: list[tuple[str, int | None, bytes]]) -> None:
+    """Write down each mask. This process is a child of its own: what is replaced ends with it."""
+    draw = DropoutKey.generator
+
+    def noting(
+        self: DropoutKey, site: str, shard: int | None, device: torch.device
+    ) -> torch.Generator:
+        name = f"{self.step}/{self.micro_batch}/{site}"
+        sample = torch.rand(8, generator=draw(self, site, shard, device)).numpy().tobytes()
+        masks.append((name, shard, sample))
+        return draw(self, site, shard, device)
+
+    DropoutKey.generator = noting  # type: ignore[method-assign]

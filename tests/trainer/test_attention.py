@@ -1,0 +1,111 @@
+"""Windows, rotary positions and explicit weights, beside attention with a dense mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.model.attention import masked_sdpa, weighted_attention
+from trainer.model.config import RopeConfig
+from trainer.model.rope import rotate
+from trainer.model.window import flex_attention, windowed_attention
+
+
+def _qkv(seq_len: int, *, heads: int = 4, groups: int = 2) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seq_len)
+    return tuple(
+        torch.randn(2, count, seq_len, 8, dtype=torch.float64, generator=generator).requires_grad_()
+        for count in (heads, groups, groups)
+    )
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    index = torch.arange(q.shape[2])
+    ahead = index[:, None] - index
+    mask = (ahead >= 0) & (ahead < window)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "window"), [(200, 1), (200, 7), (200, 64), (200, 100), (130, 300), (512, 256)]
+)
+def test_window_equals_a_dense_mask_forward_and_backward(seq_len: int, window: int) -> None:
+    inputs = _qkv(seq_len)
+    found = windowed_attention(*inputs, window, masked_sdpa)
+    expected = _dense(*inputs, window)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    weights = torch.linspace(0.5, 2.0, found.numel(), dtype=torch.float64).view(found.shape)
+    for own, other in zip(
+        torch.autograd.grad(found, inputs, weights),
+        torch.autograd.grad(expected, inputs, weights),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-12)
+
+
+def test_work_of_a_window_grows_linearly_with_the_sequence() -> None:
+    """Twice the sequence, twice the work, forward and backward."""
+    works = [_work(seq_len, window=128) for seq_len in (1024, 2048, 4096)]
+    # The first blocks see fewer keys, hence a little more than twice.
+    assert works[1] / works[0] == pytest.approx(2.0, rel=0.08)
+    assert works[2] / works[1] == pytest.approx(2.0, rel=0.04)
+
+
+def _work(seq_len: int, *, window: int) -> int:
+    """Scores computed and numbers written in one forward and backward."""
+    inputs = _qkv(seq_len)
+    with _Work() as work:
+        windowed_attention(*inputs, window, masked_sdpa).sum().backward()
+    assert work.scores > 0
+    return work.scores + work.written
+
+
+class _Work(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = 0
+        self.written = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if "scaled_dot_product" in str(func):
+            # The backward operation has the gradient before them.
+            query, key = args[1:3] if "backward" in str(func) else args[:2]
+            self.scores += query.numel() // query.shape[-1] * key.shape[2]
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        self.written += sum(tensor.numel() for tensor in outs if isinstance(tensor, Tensor))
+        return out
+
+
+def test_flex_attention_sees_the_same_window() -> None:
+    """Uncompiled and forward only: that is what it can do on CPU."""
+    q, k, v = (tensor.detach().float() for tensor in _qkv(256))
+    found = flex_attention(q, k, v, 100, compiled=False)
+    torch.testing.assert_close(found, _dense(q, k, v, 100), rtol=1e-4, atol=1e-5)
+
+
+def test_spelled_out_weights_equal_sdpa_where_nothing_is_dropped() -> None:
+    q, k, v = _qkv(32)
+    generator = torch.Generator().manual_seed(0)
+    found = weighted_attention(q, k, v, None, rate=0.0, generator=generator)
+    torch.testing.assert_close(found, _dense(q, k, v, 32), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("pairs", ["halves", "neighbours"])
+def test_rotated_products_depend_on_the_distance_only(pairs: Any) -> None:
+    """RoFormer's defining property; what is not rotated stays as it was."""
+    config = RopeConfig(theta=100.0, fraction=0.75, pairs=pairs)
+    row = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    turned = rotate(row.expand(10, 1, 1, 8), config)[:, 0, 0]
+    torch.testing.assert_close(turned[0], row)
+    torch.testing.assert_close(turned[:, 6:], row[6:].expand(10, 2))
+    products = turned @ turned.T
+    for distance in range(10):
+        diagonal = products.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert products[0, 1] != pytest.approx(products[0, 2].item())
