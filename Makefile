@@ -1,5 +1,6 @@
 # Everything a user or a contributor runs. Installation goes through pip with
-# constraints.txt, so that every machine tests the same versions.
+# constraints.txt, so that every machine tests the same versions. timm, of which tests read
+# one file, would bring torchvision along.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,6 +11,7 @@ STAMP := $(VENV)/.installed
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm
 	touch $@
 
 # make demo ARGS='--seed 3'

@@ -177,6 +177,12 @@ class ParallelSpec(_Section):
     schedule: Literal["gpipe", "1f1b", "interleaved"] = Field(
         "1f1b", description="Pipeline schedule."
     )
+    extra_warmup: int = Field(
+        0,
+        ge=0,
+        description="Schedule 1f1b: micro-batches that stages go further ahead of the last one. "
+        "Hides a slow link between stages, and keeps the activations of as many more.",
+    )
 
 
 class DataSpec(_Section):
@@ -371,6 +377,11 @@ class JobSpec(_Section):
     @property
     def num_nodes(self) -> int:
         return self.layout.world_size // self.workers_per_node
+
+    @property
+    def shards_state(self) -> bool:
+        """Whether replicas hold different parts of the state, and each saves its own."""
+        return self.parallel.zero.level > 0 and self.parallel.dp > 1
 
     @property
     def num_micro_batches(self) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 from outlast.blackbox import Phase, StartMark, StepRecord, Writer
 from outlast.errors import FatalError
 from trainer.optim.clip import clip_gradients, squared_norm_share
-from trainer.parallel.data_parallel import sync_gradients
+from trainer.optim.norms import sum_in_order
 from trainer.state import TrainState
 
 
@@ -74,7 +74,9 @@ class TrainLoop:
         for step in range(resumed_step + 1, self._spec.steps + 1):
             agreed = self.train_step(step)
             if agreed.stop and step < self._spec.steps:
+                self._state.data_parallel.drain()
                 return False
+        self._state.data_parallel.drain()
         return True
 
     def train_step(self, step: int) -> Agreed:
@@ -82,25 +84,25 @@ class TrainLoop:
         state, box = self._state, self._box
         start_ns = time.time_ns()
         box.phase(Phase.DATA)
+        state.data_parallel.prefetch()
         micro_batches = state.train_loader.micro_batches(step)
 
         box.phase(Phase.FORWARD_BACKWARD)
-        state.flat.grads.zero_()
-        loss = state.train_engine.run(micro_batches, 1.0 / self._tokens)
+        state.data_parallel.begin_step(len(micro_batches))
+        scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
+        loss = state.train_engine.run(micro_batches, scale / self._tokens, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
-        sync_gradients(state.flat, self._mesh, sequence_parallel=state.splits_sequence)
-        agreed = self._agree(loss)
-        if not math.isfinite(agreed.loss + agreed.grad_norm):
-            raise NonFiniteLossError(
-                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}; "
-                "lower optimizer.lr, or look at the data of this step"
-            )
+        if step < self._spec.steps:
+            # Read while gradients are on their way; the next step takes it.
+            state.train_loader.prepare(step + 1)
+        state.data_parallel.finish_gradients()
+        agreed = self._agree(loss, scale)
 
         box.phase(Phase.OPTIMIZER)
         learning_rate = state.learning_rate.at(step)
-        clip_gradients(state.flat, agreed.grad_norm, self._spec.optimizer.clip_grad_norm)
-        state.optimizer.step(step, learning_rate)
+        if self._is_usable(step, agreed):
+            self._update(step, learning_rate, agreed.grad_norm, scale)
 
         eval_loss = self._evaluate(step) if self._evaluates(step) else None
         # The record comes before the checkpoint: a step that could be resumed from
@@ -123,7 +125,39 @@ class TrainLoop:
         self._checkpoint(step, agreed)
         return agreed
 
-    def _agree(self, loss: Tensor) -> Agreed:
+    def _is_usable(self, step: int, agreed: Agreed) -> bool:
+        """Whether the gradients can be used; False when they overflowed and are skipped.
+
+        Raises:
+            NonFiniteLossError: and no smaller loss scale would help.
+        """
+        scale = self._state.loss_scale
+        if math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm):
+            if scale is not None:
+                scale.advance()
+            return True
+        if scale is None or scale.is_smallest or not math.isfinite(agreed.loss):
+            raise NonFiniteLossError(
+                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}; "
+                "lower optimizer.lr, or look at the data of this step"
+            )
+        if self._mesh.rank == 0:
+            print(
+                f"step {step}: overflow at loss scale {scale.scale}; skipped",
+                file=sys.stderr,
+                flush=True,
+            )
+        scale.shrink()
+        return False
+
+    def _update(self, step: int, learning_rate: float, grad_norm: float, scale: float) -> None:
+        state = self._state
+        clip_gradients(state.flat, grad_norm, self._spec.optimizer.clip_grad_norm, scale=scale)
+        # Skipped steps have left the moments as they were, and do not count.
+        skipped = 0 if state.loss_scale is None else state.loss_scale.skipped
+        state.optimizer.step(step - skipped, learning_rate, state.data_parallel.updated)
+
+    def _agree(self, loss: Tensor, scale: float) -> Agreed:
         mesh, saver = self._mesh, self._saver
         # Every tensor rank of the last stage computed the same loss: the first reports it.
         own_loss = loss.double() if mesh.at.tp == 0 else torch.zeros_like(loss).double()
@@ -134,10 +168,12 @@ class TrainLoop:
                 torch.tensor(flags, dtype=torch.float64, device=mesh.device),
             )
         )
-        squared_norm, mean_loss, common, busy, stop = mesh.fold(row, _combine).tolist()
+        squared_norm, scaled_loss, common, busy, stop = mesh.fold(row, _combine).tolist()
+        norm = math.sqrt(squared_norm) / scale
         return Agreed(
-            grad_norm=math.sqrt(squared_norm),
-            loss=mean_loss,
+            # An overflow gives infinities or their differences: one name for both.
+            grad_norm=norm if math.isfinite(norm) else math.inf,
+            loss=scaled_loss / scale,
             common_step=int(common),
             upload_busy=busy < 0,
             stop=stop < 0,
@@ -157,7 +193,7 @@ class TrainLoop:
             total += self._state.eval_engine.run(micro_batches, 1.0 / (self._tokens * num_batches))
         if self._mesh.at.tp > 0:
             total.zero_()
-        loss = self._mesh.fold(total.view(1), lambda rows: _sum_rows(rows)).item()
+        loss = self._mesh.fold(total.view(1), sum_in_order).item()
         if self._mesh.rank == 0:
             print(f"step {step}: held-out loss {loss:.4f}", flush=True)
         return loss
@@ -186,14 +222,6 @@ class TrainLoop:
             self._upload_due = False
 
 
-def _sum_rows(rows: Tensor) -> Tensor:
-    """Sum over ranks in their fixed order."""
-    total = rows[0].clone()
-    for row in rows[1:]:
-        total += row
-    return total
-
-
 def _combine(rows: Tensor) -> Tensor:
     """Norm and loss add up; of the flags the smallest counts."""
-    return torch.cat((_sum_rows(rows[:, :2]), rows[:, 2:].amin(dim=0)))
+    return torch.cat((sum_in_order(rows[:, :2]), rows[:, 2:].amin(dim=0)))

@@ -1,8 +1,8 @@
 """Where an attempt goes on from: all ranks agree on one step, then load it.
 
 Host memory comes first: the newest step that every rank has sealed in the same
-attempt, unless storage is known to be ahead. Then storage, newest commit first; one rank of
-each data-parallel group reads and gives to its replicas. A checkpoint that
+attempt, unless storage is known to be ahead. Then storage, newest commit first: state
+that replicas hold alike is read by one of them, a ZeRO shard by its owner. A checkpoint that
 turns out corrupt on any rank is dropped by all, loudly, for the next older.
 """
 
@@ -28,6 +28,7 @@ from checkpoint.restore import (
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from outlast.errors import FatalError
+from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 
 # Numbers that ranks compare: step and attempt of each host-memory slot, of which there
@@ -51,13 +52,15 @@ def restore(
     tensors: Sequence[NamedTensor],
     mesh: Mesh,
     *,
+    holders: Comm,
     memory_dir: Path,
     checkpoint_url: str,
     committed_step: int,
 ) -> Restored | None:
     """Load the newest common state into `tensors`; None when there is none at all.
 
-    `committed_step` is the newest that the controller knows to be in storage.
+    `holders` are the ranks with the same state as this one: its first member reads storage
+    for all of them. `committed_step` is the newest that the controller knows to be in storage.
 
     Raises:
         FatalError: checkpoints exist, but none of them can be loaded.
@@ -75,7 +78,7 @@ def restore(
     storage = Storage(checkpoint_url)
     try:
         committed = _committed(mesh, storage)
-        restored = _from_storage(tensors, mesh, storage, committed)
+        restored = _from_storage(tensors, mesh, storage, committed, holders)
     finally:
         storage.close()
     if restored is None and (committed or committed_step > 0):
@@ -93,13 +96,17 @@ def _committed(mesh: Mesh, storage: Storage) -> list[int]:
 
 
 def _from_storage(
-    tensors: Sequence[NamedTensor], mesh: Mesh, storage: Storage, committed: Sequence[int]
+    tensors: Sequence[NamedTensor],
+    mesh: Mesh,
+    storage: Storage,
+    committed: Sequence[int],
+    holders: Comm,
 ) -> Restored | None:
     def broadcast(tensor: Tensor) -> None:
-        mesh.dp.broadcast(tensor)
+        holders.broadcast(tensor)
 
     def load(step: int) -> dict[str, Any]:
-        is_reader = mesh.at.dp == 0
+        is_reader = holders.index == 0
         return load_storage(storage, step, tensors, is_reader=is_reader, broadcast=broadcast)
 
     def quarantine(step: int) -> None:

@@ -6,8 +6,10 @@ the parts.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +20,28 @@ from torch import Tensor
 
 from checkpoint.stage import NamedTensor
 from outlast.spec import JobSpec
+from trainer import configure
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
+from trainer.core.rectangles import boxes
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
 from trainer.data.prepare import DataOptions, prepare
-from trainer.model.gpt import GptChunk, GptConfig
-from trainer.model.parameters import FlatParameters
-from trainer.optim.adamw import AdamWConfig, FlatAdamW
+from trainer.model.config import GptConfig, RopeConfig
+from trainer.model.facts import ParameterFacts
+from trainer.model.gpt import GptChunk
+from trainer.model.parameters import FlatParameters, Sharding
+from trainer.optim.adamw import FlatAdamW
+from trainer.optim.lamb import FlatLamb
+from trainer.optim.loss_scale import LossScale
 from trainer.optim.schedule import LearningRate
+from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.pipeline import PipelineEngine
+from trainer.parallel.pipeline import ChunkHooks, PipelineEngine
+from trainer.parallel.zero import DataParallel
 
 _NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +51,10 @@ class TrainState:
     spec: JobSpec
     mesh: Mesh
     flat: FlatParameters
-    optimizer: FlatAdamW
+    data_parallel: DataParallel
+    optimizer: FlatAdamW | FlatLamb
     learning_rate: LearningRate
+    loss_scale: LossScale | None
     train_engine: PipelineEngine
     eval_engine: PipelineEngine
     train_loader: Loader
@@ -52,24 +63,33 @@ class TrainState:
 
     @property
     def splits_sequence(self) -> bool:
-        return self.spec.parallel.sequence_parallel and self.mesh.tp.size > 1
+        return splits_sequence(self.spec, self.mesh)
+
+    @property
+    def holders(self) -> Comm:
+        """The ranks that hold the same state as this one; with ZeRO it is alone."""
+        if self.flat.level == 0:
+            return self.mesh.dp
+        return Comm(group=self.mesh.dp.group, ranks=(self.mesh.rank,), index=0)
 
     def named_tensors(self) -> list[NamedTensor]:
         """All tensors that a checkpoint holds, with their place in the whole model."""
-        kinds: tuple[tuple[str, str, Tensor], ...] = (
-            ("model.", "", self.flat.values),
-            ("optim.", ".exp_avg", self.optimizer.exp_avg),
-            ("optim.", ".exp_avg_sq", self.optimizer.exp_avg_sq),
-        )
+        optimizer = self.optimizer
         return [
-            NamedTensor(
-                name=f"{prefix}{name}{suffix}",
-                tensor=self.flat.view(buffer, name),
-                global_shape=facts.global_shape,
-                offsets=facts.offsets,
+            tensor
+            for part in self.flat.parts
+            for prefix, suffix, buffer in (
+                ("model.", "", part.master),
+                ("optim.", ".exp_avg", optimizer.exp_avg[part.place]),
+                ("optim.", ".exp_avg_sq", optimizer.exp_avg_sq[part.place]),
             )
-            for prefix, suffix, buffer in kinds
-            for name, facts in self.flat.facts.items()
+            for piece in part.pieces
+            for tensor in _named(
+                f"{prefix}{piece.name}{suffix}",
+                self.flat.facts[piece.name],
+                buffer[piece.at],
+                piece.inside,
+            )
         ]
 
     def extra(self, step: int) -> dict[str, Any]:
@@ -81,6 +101,7 @@ class TrainState:
                 "seed": self.spec.seed,
                 "data_digest": self.data_digest,
             },
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
             "rng": {"torch_cpu": bytes(torch.get_rng_state().numpy()).hex()},
             "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
             "environment": environment(self.mesh.device),
@@ -108,6 +129,8 @@ class TrainState:
                 f"the checkpoint of step {extra['step']} is of another job: its loader stood at "
                 f"{loader}, this job's is at {own['loader']}"
             )
+        if self.loss_scale is not None:
+            self.loss_scale.restore(extra["loss_scale"])
         before = extra["environment"] | extra["schedule"]
         now = own["environment"] | own["schedule"]
         return [
@@ -124,50 +147,106 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         ValueError: the data cannot feed this model.
     """
     config = gpt_config(spec)
-    parts = stage_parts(config.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
-    chunks = [GptChunk(config, mesh, part) for part in parts]
-    flat = FlatParameters(chunks, tp_size=mesh.tp.size)
-    optimizer = spec.optimizer
+    chunks = _chunks(spec, config, mesh)
+    zero = spec.parallel.zero
+    flat = FlatParameters(
+        chunks,
+        tp_size=mesh.tp.size,
+        sharding=Sharding(level=zero.level, index=mesh.dp.index, count=mesh.dp.size),
+    )
+    data_parallel = DataParallel(
+        flat,
+        chunks,
+        mesh,
+        configure.zero_config(spec),
+        sequence_parallel=splits_sequence(spec, mesh),
+    )
+    train_engine, eval_engine = _engines(spec, mesh, chunks, data_parallel)
     files = prepare(data_dir, _data_options(spec))
-    steps, stages, micro_batches = spec.steps, spec.parallel.pp, spec.num_micro_batches
-    splits = spec.parallel.sequence_parallel and mesh.tp.size > 1
-    local_seq = config.seq_len // mesh.tp.size if splits else config.seq_len
-    boundary = (local_seq, spec.parallel.micro_batch, config.hidden)
-    training = schedules.build(spec.parallel.schedule, stages, micro_batches)
-    schedules.check(training)
     return TrainState(
         spec=spec,
         mesh=mesh,
         flat=flat,
-        optimizer=FlatAdamW(
-            flat,
-            AdamWConfig(
-                beta1=optimizer.beta1,
-                beta2=optimizer.beta2,
-                eps=optimizer.eps,
-                weight_decay=optimizer.weight_decay,
-            ),
-        ),
-        learning_rate=LearningRate(
-            name=optimizer.schedule.name,
-            peak=optimizer.lr,
-            warmup_steps=optimizer.schedule.warmup_steps,
-            min_ratio=optimizer.schedule.min_ratio,
-            steps=steps,
-        ),
-        train_engine=PipelineEngine(chunks[0], mesh, training, boundary=boundary),
-        eval_engine=PipelineEngine(
-            chunks[0], mesh, schedules.forward_only(stages, micro_batches), boundary=boundary
-        ),
+        data_parallel=data_parallel,
+        optimizer=configure.optimizer(spec, flat, mesh),
+        learning_rate=configure.learning_rate(spec),
+        loss_scale=configure.loss_scale(spec),
+        train_engine=train_engine,
+        eval_engine=eval_engine,
         train_loader=_loader(spec, mesh, files.train),
         eval_loader=_loader(spec, mesh, files.validation),
         data_digest=files.digest,
     )
 
 
+def splits_sequence(spec: JobSpec, mesh: Mesh) -> bool:
+    """Whether ranks of a tensor group each see a part of the sequence between matmuls."""
+    return spec.parallel.sequence_parallel and mesh.tp.size > 1
+
+
+def _named(
+    name: str, facts: ParameterFacts, values: Tensor, inside: slice
+) -> Iterator[NamedTensor]:
+    """Consecutive elements of this rank's shard of a tensor, as rectangles of the whole one."""
+    for box in boxes(facts.shape, inside.start, inside.stop):
+        start = box.start - inside.start
+        offsets = [first + offset for first, offset in zip(facts.offsets, box.offsets, strict=True)]
+        yield NamedTensor(
+            name=name,
+            tensor=values[start : start + math.prod(box.shape)].view(box.shape),
+            global_shape=facts.global_shape,
+            offsets=tuple(offsets),
+        )
+
+
+def _chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]:
+    """This stage's parts of the model, in model order."""
+    parts = stage_parts(
+        config.layers,
+        stage=mesh.at.pp,
+        num_stages=mesh.layout.pp,
+        num_chunks=spec.parallel.virtual_stages,
+        given=spec.parallel.layer_split,
+    )
+    return [GptChunk(config, mesh, part) for part in parts]
+
+
+def _engines(
+    spec: JobSpec, mesh: Mesh, chunks: Sequence[GptChunk], hooks: ChunkHooks
+) -> tuple[PipelineEngine, PipelineEngine]:
+    """One that trains and one that evaluates, on the same chunks."""
+    parallel, model = spec.parallel, spec.model
+    splits = splits_sequence(spec, mesh)
+    local_seq = model.seq_len // mesh.tp.size if splits else model.seq_len
+    training = schedules.build(
+        parallel.schedule,
+        parallel.pp,
+        spec.num_micro_batches,
+        num_chunks=parallel.virtual_stages,
+        extra_warmup=parallel.extra_warmup,
+    )
+    schedules.check(training)
+    evaluation = schedules.forward_only(
+        parallel.pp, spec.num_micro_batches, num_chunks=parallel.virtual_stages
+    )
+    train_engine, eval_engine = (
+        PipelineEngine(
+            chunks,
+            mesh,
+            schedule,
+            boundary=(local_seq, parallel.micro_batch, model.hidden),
+            hooks=hooks,
+            replicated=mesh.tp.size > 1 and not splits,
+        )
+        for schedule in (training, evaluation)
+    )
+    return train_engine, eval_engine
+
+
 def gpt_config(spec: JobSpec) -> GptConfig:
     """The model section of the spec, in the model's own words."""
-    model = spec.model
+    model, parallel = spec.model, spec.parallel
+    rope = RopeConfig(theta=model.rope_theta, fraction=model.rope_fraction, pairs=model.rope_pairs)
     return GptConfig(
         layers=model.layers,
         hidden=model.hidden,
@@ -178,8 +257,27 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         tied_embeddings=model.tied_embeddings,
         norm_eps=model.norm_eps,
         init_std=model.init_std,
-        sequence_parallel=spec.parallel.sequence_parallel,
-        dtype=DTYPES[spec.precision],
+        sequence_parallel=parallel.sequence_parallel,
+        dtype=configure.DTYPES[spec.precision],
+        kv_heads=model.kv_heads,
+        block=model.block,
+        block_norms=model.block_norms,
+        norm=model.norm,
+        norm_bias=model.norm_bias,
+        activation=model.activation,
+        learned_positions=model.positions == "learned",
+        rope=rope if model.positions == "rope" else None,
+        window=model.window,
+        window_pattern=model.window_pattern,
+        attention_bias=model.attention_bias,
+        mlp_bias=model.mlp_bias,
+        head_bias=model.head_bias,
+        logit_scale=model.logit_scale,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        seed=spec.seed,
+        tp_chunks=parallel.tp_chunks,
+        recompute=parallel.recompute,
     )
 
 

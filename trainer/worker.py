@@ -109,7 +109,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
         attempt=assignment.attempt,
         world_size=assignment.world_size,
         tensors=state.named_tensors(),
-        saver=mesh.at.dp == 0,
+        saver=state.holders.index == 0,
     )
     saver.resumed(resumed_step)
     box.resumed(resumed_step)
@@ -178,6 +178,7 @@ def _restore(assignment: Assignment, state: TrainState) -> int:
     restored = restore(
         state.named_tensors(),
         mesh,
+        holders=state.holders,
         memory_dir=assignment.memory_dir,
         checkpoint_url=assignment.checkpoint_url,
         committed_step=assignment.committed_step,
@@ -191,6 +192,7 @@ def _restore(assignment: Assignment, state: TrainState) -> int:
     else:
         print(f"{who}: training on after step {restored.step}, from {restored.source}", flush=True)
         changes = state.apply_extra(restored.extra)
+    state.data_parallel.refresh()
     # Equal bits are promised for an equal environment only: what it is goes to the controller.
     document = {"environment": environment(mesh.device), "changes": changes}
     _write_whole(assignment.environment_path, document)

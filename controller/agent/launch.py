@@ -163,11 +163,15 @@ def make_launches(
 def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec) -> UploadPlan:
     """Who uploads what for the ranks of a start command.
 
-    Replicas hold the same state, so only those with data-parallel coordinate 0 save it.
+    Replicas that hold the same state leave it to the one with data-parallel coordinate 0.
     """
     start = command.start_workers
     layout = spec.layout
-    savers = [rank for rank in range(layout.world_size) if layout.coordinate(rank).dp == 0]
+    savers = [
+        rank
+        for rank in range(layout.world_size)
+        if spec.shards_state or layout.coordinate(rank).dp == 0
+    ]
     return UploadPlan(
         url=start.checkpoint_url,
         job_id=command.job_id,

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from checkpoint.stage import Stager
 from outlast.blackbox import Group, Op
@@ -23,13 +22,13 @@ from trainer import worker
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
-from trainer.model.gpt import GptChunk, GptConfig
+from trainer.model.config import GptConfig
+from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
 from trainer.optim.clip import squared_norm_share
 from trainer.parallel.data_parallel import sync_gradients
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
-from trainer.parallel.tensor import vocab_cross_entropy
 from trainer.state import TrainState, build_state
 
 
@@ -56,6 +55,8 @@ class Case:
     tied: bool = True
     layers: int = 4
     schedule: str = "1f1b"
+    virtual_stages: int = 1
+    layer_split: tuple[int, ...] | None = None
     dtype: str = "fp64"
     hidden: int = 16
     seq_len: int = 8
@@ -94,9 +95,15 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         sequence_parallel=case.sequence_parallel,
         dtype=dtype,
     )
-    (part,) = stage_parts(case.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
-    chunk = GptChunk(config, mesh, part)
-    flat = FlatParameters([chunk], tp_size=mesh.tp.size)
+    parts = stage_parts(
+        case.layers,
+        stage=mesh.at.pp,
+        num_stages=mesh.layout.pp,
+        num_chunks=case.virtual_stages,
+        given=case.layer_split,
+    )
+    chunks = [GptChunk(config, mesh, part) for part in parts]
+    flat = FlatParameters(chunks, tp_size=mesh.tp.size)
     flat.initialise(7)
     split = case.sequence_parallel and mesh.tp.size > 1
     plan = BatchPlan(
@@ -106,10 +113,14 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         num_replicas=case.layout.dp,
         seed=3,
     )
-    schedule = schedules.build(case.schedule, case.layout.pp, plan.num_micro_batches)
+    schedule = schedules.build(
+        case.schedule, case.layout.pp, plan.num_micro_batches, num_chunks=case.virtual_stages
+    )
     local_seq = case.seq_len // mesh.tp.size if split else case.seq_len
     boundary = (local_seq, case.micro_batch, case.hidden)
-    engine = PipelineEngine(chunk, mesh, schedule, boundary=boundary)
+    engine = PipelineEngine(
+        chunks, mesh, schedule, boundary=boundary, replicated=mesh.tp.size > 1 and not split
+    )
     batches = [
         _random_batch(plan.samples(1, mesh.at.dp, index), case.seq_len)
         for index in range(plan.num_micro_batches)
@@ -122,7 +133,7 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
     return {
         "loss": loss_sum,
         "norm": squared_norm**0.5,
-        "numbers": sum(f.numel() for f in chunk.parameters()),
+        "numbers": sum(f.numel() for chunk in chunks for f in chunk.parameters()),
         "gradients": {
             name: (facts.global_shape, facts.offsets, flat.view(flat.grads, name).numpy().copy())
             for name, facts in flat.facts.items()
@@ -185,42 +196,6 @@ def lost_peer(context: RankContext) -> str:
     return "nothing was raised"
 
 
-def cross_entropy_gradcheck(context: RankContext) -> dict[str, Any]:
-    """The vocab-parallel loss and gradient of this rank's shard, beside finite differences."""
-    mesh = mesh_of(context, Layout(tp=context.world_size))
-    logits = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    targets = torch.tensor([0, 3, 7, 5])
-    width = 8 // context.world_size
-    own = logits[:, context.rank * width : (context.rank + 1) * width].clone().requires_grad_()
-    weights = torch.linspace(0.5, 2.0, 4, dtype=torch.float64)
-
-    def loss(shard: Tensor) -> Tensor:
-        return (vocab_cross_entropy(shard, targets, mesh.tp) * weights).sum()
-
-    value = loss(own)
-    value.backward()
-    assert own.grad is not None
-    numeric = _finite_differences(loss, own.detach(), context, mesh)
-    return {"loss": value.item(), "grad": own.grad.numpy(), "numeric": numeric.numpy()}
-
-
-def _finite_differences(loss: Any, own: Tensor, context: RankContext, mesh: Mesh) -> Tensor:
-    """Central differences of the shared loss; all ranks take part in every evaluation."""
-    numeric = torch.zeros_like(own)
-    step = 1e-6
-    for owner in range(context.world_size):
-        for index in range(own.numel()):
-            values = []
-            for sign in (1.0, -1.0):
-                moved = own.clone()
-                if owner == context.rank:
-                    moved.view(-1)[index] += sign * step
-                values.append(loss(moved).item())
-            if owner == context.rank:
-                numeric.view(-1)[index] = (values[0] - values[1]) / (2 * step)
-    return numeric
-
-
 def train(
     context: RankContext,
     folder: Path,
@@ -270,7 +245,9 @@ def train(
     code = worker.run(fields)
     digest = hashlib.sha256()
     for state in states:
-        for buffer in (state.flat.values, state.optimizer.exp_avg, state.optimizer.exp_avg_sq):
+        for part in state.flat.parts:
+            digest.update(part.master.numpy().tobytes())
+        for buffer in (state.optimizer.exp_avg, state.optimizer.exp_avg_sq):
             digest.update(buffer.numpy().tobytes())
     return {"code": code, "state": digest.hexdigest()}
 

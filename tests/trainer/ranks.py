@@ -125,7 +125,10 @@ def _serve() -> None:
     """The helper: import everything, then fork ranks on request."""
     # What children need, imported once.
     import tests.trainer.jobs
-    import tests.trainer.jobs_numbers  # noqa: F401
+    import tests.trainer.jobs_numbers
+    import tests.trainer.jobs_pipeline
+    import tests.trainer.jobs_tensor
+    import tests.trainer.jobs_zero  # noqa: F401
 
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tests.trainer.jobs import (
     collectives,
     collectives_uneven,
-    cross_entropy_gradcheck,
     lost_peer,
     messages_out_of_order,
+)
+from tests.trainer.jobs_tensor import (
+    group_of_one,
+    parts_that_do_not_fit,
+    rounded_reduce_scatter,
+    several_under_way,
+    traffic,
 )
 from tests.trainer.ranks import RankPool
 
@@ -51,9 +58,67 @@ def test_a_lost_peer_is_named_with_group_and_operation(ranks: RankPool) -> None:
     assert message.startswith("PeerLostError: dp all_reduce #2 among ranks [0, 1] failed")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_vocab_parallel_cross_entropy_gradient(ranks: RankPool, world_size: int) -> None:
-    found = ranks.run(cross_entropy_gradcheck, world_size)
-    for result in found:
-        np.testing.assert_allclose(result["grad"], result["numeric"], rtol=1e-6, atol=1e-8)
-    assert len({result["loss"] for result in found}) == 1
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [("fp32", 5), ("fp32", 30_000), ("fp64", 7), ("bf16", 7)]
+)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_operations_under_way_at_once_do_not_cross(
+    ranks: RankPool, world_size: int, dtype: str, rows: int
+) -> None:
+    """Each gives what its blocking form gives, bit for bit, whatever is waited for first."""
+    found = ranks.run(several_under_way, world_size, dtype, rows)
+    own = [result["own"] for result in found]
+    total = found[0]["blocking"]
+    for rank, result in enumerate(found):
+        np.testing.assert_array_equal(result["blocking"], total)
+        np.testing.assert_array_equal(result["reduce"], total)
+        np.testing.assert_array_equal(
+            result["gather"], np.concatenate([part[:rows] for part in own])
+        )
+        np.testing.assert_array_equal(result["scatter"], np.split(total, world_size)[rank])
+        np.testing.assert_array_equal(result["scatter_in_place"], result["scatter"])
+        np.testing.assert_array_equal(
+            result["exchange"], np.stack([np.split(part, world_size)[rank] for part in own])
+        )
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_bf16_travels_and_fp32_is_summed(ranks: RankPool, world_size: int) -> None:
+    """Others' parts are rounded once, sums are not, and half the bytes are sent."""
+    found = ranks.run(rounded_reduce_scatter, world_size)
+    for rank, result in enumerate(found):
+        parts = [np.split(other["own"], world_size)[rank] for other in found]
+        rounded = [part if member == rank else _as_bf16(part) for member, part in enumerate(parts)]
+        total = rounded[0].copy()
+        for part in rounded[1:]:
+            total += part
+        np.testing.assert_array_equal(result["part"], total)
+        assert result["bytes_sent"] == 2 * 5 * (world_size - 1)
+
+
+def _as_bf16(values: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(values).bfloat16().float().numpy()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_bytes_sent_follow_the_formulas(ranks: RankPool, world_size: int) -> None:
+    """Of n members, a gather or scatter of N bytes sends N(n-1)/n, an all-reduce twice that."""
+    rows = 120_000
+    whole = 4 * rows * world_size
+    for result in ranks.run(traffic, world_size, rows):
+        for name in ("all_gather", "reduce_scatter"):
+            assert result[name] == whole * (world_size - 1) // world_size
+        assert result["all_reduce"] == 2 * whole * (world_size - 1) // world_size
+        for name in ("all_gather", "reduce_scatter", "all_reduce"):
+            assert result[f"start_{name}"] == result[name]
+        assert 0 < result["waited_ns"] <= result["in_flight_ns"]
+
+
+def test_parts_that_do_not_fit_are_refused(ranks: RankPool) -> None:
+    message = ranks.run(parts_that_do_not_fit, 2)[0]
+    assert message.startswith("a group of 2 needs a contiguous tensor of 2 times (3,), got (7,)")
+
+
+def test_a_group_of_one_has_its_result_at_once(ranks: RankPool) -> None:
+    for result in ranks.run(group_of_one, 1)[0]:
+        assert result.tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -11,7 +11,8 @@ from outlast.layout import Layout
 from tests.trainer.jobs import Case, loss_and_gradients, mesh_of
 from tests.trainer.ranks import RankContext, RankPool
 from trainer.core.partition import ModelPart
-from trainer.model.gpt import GptChunk, GptConfig
+from trainer.model.config import GptConfig
+from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
 from trainer.optim.adamw import AdamWConfig, FlatAdamW
 from trainer.optim.clip import clip_gradients
@@ -68,12 +69,12 @@ def test_flat_adamw_equals_torchs_with_no_decay_on_norms_and_biases() -> None:
 
 def test_flat_slices_cover_what_they_say() -> None:
     _, flat = _flat()
-    decayed = flat.decayed.stop - flat.decayed.start
+    decayed = sum(b.decayed.stop - b.decayed.start for b in flat.buckets)
     assert decayed == sum(
         flat.view(flat.values, n).numel() for n, f in flat.facts.items() if f.decays
     )
-    assert flat.tied == slice(0, 0)
-    assert flat.values.numel() == max(part.stop for part in flat.slices.values())
+    assert not any(bucket.tied for bucket in flat.buckets)
+    assert flat.values.numel() == sum(bucket.size for bucket in flat.buckets)
 
 
 def test_initial_values_depend_on_seed_and_name_only() -> None:

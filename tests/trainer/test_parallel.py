@@ -23,10 +23,33 @@ LAYOUTS = {
     "pp4": Case(layout=Layout(pp=4)),
     "pp2-gpipe": Case(layout=Layout(pp=2), schedule="gpipe"),
     "pp3-uneven": Case(layout=Layout(pp=3)),
+    "pp3-given": Case(layout=Layout(pp=3), layer_split=(1, 2, 1)),
+    "pp2-v2": Case(layout=Layout(pp=2), schedule="interleaved", virtual_stages=2),
+    "pp2-v4": Case(layout=Layout(pp=2), schedule="interleaved", virtual_stages=4, layers=8),
+    # Three micro-batches on two stages: one round, and longer than the pipeline.
+    "pp2-v2-rest": Case(
+        layout=Layout(pp=2), schedule="interleaved", virtual_stages=2, global_batch=6
+    ),
+    "pp3-v2-given": Case(
+        layout=Layout(pp=3),
+        schedule="interleaved",
+        virtual_stages=2,
+        layers=8,
+        layer_split=(1, 2, 1, 1, 2, 1),
+    ),
     "dp2": Case(layout=Layout(dp=2)),
     "dp4": Case(layout=Layout(dp=4)),
     "tp2-pp2-dp2": Case(layout=Layout(tp=2, pp=2, dp=2), sequence_parallel=False),
     "tp2-pp2-dp2-sp": Case(layout=Layout(tp=2, pp=2, dp=2)),
+    "tp2-pp2-dp2-v2": Case(
+        layout=Layout(tp=2, pp=2, dp=2),
+        schedule="interleaved",
+        virtual_stages=2,
+        sequence_parallel=False,
+    ),
+    "tp2-pp2-dp2-v2-sp": Case(
+        layout=Layout(tp=2, pp=2, dp=2), schedule="interleaved", virtual_stages=2
+    ),
 }
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4}
 # fp32 differs from fp64 in rounding only: the two layouts with most communication cover it.
@@ -80,7 +103,14 @@ def test_same_layout_twice_gives_the_same_bits(ranks: RankPool) -> None:
 
 def _dense(ranks: RankPool, case: Case) -> Any:
     # What only the layout uses must not make a new dense case.
-    plain = replace(case, layout=Layout(), sequence_parallel=True, schedule="1f1b")
+    plain = replace(
+        case,
+        layout=Layout(),
+        sequence_parallel=True,
+        schedule="1f1b",
+        virtual_stages=1,
+        layer_split=None,
+    )
     return ranks.run_once(loss_and_gradients, 1, plain)[0]
 
 

@@ -21,6 +21,8 @@ from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 
 DONE, FAILED, STOPPED = 0, 1, 75
+FOUR_LAYERS = {"layers": 4, "hidden": 16, "heads": 2, "seq_len": 16}
+INTERLEAVED = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}
 
 
 def spec_of(folder: Path, *, steps: int, **sections: Any) -> dict[str, Any]:
@@ -85,22 +87,26 @@ def test_thirty_steps_resumed_at_every_step_are_bitwise_the_uninterrupted_run(
     assert found[0][0].loss > found[0][-1].loss
 
 
+@pytest.mark.parametrize(
+    "parallel", [{"tp": 2, "pp": 2, "dp": 2}, INTERLEAVED], ids=["tp2-pp2-dp2", "pp2-v2"]
+)
 def test_all_ranks_report_the_same_loss_and_stop_after_the_same_step(
-    ranks: RankPool, folder: Path
+    ranks: RankPool, folder: Path, parallel: dict[str, Any]
 ) -> None:
     """SIGTERM reaches one rank; the flag reaches all with the gradient norm."""
-    spec = spec_of(folder, steps=5, parallel={"tp": 2, "pp": 2, "dp": 2})
+    spec = spec_of(folder, steps=5, model=FOUR_LAYERS, parallel=parallel)
+    world_size = parse_spec(spec).layout.world_size
     whole, pieces = folder / "whole", folder / "pieces"
     whole.mkdir()
     pieces.mkdir()
-    expected = ranks.run(train, 8, whole, spec, 1)
-    stopped = ranks.run(train, 8, pieces, spec, 1, 3)
+    expected = ranks.run(train, world_size, whole, spec, 1)
+    stopped = ranks.run(train, world_size, pieces, spec, 1, 3)
     assert {result["code"] for result in stopped} == {STOPPED}
-    for rank in range(8):
+    for rank in range(world_size):
         assert curve(steps_of(pieces, 1, rank)) == curve(steps_of(whole, 1, 0))[:3]
-    finished = ranks.run(train, 8, pieces, spec, 2)
+    finished = ranks.run(train, world_size, pieces, spec, 2)
     assert [r["state"] for r in finished] == [r["state"] for r in expected]
-    assert curve(steps_of(pieces, 2, 7)) == curve(steps_of(whole, 1, 7))[3:]
+    assert curve(steps_of(pieces, 2, world_size - 1)) == curve(steps_of(whole, 1, 0))[3:]
 
 
 def test_without_host_memory_a_run_goes_on_from_the_newest_valid_commit(
@@ -136,6 +142,83 @@ def test_without_host_memory_a_run_goes_on_from_the_newest_valid_commit(
         assert "falling back to step 4" in log
 
 
+@pytest.mark.parametrize(
+    ("parallel", "optimizer"),
+    [
+        ({"dp": 2, "zero": {"level": 1}}, "lamb"),
+        ({"dp": 2, "zero": {"level": 2}}, "adamw"),
+        ({"tp": 2, "dp": 2, "zero": {"level": 3}}, "lamb"),
+        ({"pp": 2, "dp": 2, "zero": {"level": 3}}, "adamw"),
+    ],
+    ids=["zero1", "zero2", "tp2-zero3", "pp2-zero3"],
+)
+def test_shards_are_brought_back_by_their_owners(
+    ranks: RankPool, folder: Path, parallel: dict[str, Any], optimizer: str
+) -> None:
+    """From host memory after step 3, then from storage: bits of the uninterrupted run."""
+    spec = spec_of(
+        folder,
+        steps=8,
+        parallel=parallel,
+        optimizer={"lr": 0.01, "name": optimizer},
+        eval={"interval_steps": 3, "batches": 1},
+    )
+    world = parse_spec(spec).layout.world_size
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, world, whole, spec, 1)
+    ranks.run(train, world, pieces, spec, 1, 3)
+    train_and_upload(ranks, pieces, spec, attempt=2, stop_after=2)
+    shutil.rmtree(pieces / "memory")
+    finished = ranks.run(train, world, pieces, spec, 3)
+    assert [r["state"] for r in finished] == [r["state"] for r in expected]
+    for rank in range(world):
+        reference = curve(steps_of(whole, 1, rank))
+        assert curve(steps_of(pieces, 2, rank)) == reference[3:5]
+        assert curve(steps_of(pieces, 3, rank)) == reference[4:]
+    saved = sum(part.stat().st_size for part in (pieces / "store").glob("**/step-*.2/rank-*.bin"))
+    elements = 3 * 4 * parameters_of(spec)
+    # Alignment to cache lines is all that is more than every element once.
+    assert elements <= saved <= 1.4 * elements
+
+
+def test_fp16_skips_steps_that_overflow_and_resumes_alike(ranks: RankPool, folder: Path) -> None:
+    """A scale far too large at first: halved step by step, and again after a restart."""
+    spec = spec_of(
+        folder,
+        steps=10,
+        precision="fp16",
+        parallel={"dp": 2},
+        loss_scale={"initial": 2.0**24, "growth_interval": 4},
+    )
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, 2, whole, spec, 1)
+    assert [result["code"] for result in expected] == [DONE] * 2
+    records = steps_of(whole, 1, 0)
+    skipped = [record.step for record in records if record.grad_norm == float("inf")]
+    assert skipped[:2] == [1, 2]
+    assert len(skipped) < 8
+    assert f"step 2: overflow at loss scale {2.0**23}; skipped" in log_of(whole, 1)
+    # Nothing moved before the first good step, and something did after it.
+    first_good = next(record.step for record in records if record.step not in skipped)
+    assert records[-1].loss < records[first_good - 1].loss
+    for attempt in range(1, 11):
+        finished = ranks.run(train, 2, pieces, spec, attempt, 1)
+        assert curve(steps_of(pieces, attempt, 1)) == curve(records)[attempt - 1 : attempt]
+    assert [r["state"] for r in finished] == [r["state"] for r in expected]
+
+
+def parameters_of(spec: dict[str, Any]) -> int:
+    """Elements of the model's weights: a norm has 2 h, attention 4 h (h + 1), an MLP 8 h + 5."""
+    model = parse_spec(spec).model
+    hidden = model.hidden
+    block = 4 * hidden + 4 * hidden * (hidden + 1) + hidden * (8 * hidden + 5)
+    return (model.vocab_size + model.seq_len + 2) * hidden + model.layers * block
+
+
 def test_storage_ahead_of_host_memory_wins(ranks: RankPool, folder: Path) -> None:
     """Memory that an old attempt left on a node must not undo what was committed since."""
     spec = spec_of(folder, steps=12, parallel={"dp": 2})
@@ -160,7 +243,11 @@ def train_and_upload(
         "job-1",
         folder / "memory" / "job-1",
         range(layout.world_size),
-        [rank for rank in range(layout.world_size) if layout.coordinate(rank).dp == 0],
+        [
+            rank
+            for rank in range(layout.world_size)
+            if parse_spec(spec).shards_state or layout.coordinate(rank).dp == 0
+        ],
         True,
         3,
         30.0,
@@ -179,11 +266,11 @@ def test_the_loss_curve_is_the_same_on_every_layout(ranks: RankPool, folder: Pat
     """Same model, same samples, same optimizer: only the order of sums differs (fp64, 1e-9)."""
     curves = []
     for number, parallel in enumerate(
-        ({}, {"tp": 2}, {"pp": 2, "micro_batch": 2}, {"dp": 2}, {"tp": 2, "dp": 2})
+        ({}, {"tp": 2}, {"pp": 2, "micro_batch": 2}, INTERLEAVED, {"dp": 2}, {"tp": 2, "dp": 2})
     ):
         place = folder / str(number)
         place.mkdir()
-        spec = spec_of(folder, steps=10, precision="fp64", parallel=parallel)
+        spec = spec_of(folder, steps=10, precision="fp64", model=FOUR_LAYERS, parallel=parallel)
         world_size = parse_spec(spec).layout.world_size
         ranks.run(train, world_size, place, spec, 1)
         curves.append(steps_of(place, 1, 0))

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.core.partition import split_layers
 from trainer.core.schedule import (
-    BUILDERS,
+    NAMES,
     Action,
     ActionKind,
     Schedule,
     ScheduleError,
+    bubble_over_work,
+    bubble_share,
     build,
     check,
 )
@@ -24,17 +26,78 @@ BI, BW = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 stages = st.integers(1, 8)
 micro_batches = st.integers(1, 24)
+chunks = st.integers(2, 4)
+# How long an example takes is not what these tests are about.
+unhurried = settings(deadline=None)
 
 
 def _actions(*pairs: tuple[ActionKind, int]) -> tuple[Action, ...]:
     return tuple(Action(kind=kind, micro_batch=index) for kind, index in pairs)
 
 
-@given(name=st.sampled_from(sorted(BUILDERS)), p=stages, m=micro_batches)
+@given(name=st.sampled_from(("gpipe", "1f1b")), p=stages, m=micro_batches)
 def test_bubble_is_the_papers(name: str, p: int, m: int) -> None:
     """Both schedules idle (p - 1) / (m + p - 1) of the time (GPipe, section 2.3)."""
-    timing = check(build(name, p, m))
-    assert timing.bubble == pytest.approx((p - 1) / (m + p - 1))
+    assert check(build(name, p, m)).bubble == pytest.approx(bubble_share(p, m))
+
+
+@unhurried
+@given(p=st.integers(2, 8), v=chunks, m=micro_batches)
+def test_interleaving_cuts_the_bubble_by_the_number_of_chunks(p: int, v: int, m: int) -> None:
+    """(p - 1) / (v m + p - 1) where a round fills the pipeline (arXiv 2104.04473, 2.2).
+
+    The proof inside `check` holds for every m: those that p does not divide,
+    and those that do not even fill the pipeline.
+    """
+    timing = check(build("interleaved", p, m, num_chunks=v))
+    if m >= p:
+        assert timing.bubble == pytest.approx(bubble_share(p, m, v))
+    else:
+        assert bubble_share(p, m, v) - 1e-9 <= timing.bubble
+
+
+@unhurried
+@given(p=st.integers(2, 8), v=chunks, rounds=st.integers(1, 4))
+def test_interleaving_holds_what_its_warm_up_says(p: int, v: int, rounds: int) -> None:
+    """Stage r warms up with 2 (p - r - 1) + (v - 1) p forwards (Megatron-LM)."""
+    m = rounds * p
+    found = check(build("interleaved", p, m, num_chunks=v)).peak_in_flight
+    assert found == tuple(min(v * m, 2 * (p - r - 1) + (v - 1) * p + 1) for r in range(p))
+    if rounds > 1:
+        # Against 1F1B's p whole stages: 1 + (p - 1) / (p v) (arXiv 2205.05198).
+        assert found[0] / (v * p) == pytest.approx(1 + (p - 1) / (p * v))
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "v", "share"),
+    [
+        (2, 8, 1, 0.111),
+        (2, 8, 2, 0.059),
+        (4, 16, 1, 0.158),
+        (4, 16, 2, 0.086),
+        (8, 16, 1, 0.304),
+        (8, 16, 2, 0.180),
+    ],
+)
+def test_golden_bubbles(p: int, m: int, v: int, share: float) -> None:
+    """As measured runs of torch's schedules were compared with, to three digits."""
+    schedule = build("1f1b" if v == 1 else "interleaved", p, m, num_chunks=v)
+    assert bubble_share(p, m, v) == pytest.approx(share, abs=6e-4)
+    assert check(schedule).bubble == pytest.approx(share, abs=6e-4)
+
+
+def test_golden_bubble_of_the_largest_job_in_the_megascale_paper() -> None:
+    """12,288 GPUs: 8 stages of 6 chunks; 32 micro-batches if one holds one sequence."""
+    assert round(100 * bubble_over_work(8, 32), 1) == 21.9
+    assert round(100 * bubble_over_work(8, 32, 6), 1) == 3.6
+
+
+@given(p=st.integers(2, 8), m=micro_batches, extra=st.integers(1, 3))
+def test_extra_warm_up_costs_as_many_live_micro_batches(p: int, m: int, extra: int) -> None:
+    plain, ahead = check(build("1f1b", p, m)), check(build("1f1b", p, m, extra_warmup=extra))
+    assert ahead.bubble == pytest.approx(plain.bubble)
+    assert ahead.peak_in_flight[:-1] == tuple(min(m, p - r + extra) for r in range(p - 1))
+    assert ahead.peak_in_flight[-1] == 1
 
 
 @given(p=stages, m=micro_batches)
@@ -136,8 +199,17 @@ def test_chunks_are_checked_across_the_wrap() -> None:
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="1f1b, gpipe"):
+    with pytest.raises(ValueError, match=", ".join(NAMES)):
         build("zero-bubble", 2, 2)
+
+
+def test_knobs_that_a_schedule_does_not_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="1f1b runs 1 chunk per stage, not 2"):
+        build("1f1b", 2, 4, num_chunks=2)
+    with pytest.raises(ValueError, match="needs 2 stages and 2 chunks per stage or more"):
+        build("interleaved", 1, 4, num_chunks=2)
+    with pytest.raises(ValueError, match="gpipe takes no extra warm-up"):
+        build("gpipe", 2, 4, extra_warmup=1)
 
 
 @given(layers=st.integers(1, 100), data=st.data())

@@ -1,52 +1,32 @@
-"""Parameters that know where they stand in the whole model.
+"""The parameters of a rank and where they lie in memory.
 
 Every parallel module declares its parameters with their global shape; the
 shard that a rank holds follows from the mesh. `FlatParameters` then lays all
-of a rank's parameters, and their gradients, into one flat buffer each, so that
-synchronisation, clipping and the optimizer are a few operations on slices.
+of a rank's parameters, and their gradients, into buckets (`buckets.py`), so
+that synchronisation, clipping and the optimizer are a few operations on slices.
 
-Initial values come from a seed per parameter *name*: the full tensor is
-generated and then sliced, so every layout starts from the same model.
+With ZeRO a rank keeps only its own range of each bucket of what its level
+names: optimizer state (1), gradients (2), parameters (3). Buffers that are
+there only while they are used keep their tensors and lose their memory: the
+graph of a forward pass refers to those tensors.
+
+What does not belong here: when something is exchanged (`trainer.parallel.zero`).
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from trainer.model.buckets import Bucket, overlap, plan_buckets
+from trainer.model.facts import ParameterFacts
 from trainer.parallel.comm import Comm
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterFacts:
-    """One parameter of the whole model, and this rank's shard of it.
-
-    `std` is the standard deviation of initial values for init="normal". `tied`
-    marks the two copies of an embedding that the first and last stage share;
-    `counted` is False on the copy that global figures must not count again.
-    """
-
-    global_shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-    init: Literal["normal", "zeros", "ones"]
-    std: float = 0.0
-    tied: bool = False
-    counted: bool = True
-
-    @property
-    def is_sharded(self) -> bool:
-        return self.shape != self.global_shape
-
-    @property
-    def decays(self) -> bool:
-        """Weight decay applies to matrices, not to norms and biases."""
-        return len(self.global_shape) > 1
+__all__ = ["FlatParameters", "ParallelModule", "ParameterFacts", "Part", "Piece", "Sharding"]
 
 
 class ParallelModule(nn.Module):
@@ -89,72 +69,197 @@ class ParallelModule(nn.Module):
         return parameter
 
 
-class FlatParameters:
-    """All parameters of a rank in one buffer, all gradients in another.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """What replicas share: the ZeRO level, and which of `count` shards are this rank's."""
 
-    The order groups what is treated alike: tied, sharded matrices, replicated
-    matrices, replicated vectors, sharded vectors. So `tied`, `decayed` (all
-    matrices) and `replicated` are each one slice.
+    level: int = 0
+    index: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Consecutive elements of one parameter that this rank updates.
+
+    `inside` counts from the start of the parameter's shard, `at` from the start of the
+    part, `place` from the start of a buffer of optimizer state.
     """
 
-    def __init__(self, chunks: Sequence[nn.Module], *, tp_size: int) -> None:
+    name: str
+    inside: slice
+    at: slice
+    place: slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """What this rank updates of one bucket: all of it, or its shard with ZeRO.
+
+    `owned` is its range of the bucket and `place` its range of a buffer of optimizer
+    state. `master` holds the weights that the optimizer sees, `grads` their sums;
+    `all_values` and `all_grads` are the whole bucket's, as the model uses them.
+    """
+
+    bucket: Bucket
+    owned: slice
+    place: slice
+    master: Tensor
+    grads: Tensor
+    all_values: Tensor
+    all_grads: Tensor
+    pieces: tuple[Piece, ...]
+
+    def among(self, of_bucket: slice) -> slice:
+        """What this part has of a slice of the bucket, counted from its own start."""
+        shared = overlap(of_bucket, self.owned)
+        return slice(shared.start - self.owned.start, shared.stop - self.owned.start)
+
+
+class FlatParameters:
+    """The buckets of a rank: values as the model uses them, gradients, and the own part.
+
+    Sums of gradients and the optimizer's weights are fp32 where the model's are
+    narrower, else of the model's own type.
+    """
+
+    def __init__(
+        self, chunks: Sequence[nn.Module], *, tp_size: int, sharding: Sharding | None = None
+    ) -> None:
+        self.sharding = sharding or Sharding()
+        # Alone, a rank keeps everything whatever the level says.
+        self.level = self.sharding.level if self.sharding.count > 1 else 0
         self.facts = {
             name: facts for chunk in chunks for name, facts in _collect_facts(chunk).items()
         }
-        parameters = {
+        self.parameters = {
             name: parameter for chunk in chunks for name, parameter in chunk.named_parameters()
         }
-        names = sorted(self.facts, key=lambda name: _order(self.facts[name], tp_size))
-        like = parameters[names[0]]
-        total = sum(parameters[name].numel() for name in names)
-        self.values = like.new_empty(total)
-        self.grads = like.new_zeros(total)
-        self.slices: dict[str, slice] = {}
-        sizes = [0] * (_NUM_ORDERS + 1)
-        start = 0
-        for name in names:
-            parameter, facts = parameters[name], self.facts[name]
-            part = slice(start, start + parameter.numel())
-            parameter.data = self.values[part].view(facts.shape)
-            parameter.grad = self.grads[part].view(facts.shape)
-            self.slices[name] = part
-            start = part.stop
-            sizes[_order(facts, tp_size) + 1] += parameter.numel()
-        starts = [sum(sizes[: index + 1]) for index in range(_NUM_ORDERS + 1)]
-        self.tied = slice(starts[_TIED], starts[_TIED + 1])
-        self.decayed = slice(0, starts[_REPLICATED_VECTOR])
-        self.replicated = slice(starts[_REPLICATED_MATRIX], starts[_SHARDED_VECTOR])
+        self.buckets = plan_buckets(chunks, self.facts, tp_size=tp_size)
+        like = next(iter(self.parameters.values())).detach()
+        self.dtype = like.dtype
+        self.sum_dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
+        count = self.sharding.count
+        self._lengths = [count * -(-bucket.size // count) for bucket in self.buckets]
+        self._starts = [sum(self._lengths[:index]) for index in range(len(self.buckets))]
+        total = sum(self._lengths)
+        # Whole buffers, or none: those of a level are there bucket by bucket while used.
+        self.values = like.new_zeros(total if self.level < 3 else 0)
+        self.grads = like.new_zeros(total if self.level < 2 else 0, dtype=self.sum_dtype)
+        self.owned_size = total // (count if self.level else 1)
+        self.parts = self._make_parts(self._per_bucket(self.values), self._per_bucket(self.grads))
+        for part in self.parts:
+            self._bind(part)
+            if self.level == 3:
+                drop_memory(part.all_values)
+            if self.level >= 2:
+                drop_memory(part.all_grads)
+
+    @property
+    def moves_grads(self) -> bool:
+        """Whether gradients come to rest elsewhere than where autograd adds them up."""
+        return self.level >= 2 or self.dtype is not self.sum_dtype
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the optimizer's weights lie elsewhere than the model's."""
+        return self.level == 3 or self.dtype is not self.sum_dtype
 
     def view(self, flat: Tensor, name: str) -> Tensor:
-        """The part of a flat buffer that belongs to one parameter, in its shape."""
-        return flat[self.slices[name]].view(self.facts[name].shape)
+        """The part of a whole buffer that belongs to one parameter, in its shape."""
+        for start, bucket in zip(self._starts, self.buckets, strict=True):
+            if name in bucket.slices:
+                part = bucket.slices[name]
+                return flat[start + part.start : start + part.stop].view(self.facts[name].shape)
+        raise KeyError(name)
+
+    def new_state(self) -> Tensor:
+        """A zeroed buffer of optimizer state for the own parts."""
+        return self.grads.new_zeros(self.owned_size)
 
     def initialise(self, seed: int) -> None:
-        """Initial values, the same on every layout."""
-        for name, facts in self.facts.items():
-            target = self.view(self.values, name)
-            match facts.init:
-                case "normal":
-                    target.copy_(_normal(seed, name, facts))
-                case "zeros":
-                    target.zero_()
-                case "ones":
-                    target.fill_(1.0)
+        """Initial values, the same on every layout. With ZeRO, of the own parts only."""
+        for part in self.parts:
+            for piece in part.pieces:
+                initial = self.facts[piece.name].initial(seed, piece.name)
+                part.master[piece.at].copy_(initial.reshape(-1)[piece.inside])
+            if self.level == 0:
+                self.publish(part)
+
+    def publish(self, part: Part) -> None:
+        """Give the model the own part of the optimizer's weights."""
+        if self.has_master:
+            part.all_values[part.owned].copy_(part.master)
+
+    def _per_bucket(self, whole: Tensor) -> list[Tensor]:
+        if whole.numel():
+            return [
+                whole[start : start + length]
+                for start, length in zip(self._starts, self._lengths, strict=True)
+            ]
+        return [whole.new_zeros(length) for length in self._lengths]
+
+    def _bind(self, part: Part) -> None:
+        """Let the model's parameters, and their gradients, be views of their bucket."""
+        for name, place in part.bucket.slices.items():
+            shape = self.facts[name].shape
+            self.parameters[name].data = part.all_values[place].view(shape)
+            if not self.moves_grads:
+                self.parameters[name].grad = part.all_grads[place].view(shape)
+
+    def _make_parts(self, values: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Part, ...]:
+        size, like = self.owned_size, self.grads
+        masters = like.new_zeros(size) if self.has_master else None
+        sums = like.new_zeros(size) if self.level >= 2 else None
+        parts = []
+        start = 0
+        for index, bucket in enumerate(self.buckets):
+            owned = slice(0, self._lengths[index])
+            if self.level:
+                owned = bucket.shard(self.sharding.index, self.sharding.count)
+            place = slice(start, start + owned.stop - owned.start)
+            parts.append(
+                Part(
+                    bucket=bucket,
+                    owned=owned,
+                    place=place,
+                    master=values[index][owned] if masters is None else masters[place],
+                    grads=grads[index][owned] if sums is None else sums[place],
+                    all_values=values[index],
+                    all_grads=grads[index],
+                    pieces=tuple(_pieces(bucket, owned, start)),
+                )
+            )
+            start = place.stop
+        return tuple(parts)
 
 
-# Places in the flat buffers.
-_TIED, _SHARDED_MATRIX, _REPLICATED_MATRIX, _REPLICATED_VECTOR, _SHARDED_VECTOR = range(5)
-_NUM_ORDERS = 5
+def has_memory(buffer: Tensor) -> bool:
+    """Whether a bucket's buffer can be used now."""
+    return buffer.untyped_storage().size() > 0
 
 
-def _order(facts: ParameterFacts, tp_size: int) -> int:
-    if facts.tied:
-        return _TIED
-    # With a single tensor rank nothing is sharded, and the order need not care.
-    sharded = facts.is_sharded or tp_size == 1
-    if facts.decays:
-        return _SHARDED_MATRIX if sharded else _REPLICATED_MATRIX
-    return _SHARDED_VECTOR if sharded else _REPLICATED_VECTOR
+def restore_memory(buffer: Tensor) -> None:
+    """Give a buffer whose memory was dropped new memory; what it holds is undefined."""
+    buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
+
+
+def drop_memory(buffer: Tensor) -> None:
+    """Give up the memory of a bucket's buffer; its tensors stay."""
+    buffer.untyped_storage().resize_(0)
+
+
+def _pieces(bucket: Bucket, owned: slice, start: int) -> Iterator[Piece]:
+    for name, part in bucket.slices.items():
+        shared = overlap(part, owned)
+        if shared.start < shared.stop:
+            at = slice(shared.start - owned.start, shared.stop - owned.start)
+            yield Piece(
+                name=name,
+                inside=slice(shared.start - part.start, shared.stop - part.start),
+                at=at,
+                place=slice(start + at.start, start + at.stop),
+            )
 
 
 def _collect_facts(module: nn.Module) -> dict[str, ParameterFacts]:
@@ -164,15 +269,3 @@ def _collect_facts(module: nn.Module) -> dict[str, ParameterFacts]:
         if isinstance(part, ParallelModule)
         for name, facts in part.facts.items()
     }
-
-
-def _normal(seed: int, name: str, facts: ParameterFacts) -> Tensor:
-    """This rank's slice of a normal tensor that depends on the seed and the name only."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator()
-    generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    full = torch.empty(facts.global_shape, dtype=torch.float32)
-    full.normal_(0.0, facts.std, generator=generator)
-    for dim, (offset, size) in enumerate(zip(facts.offsets, facts.shape, strict=True)):
-        full = full.narrow(dim, offset, size)
-    return full

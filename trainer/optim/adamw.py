@@ -1,19 +1,20 @@
-"""AdamW on one flat buffer.
+"""AdamW on the parts of the flat buffers that this rank owns.
 
-The same arithmetic as `torch.optim.AdamW`, in the same order, but over all of
-a rank's parameters at once: a handful of operations per step whatever the
-number of tensors, no import of torch's compiler, and a state that is restored
-bit for bit by copying two buffers.
+The same arithmetic as `torch.optim.AdamW`, in the same order, but over a bucket
+at once: a handful of operations per bucket, no import of torch's compiler, and
+a state that is restored bit for bit by copying two buffers. Element by element,
+so ZeRO changes nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from trainer.model.parameters import FlatParameters
+from trainer.model.parameters import FlatParameters, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +28,35 @@ class AdamWConfig:
 
 
 class FlatAdamW:
-    """Holds both moments of every parameter of a rank."""
+    """Holds both moments of every parameter that a rank owns."""
 
     def __init__(self, flat: FlatParameters, config: AdamWConfig) -> None:
         self._flat = flat
         self._config = config
-        self.exp_avg = torch.zeros_like(flat.values)
-        self.exp_avg_sq = torch.zeros_like(flat.values)
+        self.exp_avg = flat.new_state()
+        self.exp_avg_sq = flat.new_state()
 
     @torch.no_grad()
-    def step(self, step: int, learning_rate: float) -> None:
-        """One update from the gradients in the flat buffer; `step` counts from 1."""
-        config, values, grads = self._config, self._flat.values, self._flat.grads
-        values[self._flat.decayed].mul_(1.0 - learning_rate * config.weight_decay)
-        self.exp_avg.lerp_(grads, 1.0 - config.beta1)
-        self.exp_avg_sq.mul_(config.beta2).addcmul_(grads, grads, value=1.0 - config.beta2)
+    def step(
+        self, step: int, learning_rate: float, updated: Callable[[Part], None] | None = None
+    ) -> None:
+        """One update from the gradients of the own parts; `step` counts updates from 1.
+
+        `updated` is called with each part as soon as its weights are new.
+        """
+        for part in self._flat.parts:
+            self._update(part, step, learning_rate)
+            if updated is not None:
+                updated(part)
+
+    def _update(self, part: Part, step: int, learning_rate: float) -> None:
+        config, grads = self._config, part.grads
+        exp_avg, exp_avg_sq = self.exp_avg[part.place], self.exp_avg_sq[part.place]
+        decayed = part.master[part.among(part.bucket.decayed)]
+        decayed.mul_(1.0 - learning_rate * config.weight_decay)
+        exp_avg.lerp_(grads, 1.0 - config.beta1)
+        exp_avg_sq.mul_(config.beta2).addcmul_(grads, grads, value=1.0 - config.beta2)
         root_correction = math.sqrt(1.0 - config.beta2**step)
-        denominator = self.exp_avg_sq.sqrt().div_(root_correction).add_(config.eps)
+        denominator = exp_avg_sq.sqrt().div_(root_correction).add_(config.eps)
         step_size = learning_rate / (1.0 - config.beta1**step)
-        values.addcdiv_(self.exp_avg, denominator, value=-step_size)
+        part.master.addcdiv_(exp_avg, denominator, value=-step_size)

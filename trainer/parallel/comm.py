@@ -1,38 +1,33 @@
-"""The thin layer between the trainer and a process group.
+"""The operations of a process group, with one meaning on every backend.
 
-It gives every group the few operations that the trainer uses, with one meaning
-on every backend, and notes each in the black box, so that a hang names the
-operation, the group and its sequence number.
+`Comm` is what the trainer sees. It notes every wait in the black box, so that a
+hang names the operation, the group and its sequence number, and it counts what
+overlap is judged by: bytes sent, time under way, time waited.
 
-On gloo every operation is built from point-to-point messages: gloo's own
-reduce-scatter moves the bytes of an all-reduce, its rings cost one process
-switch per peer, and a local sum in fixed rank order makes every reduction
-bitwise reproducible. Receives are always posted before sends: a gloo send is
-a rendezvous, it ends only once its peer has posted the receive.
+Blocking operations return when the result is there. `start_*` operations return
+a `Pending` at once; the result is there after its `wait()`. Any number of them
+may be under way in one group, provided that all members start them in the same
+order and wait for them in the same order.
 
-Which groups exist is decided in `trainer.parallel.mesh`.
+The backends are `trainer.parallel.gloo` and `trainer.parallel.nccl`; which
+groups exist is decided in `trainer.parallel.mesh`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from outlast.blackbox import Group, Op
 from outlast.errors import RetryableError
 
-# Tags of pipeline messages start above the one that collectives use; two
-# messages with different tags never take each other's place.
-_COLLECTIVE_TAG = 1
+# Tags from here up to the first one of collectives belong to whoever posts messages.
 FIRST_FREE_TAG = 16
-# Below this many bytes an all-reduce sends whole buffers to all peers at once
-# (one exchange); above, it reduce-scatters and gathers (two, of fewer bytes).
-_SMALL_BYTES = 64 * 1024
 
 
 class PeerLostError(RetryableError):
@@ -51,19 +46,59 @@ class Recorder(Protocol):
 
 
 class Pending(Protocol):
-    """A message under way."""
+    """Something under way; after `wait` its result is there."""
 
     def wait(self) -> Any: ...
 
 
+class PendingReduce(Pending, Protocol):
+    """An all-reduce under way."""
+
+    def advance(self) -> None:
+        """Wait for its first half and start the second, where it has two."""
+
+
+class Exchange(Pending, Protocol):
+    """A message from each member to each other one; receives are already posted."""
+
+    def send(self, outgoing: Sequence[Tensor]) -> None:
+        """Send `outgoing[i]` to member i; they must stay as they are until `wait`."""
+
+
+class Nothing:
+    """What a group of one has under way."""
+
+    def send(self, outgoing: Sequence[Tensor]) -> None:
+        """No member to send to."""
+
+    def advance(self) -> None:
+        """Nothing to advance."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
 class Comm:
-    """The operations of one group. A group of one does nothing, at no cost."""
+    """The operations of one group. A group of one does nothing, at no cost.
+
+    `bytes_sent` is what this member has handed to the network. `in_flight_ns` is
+    the time during which at least one operation was under way, from its start to
+    the end of its `wait`; `waited_ns` is the part of it that this thread spent
+    waiting: exposed communication. The difference is an upper bound of the hidden
+    part, because gloo does not say when a message arrived. On a GPU both are the
+    host's times, which are next to nothing.
+    """
 
     def __init__(self, *, group: Group, ranks: tuple[int, ...], index: int) -> None:
         self.group = group
         self.ranks = ranks
         self.size = len(ranks)
         self.index = index
+        # The other members, nearest first, so that not all start with the same one.
+        self.peers = tuple((index + offset) % self.size for offset in range(1, self.size))
+        self.bytes_sent = 0
+        self.waited_ns = 0
+        self.in_flight_ns = 0
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over the group, in place. Every member gets the same bits."""
@@ -85,6 +120,44 @@ class Comm:
         """The tensor of the member at index `root`, in place."""
         return tensor
 
+    def start_all_gather(self, shard: Tensor, out: Tensor) -> Pending:
+        """Start to join every member's `shard` along dim 0 of `out`, in group order.
+
+        `out` is contiguous, of `shard`'s type, and has `size` times its rows;
+        `shard` may be its own part of `out`. Neither may be touched until `wait`.
+        """
+        check_parts(shard, out, self.size)
+        if not is_same_memory(shard, out):
+            out.copy_(shard)
+        return Nothing()
+
+    def start_reduce_scatter(
+        self, flat: Tensor, out: Tensor, *, wire_dtype: torch.dtype | None = None
+    ) -> Pending:
+        """Start to sum `flat` over the group; `out` gets this member's part along dim 0.
+
+        `flat` is contiguous and has `size` times the rows of `out`; `out` may be
+        its own part of `flat`. Neither may be touched until `wait`. Parts travel
+        as `wire_dtype` (half the bytes with bf16 for fp32) and are summed in
+        group order in the type of `out`; this member's own part is not rounded.
+        """
+        check_parts(out, flat, self.size)
+        if not is_same_memory(flat, out):
+            out.copy_(flat)
+        return Nothing()
+
+    def start_all_reduce(self, tensor: Tensor) -> PendingReduce:
+        """Start to sum a contiguous tensor over the group, in place."""
+        return Nothing()
+
+    def start_exchange(self, incoming: Sequence[Tensor], op: Op) -> Exchange:
+        """Get ready to receive `incoming[i]` from member i; the own entry is ignored.
+
+        The messages leave with `send` of the result, which may come much later.
+        `op` is the operation that this exchange is a part of.
+        """
+        return Nothing()
+
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """Start to send to the member at index `peer`; the tensor must stay as it is."""
         raise ValueError(f"group {self.group.name} has no member to send to")
@@ -97,8 +170,8 @@ class Comm:
         """Wait for messages under way."""
 
 
-class _BackendComm(Comm):
-    """What the real groups share: the black box and the meaning of errors."""
+class BackendComm(Comm):
+    """What the real groups share: the black box, the counters, the meaning of errors."""
 
     def __init__(
         self,
@@ -112,26 +185,15 @@ class _BackendComm(Comm):
         super().__init__(group=group, ranks=ranks, index=index)
         self._backend = backend
         self._recorder = recorder
-
-    @contextmanager
-    def _operation(self, op: Op, micro_batch: int = -1) -> Iterator[None]:
-        seq = self._recorder.enter(op, self.group, micro_batch)
-        try:
-            yield
-        except RuntimeError as error:
-            # The box keeps saying "in" this operation: that is what happened.
-            raise self._lost(f"{op.name.lower()} #{seq}", error) from error
-        self._recorder.leave()
-
-    def _lost(self, what: str, error: RuntimeError) -> PeerLostError:
-        group = self.group.name.lower()
-        return PeerLostError(f"{group} {what} among ranks {list(self.ranks)} failed: {error}")
+        self._num_in_flight = 0
+        self._in_flight_since_ns = 0
 
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         try:
             work: Pending = self._backend.send([tensor], peer, tag)
         except RuntimeError as error:
             raise self._lost("send", error) from error
+        self.bytes_sent += tensor.nbytes
         return work
 
     def post_recv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
@@ -142,120 +204,72 @@ class _BackendComm(Comm):
         return work
 
     def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
-        with self._operation(op, micro_batch):
+        with self.waiting(op, micro_batch):
             for work in works:
                 work.wait()
 
+    def departed(self) -> None:
+        """Note that an operation is under way from now on."""
+        if self._num_in_flight == 0:
+            self._in_flight_since_ns = time.monotonic_ns()
+        self._num_in_flight += 1
 
-class GlooComm(_BackendComm):
-    """Collectives as direct exchanges, summed in group order."""
+    def landed(self) -> None:
+        """Note that an operation under way has ended."""
+        self._num_in_flight -= 1
+        if self._num_in_flight == 0:
+            self.in_flight_ns += time.monotonic_ns() - self._in_flight_since_ns
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        with self._operation(Op.ALL_REDUCE):
-            if tensor.nbytes <= _SMALL_BYTES * self.size:
-                tensor.copy_(_sum_in_order(self._gather_rows(tensor)))
-                return tensor
-            flat = tensor.view(-1)
-            even = flat.numel() // self.size * self.size
-            part = self._reduce_scatter(flat[:even])
-            self._gather_into(flat[:even].view(self.size, -1), part)
-            if even < flat.numel():
-                flat[even:].copy_(_sum_in_order(self._gather_rows(flat[even:])))
-        return tensor
+    @contextmanager
+    def waiting(self, op: Op, micro_batch: int = -1) -> Iterator[None]:
+        """Around whatever can wait for another rank.
 
-    def all_reduce_max(self, tensor: Tensor) -> Tensor:
-        with self._operation(Op.ALL_REDUCE):
-            return tensor.copy_(self._gather_rows(tensor).amax(dim=0))
+        Raises:
+            PeerLostError: what is inside failed.
+        """
+        seq = self._recorder.enter(op, self.group, micro_batch)
+        self.departed()
+        since_ns = time.monotonic_ns()
+        try:
+            yield
+        except (RuntimeError, PeerLostError) as error:
+            # The box keeps saying "in" this operation: that is what happened.
+            raise self._lost(f"{op.name.lower()} #{seq}", error) from error
+        self.waited_ns += time.monotonic_ns() - since_ns
+        self.landed()
+        self._recorder.leave()
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        with self._operation(Op.ALL_GATHER):
-            return self._gather_rows(tensor).flatten(0, 1)
-
-    def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        with self._operation(Op.REDUCE_SCATTER):
-            return self._reduce_scatter(tensor)
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        with self._operation(Op.BROADCAST):
-            if self.index == root:
-                works = [
-                    self._backend.send([tensor], peer, _COLLECTIVE_TAG) for peer in self._peers()
-                ]
-            else:
-                works = [self._backend.recv([tensor], root, _COLLECTIVE_TAG)]
-            for work in works:
-                work.wait()
-        return tensor
-
-    def _peers(self) -> list[int]:
-        """The other members, nearest first, so that not all start with the same one."""
-        return [(self.index + offset) % self.size for offset in range(1, self.size)]
-
-    def _gather_rows(self, tensor: Tensor) -> Tensor:
-        """Every member's tensor, stacked in group order."""
-        rows = tensor.new_empty((self.size, *tensor.shape))
-        self._gather_into(rows, tensor.contiguous())
-        return rows
-
-    def _gather_into(self, rows: Tensor, own: Tensor) -> None:
-        tag = _COLLECTIVE_TAG
-        works = [self._backend.recv([rows[peer]], peer, tag) for peer in self._peers()]
-        works += [self._backend.send([own], peer, tag) for peer in self._peers()]
-        rows[self.index].copy_(own)
-        for work in works:
-            work.wait()
-
-    def _reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Exchange parts, then sum locally in group order."""
-        tag = _COLLECTIVE_TAG
-        parts = tensor.contiguous().view(self.size, tensor.shape[0] // self.size, *tensor.shape[1:])
-        received = torch.empty_like(parts)
-        works = [self._backend.recv([received[peer]], peer, tag) for peer in self._peers()]
-        works += [self._backend.send([parts[peer]], peer, tag) for peer in self._peers()]
-        received[self.index].copy_(parts[self.index])
-        for work in works:
-            work.wait()
-        return _sum_in_order(received)
+    def _lost(self, what: str, error: Exception) -> PeerLostError:
+        group = self.group.name.lower()
+        return PeerLostError(f"{group} {what} among ranks {list(self.ranks)} failed: {error}")
 
 
-class NcclComm(_BackendComm):
-    """Native collectives; they run on the device in stream order."""
+def check_parts(part: Tensor, whole: Tensor, num_parts: int) -> None:
+    """Refuse a whole that is not `num_parts` times its part, or has gaps.
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        with self._operation(Op.ALL_REDUCE):
-            self._backend.allreduce([tensor]).wait()
-        return tensor
-
-    def all_reduce_max(self, tensor: Tensor) -> Tensor:
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        with self._operation(Op.ALL_REDUCE):
-            self._backend.allreduce([tensor], options).wait()
-        return tensor
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        joined = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
-        with self._operation(Op.ALL_GATHER):
-            self._backend._allgather_base(joined, tensor.contiguous()).wait()
-        return joined
-
-    def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        part = tensor.new_empty((tensor.shape[0] // self.size, *tensor.shape[1:]))
-        with self._operation(Op.REDUCE_SCATTER):
-            self._backend._reduce_scatter_base(part, tensor.contiguous()).wait()
-        return part
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        with self._operation(Op.BROADCAST):
-            self._backend.broadcast([tensor], options).wait()
-        return tensor
+    Raises:
+        ValueError: and says what both are.
+    """
+    if part.numel() * num_parts != whole.numel() or not whole.is_contiguous():
+        raise ValueError(
+            f"a group of {num_parts} needs a contiguous tensor of {num_parts} times "
+            f"{tuple(part.shape)}, got {tuple(whole.shape)} with strides {whole.stride()}"
+        )
 
 
-def _sum_in_order(rows: Tensor) -> Tensor:
-    """Sum over dim 0, first row first: the order of additions never varies."""
-    total = rows[0].clone()
-    for row in rows[1:]:
-        total += row
-    return total
+def is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether both tensors start at the same place."""
+    return one.data_ptr() == other.data_ptr()
+
+
+def sum_in_order(parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    """Sum at least two tensors into `out`, first one first: the order never varies.
+
+    `out` may be one of the parts. Additions are done in the type of `out`.
+    """
+    total = parts[0]
+    if len(parts) > 2:
+        total = parts[0].to(out.dtype, copy=True)
+        for part in parts[1:-1]:
+            total += part
+    return torch.add(total, parts[-1], out=out)

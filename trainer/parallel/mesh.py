@@ -20,7 +20,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from outlast.blackbox import Group
 from outlast.layout import Coordinate, Layout
-from trainer.parallel.comm import Comm, GlooComm, NcclComm, Recorder
+from trainer.parallel.comm import Comm, Recorder
+from trainer.parallel.gloo import GlooComm
+from trainer.parallel.nccl import NcclComm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

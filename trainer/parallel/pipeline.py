@@ -1,16 +1,19 @@
 """The engine that executes a pipeline schedule.
 
-A step's receives are all posted before its first action, each with a tag of
-its own, and no send is waited for until the step ends: a late neighbour delays
-only the action that truly needs its message. Which action comes when is the
-schedule's business (`trainer.core.schedule`), what an action computes is the
-stage's (`trainer.model.gpt`).
+Receives are posted ahead and no send is waited for before its buffer is
+needed again (`trainer.parallel.mailbox`): a late neighbour delays only the
+action that truly needs its message. Which action comes when is the schedule's
+business (`trainer.core.schedule`), what an action computes is the chunk's
+(`trainer.model.gpt`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -19,10 +22,10 @@ import torch
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
-from outlast.blackbox import Op
 from trainer.core.schedule import Action, ActionKind, Schedule
-from trainer.model.gpt import GptChunk
-from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
+from trainer.core.schedule.messages import Message, incoming, last_used, outgoing
+from trainer.parallel.boundary import Boundary
+from trainer.parallel.mailbox import Mailbox
 from trainer.parallel.mesh import Mesh
 
 
@@ -34,127 +37,242 @@ class MicroBatch:
     targets: Tensor
 
 
+class Chunk(Protocol):
+    """What the engine needs of consecutive layers of a model.
+
+    A call gives the hidden state for the next chunk, or the summed loss on the
+    last one; always a new tensor, since the input's buffer is used again.
+    `hidden` is None for the first chunk.
+    """
+
+    def begin(self, step: int, micro_batch: int) -> None:
+        """What is computed next: `micro_batch` counts over the whole global batch."""
+
+    def train(self, mode: bool = True) -> object:
+        """Compute as in training, or as in evaluation."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+    def __call__(
+        self, tokens_SB: Tensor, hidden: Tensor | None, targets_SB: Tensor, /
+    ) -> Tensor: ...
+
+
+class ChunkHooks(Protocol):
+    """What happens around each use of a chunk (ZeRO gathers and reduces there)."""
+
+    def before_forward(self, chunk: int, micro_batch: int) -> None: ...
+
+    def after_forward(self, chunk: int, micro_batch: int) -> None: ...
+
+    def before_backward(self, chunk: int, micro_batch: int) -> None: ...
+
+    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        """`last`: the chunk's last backward of this step."""
+
+
+class NoHooks:
+    """Nothing happens around the uses of a chunk."""
+
+    def before_forward(self, chunk: int, micro_batch: int) -> None:
+        pass
+
+    def after_forward(self, chunk: int, micro_batch: int) -> None:
+        pass
+
+    def before_backward(self, chunk: int, micro_batch: int) -> None:
+        pass
+
+    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        pass
+
+
 @dataclass(slots=True)
-class _Inbox:
-    """Posted receives of one direction, by micro-batch."""
+class StepTiming:
+    """Where the time of one `run` went, by the host's clock.
 
-    comm: Comm
-    buffers: Tensor
-    works: dict[int, Pending] = field(default_factory=dict)
+    `busy_s` was spent in chunks, `waited_s` waiting for messages. The rest of
+    `elapsed_s` is hooks and bookkeeping. On CUDA work is only launched, so these
+    are not the device's times.
+    """
 
-    def take(self, micro_batch: int) -> Tensor:
-        self.comm.wait([self.works.pop(micro_batch)], Op.RECV, micro_batch)
-        return self.buffers[micro_batch]
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+    elapsed_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """An action and what the schedule says about it."""
+
+    action: Action
+    needs: Message | None
+    makes: Message | None
+    last_used: tuple[Message, ...]
+    is_last_backward: bool
+
+
+@dataclass(slots=True, kw_only=True)
 class _Step:
-    """What lives for the length of one step."""
+    """What lives for the length of one step; keys are (chunk, micro-batch)."""
 
     micro_batches: Sequence[MicroBatch]
+    loss_scale: float
+    number: int
     loss: Tensor
-    forwards: _Inbox | None = None
-    backwards: _Inbox | None = None
-    inputs: dict[int, Tensor] = field(default_factory=dict)
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-    # A sent tensor must stay alive and unchanged until its send has ended.
-    sends: list[tuple[Comm, Pending, Tensor]] = field(default_factory=list)
+    inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
 
 class PipelineEngine:
-    """Runs this rank's part of a schedule on its stage of the model."""
+    """Runs this rank's part of a schedule on its chunks of the model.
+
+    `order` is what a step does, first to last; `last_timing` tells where the time
+    of the last one went.
+    """
 
     def __init__(
-        self, chunk: GptChunk, mesh: Mesh, schedule: Schedule, *, boundary: tuple[int, ...]
+        self,
+        chunks: Sequence[Chunk],
+        mesh: Mesh,
+        schedule: Schedule,
+        *,
+        boundary: tuple[int, ...],
+        replicated: bool = False,
+        hooks: ChunkHooks | None = None,
     ) -> None:
-        """`boundary` is the shape of the tensor between two stages on this rank."""
-        if schedule.num_stages != mesh.layout.pp or schedule.num_chunks != 1:
+        """`chunks[c]` is chunk `c` of this rank's stage.
+
+        `boundary` is the shape of the tensor between two chunks on this rank,
+        `replicated` whether all ranks of the tensor group have the same one.
+        """
+        if (schedule.num_stages, schedule.num_chunks) != (mesh.layout.pp, len(chunks)):
             raise ValueError(
                 f"schedule {schedule.name} is for {schedule.num_stages} stages of "
-                f"{schedule.num_chunks} chunks; this engine runs {mesh.layout.pp} stages of 1"
+                f"{schedule.num_chunks} chunks; this engine runs {mesh.layout.pp} stages "
+                f"of {len(chunks)}"
             )
-        self._chunk = chunk
-        self._mesh = mesh
-        self._actions = schedule.actions[mesh.at.pp]
-        kinds = {action.kind for action in self._actions}
+        self.order = schedule.actions[mesh.at.pp]
+        self.last_timing = StepTiming()
+        kinds = {action.kind for action in self.order}
         if not kinds <= {ActionKind.FORWARD, ActionKind.BACKWARD}:
             raise ValueError(f"schedule {schedule.name} splits backwards; this engine fuses them")
-        self._trains = ActionKind.BACKWARD in kinds
-        self._num_micro_batches = schedule.num_micro_batches
-        shape = (self._num_micro_batches, *boundary)
-        like = next(chunk.parameters())
-        self._forward_buffers = None if mesh.is_first_stage else like.new_empty(shape)
-        receives_back = self._trains and not mesh.is_last_stage
-        self._backward_buffers = like.new_empty(shape) if receives_back else None
-        self._zero_loss = like.new_zeros(())
+        self._chunks = tuple(chunks)
+        self._hooks = hooks or NoHooks()
+        self._boundary = Boundary(shape=boundary, replicas=mesh.tp if replicated else None)
+        self._trains = schedule.trains
+        self._first_micro_batch = mesh.at.dp * schedule.num_micro_batches
+        self._loss_chunk = schedule.num_chunks - 1 if mesh.is_last_stage else None
+        self._work = _work(schedule, mesh.at.pp)
+        dtype = next(iter(chunks[0].parameters())).dtype
+        like = torch.empty(self._boundary.message_shape, dtype=dtype, device=mesh.device)
+        self._mailbox = Mailbox(mesh, schedule, like)
+        # Sums of losses need more digits than activations do.
+        self._zero_loss = torch.zeros(
+            (), dtype=torch.promote_types(dtype, torch.float32), device=mesh.device
+        )
 
-    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def run(
+        self, micro_batches: Sequence[MicroBatch], loss_scale: float, *, step: int = 0
+    ) -> Tensor:
         """Run the schedule; gradients add up in the parameters.
 
         Returns the sum of the micro-batches' losses times `loss_scale` on the
         last stage, zero elsewhere.
         """
-        step = _Step(micro_batches=micro_batches, loss=self._zero_loss.clone())
-        self._post_receives(step)
-        for action in self._actions:
-            if action.kind is ActionKind.FORWARD:
-                self._forward(step, action, loss_scale)
+        self.last_timing = StepTiming()
+        state = _Step(
+            micro_batches=micro_batches,
+            loss_scale=loss_scale,
+            number=step,
+            loss=self._zero_loss.clone(),
+        )
+        start_s = time.perf_counter()
+        for chunk in self._chunks:
+            chunk.train(self._trains)
+        self._mailbox.open()
+        for work in self._work:
+            if work.action.kind is ActionKind.FORWARD:
+                self._forward(state, work)
             else:
-                self._backward(step, action)
-        for comm, work, _ in step.sends:
-            comm.wait([work], Op.SEND)
-        return step.loss
+                self._backward(state, work)
+            for message in work.last_used:
+                self._mailbox.release(message)
+        with self._waiting():
+            self._mailbox.close()
+        self.last_timing.elapsed_s = time.perf_counter() - start_s
+        return state.loss
 
-    def _post_receives(self, step: _Step) -> None:
-        mesh = self._mesh
-        if self._forward_buffers is not None:
-            step.forwards = _Inbox(mesh.pp, self._forward_buffers)
-            self._post(step.forwards, mesh.at.pp - 1, forward=True)
-        if self._backward_buffers is not None:
-            step.backwards = _Inbox(mesh.pp_back, self._backward_buffers)
-            self._post(step.backwards, mesh.at.pp + 1, forward=False)
-
-    def _post(self, inbox: _Inbox, peer: int, *, forward: bool) -> None:
-        for index in range(self._num_micro_batches):
-            tag = _tag(index, forward=forward)
-            inbox.works[index] = inbox.comm.post_recv(inbox.buffers[index], peer, tag)
-
-    def _forward(self, step: _Step, action: Action, loss_scale: float) -> None:
-        index = action.micro_batch
-        batch = step.micro_batches[index]
-        hidden = None
-        if step.forwards is not None:
-            hidden = step.forwards.take(index).detach().requires_grad_(self._trains)
-            step.inputs[index] = hidden
-        with torch.set_grad_enabled(self._trains):
-            output = self._chunk(batch.tokens, hidden, batch.targets)
-            if self._mesh.is_last_stage:
-                output = output * loss_scale
-        if self._mesh.is_last_stage:
-            step.loss += output.detach()
-        else:
-            self._send(step, output.detach(), index, forward=True)
+    def _forward(self, state: _Step, work: _Work) -> None:
+        index, number = work.action.chunk, work.action.micro_batch
+        batch, chunk = state.micro_batches[number], self._chunks[index]
+        self._hooks.before_forward(index, number)
+        hidden = self._receive(work.needs)
+        if hidden is not None:
+            # A tensor of its own on the buffer's storage: a leaf for this micro-batch.
+            hidden = state.inputs[index, number] = hidden.detach().requires_grad_(self._trains)
+        chunk.begin(state.number, self._first_micro_batch + number)
+        with self._computing(), torch.set_grad_enabled(self._trains):
+            output = chunk(batch.tokens, hidden, batch.targets)
+            if index == self._loss_chunk:
+                output = output * state.loss_scale
+        if index == self._loss_chunk:
+            state.loss += output.detach()
+        self._send(work.makes, output)
         if self._trains:
-            step.outputs[index] = output
+            state.outputs[index, number] = output
+        else:
+            state.inputs.pop((index, number), None)
+        self._hooks.after_forward(index, number)
 
-    def _backward(self, step: _Step, action: Action) -> None:
-        index = action.micro_batch
-        output = step.outputs.pop(index)
-        grad = None if step.backwards is None else step.backwards.take(index)
-        torch.autograd.backward(output, grad)
-        if step.forwards is not None:
-            hidden_grad = step.inputs.pop(index).grad
-            assert hidden_grad is not None, "a stage's loss depends on its input"
-            self._send(step, hidden_grad, index, forward=False)
+    def _backward(self, state: _Step, work: _Work) -> None:
+        key = index, number = work.action.chunk, work.action.micro_batch
+        self._hooks.before_backward(index, number)
+        grad = self._receive(work.needs)
+        hidden = state.inputs.pop(key, None)
+        with self._computing():
+            torch.autograd.backward(state.outputs.pop(key), grad)
+        if hidden is not None:
+            assert hidden.grad is not None, "a chunk's output depends on its input"
+            self._send(work.makes, hidden.grad)
+        self._hooks.after_backward(index, number, last=work.is_last_backward)
 
-    def _send(self, step: _Step, tensor: Tensor, index: int, *, forward: bool) -> None:
-        mesh = self._mesh
-        comm = mesh.pp if forward else mesh.pp_back
-        peer = mesh.at.pp + (1 if forward else -1)
-        message = tensor.contiguous()
-        work = comm.post_send(message, peer, _tag(index, forward=forward))
-        step.sends.append((comm, work, message))
+    def _receive(self, message: Message | None) -> Tensor | None:
+        if message is None:
+            return None
+        with self._waiting():
+            return self._boundary.incoming(self._mailbox.take(message))
+
+    def _send(self, message: Message | None, tensor: Tensor) -> None:
+        if message is not None:
+            with self._waiting():
+                self._mailbox.send(message, self._boundary.outgoing(tensor.detach()))
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        start_s = time.perf_counter()
+        yield
+        self.last_timing.busy_s += time.perf_counter() - start_s
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        start_s = time.perf_counter()
+        yield
+        self.last_timing.waited_s += time.perf_counter() - start_s
 
 
-def _tag(micro_batch: int, *, forward: bool) -> int:
-    return FIRST_FREE_TAG + 2 * micro_batch + (0 if forward else 1)
+def _work(schedule: Schedule, stage: int) -> tuple[_Work, ...]:
+    order = schedule.actions[stage]
+    last_backwards = {
+        action.chunk: action for action in order if action.kind is ActionKind.BACKWARD
+    }
+    return tuple(
+        _Work(
+            action=action,
+            needs=incoming(schedule, stage, action),
+            makes=outgoing(schedule, stage, action),
+            last_used=last_used(schedule, stage, action),
+            is_last_backward=last_backwards.get(action.chunk) is action,
+        )
+        for action in order
+    )

@@ -20,7 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
@@ -37,6 +36,7 @@ class TensorParallel:
 
     comm: Comm
     sequence_parallel: bool
+    chunks: int = 1
 
 
 def column_linear(
@@ -47,22 +47,18 @@ def column_linear(
     return out
 
 
-def row_linear(x_SBF: Tensor, weight_DF: Tensor, bias_D: Tensor, tp: TensorParallel) -> Tensor:
+def row_linear(
+    x_SBF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, tp: TensorParallel
+) -> Tensor:
     """The sum over the group of every rank's part, plus the bias once."""
     out: Tensor = _apply(_RowLinear, x_SBF, weight_DF, tp.comm, tp.sequence_parallel)
-    return out + bias_D
+    return out if bias_D is None else out + bias_D
 
 
 def vocab_embedding(tokens_SB: Tensor, weight_VD: Tensor, tp: TensorParallel) -> Tensor:
     """Rows of an embedding whose vocabulary is split over the group."""
     out: Tensor = _apply(_VocabEmbedding, tokens_SB, weight_VD, tp.comm, tp.sequence_parallel)
     return out
-
-
-def vocab_cross_entropy(logits_NV: Tensor, targets_N: Tensor, comm: Comm) -> Tensor:
-    """Loss of every token from logits whose vocabulary is split over the group."""
-    loss_N: Tensor = _apply(_VocabCrossEntropy, logits_NV, targets_N, comm)
-    return loss_N
 
 
 def _apply(function: type[Function], *arguments: Any) -> Any:
@@ -106,7 +102,7 @@ class _RowLinear(Function):
 class _VocabEmbedding(Function):
     @staticmethod
     def forward(ctx: Any, tokens_SB: Tensor, weight_VD: Tensor, comm: Comm, sp: bool) -> Tensor:
-        rows_SB, inside_SB = _own_rows(tokens_SB, weight_VD.shape[0], comm)
+        rows_SB, inside_SB = own_rows(tokens_SB, weight_VD.shape[0], comm)
         ctx.save_for_backward(rows_SB, inside_SB)
         ctx.comm, ctx.sp, ctx.num_rows = comm, sp, weight_VD.shape[0]
         partial_SBD = F.embedding(rows_SB, weight_VD) * inside_SB.unsqueeze(-1)
@@ -122,29 +118,7 @@ class _VocabEmbedding(Function):
         return None, grad_VD, None, None
 
 
-class _VocabCrossEntropy(Function):
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, comm: Comm) -> Tensor:
-        rows_N, inside_N = _own_rows(targets_N, logits_NV.shape[1], comm)
-        largest_N = comm.all_reduce_max(logits_NV.amax(dim=1))
-        shifted_NV = logits_NV - largest_N.unsqueeze(1)
-        picked_N = shifted_NV.gather(1, rows_N.unsqueeze(1)).squeeze(1) * inside_N
-        exp_NV = shifted_NV.exp_()
-        # One message for both sums: the normaliser and the target's own logit.
-        sums_2N = comm.all_reduce(torch.stack((exp_NV.sum(dim=1), picked_N)))
-        ctx.save_for_backward(exp_NV.div_(sums_2N[0].unsqueeze(1)), rows_N, inside_N)
-        return sums_2N[0].log() - sums_2N[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
-        softmax_NV, rows_N, inside_N = ctx.saved_tensors
-        grad_NV = softmax_NV.clone()
-        tokens_N = torch.arange(grad_NV.shape[0], device=grad_NV.device)
-        grad_NV[tokens_N, rows_N] -= inside_N.to(grad_NV.dtype)
-        return grad_NV.mul_(grad_N.unsqueeze(1)), None, None
-
-
-def _own_rows(ids: Tensor, num_rows: int, comm: Comm) -> tuple[Tensor, Tensor]:
+def own_rows(ids: Tensor, num_rows: int, comm: Comm) -> tuple[Tensor, Tensor]:
     """Ids as rows of this rank's shard, and which of them are really in it."""
     rows = ids - comm.index * num_rows
     inside = (rows >= 0) & (rows < num_rows)

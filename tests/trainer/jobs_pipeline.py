@@ -1,0 +1,212 @@
+"""What ranks of a pipeline do in tests, with chunks that stand in for a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from outlast.blackbox import Op
+from outlast.layout import Layout
+from tests.trainer.jobs import mesh_of
+from tests.trainer.ranks import RankContext
+from trainer.core import schedule as schedules
+from trainer.core.schedule import Schedule
+from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.pipeline import MicroBatch, PipelineEngine
+
+SHAPE = (4, 2)
+"""[S, B] of a micro-batch, and of what goes between two chunks."""
+FACTOR = 1.5
+"""Every chunk multiplies by it."""
+
+
+class Wait(Function):
+    """The identity; takes `seconds` forward and twice as long backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        # It stands for computing, so it must take as long as told.
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return grad.clone(), None
+
+
+class StandIn(nn.Module):
+    """Multiplies tokens by FACTOR on every chunk, and by the targets on the last."""
+
+    def __init__(self, *, is_last: bool, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(FACTOR, dtype=torch.float64))
+        self.begun: list[tuple[int, int]] = []
+        self._is_last = is_last
+        self._seconds = seconds
+
+    def begin(self, step: int, micro_batch: int) -> None:
+        self.begun.append((step, micro_batch))
+
+    def forward(self, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
+        x = (tokens.double() if hidden is None else hidden) * self.factor
+        out: Tensor = Wait.apply(x, self._seconds)  # type: ignore[no-untyped-call]
+        return (out * targets).sum() if self._is_last else out
+
+
+class HookLog:
+    """Writes down every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, int]] = []
+
+    def before_forward(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(("before forward", chunk, micro_batch))
+
+    def after_forward(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(("after forward", chunk, micro_batch))
+
+    def before_backward(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(("before backward", chunk, micro_batch))
+
+    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        self.calls.append(("after last backward" if last else "after backward", chunk, micro_batch))
+
+
+def batches(count: int) -> list[MicroBatch]:
+    """No two alike, so that a message that takes another's place is noticed."""
+    numbers = torch.randperm(count * 16, generator=torch.Generator().manual_seed(5))
+    parts = numbers.view(count, 2, *SHAPE)
+    return [MicroBatch(tokens=tokens, targets=targets) for tokens, targets in parts]
+
+
+def stand_ins(mesh: Mesh, num_chunks: int, *, seconds: float = 0.0) -> list[StandIn]:
+    """This stage's chunks of a model of waits."""
+    return [
+        StandIn(is_last=mesh.is_last_stage and chunk == num_chunks - 1, seconds=seconds)
+        for chunk in range(num_chunks)
+    ]
+
+
+def run_stand_ins(
+    context: RankContext, layout: Layout, schedule: Schedule, seconds: float
+) -> dict[str, Any]:
+    """A step of waits: what was called in which order, and where the time went."""
+    mesh = mesh_of(context, layout, tied=False)
+    chunks = stand_ins(mesh, schedule.num_chunks, seconds=seconds)
+    hooks = HookLog()
+    engine = PipelineEngine(chunks, mesh, schedule, boundary=SHAPE, hooks=hooks)
+    loss = engine.run(batches(schedule.num_micro_batches), 1.0, step=7)
+    timing = engine.last_timing
+    return {
+        "loss": loss.item(),
+        "grads": [chunk.factor.grad.item() for chunk in chunks if chunk.factor.grad is not None],
+        "order": engine.order,
+        "calls": hooks.calls,
+        "begun": [chunk.begun for chunk in chunks],
+        "training": [chunk.training for chunk in chunks],
+        "times_s": (timing.busy_s, timing.waited_s, timing.elapsed_s),
+    }
+
+
+@dataclass(slots=True)
+class _Held:
+    """A send that has not been started; `work` is set when it is."""
+
+    tensor: Tensor
+    peer: int
+    tag: int
+    work: Pending | None = None
+
+    def wait(self) -> None:
+        assert self.work is not None
+        self.work.wait()
+
+
+class Overtaking(Comm):
+    """A network in which every second message overtakes the one before it.
+
+    Without `tags`, messages between two ranks are told apart by their order only.
+    """
+
+    def __init__(self, inner: Comm, *, tags: bool) -> None:
+        super().__init__(group=inner.group, ranks=inner.ranks, index=inner.index)
+        self._inner = inner
+        self._tags = tags
+        self._held: _Held | None = None
+
+    def post_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        own = _Held(tensor, peer, tag if self._tags else FIRST_FREE_TAG)
+        if self._held is None:
+            self._held = own
+            return own
+        self._start(own)
+        self._release()
+        return own
+
+    def post_recv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return self._inner.post_recv(tensor, peer, tag if self._tags else FIRST_FREE_TAG)
+
+    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
+        # A rank that waits has nothing left that could overtake.
+        self._release()
+        self._inner.wait(works, op, micro_batch)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._start(held)
+
+    def _start(self, send: _Held) -> None:
+        send.work = self._inner.post_send(send.tensor, send.peer, send.tag)
+
+
+def overtaken(context: RankContext, tags: bool) -> tuple[float, list[float]]:
+    """Two stages of two chunks on a network that changes the order of messages."""
+    mesh = mesh_of(context, Layout(pp=2), tied=False)
+    comm = Overtaking(mesh.pp, tags=tags)
+    mesh = replace(mesh, pp=comm, pp_back=comm)
+    chunks = stand_ins(mesh, 2)
+    schedule = schedules.build("interleaved", 2, 4, num_chunks=2)
+    engine = PipelineEngine(chunks, mesh, schedule, boundary=SHAPE)
+    loss = engine.run(batches(4), 1.0).item()
+    return loss, [chunk.factor.grad.item() for chunk in chunks if chunk.factor.grad is not None]
+
+
+class _Counting(Comm):
+    """Counts the numbers that it sends."""
+
+    def __init__(self, inner: Comm) -> None:
+        super().__init__(group=inner.group, ranks=inner.ranks, index=inner.index)
+        self._inner = inner
+        self.sent = 0
+
+    def post_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        self.sent += tensor.numel()
+        return self._inner.post_send(tensor, peer, tag)
+
+    def post_recv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return self._inner.post_recv(tensor, peer, tag)
+
+    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
+        self._inner.wait(works, op, micro_batch)
+
+
+def numbers_sent(context: RankContext, replicated: bool) -> tuple[float, int]:
+    """The loss of one step of tp2 x pp2, and how many numbers this rank sent for it."""
+    mesh = mesh_of(context, Layout(tp=2, pp=2), tied=False)
+    comm = _Counting(mesh.pp)
+    mesh = replace(mesh, pp=comm, pp_back=comm)
+    schedule = schedules.build("1f1b", 2, 3)
+    engine = PipelineEngine(
+        stand_ins(mesh, 1), mesh, schedule, boundary=SHAPE, replicated=replicated
+    )
+    return engine.run(batches(3), 1.0).item(), comm.sent

@@ -1,0 +1,118 @@
+"""The engine does what the schedule says, whatever becomes of its messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outlast.layout import Layout
+from tests.trainer.jobs_pipeline import (
+    FACTOR,
+    SHAPE,
+    batches,
+    numbers_sent,
+    overtaken,
+    run_stand_ins,
+)
+from tests.trainer.ranks import RankPool
+from trainer.core.schedule import ActionKind, Schedule, build, forward_only
+
+
+def expected_loss(num_micro_batches: int, num_positions: int) -> float:
+    """What the stand-ins compute: tokens times targets, times FACTOR on every chunk."""
+    total = sum(int((b.tokens * b.targets).sum()) for b in batches(num_micro_batches))
+    return FACTOR**num_positions * total
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        build("gpipe", 2, 3),
+        build("1f1b", 3, 2),
+        build("1f1b", 2, 5, extra_warmup=1),
+        build("interleaved", 2, 5, num_chunks=2),
+        build("interleaved", 3, 2, num_chunks=2),
+    ],
+    ids=lambda schedule: f"{schedule.name}-{schedule.num_stages}-{schedule.num_micro_batches}",
+)
+def test_a_step_computes_what_one_process_would(ranks: RankPool, schedule: Schedule) -> None:
+    found = ranks.run_once(run_stand_ins, schedule.num_stages, *_job(schedule))
+    loss = expected_loss(schedule.num_micro_batches, schedule.last_position + 1)
+    assert [result["loss"] for result in found] == [0.0] * (len(found) - 1) + [loss]
+    # Every factor has a like part in the loss.
+    for result in found:
+        assert result["grads"] == [pytest.approx(loss / FACTOR)] * schedule.num_chunks
+
+
+def test_hooks_surround_every_use_of_a_chunk_in_the_order_of_the_schedule(
+    ranks: RankPool,
+) -> None:
+    schedule = build("interleaved", 2, 5, num_chunks=2)
+    for stage, result in enumerate(ranks.run_once(run_stand_ins, 2, *_job(schedule))):
+        assert result["order"] == schedule.actions[stage]
+        expected = []
+        for action in schedule.actions[stage]:
+            last = action.kind is ActionKind.BACKWARD and action.micro_batch == 4
+            kind = action.kind.value
+            for moment in (f"before {kind}", f"after {'last ' if last else ''}{kind}"):
+                expected.append((moment, action.chunk, action.micro_batch))
+        assert result["calls"] == expected
+        assert result["begun"] == [[(7, number) for number in range(5)]] * 2
+        assert result["training"] == [True, True]
+
+
+def test_a_chunk_hears_the_number_of_its_micro_batch_in_the_global_batch(
+    ranks: RankPool,
+) -> None:
+    """Replica 1 has the second half of the global batch."""
+    found = ranks.run(run_stand_ins, 2, Layout(dp=2), build("1f1b", 1, 3), 0.0)
+    assert [result["begun"] for result in found] == [
+        [[(7, 0), (7, 1), (7, 2)]],
+        [[(7, 3), (7, 4), (7, 5)]],
+    ]
+
+
+def test_evaluation_is_no_training_and_a_sender_waits_for_buffers(ranks: RankPool) -> None:
+    """Sixteen micro-batches, and buffers for four: nothing else holds stage 0 back."""
+    schedule = forward_only(2, 16, num_chunks=2)
+    found = ranks.run(run_stand_ins, 2, Layout(pp=2), schedule, 0.0)
+    assert [result["loss"] for result in found] == [0.0, expected_loss(16, 4)]
+    for result in found:
+        assert (result["grads"], result["training"]) == ([], [False, False])
+
+
+def test_messages_that_overtake_others_are_told_apart(ranks: RankPool) -> None:
+    """With two stages of two chunks the next stage is the previous one too.
+
+    The control has no tags: it takes one message for another and never notices.
+    """
+    right = ranks.run(overtaken, 2, True)
+    loss = expected_loss(4, 4)
+    assert [found for found, _ in right] == [0.0, loss]
+    assert [grads for _, grads in right] == [[pytest.approx(loss / FACTOR)] * 2] * 2
+    crossed = ranks.run(overtaken, 2, False)
+    assert crossed[1][0] != loss
+
+
+def test_replicas_of_a_boundary_send_one_part_each(ranks: RankPool) -> None:
+    whole, parts = (ranks.run(numbers_sent, 4, replicated) for replicated in (False, True))
+    assert [loss for loss, _ in parts] == [loss for loss, _ in whole]
+    # Both ways between the stages, three micro-batches.
+    each = 3 * SHAPE[0] * SHAPE[1]
+    assert [sent for _, sent in whole] == [each] * 4
+    assert [sent for _, sent in parts] == [each // 2] * 4
+
+
+def test_a_step_tells_how_long_it_computed(ranks: RankPool) -> None:
+    """A forward waits 1 ms, a backward 2: no clock may find less."""
+    schedule = build("interleaved", 2, 4, num_chunks=2)
+    for result in ranks.run(run_stand_ins, 2, Layout(pp=2), schedule, 0.001):
+        busy_s, waited_s, elapsed_s = result["times_s"]
+        assert busy_s >= 4 * 2 * 0.003
+        assert waited_s >= 0
+        assert busy_s + waited_s <= elapsed_s
+
+
+def _job(schedule: Schedule) -> tuple[Any, ...]:
+    return Layout(pp=schedule.num_stages), schedule, 0.0

@@ -1,0 +1,34 @@
+"""Pipeline schedules: what they are, how they are built, and the proof that they run.
+
+Only pure data and arithmetic live here; `trainer.parallel.pipeline` executes it.
+"""
+
+from trainer.core.schedule.actions import Action, ActionKind, Schedule
+from trainer.core.schedule.builders import (
+    NAMES,
+    build,
+    forward_only,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+)
+from trainer.core.schedule.proof import Timing, check
+from trainer.core.schedule.replay import ScheduleError
+from trainer.core.schedule.theory import bubble_over_work, bubble_share
+
+__all__ = [
+    "NAMES",
+    "Action",
+    "ActionKind",
+    "Schedule",
+    "ScheduleError",
+    "Timing",
+    "bubble_over_work",
+    "bubble_share",
+    "build",
+    "check",
+    "forward_only",
+    "gpipe",
+    "interleaved",
+    "one_forward_one_backward",
+]

@@ -1,0 +1,99 @@
+"""The attention core: from projected rows to each head's mixture of values.
+
+It has no parameters, so it may be computed again instead of kept. Which kernel
+runs follows from the layer: SDPA for full attention, blocks of it (FlexAttention
+on CUDA) inside a window, and explicit weights where they are dropped.
+"""
+
+# S sequence, B micro-batch, H query heads, G key/value heads (groups), C head width,
+# R rows of a group, K keys. Sizes are a rank's own.
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.config import GptConfig
+from trainer.model.dropout import DropoutKey, keep_mask
+from trainer.model.fused import causal_mask, masked_softmax
+from trainer.model.recompute import recompute
+from trainer.model.rope import rotate
+from trainer.model.window import flex_attention, windowed_attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCore:
+    """Causal attention of one layer over this rank's heads."""
+
+    config: GptConfig
+    layer: int
+    tp_index: int
+
+    def __call__(self, rows_SBGR: Tensor, key: DropoutKey | None) -> Tensor:
+        """Each group's query, key and value rows to its query heads' outputs."""
+        if self.config.recompute_of(self.layer) == "selective":
+            return recompute(partial(self._mix, key=key), rows_SBGR)
+        return self._mix(rows_SBGR, key)
+
+    def _mix(self, rows_SBGR: Tensor, key: DropoutKey | None) -> Tensor:
+        config = self.config
+        width = config.head_width
+        q, k_SBGC, v_SBGC = torch.split(rows_SBGR, [config.group_query_rows, width, width], dim=-1)
+        q_SBHC = torch.unflatten(q, -1, (-1, width)).flatten(2, 3)
+        if config.rope is not None:
+            q_SBHC, k_SBGC = rotate(q_SBHC, config.rope), rotate(k_SBGC, config.rope)
+        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (q_SBHC, k_SBGC, v_SBGC))
+        mixed_BHSC = self._attend(q, k, v, key)
+        return mixed_BHSC.permute(2, 0, 1, 3).reshape(*rows_SBGR.shape[:3], -1)
+
+    def _attend(
+        self, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, key: DropoutKey | None
+    ) -> Tensor:
+        rate = self.config.attention_dropout
+        seq_len = q_BHSC.shape[2]
+        window = self.config.window_of(self.layer)
+        if key is not None and rate > 0:
+            # SDPA draws from the global generator: masks would depend on what ran before.
+            generator = key.generator(f"{self.layer}.weights", self.tp_index, q_BHSC.device)
+            core = partial(weighted_attention, rate=rate, generator=generator)
+            if window is not None:
+                return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
+            mask = causal_mask(seq_len, seq_len, device=q_BHSC.device)
+            return core(q_BHSC, k_BGSC, v_BGSC, mask)
+        if window is None:
+            return F.scaled_dot_product_attention(
+                q_BHSC, k_BGSC, v_BGSC, is_causal=True, enable_gqa=_shares(q_BHSC, k_BGSC)
+            )
+        if q_BHSC.is_cuda:
+            return flex_attention(q_BHSC, k_BGSC, v_BGSC, window)
+        return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, _masked_sdpa)
+
+
+def weighted_attention(
+    q_BHSC: Tensor,
+    k_BGKC: Tensor,
+    v_BGKC: Tensor,
+    allowed_SK: Tensor,
+    *,
+    rate: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Attention with its weights spelled out, and dropped with probability `rate`."""
+    q = torch.unflatten(q_BHSC, 1, (k_BGKC.shape[1], -1))
+    scores = q @ k_BGKC.unsqueeze(2).transpose(-1, -2)
+    weights = masked_softmax(scores, allowed_SK, q.shape[-1] ** -0.5)
+    weights = weights * keep_mask(weights, rate, generator)
+    return (weights @ v_BGKC.unsqueeze(2)).flatten(1, 2)
+
+
+def _masked_sdpa(q_BHSC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, allowed_SK: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(
+        q_BHSC, k_BGKC, v_BGKC, attn_mask=allowed_SK, enable_gqa=_shares(q_BHSC, k_BGKC)
+    )
+
+
+def _shares(q_BHSC: Tensor, k_BGSC: Tensor) -> bool:
+    return q_BHSC.shape[1] != k_BGSC.shape[1]

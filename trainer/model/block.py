@@ -1,0 +1,182 @@
+"""Transformer blocks: serial, and parallel as in GPT-J, PaLM and MegaScale.
+
+Serial: x + attention(norm(x)), then the same with the MLP; two gathers and two
+reductions over the tensor group. Parallel: x + attention(norm(x)) +
+mlp(norm(x)); queries, keys, values and MLP inputs come from one matrix product,
+and another one brings both branches back, so one gather and one reduction serve
+both. With two norms the branches read different inputs, and each has its own
+input projection and gather.
+
+Source: MegaScale (NSDI '24), 3.1; PaLM (arXiv 2204.02311), 2.
+"""
+
+# S sequence, B micro-batch, D model width, G groups (key/value heads with their query
+# heads), R rows of a group. Capitals are logical sizes; a rank's shard may be smaller.
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trainer.model.attention import AttentionCore
+from trainer.model.config import GptConfig
+from trainer.model.dropout import DropoutKey
+from trainer.model.layers import ColumnLinear, Layer, MlpInput, MlpUp, Norm, RowLinear
+from trainer.model.recompute import recompute
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.tensor import column_linear
+
+
+def build_block(config: GptConfig, mesh: Mesh, layer: int) -> Block:
+    """The block at `layer`, counted over the whole model."""
+    kind = ParallelBlock if config.block == "parallel" else SerialBlock
+    return kind(config, mesh, layer)
+
+
+class Block(Layer):
+    """A block of either kind, computed again in the backward pass if the config says so."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__(config, mesh)
+        self._layer = layer
+
+    def forward(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+        """The residual stream after this block; `key` None: nothing is dropped."""
+        run: Callable[[Tensor], Tensor] = partial(self.run, key=key)
+        recomputed = self.config.recompute_of(self._layer) == "full"
+        return recompute(run, x_SBD) if recomputed else run(x_SBD)
+
+    def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+        """As `forward`, keeping what the backward pass needs."""
+        raise NotImplementedError
+
+
+class SerialBlock(Block):
+    """Attention and MLP, each after a norm and added to the residual stream."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__(config, mesh, layer)
+        self.attention_norm = Norm(config, mesh)
+        self.attention = Attention(config, mesh, layer)
+        self.mlp_norm = Norm(config, mesh)
+        self.mlp = Mlp(config, mesh, layer)
+
+    def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+        x_SBD = self.attention(self.attention_norm(x_SBD), x_SBD, key)
+        out_SBD: Tensor = self.mlp(self.mlp_norm(x_SBD), x_SBD, key)
+        return out_SBD
+
+
+class Attention(Layer):
+    """Causal self-attention, added to the residual stream."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__(config, mesh)
+        bias = config.attention_bias
+        rows = config.groups * config.group_attention_rows
+        self.qkv = ColumnLinear(config, mesh, features=rows, bias=bias)
+        self.out = RowLinear(
+            config, mesh, features=config.hidden, bias=bias, site=f"{layer}.attention"
+        )
+        self._core = AttentionCore(config=config, layer=layer, tp_index=mesh.tp.index)
+
+    def forward(self, x_SBD: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+        rows_SBGR = self.qkv(x_SBD).unflatten(-1, (self.num_groups, -1))
+        out: Tensor = self.out(self._core(rows_SBGR, key).flatten(2), residual_SBD, key)
+        return out
+
+
+class Mlp(Layer):
+    """Two linear layers around a non-linearity, added to the residual stream."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__(config, mesh)
+        self.up = MlpUp(config, mesh)
+        self.down = RowLinear(
+            config,
+            mesh,
+            features=config.mlp_hidden,
+            bias=config.mlp_bias,
+            site=f"{layer}.mlp",
+        )
+
+    def forward(self, x_SBD: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+        out: Tensor = self.down(self.up(x_SBD), residual_SBD, key)
+        return out
+
+
+class ParallelBlock(Block):
+    """Attention and MLP of the same input, added to the residual stream together.
+
+    The columns of `output` go by group: outputs of its query heads, then its MLP
+    units. What is dropped is the sum of both branches.
+    """
+
+    def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__(config, mesh, layer)
+        two = config.block_norms == 2
+        self.input = TwoNormInput(config, mesh) if two else FusedInput(config, mesh)
+        self.output = RowLinear(
+            config,
+            mesh,
+            features=config.hidden + config.mlp_hidden,
+            bias=config.attention_bias or config.mlp_bias,
+            site=f"{layer}.block",
+        )
+        self._core = AttentionCore(config=config, layer=layer, tp_index=mesh.tp.index)
+
+    def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+        rows_SBGR, units_SBGR = self.input(x_SBD)
+        inner_SBGR = torch.cat((self._core(rows_SBGR, key), units_SBGR), dim=-1)
+        out: Tensor = self.output(inner_SBGR.flatten(2), x_SBD, key)
+        return out
+
+
+class FusedInput(MlpInput):
+    """One norm and one projection for both branches.
+
+    The rows of a group: its query heads, its key, its value, then its share of
+    the MLP's rows (gate rows before the others). Biases are those of a branch.
+    """
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        self.norm = Norm(config, mesh)
+        attention_rows = config.groups * config.group_attention_rows
+        shape = (attention_rows + config.mlp_inputs * config.mlp_hidden, config.hidden)
+        self.weight = self.declare("weight", shape, init="normal", std=config.init_std, shard_dim=0)
+        self.attention_bias = (
+            self.declare("attention_bias", (attention_rows,), init="zeros", shard_dim=0)
+            if config.attention_bias
+            else None
+        )
+
+    def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
+        """The core's rows and the MLP's units, both [S, B, G, R]."""
+        projected = column_linear(self.norm(x_SBD), self.weight, None, self.tp)
+        groups_SBGR = torch.unflatten(projected, -1, (self.num_groups, -1))
+        attention_rows = self.config.group_attention_rows
+        rows, mlp = groups_SBGR[..., :attention_rows], groups_SBGR[..., attention_rows:]
+        if self.attention_bias is not None:
+            rows = rows + self.attention_bias.view(self.num_groups, -1)
+        return rows, self.activate(mlp)
+
+
+class TwoNormInput(Layer):
+    """A norm and a projection for each branch (GPT-NeoX)."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        self.attention_norm = Norm(config, mesh)
+        rows = config.groups * config.group_attention_rows
+        self.qkv = ColumnLinear(config, mesh, features=rows, bias=config.attention_bias)
+        self.mlp_norm = Norm(config, mesh)
+        self.up = MlpUp(config, mesh)
+
+    def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
+        """The core's rows and the MLP's units, both [S, B, G, R]."""
+        rows, units = self.qkv(self.attention_norm(x_SBD)), self.up(self.mlp_norm(x_SBD))
+        groups = (self.num_groups, -1)
+        return rows.unflatten(-1, groups), units.unflatten(-1, groups)

@@ -1,0 +1,169 @@
+"""The layers that blocks are made of: norms, split linear layers, tables.
+
+What a layer computes over the group is in `trainer.parallel`; the elementwise
+parts are in `trainer.model.fused`.
+"""
+
+# S sequence, B micro-batch, D model width, F features of a linear, V vocabulary.
+# Capitals are logical sizes; a rank's shard may be smaller.
+from __future__ import annotations
+
+from torch import Tensor
+
+from trainer.model.config import GptConfig
+from trainer.model.dropout import DropoutKey, stream_mask
+from trainer.model.fused import bias_dropout_add, bias_gelu, bias_swiglu, layer_norm, rms_norm
+from trainer.model.parameters import ParallelModule
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.tensor import TensorParallel, column_linear, row_linear
+
+
+def tensor_parallel(config: GptConfig, mesh: Mesh) -> TensorParallel:
+    """How the layers of a model are split over the mesh's tensor group."""
+    # A group of one has no sequence to split.
+    split = config.sequence_parallel and mesh.tp.size > 1
+    return TensorParallel(comm=mesh.tp, sequence_parallel=split, chunks=config.tp_chunks)
+
+
+class Layer(ParallelModule):
+    """A module of the GPT: knows the config, its tensor group and its device."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(mesh.tp, dtype=config.dtype, device=mesh.device)
+        self.config = config
+        self.tp = tensor_parallel(config, mesh)
+        self.num_groups = config.groups // mesh.tp.size
+
+
+class Norm(Layer):
+    """LayerNorm or RMSNorm over the model width, replicated over the tensor group."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        self.weight = self.declare("weight", (config.hidden,), init="ones")
+        biased = config.norm == "layernorm" and config.norm_bias
+        self.bias = self.declare("bias", (config.hidden,), init="zeros") if biased else None
+
+    def forward(self, x_SBD: Tensor) -> Tensor:
+        if self.config.norm == "rmsnorm":
+            return rms_norm(x_SBD, self.weight, self.config.norm_eps)
+        return layer_norm(x_SBD, self.weight, self.bias, self.config.norm_eps)
+
+
+class ColumnLinear(Layer):
+    """A linear layer whose output features are split over the tensor group."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh, *, features: int, bias: bool) -> None:
+        super().__init__(config, mesh)
+        shape = (features, config.hidden)
+        self.weight = self.declare("weight", shape, init="normal", std=config.init_std, shard_dim=0)
+        self.bias = self.declare("bias", (features,), init="zeros", shard_dim=0) if bias else None
+
+    def forward(self, x_SBD: Tensor) -> Tensor:
+        return column_linear(x_SBD, self.weight, self.bias, self.tp)
+
+
+class RowLinear(Layer):
+    """A linear layer back into the residual stream; its input features are split over the group.
+
+    `site` names it among the layer's places where something is dropped.
+    """
+
+    def __init__(
+        self, config: GptConfig, mesh: Mesh, *, features: int, bias: bool, site: str
+    ) -> None:
+        super().__init__(config, mesh)
+        shape = (config.hidden, features)
+        self.weight = self.declare(
+            "weight", shape, init="normal", std=config.residual_std, shard_dim=1
+        )
+        self.bias = self.declare("bias", (config.hidden,), init="zeros") if bias else None
+        self._site = site
+
+    def forward(self, x_SBF: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+        """The stream plus the product and its bias, some of it dropped by `key`."""
+        product_SBD = row_linear(x_SBF, self.weight, None, self.tp)
+        keep = stream_mask(product_SBD, self._site, self.config.dropout, self.tp, key)
+        return bias_dropout_add(product_SBD, self.bias, residual_SBD, keep)
+
+
+class MlpInput(Layer):
+    """The MLP up to its activation: biases and the non-linearity; subclasses project."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        self.bias, self.gate_bias = (
+            self.declare(name, (config.mlp_hidden,), init="zeros", shard_dim=0) if wanted else None
+            for name, wanted in (
+                ("bias", config.mlp_bias),
+                ("gate_bias", config.mlp_bias and config.activation == "swiglu"),
+            )
+        )
+
+    def activate(self, projected: Tensor) -> Tensor:
+        """[S, B, ..., features] to as many hidden units; a gate's features come first."""
+        shape = (*projected.shape[2:-1], -1)
+        bias, gate_bias = (
+            None if bias is None else bias.view(shape) for bias in (self.bias, self.gate_bias)
+        )
+        if self.config.activation == "swiglu":
+            gate, x = projected.chunk(2, dim=-1)
+            return bias_swiglu(gate, x, gate_bias, bias)
+        return bias_gelu(projected, bias, self.config.activation)
+
+
+class MlpUp(MlpInput):
+    """The MLP's input projection by itself. A gate's rows are a plane of their own."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        shape: tuple[int, ...] = (config.mlp_hidden, config.hidden)
+        if config.mlp_inputs > 1:
+            shape = (config.mlp_inputs, *shape)
+        self.weight = self.declare(
+            "weight", shape, init="normal", std=config.init_std, shard_dim=len(shape) - 2
+        )
+
+    def forward(self, x_SBD: Tensor) -> Tensor:
+        weight_FD = self.weight.view(-1, self.config.hidden)
+        return self.activate(column_linear(x_SBD, weight_FD, None, self.tp))
+
+
+class TokenTable(Layer):
+    """One row per token id, split over the tensor group by id."""
+
+    def __init__(
+        self,
+        config: GptConfig,
+        mesh: Mesh,
+        *,
+        tied: bool = False,
+        counted: bool = True,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(config, mesh)
+        self.weight = self.declare(
+            "weight",
+            (config.vocab_size, config.hidden),
+            init="normal",
+            std=config.init_std,
+            shard_dim=0,
+            tied=tied,
+            counted=counted,
+        )
+        self.bias = (
+            self.declare("bias", (config.vocab_size,), init="zeros", shard_dim=0) if bias else None
+        )
+
+
+class PositionTable(Layer):
+    """One learned row per position."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        shape = (config.seq_len, config.hidden)
+        self.weight = self.declare("weight", shape, init="normal", std=config.init_std)
+
+    def forward(self, num_positions: int) -> Tensor:
+        first = self.comm.index * num_positions if self.tp.sequence_parallel else 0
+        return self.weight[first : first + num_positions].unsqueeze(1)

@@ -1,0 +1,48 @@
+"""Rotary positions: pairs of values of a query or key turn with their position.
+
+Source: RoFormer (arXiv 2104.09864). Which values make a pair differs between
+models: i and i + width/2 (Llama, GPT-NeoX), or 2i and 2i + 1 (GPT-J, Cohere).
+"""
+
+# S sequence, B micro-batch, H heads, C head width, R half of the rotated width.
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from trainer.model.config import RopeConfig
+
+
+def rotate(x_SBHC: Tensor, config: RopeConfig) -> Tensor:
+    """x with its first `fraction` of each head turned by the position along dim 0."""
+    width = rotated_width(x_SBHC.shape[-1], config)
+    cos_SR, sin_SR = _tables(
+        x_SBHC.shape[0], width, config.theta, dtype=x_SBHC.dtype, device=x_SBHC.device
+    )
+    cos, sin = cos_SR[:, None, None, :], sin_SR[:, None, None, :]
+    turning, rest = x_SBHC[..., :width], x_SBHC[..., width:]
+    if config.pairs == "halves":
+        first, second = turning.chunk(2, dim=-1)
+        turned = (first * cos - second * sin, second * cos + first * sin)
+        return torch.cat((*turned, rest), dim=-1)
+    first, second = torch.unflatten(turning, -1, (-1, 2)).unbind(-1)
+    pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((pairs.flatten(-2), rest), dim=-1)
+
+
+def rotated_width(head_width: int, config: RopeConfig) -> int:
+    """Values of a head that turn: an even number."""
+    return int(head_width * config.fraction) // 2 * 2
+
+
+# Every layer of a rank uses the same one; evaluation may use another length.
+@functools.lru_cache(maxsize=4)
+def _tables(
+    seq_len: int, width: int, theta: float, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position * theta^(-2i/width), [S, R]; exact before rounding to dtype."""
+    powers = torch.arange(0, width, 2, dtype=torch.float64) / width
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta**-powers)
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)

@@ -1,0 +1,90 @@
+"""Causal attention in which each token sees itself and the window - 1 before it.
+
+The work grows with sequence x window. Elsewhere than on CUDA, queries go in
+blocks, each beside the keys that its window reaches, with a mask of that block's
+size: there never is a mask of the whole sequence. On CUDA, FlexAttention skips
+the blocks that the window hides.
+
+Source: sliding windows as in Longformer (arXiv 2004.05150) and Mistral (2310.06825).
+"""
+
+# B micro-batch, H query heads, G key/value heads, S sequence, C head width.
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.model.fused import causal_mask
+
+# A core takes queries, keys, values and a mask that says which keys a query may see.
+Core = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# Short blocks waste little of a window, but each is a call. A quarter of the window
+# was the fastest or near it for windows of 256 and 1024; below 64 calls dominate.
+_MIN_BLOCK = 64
+
+
+def windowed_attention(
+    q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, window: int, core: Core
+) -> Tensor:
+    """`core` on each block of queries beside the keys that they may see."""
+    block = max(_MIN_BLOCK, window // 4)
+    # Split, not sliced: the backward pass of a slice fills a tensor as long as the
+    # sequence, for each block; that of a split joins the blocks' gradients once.
+    queries = torch.split(q_BHSC, block, dim=2)
+    keys, values = torch.split(k_BGSC, block, dim=2), torch.split(v_BGSC, block, dim=2)
+    outs = []
+    for index, query in enumerate(queries):
+        own = query.shape[2]
+        reach = min(window - 1, index * block)
+        key, value = (_join(blocks[: index + 1], reach + own) for blocks in (keys, values))
+        mask = _window_mask(own, reach + own, window, device=query.device)
+        outs.append(core(query, key, value, mask))
+    return torch.cat(outs, dim=2)
+
+
+def _join(blocks: Sequence[Tensor], length: int) -> Tensor:
+    """The last `length` positions of some blocks."""
+    first = len(blocks)
+    found = 0
+    while found < length:
+        first -= 1
+        found += blocks[first].shape[2]
+    head = blocks[first]
+    head = head.narrow(2, found - length, head.shape[2] - (found - length))
+    return torch.cat((head, *blocks[first + 1 :]), dim=2)
+
+
+# All blocks of a sequence but the first and last few have the same mask.
+@functools.lru_cache(maxsize=16)
+def _window_mask(queries: int, keys: int, window: int, *, device: torch.device) -> Tensor:
+    """[queries, keys]; the last query stands at the last key."""
+    return causal_mask(queries, keys, device=device).triu(keys - queries - window + 1)
+
+
+def flex_attention(
+    q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, window: int, *, compiled: bool = True
+) -> Tensor:
+    """The same by FlexAttention's kernels; uncompiled they run anywhere, without their speed."""
+    flex, mask = _flex(q_BHSC.shape[2], window, q_BHSC.device, compiled=compiled)
+    out: Tensor = flex(
+        q_BHSC, k_BGSC, v_BGSC, block_mask=mask, enable_gqa=q_BHSC.shape[1] != k_BGSC.shape[1]
+    )
+    return out
+
+
+@functools.lru_cache(maxsize=16)
+def _flex(seq_len: int, window: int, device: torch.device, *, compiled: bool) -> tuple[Any, Any]:
+    # Late, for CUDA only: it imports torch._dynamo (2.7 s), which no CPU worker needs.
+    from torch.nn.attention import flex_attention as flex
+
+    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key > query - window)
+
+    mask = flex.create_block_mask(visible, None, None, seq_len, seq_len, device=device)
+    kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
+    return kernel, mask

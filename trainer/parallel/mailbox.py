@@ -1,0 +1,118 @@
+"""The messages of one pipeline step on one rank.
+
+Receives are posted ahead, per sender in the order in which it sends, each into
+a buffer of its lane. A buffer is free again after its message's last use; then
+the next receive takes it. `trainer.core.schedule.messages` says how many
+buffers a lane needs so that no send ever waits for a late receiver.
+
+All is posted ahead only as far as the schedule can need: posting a whole step
+would hold as many buffers as there are micro-batches, and on NCCL, which has no
+tags, a receive must not be posted before one whose message comes first.
+
+Every message has a tag of its own, so that with two stages and several chunks,
+where the next stage is also the previous one, none takes another's place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outlast.blackbox import Op
+from trainer.core.schedule import Schedule
+from trainer.core.schedule.messages import Lane, Message, arrivals, num_buffers
+from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
+from trainer.parallel.mesh import Mesh
+
+
+@dataclass(slots=True)
+class _Received:
+    """A posted receive; `work` is None once it was waited for."""
+
+    work: Pending | None
+    buffer: Tensor
+
+
+class Mailbox:
+    """Posts, waits and keeps buffers; knows nothing of what messages hold."""
+
+    def __init__(self, mesh: Mesh, schedule: Schedule, like: Tensor) -> None:
+        """`like` has the shape, type and device of every message."""
+        stage = mesh.at.pp
+        self._mesh = mesh
+        self._num_micro_batches = schedule.num_micro_batches
+        self._arrivals = arrivals(schedule, stage)
+        self._free = {
+            lane: [like.new_empty(like.shape) for _ in range(count)]
+            for lane, count in num_buffers(schedule, stage).items()
+        }
+        # As many sends may be under way as the receiver has buffers for.
+        self._capacity = {
+            (receiver, lane): count
+            for receiver in {(stage + 1) % schedule.num_stages, (stage - 1) % schedule.num_stages}
+            for lane, count in num_buffers(schedule, receiver).items()
+        }
+        self._expected: dict[int, deque[Message]] = {}
+        self._received: dict[Message, _Received] = {}
+        self._sends: dict[tuple[int, Lane], deque[tuple[Message, Pending, Tensor]]] = {}
+
+    def open(self) -> None:
+        """Begin a step: post every receive that there is a buffer for."""
+        self._expected = {sender: deque(messages) for sender, messages in self._arrivals.items()}
+        self._sends = {}
+        for sender in self._expected:
+            self._post(sender)
+
+    def take(self, message: Message) -> Tensor:
+        """Wait for a message; the tensor is good until `release`."""
+        received = self._received[message]
+        assert received.work is not None, "a message is taken once"
+        self._comm(message).wait([received.work], Op.RECV, message.micro_batch)
+        received.work = None
+        return received.buffer
+
+    def release(self, message: Message) -> None:
+        """The message was used for the last time: its buffer takes the next one."""
+        self._free[message.lane].append(self._received.pop(message).buffer)
+        self._post(message.sender)
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Start to send; the tensor is kept, and must stay as it is, until that has ended."""
+        channel = (message.receiver, message.lane)
+        under_way = self._sends.setdefault(channel, deque())
+        if len(under_way) == self._capacity[channel]:
+            self._wait_for_send(*under_way.popleft())
+        work = self._comm(message).post_send(tensor, message.receiver, self._tag(message))
+        under_way.append((message, work, tensor))
+
+    def close(self) -> None:
+        """End a step: every send has ended, every message was used."""
+        for under_way in self._sends.values():
+            for message, work, tensor in under_way:
+                self._wait_for_send(message, work, tensor)
+        self._sends = {}
+        assert not self._received, f"messages were not used: {list(self._received)}"
+
+    def _post(self, sender: int) -> None:
+        # Strictly in the sender's order. When the first has no free buffer, it cannot
+        # have been sent yet, and so neither can those after it.
+        expected = self._expected[sender]
+        while expected and self._free[expected[0].lane]:
+            message = expected.popleft()
+            buffer = self._free[message.lane].pop()
+            work = self._comm(message).post_recv(buffer, sender, self._tag(message))
+            self._received[message] = _Received(work, buffer)
+
+    def _wait_for_send(self, message: Message, work: Pending, _: Tensor) -> None:
+        self._comm(message).wait([work], Op.SEND, message.micro_batch)
+
+    def _comm(self, message: Message) -> Comm:
+        # One group for each way between two ranks: NCCL runs what two ranks exchange
+        # in a group in order, so a receive posted ahead would hold up a send.
+        upwards = message.sender < message.receiver
+        return self._mesh.pp if upwards else self._mesh.pp_back
+
+    def _tag(self, message: Message) -> int:
+        return FIRST_FREE_TAG + message.number(self._num_micro_batches)

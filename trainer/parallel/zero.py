@@ -1,0 +1,178 @@
+"""Data parallelism around the uses of model chunks: ZeRO 0 to 3.
+
+0 keeps everything on every replica and sums gradients. 1 shares the optimizer
+state: gradients are reduce-scattered, new weights all-gathered. 2 also drops the
+whole gradients of a bucket once they are reduced, 3 also its whole weights once
+they are used (Rajbhandari et al., arXiv 1910.02054).
+
+Each gather is launched before its bucket is needed: at ZeRO 1 and 2 right after
+the optimizer, behind whatever comes before the next forward pass; at ZeRO 3 one
+block ahead of the computation, the first ones behind data loading. So at ZeRO 3
+the whole weights that have memory are those of one block in use, one block on its
+way, and the chunk's ends (embedding and output), which stay as long as their chunk
+is used.
+
+What does not belong here: how messages travel, how buckets lie in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.model.parameters import FlatParameters, Part
+from trainer.parallel.data_parallel import sum_partial_gradients
+from trainer.parallel.gradients import GradientReducer
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.weights import WeightGatherer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroConfig:
+    """What is traded for what; the level itself is said to `FlatParameters`.
+
+    `reshard_each_micro_batch` (level 3) drops weights after every use and gathers them
+    again for the backward pass, instead of keeping them until the step's last one.
+    `reduce_each_micro_batch` (levels 2 and 3) holds no whole gradients between
+    micro-batches. `wire` is the type of gradients in messages, None for that of their sums.
+    """
+
+    reshard_each_micro_batch: bool
+    reduce_each_micro_batch: bool
+    wire: torch.dtype | None = None
+
+
+class DataParallel:
+    """Keeps replicas equal; the pipeline engine calls it around each use of a chunk."""
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        chunks: Sequence[nn.Module],
+        mesh: Mesh,
+        config: ZeroConfig,
+        *,
+        sequence_parallel: bool,
+    ) -> None:
+        self._flat = flat
+        self._mesh = mesh
+        self._sequence_parallel = sequence_parallel
+        self._reshards = config.reshard_each_micro_batch
+        self._is_backward = False
+        self._backwards_left: dict[int, int] = {}
+        self.weights = WeightGatherer(flat, mesh.dp)
+        self._gradients = GradientReducer(
+            flat,
+            mesh.dp,
+            each_micro_batch=config.reduce_each_micro_batch and flat.level >= 2,
+            wire=config.wire,
+            done=self._weights_used,
+        )
+        self._ends = [self._parts(chunk, is_block=False) for chunk in range(len(chunks))]
+        self._blocks = [self._parts(chunk, is_block=True) for chunk in range(len(chunks))]
+        if flat.level:
+            for blocks in self._blocks:
+                for position, part in enumerate(blocks):
+                    module = chunks[part.bucket.chunk].get_submodule(part.bucket.unit)
+                    module.register_forward_pre_hook(partial(self._enter_block, part, position))
+                    module.register_forward_hook(partial(self._leave_block, part, position))
+
+    def prefetch(self) -> None:
+        """Launch what the next forward pass needs first."""
+        for part in self._flat.parts if self._flat.level < 3 else self._first_of(0):
+            self.weights.start(part)
+
+    def begin_step(self, num_micro_batches: int) -> None:
+        """Backward passes of a new step follow, so many through each chunk."""
+        self._backwards_left = dict.fromkeys(range(len(self._blocks)), num_micro_batches)
+        self._gradients.begin_step()
+
+    def before_forward(self, chunk: int, micro_batch: int) -> None:
+        self._is_backward = False
+        self._gather(self._first_of(chunk), self._ends[chunk])
+
+    def after_forward(self, chunk: int, micro_batch: int) -> None:
+        if self._reshards:
+            self._release(chunk)
+        elif chunk + 1 < len(self._blocks):
+            for part in self._first_of(chunk + 1):
+                self.weights.start(part)
+
+    def before_backward(self, chunk: int, micro_batch: int) -> None:
+        self._is_backward = True
+        self._gather([*self._ends[chunk], *self._blocks[chunk][-1:]], self._ends[chunk])
+        self._backwards_left[chunk] -= 1
+        self._gradients.begin_backward(chunk, last=self._backwards_left[chunk] == 0)
+
+    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        self._gradients.end_backward()
+        if self._reshards or last:
+            self._release(chunk)
+
+    def finish_gradients(self) -> None:
+        """Return once the own parts hold the gradients of the global batch."""
+        self._gradients.finish()
+        sum_partial_gradients(self._flat, self._mesh, sequence_parallel=self._sequence_parallel)
+
+    def updated(self, part: Part) -> None:
+        """The optimizer, or a checkpoint, has given the own part new weights."""
+        self.weights.updated(part)
+
+    def refresh(self) -> None:
+        """All own parts have new weights."""
+        for part in self._flat.parts:
+            self.weights.updated(part)
+
+    def drain(self) -> None:
+        """Return once nothing is under way any more."""
+        for part in self._flat.parts:
+            if self._flat.level < 3:
+                self.weights.ensure(part)
+            else:
+                self.weights.release(part)
+
+    def _parts(self, chunk: int, *, is_block: bool) -> list[Part]:
+        return [
+            part
+            for part in self._flat.parts
+            if part.bucket.chunk == chunk and part.bucket.is_block == is_block
+        ]
+
+    def _first_of(self, chunk: int) -> list[Part]:
+        return [*self._ends[chunk], *self._blocks[chunk][:1]]
+
+    def _gather(self, launched: Sequence[Part], needed: Sequence[Part]) -> None:
+        for part in launched:
+            self.weights.start(part)
+        for part in needed:
+            self.weights.ensure(part)
+
+    def _release(self, chunk: int) -> None:
+        for part in (*self._ends[chunk], *self._blocks[chunk]):
+            self.weights.release(part)
+
+    def _enter_block(self, part: Part, position: int, *_: Any) -> None:
+        """A block is about to compute, forwards, backwards or once more for backwards."""
+        self.weights.ensure(part)
+        following = position + (-1 if self._is_backward else 1)
+        blocks = self._blocks[part.bucket.chunk]
+        if 0 <= following < len(blocks):
+            self.weights.start(blocks[following])
+
+    def _leave_block(
+        self, part: Part, position: int, module: nn.Module, inputs: object, output: Tensor
+    ) -> None:
+        if output.requires_grad:
+            # torch's stubs leave this method untyped.
+            output.register_hook(partial(self._enter_block, part, position))  # type: ignore[no-untyped-call]
+        if self._reshards and not self._is_backward:
+            self.weights.release(part)
+
+    def _weights_used(self, part: Part) -> None:
+        if self._reshards and part.bucket.is_block:
+            self.weights.release(part)
