@@ -93,6 +93,9 @@ class TrainLoop:
         loss = state.train_engine.run(micro_batches, scale / self._tokens, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
+        if step < self._spec.steps:
+            # Read while gradients are on their way; the next step takes it.
+            state.train_loader.prepare(step + 1)
         state.data_parallel.finish_gradients()
         agreed = self._agree(loss, scale)
 

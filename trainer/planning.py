@@ -25,6 +25,7 @@ def plan_input(spec: JobSpec) -> PlanInput:
         tp_chunks=parallel.tp_chunks,
         schedule=parallel.schedule,
         virtual_stages=parallel.virtual_stages,
+        extra_warmup=parallel.extra_warmup,
         layer_split=parallel.layer_split,
         zero=ZeroFacts(
             level=zero.level,
@@ -54,10 +55,12 @@ def _model_facts(model: ModelSpec) -> ModelFacts:
         norm_vectors=2 if model.norm == "layernorm" and model.norm_bias else 1,
         learned_positions=model.positions == "learned",
         rotary=model.positions == "rope",
+        rms_norm=model.norm == "rmsnorm",
         attention_bias=model.attention_bias,
         mlp_bias=model.mlp_bias,
         head_bias=model.head_bias,
         dropout=model.dropout > 0,
+        attention_dropout=model.attention_dropout > 0,
     )
 
 

@@ -60,6 +60,9 @@ def _check_stages(spec: JobSpec) -> list[FieldProblem]:
 
 def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
     parallel = spec.parallel
+    if parallel.schedule != "1f1b" and parallel.extra_warmup:
+        needed, field = "parallel.schedule = 1f1b", "parallel.extra_warmup"
+        return [only_with(field, parallel.extra_warmup, needed, parallel.schedule)]
     if parallel.schedule != "interleaved":
         if parallel.virtual_stages == 1:
             return []

@@ -26,10 +26,12 @@ class ModelFacts:
     """Vectors of one norm: a weight, and maybe a bias."""
     learned_positions: bool = True
     rotary: bool = False
+    rms_norm: bool = False
     attention_bias: bool = True
     mlp_bias: bool = True
     head_bias: bool = False
     dropout: bool = False
+    attention_dropout: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class PlanInput:
     tp_chunks: int = 1
     schedule: str = "1f1b"
     virtual_stages: int = 1
+    extra_warmup: int = 0
     layer_split: tuple[int, ...] | None = None
     zero: ZeroFacts = ZeroFacts()
     recompute: tuple[str, ...]

@@ -6,13 +6,13 @@ measures the same of a schedule that was built; a test holds them together.
 
 from __future__ import annotations
 
+from trainer.core.schedule import bubble_share
 from trainer.core.sizes import PlanInput
 
 
 def bubble(facts: PlanInput) -> float:
-    """Share of a step that a rank waits: (p - 1) / (v m + p - 1)."""
-    idle = facts.layout.pp - 1
-    return idle / (facts.virtual_stages * facts.num_micro_batches + idle)
+    """Share of a step that a rank waits."""
+    return bubble_share(facts.layout.pp, facts.num_micro_batches, facts.virtual_stages)
 
 
 def peak_in_flight(facts: PlanInput, stage: int) -> int:
@@ -25,4 +25,5 @@ def peak_in_flight(facts: PlanInput, stage: int) -> int:
         case "interleaved":
             return min(whole, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
         case _:
-            return min(whole, stages - stage)
+            further = facts.extra_warmup if stage < stages - 1 else 0
+            return min(whole, stages - stage + further)

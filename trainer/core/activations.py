@@ -1,0 +1,133 @@
+"""What the backward pass keeps of the forward pass, tensor by tensor.
+
+Each figure stands beside the code that keeps the tensor. A test holds the sums
+within 10 % of what the allocator counts; what it found is written where a kept
+tensor is easily overlooked.
+
+Source: Korthikanti et al. (arXiv 2205.05198), whose 34 s b h a layer becomes less
+without stored dropout masks and with attention that keeps no scores.
+"""
+
+from __future__ import annotations
+
+from outlast.flops import Convention, mean_keys
+from trainer.core.sizes import PlanInput, layers_of
+from trainer.core.timing import peak_in_flight
+
+# Norm statistics and attention's sums of exponentials are at least fp32.
+_STATISTIC_BYTES = 4
+_INDEX_BYTES = 8
+# `trainer.parallel.vocab` makes no more logits at once.
+_MAX_LOGITS = 2**22
+# The smallest block of queries in `trainer.model.window`.
+_MIN_WINDOW_BLOCK = 64
+
+
+def activation_bytes(facts: PlanInput, stage: int) -> int:
+    """Kept between forward and backward, by all micro-batches in flight on a rank of `stage`."""
+    parts = facts.parts(stage)
+    in_flight = peak_in_flight(facts, stage)
+    # Micro-batches in flight are counted in chunks, which differ by a layer at most.
+    found = in_flight * sum(block_bytes(facts, layer) for layer in layers_of(parts)) // len(parts)
+    if any(part.is_first for part in parts):
+        found += -(-in_flight // len(parts)) * _input_bytes(facts)
+    if any(part.is_last for part in parts):
+        # Its backward follows at once in every schedule but GPipe.
+        held = facts.num_micro_batches if facts.schedule == "gpipe" else 1
+        found += held * _output_bytes(facts)
+    # Token ids and targets of the whole step are read before it, and of the next one ahead.
+    return found + 4 * facts.num_micro_batches * facts.tokens * _INDEX_BYTES
+
+
+def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
+    """What one block keeps of one micro-batch, in its own mode or in another."""
+    mode = mode or facts.recompute[layer]
+    model, size, stream = facts.model, facts.sizes.weight, facts.stream_values
+    if mode == "full":
+        return stream * size
+    # A parallel block has one input to both of its norms.
+    inputs = 1 if model.parallel_block else 2
+    outputs = model.norms_per_block
+    if model.rms_norm:
+        # On a CPU it is several operations, and the scaled input is kept between them.
+        outputs *= 2
+    values = (inputs + outputs) * stream + _projected_values(facts)
+    statistics = 2 * model.norms_per_block * stream // model.shape.hidden
+    if mode != "selective":
+        values += _attention_values(facts, layer)
+        statistics += facts.tokens // facts.layout.tp * model.shape.heads
+    if model.dropout:
+        # The mask of each sum that goes into the stream.
+        values += stream * (1 if model.parallel_block else 2)
+    return values * size + statistics * _STATISTIC_BYTES
+
+
+def loss_bytes(facts: PlanInput) -> int:
+    """The most that exists for a moment while the loss is computed chunk by chunk."""
+    size, vocab = facts.sizes.weight, facts.model.shape.vocab_size // facts.layout.tp
+    whole = facts.tokens * facts.model.shape.hidden
+    logits = min(facts.tokens, max(1, _MAX_LOGITS // vocab)) * vocab
+    # Sums over the vocabulary are fp32 where weights are narrower, and come back beside them.
+    wide = logits * max(size, 4) + (logits * size if size < 4 else 0)
+    gathered = whole * size if facts.sequence_parallel else 0
+    forward = wide + gathered + whole * size + facts.stream_values * size
+    # The kept gradient of the table is scaled into a new one.
+    backward = (_table_values(facts) + 2 * facts.stream_values) * size
+    return max(forward, backward)
+
+
+def _projected_values(facts: PlanInput) -> int:
+    """Around the linear layers: what comes out of the first and goes into the last."""
+    model, shape = facts.model, facts.model.shape
+    per_token = shape.qkv_width + shape.mlp_in_width + shape.hidden + shape.mlp_hidden
+    if shape.gated:
+        # The gate after its non-linearity, which the product with the other half needs.
+        per_token += shape.mlp_hidden
+    if model.parallel_block and model.norms_per_block == 1:
+        # One projection is cut in two by group. A branch with a bias copies its part; the
+        # projection itself lives as long as one part is looked at where it lies.
+        whole = shape.qkv_width + shape.mlp_in_width
+        copied = model.attention_bias * shape.qkv_width + model.mlp_bias * shape.mlp_in_width
+        per_token += copied if 0 < copied < whole else 0
+    return facts.tokens // facts.layout.tp * per_token
+
+
+def _attention_values(facts: PlanInput, layer: int) -> int:
+    """Inside attention, between its rows and its mixture of values."""
+    model, shape = facts.model, facts.model.shape
+    window = list(shape.layer_windows())[layer]
+    per_token = 0
+    shares = shape.kv_heads < shape.heads
+    if model.rotary:
+        per_token += shape.hidden + shape.kv_width
+    elif shares:
+        # Query heads of several groups are not evenly spaced in the rows.
+        per_token += shape.hidden
+    if facts.micro_batch > 1 or model.parallel_block or window is not None:
+        # Its own output, which is in another order than the projection reads it.
+        per_token += shape.hidden
+    if window is not None:
+        # Each block of queries beside a copy of the keys and values that it reaches.
+        block = max(_MIN_WINDOW_BLOCK, window // 4)
+        reach = min(shape.seq_len, window - 1 + block)
+        per_token += shape.hidden + 2 * shape.kv_width * reach // min(block, shape.seq_len)
+    if model.attention_dropout:
+        # Weights are spelled out: themselves, their mask and their product.
+        keys = mean_keys(shape, window, Convention.WINDOWED if window else Convention.FULL)
+        per_token += round(3 * shape.heads * keys)
+    return facts.tokens // facts.layout.tp * per_token
+
+
+def _input_bytes(facts: PlanInput) -> int:
+    """Rows of the token table and whether they are this rank's."""
+    return facts.tokens * (_INDEX_BYTES + 1)
+
+
+def _output_bytes(facts: PlanInput) -> int:
+    """The last norm's input, and the gradients that are made with the loss."""
+    return (2 * facts.stream_values + _table_values(facts)) * facts.sizes.weight
+
+
+def _table_values(facts: PlanInput) -> int:
+    shape = facts.model.shape
+    return shape.vocab_size * shape.hidden // facts.layout.tp
