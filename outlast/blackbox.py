@@ -8,8 +8,8 @@ crash report all come from here.
 Three areas:
 
 - a header with the rank's present: phase, last completed step, last operation
-  *entered*; and with running totals of the time spent in each phase, and in
-  operations within it;
+  *entered*; with running totals of the time spent in each phase, and in operations
+  within it; and with what its steps used, beside what was expected of them;
 - a ring of step records (loss, gradient norm, ...), read by the agent exactly
   once each;
 - a ring of operation records (group, sequence number, micro-batch, start, end).
@@ -32,7 +32,8 @@ import mmap
 import os
 import struct
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
@@ -53,6 +54,15 @@ _MARKS = 32  # one (ns) per StartMark
 # Group in operations that have ended.
 _PHASE_TOTALS = 48
 _OP_TOTALS = 64
+# What steps used so far: forward, backward, busy and waiting in the pipeline (ns); then one
+# (ns) per Group of communication that was hidden, one (bytes) per Group that was sent.
+_FORWARD, _BACKWARD, _BUSY, _WAITED = range(128, 132)
+_HIDDEN = 136
+_SENT = 144
+# Peak of the device's memory (bytes), and what was expected: memory (bytes), bubble (ppm).
+_PEAK_MEMORY, _EXPECTED_MEMORY, _EXPECTED_BUBBLE = range(152, 155)
+_END_OF_TOTALS = 155
+_PARTS_PER_UNIT = 1_000_000
 
 # step, loss, grad norm, learning rate, tokens, start (ns), end (ns), eval loss, index
 _STEP = struct.Struct("<qdddqQQdQ")
@@ -152,6 +162,37 @@ class TimeUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepUse:
+    """What steps used: of one when written, of all so far when read."""
+
+    forward_ns: int = 0
+    """Time in forward passes, waiting for others left out; `backward_ns` likewise."""
+    backward_ns: int = 0
+    busy_ns: int = 0
+    """Time of the pipeline's actions; `waited_ns`: of what they waited for in between."""
+    waited_ns: int = 0
+    hidden_ns: Mapping[Group, int] = field(default_factory=dict)
+    """Time that messages were under way while the rank did something else."""
+    sent_bytes: Mapping[Group, int] = field(default_factory=dict)
+    peak_memory_bytes: int = 0
+    """The largest so far. On a CPU: by how much the process has grown."""
+
+    @property
+    def bubble(self) -> float | None:
+        """Share of the pipeline's time that the rank waited; None before the first step."""
+        whole = self.busy_ns + self.waited_ns
+        return self.waited_ns / whole if whole else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What `outlast plan` says of a rank: to be held beside what it measures."""
+
+    memory_bytes: int
+    bubble: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
     """Where a rank stands now."""
 
@@ -200,7 +241,7 @@ class Writer:
         self._entered = (0, 0, 0, 0, 0)
         for index in range(_OP_GROUP, _OP_LEFT + 1):
             self._words[index] = 0
-        for index in range(_PHASE_TOTALS, _OP_TOTALS + len(Phase) * len(Group)):
+        for index in range(_PHASE_TOTALS, _END_OF_TOTALS):
             self._words[index] = 0
         self._publish()
         _IDENTITY.pack_into(self._map, _IDENTITY_AT, MAGIC, rank, world_size, attempt, os.getpid())
@@ -247,6 +288,24 @@ class Writer:
         self._words[_OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
         _OP.pack_into(self._map, at, op, group, seq, micro_batch, start_ns, end_ns, self._ops)
         self._publish()
+
+    def expect(self, expected: Expected) -> None:
+        """Note what the rank should need, before it trains."""
+        self._words[_EXPECTED_MEMORY] = expected.memory_bytes
+        self._words[_EXPECTED_BUBBLE] = round(expected.bubble * _PARTS_PER_UNIT)
+
+    def used(self, use: StepUse) -> None:
+        """Add what a step used."""
+        words = self._words
+        words[_FORWARD] += use.forward_ns
+        words[_BACKWARD] += use.backward_ns
+        words[_BUSY] += use.busy_ns
+        words[_WAITED] += use.waited_ns
+        for group, hidden_ns in use.hidden_ns.items():
+            words[_HIDDEN + group] += hidden_ns
+        for group, sent_bytes in use.sent_bytes.items():
+            words[_SENT + group] += sent_bytes
+        words[_PEAK_MEMORY] = use.peak_memory_bytes
 
     def completed(self, record: StepRecord) -> None:
         """Note a completed step, with its figures."""
@@ -340,6 +399,31 @@ class Reader:
         return TimeUse(
             phases_s={phase: ns / 1e9 for phase, ns in phases.items() if ns},
             operations_s={where: ns / 1e9 for where, ns in operations.items() if ns},
+        )
+
+    def step_use(self) -> StepUse:
+        """What all steps so far used together."""
+        words = self._words
+        hidden = {group: words[_HIDDEN + group] for group in Group}
+        sent = {group: words[_SENT + group] for group in Group}
+        return StepUse(
+            forward_ns=words[_FORWARD],
+            backward_ns=words[_BACKWARD],
+            busy_ns=words[_BUSY],
+            waited_ns=words[_WAITED],
+            hidden_ns={group: hidden_ns for group, hidden_ns in hidden.items() if hidden_ns},
+            sent_bytes={group: sent_bytes for group, sent_bytes in sent.items() if sent_bytes},
+            peak_memory_bytes=words[_PEAK_MEMORY],
+        )
+
+    def expected(self) -> Expected | None:
+        """What the rank should need; None until it has said so."""
+        words = self._words
+        if not words[_EXPECTED_MEMORY]:
+            return None
+        return Expected(
+            memory_bytes=words[_EXPECTED_MEMORY],
+            bubble=words[_EXPECTED_BUBBLE] / _PARTS_PER_UNIT,
         )
 
     def marks(self) -> dict[StartMark, int]:

@@ -1,16 +1,110 @@
-"""Model FLOPs of a token: what `outlast plan` foretells and the controller measures by."""
+"""Model FLOPs of a token: what `outlast plan` foretells and the controller measures by.
+
+A weight that a token is multiplied with costs two FLOPs forward and four
+backward. Attention costs the same for each of its two products with every key
+that a token attends to. How many keys those are is a convention:
+
+- `full`: all of the sequence, as most published figures have it (PaLM, arXiv
+  2204.02311; Megatron-LM, arXiv 2104.04473). It counts work that no causal
+  kernel does, so long sequences or windows can carry a utilization over 100 %.
+- `windowed`: the keys that the causal mask and the window let through, on
+  average `w - w(w - 1) / 2s`. Nothing is counted that is not computed.
+
+Embedding look-ups, norms and activations are not counted, and what recompute
+computes again is not model work: `recomputed_flops_per_token` has it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import cycle, islice
 
-def flops_per_token(
-    *, layers: int, hidden: int, mlp_hidden: int, vocab_size: int, seq_len: int
-) -> int:
-    """FLOPs of forward and backward for one token, causal attention counted as half.
 
-    Six per weight that a token is multiplied with (two forward, four backward),
-    plus the two attention products over half of the sequence on average.
-    """
-    weights = layers * (4 * hidden**2 + 2 * hidden * mlp_hidden) + vocab_size * hidden
-    attention = layers * 2 * hidden * seq_len // 2
-    return 6 * (weights + attention)
+class Convention(StrEnum):
+    """How many keys a token is counted to attend to."""
+
+    FULL = "full"
+    WINDOWED = "windowed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The numbers of a decoder-only transformer that decide its matrix products."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    mlp_hidden: int
+    vocab_size: int
+    seq_len: int
+    gated: bool = False
+    """The MLP has a gate beside its input projection (SwiGLU)."""
+    windows: tuple[int | None, ...] = (None,)
+    """Tokens a layer attends to, repeated over the depth; None: all before it."""
+
+    @property
+    def kv_width(self) -> int:
+        """Values of a token's keys, all heads together; its values have as many."""
+        return self.hidden // self.heads * self.kv_heads
+
+    @property
+    def qkv_width(self) -> int:
+        return self.hidden + 2 * self.kv_width
+
+    @property
+    def mlp_in_width(self) -> int:
+        """Outputs of the MLP's input projection, the gate's included."""
+        return (2 if self.gated else 1) * self.mlp_hidden
+
+    @property
+    def block_weights(self) -> int:
+        """Weights of one block that a token is multiplied with."""
+        projections = self.qkv_width + self.hidden + self.mlp_in_width + self.mlp_hidden
+        return self.hidden * projections
+
+    def layer_windows(self) -> Iterable[int | None]:
+        """The window of every layer, first layer first."""
+        return islice(cycle(self.windows), self.layers)
+
+
+def mean_keys(shape: ModelShape, window: int | None, convention: Convention) -> float:
+    """Keys that a token attends to in one layer, the mean over the sequence."""
+    if convention is Convention.FULL:
+        return shape.seq_len
+    width = min(shape.seq_len, window or shape.seq_len)
+    return width - width * (width - 1) / (2 * shape.seq_len)
+
+
+def flops_per_token(shape: ModelShape, convention: Convention) -> float:
+    """FLOPs of forward and backward for one token."""
+    weights = shape.layers * shape.block_weights + shape.vocab_size * shape.hidden
+    return 6 * weights + 3 * sum(
+        _attention_flops(shape, window, convention) for window in shape.layer_windows()
+    )
+
+
+def recomputed_flops_per_token(
+    shape: ModelShape, modes: Iterable[str], convention: Convention
+) -> float:
+    """FLOPs that the backward pass spends on what it did not keep, by each layer's mode."""
+    total = 0.0
+    for mode, window in zip(modes, shape.layer_windows(), strict=True):
+        if mode == "none":
+            continue
+        total += _attention_flops(shape, window, convention)
+        if mode == "full":
+            total += 2 * shape.block_weights
+    return total
+
+
+def utilization(flops_per_s: float, *, devices: int, peak_flops_per_s: float) -> float:
+    """Model FLOPs utilization: achieved model FLOP/s as a share of what the devices could do."""
+    return flops_per_s / (devices * peak_flops_per_s)
+
+
+def _attention_flops(shape: ModelShape, window: int | None, convention: Convention) -> float:
+    """Forward FLOPs of one layer's two attention products for one token."""
+    return 4 * shape.hidden * mean_keys(shape, window, convention)

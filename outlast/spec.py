@@ -1,8 +1,8 @@
 """The job spec: what a user writes, checked completely before anything starts.
 
-pydantic parses the fields; `check_cross_fields` then looks at what only makes
-sense together (layers over stages, heads over tp, batch over dp x micro-batch).
-All problems are reported at once, each with its field path and what is allowed.
+pydantic parses the fields; `outlast.rules` then looks at what only makes sense
+together (layers over stages, heads over tp, batch over dp x micro-batch). All
+problems are reported at once, each with its field path and what is allowed.
 
 The spec is converted once at the boundary; no `core/` package ever sees it.
 """
@@ -10,31 +10,16 @@ The spec is converted once at the boundary; no `core/` package ever sees it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from outlast.ids import NAME_PATTERN
+from outlast.flops import ModelShape
 from outlast.layout import Layout
+from outlast.problems import FieldProblem, SpecError, nearest_multiples
+from outlast.rules.check import check
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldProblem:
-    """One thing wrong with a spec: where, and what is allowed there."""
-
-    field: str
-    message: str
-
-
-class SpecError(ValueError):
-    """A spec that cannot run; `problems` holds every reason."""
-
-    def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
-        self.problems = problems
-        lines = "\n".join(f"  {problem.field}: {problem.message}" for problem in problems)
-        super().__init__(f"the job spec has {len(problems)} problem(s):\n{lines}")
+__all__ = ["FieldProblem", "JobSpec", "SpecError", "parse_spec", "set_value"]
 
 
 class _Section(BaseModel):
@@ -111,6 +96,24 @@ class ModelSpec(_Section):
     @property
     def num_kv_heads(self) -> int:
         return self.kv_heads if self.kv_heads is not None else self.heads
+
+    @property
+    def shape(self) -> ModelShape:
+        """What decides the model's FLOPs."""
+        kinds: tuple[int | None, ...] = (None,)
+        if self.window is not None:
+            kinds = tuple(self.window if k == "local" else None for k in self.window_pattern)
+        return ModelShape(
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.num_kv_heads,
+            mlp_hidden=self.mlp_hidden,
+            vocab_size=self.vocab_size,
+            seq_len=self.seq_len,
+            gated=self.activation == "swiglu",
+            windows=kinds,
+        )
 
 
 class ZeroSpec(_Section):
@@ -405,7 +408,7 @@ def parse_spec(document: object) -> JobSpec:
     except ValidationError as error:
         raise SpecError(tuple(_explain(detail) for detail in error.errors())) from error
     spec = _with_dp(spec)
-    problems = tuple(check_cross_fields(spec))
+    problems = tuple(check(spec))
     if problems:
         raise SpecError(problems)
     return spec
@@ -432,17 +435,11 @@ def _with_dp(spec: JobSpec) -> JobSpec:
             field="resources.nodes",
             message=f"is {nodes}; at {per_node} workers per node that is {ranks} ranks, which "
             f"replicas of tp x pp = {per_replica} ranks do not fill; allowed: ranks in "
-            f"{{{_nearest_multiples(ranks, per_replica)}, ...}}",
+            f"{{{nearest_multiples(ranks, per_replica)}, ...}}",
         )
         raise SpecError((problem,))
     parallel = spec.parallel.model_copy(update={"dp": ranks // per_replica})
     return spec.model_copy(update={"parallel": parallel})
-
-
-def check_cross_fields(spec: JobSpec) -> list[FieldProblem]:
-    """What is wrong between fields that are each fine alone."""
-    checks = (_check_name, _check_model, _check_batch, _check_resources, _check_recovery)
-    return [problem for check in checks for problem in check(spec)]
 
 
 def set_value(document: dict[str, Any], assignment: str) -> None:
@@ -464,134 +461,6 @@ def set_value(document: dict[str, Any], assignment: str) -> None:
         target[keys[-1]] = json.loads(text)
     except json.JSONDecodeError:
         target[keys[-1]] = text
-
-
-class _Divides(NamedTuple):
-    field: str
-    value: int
-    by_name: str
-    by: int
-
-
-def _check_divides(rule: _Divides) -> list[FieldProblem]:
-    if rule.value % rule.by == 0:
-        return []
-    near = _nearest_multiples(rule.value, rule.by)
-    divisors = [str(n) for n in range(1, min(rule.value, 128) + 1) if rule.value % n == 0]
-    return [
-        FieldProblem(
-            field=rule.field,
-            message=f"is {rule.value}, which {rule.by_name} = {rule.by} does not divide; "
-            f"allowed near it: {near}, or {rule.by_name} in {{{', '.join(divisors)}}}",
-        )
-    ]
-
-
-def _nearest_multiples(value: int, by: int) -> str:
-    below = value // by * by
-    return " or ".join(str(n) for n in (below, below + by) if n > 0)
-
-
-def _check_name(spec: JobSpec) -> list[FieldProblem]:
-    if NAME_PATTERN.fullmatch(spec.name):
-        return []
-    return [
-        FieldProblem(
-            field="name",
-            message=f"is {spec.name!r}; allowed: 1 to 53 lower-case letters, digits and '-', "
-            "starting and ending with a letter or digit",
-        )
-    ]
-
-
-def _check_model(spec: JobSpec) -> list[FieldProblem]:
-    model, parallel = spec.model, spec.parallel
-    rules = [
-        _Divides("model.hidden", model.hidden, "model.heads", model.heads),
-        _Divides("model.heads", model.heads, "parallel.tp", parallel.tp),
-        _Divides("model.ffn_hidden", model.mlp_hidden, "parallel.tp", parallel.tp),
-        _Divides("model.vocab_size", model.vocab_size, "parallel.tp", parallel.tp),
-    ]
-    if parallel.sequence_parallel:
-        rules.append(_Divides("model.seq_len", model.seq_len, "parallel.tp", parallel.tp))
-    problems = [problem for rule in rules for problem in _check_divides(rule)]
-    if model.layers < parallel.pp:
-        problems.append(
-            FieldProblem(
-                field="parallel.pp",
-                message=f"is {parallel.pp}, more stages than model.layers = {model.layers}; "
-                f"allowed: 1 to {model.layers}",
-            )
-        )
-
-    if model.vocab_size < 256:
-        problems.append(
-            FieldProblem(
-                field="model.vocab_size",
-                message=f"is {model.vocab_size}; the byte tokenizer needs 256 or more",
-            )
-        )
-    return problems
-
-
-def _check_batch(spec: JobSpec) -> list[FieldProblem]:
-    per_step = spec.parallel.dp * spec.parallel.micro_batch
-    return _check_divides(
-        _Divides(
-            "data.global_batch",
-            spec.data.global_batch,
-            "parallel.dp x parallel.micro_batch",
-            per_step,
-        )
-    )
-
-
-def _check_resources(spec: JobSpec) -> list[FieldProblem]:
-    world = spec.layout.world_size
-    per_node = spec.workers_per_node
-    if world % per_node:
-        divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
-        return [
-            FieldProblem(
-                field="resources.workers_per_node",
-                message=f"is {per_node}, which does not divide the world size "
-                f"tp x pp x dp = {world}; allowed: {divisors}",
-            )
-        ]
-    needed = world // per_node
-    if spec.resources.nodes is not None and spec.resources.nodes != needed:
-        return [
-            FieldProblem(
-                field="resources.nodes",
-                message=f"is {spec.resources.nodes}; tp x pp x dp = {world} ranks at "
-                f"{per_node} per node need exactly {needed}",
-            )
-        ]
-    return []
-
-
-def _check_recovery(spec: JobSpec) -> list[FieldProblem]:
-    recovery = spec.recovery
-    limits = ("heartbeat_period_s", "heartbeat_late_s", "heartbeat_lost_s", "heartbeat_silent_s")
-    problems = [
-        FieldProblem(
-            field=f"recovery.{later}",
-            message=f"is {getattr(recovery, later)}; it must be longer than "
-            f"recovery.{sooner} = {getattr(recovery, sooner)}",
-        )
-        for sooner, later in pairwise(limits)
-        if getattr(recovery, later) <= getattr(recovery, sooner)
-    ]
-    rungs = ("restart", "diagnose", "replace", "pause")
-    if list(recovery.ladder) != [rung for rung in rungs if rung in recovery.ladder]:
-        problems.append(
-            FieldProblem(
-                field="recovery.ladder",
-                message=f"is {list(recovery.ladder)}; allowed: some of {list(rungs)}, each once "
-                "and in this order",
-            )
-        )
-    return problems
 
 
 def _explain(detail: Any) -> FieldProblem:

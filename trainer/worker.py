@@ -38,6 +38,7 @@ from outlast.blackbox import Phase, StartMark, Writer
 from trainer.assignment import Assignment
 from trainer.loop import TrainLoop
 from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.planning import expected_of
 from trainer.resume import restore
 from trainer.state import TrainState, build_state, environment
 
@@ -98,6 +99,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
     box.mark(StartMark.GROUPS_READY)
     state = build_state(spec, mesh, assignment.data_dir)
     box.mark(StartMark.MODEL_READY)
+    box.expect(expected_of(spec, mesh.at.pp))
 
     box.phase(Phase.RESTORE)
     resumed_step = _restore(assignment, state)

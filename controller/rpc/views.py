@@ -11,14 +11,19 @@ from controller.core import cost
 from controller.core.facts import State
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, Wanted
 from controller.core.states import TERMINAL, JobState
+from controller.specs import spec_of
 from controller.store.curves import Curves
+from outlast.devices import reported_device
+from outlast.flops import Convention, flops_per_token
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 
 
 def job_message(job: JobRecord, curves: Curves, *, is_blind: bool = False) -> jobs_pb2.Job:
     """A job as it stands."""
     last = curves.last(job.job_id)
-    is_running = job.state is JobState.RUNNING
+    speed = curves.tokens_per_s(job.job_id) if job.state is JobState.RUNNING else 0.0
+    spec = spec_of(job.spec_json)
+    device = reported_device(job.environment)
     message = jobs_pb2.Job(
         job_id=job.job_id,
         name=job.name,
@@ -32,7 +37,7 @@ def job_message(job: JobRecord, curves: Curves, *, is_blind: bool = False) -> jo
         step=0 if last is None else last.step,
         total_steps=job.plan.total_steps,
         loss=None if last is None else last.loss,
-        tokens_per_s=curves.tokens_per_s(job.job_id) if is_running else 0.0,
+        tokens_per_s=speed,
         committed_step=job.committed_step,
         retry_left=job.retry_left,
         open_incident=job.incident or "",
@@ -40,7 +45,16 @@ def job_message(job: JobRecord, curves: Curves, *, is_blind: bool = False) -> jo
         error=job.error,
         environment=job.environment,
         environment_changes=job.environment_changes,
+        grad_norm=None if last is None else last.grad_norm,
+        learning_rate=None if last is None else last.learning_rate,
+        model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.WINDOWED),
+        full_model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.FULL),
+        ranks=job.plan.world_size,
     )
+    if device is not None:
+        message.device = device.name
+        peak = device.peak_flops_per_s[spec.precision]
+        message.peak_flops_per_s = peak * job.plan.world_size
     message.spec.CopyFrom(struct_of(job.spec_json))
     return message
 

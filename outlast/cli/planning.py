@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outlast.cli import output
+from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.options import Assignments, Json, SpecFile
-from outlast.cli.words import size
 
 if TYPE_CHECKING:
+    from outlast.devices import Device
     from outlast.spec import JobSpec
     from trainer.core.estimate import Plan
+    from trainer.core.projection import Projection
 
-# More groups than this tell a person nothing that the first ones do not.
-_MAX_GROUPS = 8
+# One adapter of 200 Gbit/s for each device.
+DEFAULT_LINK = "25GB/s"
+# Of a device's peak, what large 16-bit matrix products come near to.
+DEFAULT_KERNELS = 0.7
+
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="NAME|FLOPS",
+        help="Project a step on this device: a100-40gb, a100-80gb, h100, h200, or a peak in "
+        "FLOP/s, such as 90G.",
+    ),
+]
+LinkOption = Annotated[
+    str,
+    typer.Option(
+        "--link",
+        metavar="BYTES/S",
+        help="With --device: what one rank sends over the network in a second.",
+    ),
+]
+KernelsOption = Annotated[
+    float,
+    typer.Option(
+        "--kernels",
+        metavar="SHARE",
+        min=0.01,
+        max=1.0,
+        help="With --device: share of its peak that matrix products reach.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projected:
+    """A step on a device, and what was assumed."""
+
+    device: Device
+    link_bytes_per_s: float
+    tp_bytes_per_s: float
+    kernel_share: float
+    peak_flops_per_s: float
+    step: Projection
 
 
 def register(app: typer.Typer) -> None:
@@ -25,20 +69,33 @@ def register(app: typer.Typer) -> None:
     app.command()(schema)
 
 
-def plan(spec: SpecFile, set_: Assignments = [], json: Json = False) -> None:  # noqa: B006
+def plan(
+    spec: SpecFile,
+    set_: Assignments = [],  # noqa: B006
+    device: DeviceOption = "",
+    link: LinkOption = DEFAULT_LINK,
+    kernels: KernelsOption = DEFAULT_KERNELS,
+    json: Json = False,
+) -> None:
     """Check a job spec and print what it will need. Runs nothing.
 
     Prints the layout, parameters, memory of a rank by part, pipeline bubble and
-    communication per step.
+    communication per step; with --device also the time of a step and its MFU, and
+    whether the job fits. Warns of what will be slow or will not fit.
     """
+    from outlast.cli.plan_text import print_plan, warnings
     from outlast.cli.specfile import load_spec
 
     checked = load_spec(spec, set_)
     found = estimate(checked)
+    projected = project(checked, found, device, link, kernels) if device else None
     if json:
-        output.print_json(plan_facts(checked, found))
+        facts = plan_facts(checked, found)
+        if projected is not None:
+            facts["projection"] = projection_facts(projected)
+        output.print_json({**facts, "warnings": warnings(checked, found, projected)})
     else:
-        print_plan(checked, found)
+        print_plan(checked, found, projected)
 
 
 def schema() -> None:
@@ -51,29 +108,45 @@ def schema() -> None:
 
 def estimate(spec: JobSpec) -> Plan:
     """What the job will need."""
-    from trainer.core.estimate import PlanInput
     from trainer.core.estimate import plan as plan_job
+    from trainer.planning import plan_input
 
-    model, parallel = spec.model, spec.parallel
-    return plan_job(
-        PlanInput(
-            layers=model.layers,
-            hidden=model.hidden,
-            heads=model.heads,
-            mlp_hidden=model.mlp_hidden,
-            vocab_size=model.vocab_size,
-            seq_len=model.seq_len,
-            tied_embeddings=model.tied_embeddings,
-            tp=parallel.tp,
-            pp=parallel.pp,
-            dp=parallel.dp,
-            # One tensor-parallel rank has the whole sequence either way.
-            sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
-            schedule=parallel.schedule,
-            micro_batch=parallel.micro_batch,
-            global_batch=spec.data.global_batch,
-            bytes_per_value=8 if spec.precision == "fp64" else 4,
-        )
+    return plan_job(plan_input(spec))
+
+
+def project(spec: JobSpec, found: Plan, device: str, link: str, kernels: float) -> Projected:
+    """A step of the job on a device.
+
+    Raises:
+        CliError: the device or the link is not one, or the device lacks the precision.
+    """
+    from outlast.devices import find_device, parse_quantity
+    from trainer.core.projection import Machine
+    from trainer.core.projection import project as project_step
+    from trainer.planning import plan_input
+
+    try:
+        known = find_device(device)
+        speed = parse_quantity(link, "B/s")
+    except ValueError as error:
+        raise CliError(str(error), ExitCode.BAD_INPUT) from error
+    # Devices of a node have links of their own; a tensor group that spans nodes does not.
+    is_inside = spec.parallel.tp <= spec.workers_per_node
+    tp_speed = (known.peer_bytes_per_s or speed) if is_inside else speed
+    peak = known.peak_flops_per_s[spec.precision]
+    machine = Machine(
+        peak_flops_per_s=peak,
+        kernel_share=kernels,
+        tp_bytes_per_s=tp_speed,
+        link_bytes_per_s=speed,
+    )
+    return Projected(
+        device=known,
+        link_bytes_per_s=speed,
+        tp_bytes_per_s=tp_speed,
+        kernel_share=kernels,
+        peak_flops_per_s=peak,
+        step=project_step(plan_input(spec), found.communication, machine),
     )
 
 
@@ -101,83 +174,15 @@ def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
     }
 
 
-def print_plan(spec: JobSpec, found: Plan) -> None:
-    """The plan for people."""
-    layout, parallel = spec.layout, spec.parallel
-    sequence = "on" if parallel.sequence_parallel and layout.tp > 1 else "off"
-    per_token = found.flops_per_token
-    total = per_token * found.tokens_per_step * spec.steps
-    communication = found.communication
-    output.print_lines(
-        [
-            ("job", f"{spec.name}: {spec.steps:,} steps, {spec.precision}, seed {spec.seed}"),
-            (
-                "layout",
-                f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} = {found.world_size} ranks on "
-                f"{spec.num_nodes} node(s) of {spec.workers_per_node}; sequence parallel "
-                f"{sequence}",
-            ),
-            ("groups", _groups("tp", layout.tp_groups())),
-            ("groups", _groups("dp", layout.dp_groups())),
-            ("groups", _groups("pp", layout.pp_groups())),
-            ("stages", f"{' + '.join(str(n) for n in found.stage_layers)} transformer blocks"),
-            ("parameters", f"{found.parameters:,}"),
-            (
-                "batch",
-                f"{found.tokens_per_step:,} tokens a step in {found.num_micro_batches} "
-                f"micro-batches of {parallel.micro_batch} sequence(s) per replica",
-            ),
-            (
-                "compute",
-                f"{_flops(per_token)} a token, {_flops(per_token * found.tokens_per_step)} a step, "
-                f"{_flops(total)} in all",
-            ),
-            (
-                "bubble",
-                f"{100 * found.bubble:.1f} % of a step ({parallel.schedule}); micro-batches in "
-                f"flight by stage: {', '.join(str(n) for n in found.peak_in_flight)}",
-            ),
-            (
-                "traffic",
-                f"{size(communication.total_bytes)} sent per step by the busiest rank: "
-                f"tp {size(communication.tp_bytes)}, dp {size(communication.dp_bytes)}, "
-                f"pp {size(communication.pp_bytes)}, "
-                f"tied embedding {size(communication.embedding_bytes)}",
-            ),
-        ]
-    )
-    print("\nmemory of one rank")
-    output.print_table(
-        (
-            *("stage", "parameters", "weights", "gradients", "optimizer", "activations"),
-            *("device total", "host checkpoints"),
-        ),
-        [
-            (
-                str(rank.stage),
-                f"{rank.parameters:,}",
-                size(rank.weights_bytes),
-                size(rank.gradients_bytes),
-                size(rank.optimizer_bytes),
-                size(rank.activations_bytes),
-                size(rank.device_bytes),
-                size(rank.host_slots_bytes),
-            )
-            for rank in found.ranks
-        ],
-        empty="",
-    )
-
-
-def _groups(kind: str, groups: tuple[tuple[int, ...], ...]) -> str:
-    shown = " ".join(f"[{' '.join(str(rank) for rank in group)}]" for group in groups[:_MAX_GROUPS])
-    more = f" and {len(groups) - _MAX_GROUPS} more" if len(groups) > _MAX_GROUPS else ""
-    return f"{kind} {shown}{more}"
-
-
-def _flops(count: float) -> str:
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if count < 1000:
-            return f"{count:.3g} {unit}FLOP"
-        count /= 1000
-    return f"{count:.3g} EFLOP"
+def projection_facts(projected: Projected) -> dict[str, Any]:
+    """The projection and its assumptions as plain values."""
+    return {
+        "device": projected.device.name,
+        "source": projected.device.source,
+        "memory_bytes": projected.device.memory_bytes,
+        "peak_flops_per_s": projected.peak_flops_per_s,
+        "kernel_share": projected.kernel_share,
+        "link_bytes_per_s": projected.link_bytes_per_s,
+        "tp_bytes_per_s": projected.tp_bytes_per_s,
+        **asdict(projected.step),
+    }

@@ -57,6 +57,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     ]
     if is_training(job):
         lines.append(("rate", rate(job)))
+        lines += [("last step", last_step(job)), ("model FLOPs", model_flops(job))]
     restarts = f"{job.restarts} restart{'' if job.restarts == 1 else 's'}"
     lines += [
         ("attempt", f"{job.attempt} ({restarts}; {job.retry_left} more faults are survived)"),
@@ -81,7 +82,28 @@ def rate(job: Job) -> str:
     left_s = eta_s(job)
     if left_s is None:
         return "not known yet"
-    return f"{job.tokens_per_s:,.0f} tokens/s; done in about {duration(left_s)}"
+    each = f" ({job.tokens_per_s / job.ranks:,.0f} a rank)" if job.ranks > 1 else ""
+    return f"{job.tokens_per_s:,.0f} tokens/s{each}; done in about {duration(left_s)}"
+
+
+def last_step(job: Job) -> str:
+    """What the optimizer did last."""
+    if not job.HasField("grad_norm"):
+        return "none yet"
+    return f"gradient norm {job.grad_norm:.4g}, learning rate {job.learning_rate:.3g}"
+
+
+def model_flops(job: Job) -> str:
+    """Model FLOPs per second by both conventions, and their share of the devices' peak."""
+    if job.model_flops_per_s <= 0:
+        return "not known yet"
+    achieved, full = job.model_flops_per_s, job.full_model_flops_per_s
+    words = f"{flops(achieved)}/s (full attention counted: {flops(full)}/s)"
+    if not job.device:
+        return words
+    mfu, full_mfu = 100 * achieved / job.peak_flops_per_s, 100 * full / job.peak_flops_per_s
+    peak = f"{job.ranks} x {job.device} at {flops(job.peak_flops_per_s / job.ranks)}/s"
+    return f"{words}; MFU {mfu:.1f} % ({full_mfu:.1f} %) of {peak}"
 
 
 def eta_s(job: Job) -> float | None:
@@ -206,3 +228,12 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} PiB"
+
+
+def flops(count: float) -> str:
+    """FLOPs in decimal units: `1.5 TFLOP`."""
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if count < 1000:
+            return f"{count:.3g} {unit}FLOP"
+        count /= 1000
+    return f"{count:.3g} EFLOP"

@@ -39,6 +39,13 @@ class Job(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     ENVIRONMENT_FIELD_NUMBER: builtins.int
     ENVIRONMENT_CHANGES_FIELD_NUMBER: builtins.int
+    GRAD_NORM_FIELD_NUMBER: builtins.int
+    LEARNING_RATE_FIELD_NUMBER: builtins.int
+    MODEL_FLOPS_PER_S_FIELD_NUMBER: builtins.int
+    FULL_MODEL_FLOPS_PER_S_FIELD_NUMBER: builtins.int
+    PEAK_FLOPS_PER_S_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -60,6 +67,20 @@ class Job(google.protobuf.message.Message):
     """Traceback of the first failing rank, for a job that its own code failed."""
     environment: builtins.str
     """What decided the bits of the arithmetic of the present attempt, in words."""
+    grad_norm: builtins.float
+    """Of the last step."""
+    learning_rate: builtins.float
+    model_flops_per_s: builtins.float
+    """Model FLOPs per second now: of attention what masks and windows let through, and the
+    same with every token attending to the whole sequence.
+    """
+    full_model_flops_per_s: builtins.float
+    peak_flops_per_s: builtins.float
+    """What all devices of the job could do together, by the data sheet of `device`; zero and
+    empty where it is not known.
+    """
+    device: builtins.str
+    ranks: builtins.int
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -94,13 +115,24 @@ class Job(google.protobuf.message.Message):
         error: builtins.str = ...,
         environment: builtins.str = ...,
         environment_changes: collections.abc.Iterable[builtins.str] | None = ...,
+        grad_norm: builtins.float | None = ...,
+        learning_rate: builtins.float | None = ...,
+        model_flops_per_s: builtins.float = ...,
+        full_model_flops_per_s: builtins.float = ...,
+        peak_flops_per_s: builtins.float = ...,
+        device: builtins.str = ...,
+        ranks: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_loss", b"_loss", "committed_step", b"committed_step", "finished_s", b"finished_s", "loss", b"loss", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_loss", b"_loss", "attempt", b"attempt", "committed_step", b"committed_step", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "finished_s", b"finished_s", "job_id", b"job_id", "loss", b"loss", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "committed_step", b"committed_step", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "attempt", b"attempt", "committed_step", b"committed_step", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_finished_s", b"_finished_s"]) -> typing.Literal["finished_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_grad_norm", b"_grad_norm"]) -> typing.Literal["grad_norm"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_learning_rate", b"_learning_rate"]) -> typing.Literal["learning_rate"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_loss", b"_loss"]) -> typing.Literal["loss"] | None: ...
 

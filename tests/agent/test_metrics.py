@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from controller.agent.metrics import RankReading, gpu, host, network, ranks
 from controller.agent.metrics.host import Disk, Folders
 from controller.agent.metrics.network import Device
-from outlast.blackbox import Group, Op, Phase, Reader, TimeUse, Writer
+from outlast.blackbox import Expected, Group, Op, Phase, Reader, StepUse, TimeUse, Writer
 
 STAT = """cpu  2255 34 2290 22625563 6290 127 456 12 0 0
 cpu0 1132 34 1441 11311718 3675 127 438 10 0 0
@@ -142,6 +142,16 @@ def test_own_work_of_a_rank_is_what_operations_leave_of_forward_and_backward() -
         is_in_operation=False,
         op_seq=9,
         time_use=use,
+        step_use=StepUse(
+            forward_ns=10**9,
+            backward_ns=2 * 10**9,
+            busy_ns=3 * 10**9,
+            waited_ns=10**9,
+            hidden_ns={Group.TP: 5 * 10**8},
+            sent_bytes={Group.DP: 4096},
+            peak_memory_bytes=2**20,
+        ),
+        expected=Expected(memory_bytes=2**21, bubble=0.2),
     )
     found = samples(ranks.collect([rank]))
     assert found["outlast_rank_phase_info", ("job", "3", "1", "data")] == 1
@@ -150,6 +160,14 @@ def test_own_work_of_a_rank_is_what_operations_leave_of_forward_and_backward() -
     assert found["outlast_rank_phase_seconds_total", ("job", "3", "1", "checkpoint")] == 1.0
     labels = ("job", "3", "1", "gradient_sync", "dp")
     assert found["outlast_rank_communication_seconds_total", labels] == 4.0
+    who = ("job", "3", "1")
+    assert found["outlast_rank_compute_seconds_total", (*who, "backward")] == 2.0
+    assert found["outlast_rank_communication_hidden_seconds_total", (*who, "tp")] == 0.5
+    assert found["outlast_rank_sent_bytes_total", (*who, "dp")] == 4096
+    assert found["outlast_rank_pipeline_seconds_total", (*who, "waiting")] == 1.0
+    assert found["outlast_rank_expected_bubble_ratio", who] == 0.2
+    assert found["outlast_rank_memory_peak_bytes", who] == 2**20
+    assert found["outlast_rank_expected_memory_bytes", who] == 2**21
 
 
 class FakeNvmlError(Exception):

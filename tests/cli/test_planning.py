@@ -46,6 +46,7 @@ def test_plan_json_adds_up(spec_file: Path) -> None:
     assert found["total_tokens"] == 20 * 16 * 32
     assert found["groups"]["tp"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     parts = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+    parts += ("buffers_bytes", "working_bytes")
     for rank in found["ranks"]:
         assert rank["device_bytes"] == sum(rank[part] for part in parts)
     assert 0 < found["bubble"] < 1
@@ -63,6 +64,48 @@ def test_plan_with_one_rank_has_no_bubble_and_no_traffic() -> None:
     facts = plan_facts(spec, estimate(spec))
     assert facts["bubble"] == 0
     assert facts["communication"]["total_bytes"] == 0
+
+
+def test_plan_projects_a_step_on_a_device(spec_file: Path) -> None:
+    done = outlast("plan", str(spec_file), "--device", "h100", "--link", "50GB/s")
+    assert done.returncode == ExitCode.OK, done.stderr
+    for word in ("on h100", "66.9 TFLOP/s in fp32", "link 50 GB/s", "MFU", "tokens/s"):
+        assert word in done.stdout
+    found = outlast_json("plan", str(spec_file), "--device", "90G")["projection"]
+    assert found["peak_flops_per_s"] == 90e9
+    assert 0 < found["mfu_windowed"] < found["mfu_full"] < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "abacus"), "allowed: a100-40gb"),
+        (("--device", "h100", "--link", "fast"), "not a number of B/s"),
+    ],
+)
+def test_unknown_devices_and_links_are_refused(
+    spec_file: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = outlast("plan", str(spec_file), *options)
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("model.hidden=16384", "model.layers=64"), "more than the 37.3 GiB of the device"),
+        (("data.global_batch=4",), "1 micro-batches do not fill 2 stages"),
+        (("parallel.dp=1", "parallel.zero.level=1"), "has one replica"),
+        (("parallel.tp=4",), "a tensor group of 4 ranks spans nodes of 2"),
+    ],
+)
+def test_plan_warns_of_what_will_not_fit_or_will_be_slow(
+    spec_file: Path, changes: tuple[str, ...], message: str
+) -> None:
+    given = [part for change in changes for part in ("--set", change)]
+    found = outlast_json("plan", str(spec_file), "--device", "a100-40gb", *given)
+    assert any(message in line for line in found["warnings"])
 
 
 def test_every_problem_of_a_spec_is_printed(tmp_path: Path) -> None:

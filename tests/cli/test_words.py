@@ -99,6 +99,24 @@ def test_status_of_a_new_job_promises_nothing() -> None:
     assert words.eta_s(new) is None
 
 
+def test_training_job_says_how_well_it_uses_its_devices() -> None:
+    running = job(
+        ranks=8,
+        grad_norm=1.25,
+        learning_rate=3e-4,
+        model_flops_per_s=4e14,
+        full_model_flops_per_s=5e14,
+    )
+    lines = dict(words.job_lines(running, NOW_S))
+    assert lines["rate"].startswith("1,000 tokens/s (125 a rank)")
+    assert lines["last step"] == "gradient norm 1.25, learning rate 0.0003"
+    achieved = "400 TFLOP/s (full attention counted: 500 TFLOP/s)"
+    assert lines["model FLOPs"] == achieved
+    running.device, running.peak_flops_per_s = "h100", 8e15
+    share = f"{achieved}; MFU 5.0 % (6.2 %) of 8 x h100 at 1 PFLOP/s"
+    assert words.model_flops(running) == share
+
+
 def test_finished_job_says_how_long_it_took() -> None:
     lines = dict(words.job_lines(job(state="SUCCEEDED", finished_s=NOW_S - 140), NOW_S))
     assert lines["took"].startswith("1 min 0 s")

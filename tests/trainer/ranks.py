@@ -123,7 +123,9 @@ def _receive(pipe: Any) -> Any:
 
 def _serve() -> None:
     """The helper: import everything, then fork ranks on request."""
-    import tests.trainer.jobs  # what children need, imported once
+    # What children need, imported once.
+    import tests.trainer.jobs
+    import tests.trainer.jobs_numbers
     import tests.trainer.jobs_pipeline
     import tests.trainer.jobs_tensor
     import tests.trainer.jobs_zero  # noqa: F401

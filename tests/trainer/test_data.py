@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from trainer.core.batch import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
 from trainer.data.prepare import DataOptions, prepare, source_files
+from trainer.parallel.pipeline import MicroBatch
 
 
 def options(source: Path | str, **changes: float) -> DataOptions:
@@ -106,8 +109,11 @@ def test_targets_are_the_next_tokens(tmp_path: Path) -> None:
     assert targets.t().tolist() == [[16, 17, 18, 19, 20], [1, 2, 3, 4, 5]]
 
 
-def test_a_new_loader_reads_what_the_old_one_would_have_read(tmp_path: Path, text: Path) -> None:
+@pytest.fixture
+def loaders(tmp_path: Path, text: Path) -> Iterator[Callable[[int], Loader]]:
+    """Makes loaders of one data set, by replica, and ends their threads."""
     files = prepare(tmp_path / "data", options(text))
+    made = []
 
     def loader(replica: int) -> Loader:
         dataset = TokenDataset(files.train, seq_len=16)
@@ -118,13 +124,61 @@ def test_a_new_loader_reads_what_the_old_one_would_have_read(tmp_path: Path, tex
             num_replicas=2,
             seed=1,
         )
-        return Loader(dataset, plan, replica=replica, device=torch.device("cpu"))
+        made.append(Loader(dataset, plan, replica=replica, device=torch.device("cpu")))
+        return made[-1]
 
-    old = loader(1)
+    yield loader
+    for each in made:
+        each.close()
+
+
+def same(one: Sequence[MicroBatch], other: Sequence[MicroBatch]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a.tokens, b.tokens) and torch.equal(a.targets, b.targets)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_a_new_loader_reads_what_the_old_one_would_have_read(
+    loaders: Callable[[int], Loader],
+) -> None:
+    old = loaders(1)
     through = [old.micro_batches(step) for step in range(1, 40)]
     for step in (1, 17, 39):
-        fresh = loader(1).micro_batches(step)
-        for one, other in zip(through[step - 1], fresh, strict=True):
-            assert torch.equal(one.tokens, other.tokens)
-            assert torch.equal(one.targets, other.targets)
-    assert not torch.equal(loader(0).micro_batches(1)[0].tokens, through[0][0].tokens)
+        assert same(through[step - 1], loaders(1).micro_batches(step))
+    assert not same(loaders(0).micro_batches(1), through[0])
+
+
+def test_what_is_read_ahead_is_what_would_have_been_read(
+    loaders: Callable[[int], Loader],
+) -> None:
+    ahead, plain = loaders(0), loaders(0)
+    before = threading.active_count()
+    for step in range(1, 6):
+        assert same(ahead.micro_batches(step), plain.micro_batches(step))
+        ahead.prepare(step + 1)
+        assert threading.active_count() == before + 1
+    # Another step than the one that was read ahead, as after a restart from a checkpoint.
+    assert same(ahead.micro_batches(3), plain.micro_batches(3))
+    ahead.prepare(4)
+    ahead.prepare(9)
+    assert same(ahead.micro_batches(9), plain.micro_batches(9))
+    ahead.prepare(10)
+    ahead.close()
+    assert threading.active_count() == before
+
+
+def test_an_error_in_the_background_is_raised_where_training_waits_for_the_data(
+    loaders: Callable[[int], Loader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: TokenDataset, samples: Sequence[int]) -> None:
+        raise OSError("the disk is gone")
+
+    loader = loaders(0)
+    monkeypatch.setattr(TokenDataset, "read", fail)
+    loader.prepare(2)
+    with pytest.raises(OSError, match="the disk is gone"):
+        loader.micro_batches(2)
+    # It is not kept: the next attempt reads again.
+    monkeypatch.undo()
+    assert len(loader.micro_batches(2)) == 2

@@ -10,12 +10,14 @@ import pytest
 
 from outlast.blackbox import (
     NUM_STEP_RECORDS,
+    Expected,
     Group,
     Op,
     Phase,
     Reader,
     StartMark,
     StepRecord,
+    StepUse,
     Writer,
 )
 
@@ -46,6 +48,36 @@ def test_present_says_who_and_where(path: Path) -> None:
     assert (present.rank, present.attempt, present.pid) == (3, 2, os.getpid())
     assert (present.completed_step, present.resumed_step) == (40, 40)
     assert present.phase is Phase.FORWARD_BACKWARD
+
+
+def test_use_of_steps_adds_up_beside_what_was_expected(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    reader = Reader(path)
+    assert reader.expected() is None
+    assert reader.step_use() == StepUse()
+    assert reader.step_use().bubble is None
+    writer.expect(Expected(memory_bytes=2**30, bubble=0.25))
+    for peak in (100, 120):
+        writer.used(
+            StepUse(
+                forward_ns=10,
+                backward_ns=20,
+                busy_ns=30,
+                waited_ns=10,
+                hidden_ns={Group.TP: 5, Group.DP: 0},
+                sent_bytes={Group.TP: 64, Group.DP: 32},
+                peak_memory_bytes=peak,
+            )
+        )
+    use = reader.step_use()
+    assert (use.forward_ns, use.backward_ns, use.bubble) == (20, 40, 0.25)
+    assert use.hidden_ns == {Group.TP: 10}
+    assert use.sent_bytes == {Group.TP: 128, Group.DP: 64}
+    assert use.peak_memory_bytes == 120
+    assert reader.expected() == Expected(memory_bytes=2**30, bubble=0.25)
+    # A box that is opened again belongs to another process.
+    Writer(path, rank=0, world_size=1, attempt=2)
+    assert Reader(path).step_use() == StepUse()
 
 
 def test_operation_entered_but_not_left_is_visible(path: Path) -> None:

@@ -2,9 +2,16 @@
 
 There is no iterator to save: `trainer.core.batch` computes what any step reads,
 so a resumed run reads exactly what it would have read.
+
+`prepare` reads a step ahead on a thread of its own, while the trainer waits for
+gradients: reading is then off the critical path, and what is read stays the same.
+The look-ahead is one step, so memory is bounded. Ranks of a node that read the
+same samples share them in the page cache: token files are memory-mapped.
 """
 
 from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -23,14 +30,50 @@ class Loader:
         self._plan = plan
         self._replica = replica
         self._device = device
+        # It starts its thread at the first use: workers are forked with a single thread.
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")
+        self._prepared: tuple[int, Future[list[MicroBatch]]] | None = None
+
+    def prepare(self, step: int) -> None:
+        """Begin to read `step` in the background; `micro_batches` will have it at hand.
+
+        Call it once for each step at most, from the thread that trains.
+        """
+        if self._prepared is not None and self._prepared[0] != step:
+            # One look-ahead at a time; what nobody will take may still be read to its end.
+            self._prepared[1].cancel()
+        self._prepared = step, self._reader.submit(self._read, step)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """What this replica reads at `step`, counted from 1."""
+        """What this replica reads at `step`, counted from 1.
+
+        What went wrong in the background is raised here.
+        """
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == step:
+            batches = prepared[1].result()
+        else:
+            batches = self._read(step)
+        return [
+            MicroBatch(
+                tokens=batch.tokens.to(self._device, non_blocking=True),
+                targets=batch.targets.to(self._device, non_blocking=True),
+            )
+            for batch in batches
+        ]
+
+    def close(self) -> None:
+        """End the thread; a read under way is waited for."""
+        self._prepared = None
+        self._reader.shutdown(cancel_futures=True)
+
+    def _read(self, step: int) -> list[MicroBatch]:
         batches = []
         for index in range(self._plan.num_micro_batches):
             samples = self._plan.samples(step, self._replica, index)
             tokens, targets = self._dataset.read(samples)
-            batches.append(
-                MicroBatch(tokens=tokens.to(self._device), targets=targets.to(self._device))
-            )
+            if self._device.type == "cuda":
+                # Only page-locked memory is copied to a GPU without waiting.
+                tokens, targets = tokens.pin_memory(), targets.pin_memory()
+            batches.append(MicroBatch(tokens=tokens, targets=targets))
         return batches

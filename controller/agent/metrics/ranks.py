@@ -46,9 +46,41 @@ WORK = Counter(
     "Time of forward and backward that was not spent in operations: the rank's own work",
     _BY_RANK,
 )
+COMPUTE = Counter(
+    "outlast_rank_compute_seconds_total",
+    "Time in forward and in backward passes, what they waited for others left out",
+    (*_BY_RANK, "direction"),
+)
+HIDDEN = Counter(
+    "outlast_rank_communication_hidden_seconds_total",
+    "Time that messages of a group were under way while the rank did something else; what it "
+    "waited for is in outlast_rank_communication_seconds_total",
+    (*_BY_RANK, "group"),
+)
+SENT = Counter(
+    "outlast_rank_sent_bytes_total", "Sent to the other ranks of a group", (*_BY_RANK, "group")
+)
+PIPELINE = Counter(
+    "outlast_rank_pipeline_seconds_total",
+    "Time of the pipeline's actions (busy), and of what they waited for in between (waiting): "
+    "waiting as a share of both is the bubble",
+    (*_BY_RANK, "state"),
+)
+BUBBLE = Gauge(
+    "outlast_rank_expected_bubble_ratio", "The bubble that its schedule has in theory", _BY_RANK
+)
+MEMORY = Gauge(
+    "outlast_rank_memory_peak_bytes",
+    "Most memory the rank has used on its device; on a CPU, by how much the process has grown",
+    _BY_RANK,
+)
+EXPECTED_MEMORY = Gauge(
+    "outlast_rank_expected_memory_bytes", "The same as `outlast plan` estimates it", _BY_RANK
+)
 FAMILIES: tuple[Family, ...] = (
     *(STEP, PHASE, IN_OPERATION, SEQUENCE),
-    *(PHASES, OPERATIONS, WORK),
+    *(PHASES, OPERATIONS, WORK, COMPUTE, HIDDEN, SENT),
+    *(PIPELINE, BUBBLE, MEMORY, EXPECTED_MEMORY),
 )
 
 
@@ -64,6 +96,8 @@ def read(workers: Iterable[Worker]) -> tuple[RankReading, ...]:
             is_in_operation=present.op is not Op.NONE and present.op_left_ns == 0,
             op_seq=present.op_seq,
             time_use=box.time_use(),
+            step_use=box.step_use(),
+            expected=box.expected(),
         )
         for worker in workers
         if (box := worker.black_box()) is not None and (present := box.present())
@@ -88,6 +122,35 @@ def collect(ranks: Sequence[RankReading]) -> Iterator[Metric]:
         for (phase, group), seconds in rank.time_use.operations_s.items()
     )
     yield WORK.of((labels, _own_work_s(rank)) for labels, rank in named)
+    yield from _step_use(named)
+
+
+def _step_use(named: Sequence[tuple[tuple[str, str, str], RankReading]]) -> Iterator[Metric]:
+    used = [(labels, rank.step_use) for labels, rank in named]
+    yield COMPUTE.of(
+        ((*labels, direction), ns / 1e9)
+        for labels, use in used
+        for direction, ns in (("forward", use.forward_ns), ("backward", use.backward_ns))
+    )
+    yield HIDDEN.of(
+        ((*labels, group.name.lower()), ns / 1e9)
+        for labels, use in used
+        for group, ns in use.hidden_ns.items()
+    )
+    yield SENT.of(
+        ((*labels, group.name.lower()), num_bytes)
+        for labels, use in used
+        for group, num_bytes in use.sent_bytes.items()
+    )
+    yield PIPELINE.of(
+        ((*labels, state), ns / 1e9)
+        for labels, use in used
+        for state, ns in (("busy", use.busy_ns), ("waiting", use.waited_ns))
+    )
+    yield MEMORY.of((labels, use.peak_memory_bytes) for labels, use in used)
+    expected = [(labels, rank.expected) for labels, rank in named]
+    yield BUBBLE.of((labels, found.bubble) for labels, found in expected if found)
+    yield EXPECTED_MEMORY.of((labels, found.memory_bytes) for labels, found in expected if found)
 
 
 def _own_work_s(rank: RankReading) -> float:

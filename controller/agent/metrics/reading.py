@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outlast.blackbox import Phase, TimeUse
+from outlast.blackbox import Expected, Phase, StepUse, TimeUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class RankReading:
     is_in_operation: bool
     op_seq: int
     time_use: TimeUse
+    step_use: StepUse
+    expected: Expected | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

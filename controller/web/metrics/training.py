@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
@@ -11,7 +12,8 @@ from controller.core.states import JobState
 from controller.families import Counter, Family, Gauge, Histogram
 from controller.specs import spec_of
 from controller.web.metrics.sources import Sources
-from outlast.flops import flops_per_token
+from outlast.devices import reported_device
+from outlast.flops import Convention, flops_per_token
 from outlast.ids import NodeId
 
 _BY_JOB = ("job_id",)
@@ -35,14 +37,16 @@ GOODPUT = Counter(
 REDONE = Counter("outlast_redone_steps_total", "Steps that were trained a second time", _BY_JOB)
 FLOPS = Gauge(
     "outlast_model_flops_per_second",
-    "Model FLOPs per second over the last steps, by the formula of `outlast plan`",
-    _BY_JOB,
+    "Model FLOPs per second over the last steps. convention full: each token counted to attend to "
+    "the whole sequence; windowed: to what its mask and window let through",
+    (*_BY_JOB, "convention"),
 )
 UTILIZATION = Gauge(
     "outlast_model_flops_utilization_ratio",
-    "The same as a share of what the matmul check measured on the job's nodes (float32, all "
-    "workers together); absent until every node was checked under this controller",
-    _BY_JOB,
+    "The same as a share of what the job's devices could do. peak names it: a device by the data "
+    "sheet, for the job's precision; elsewhere `matmul check`, measured on the job's nodes "
+    "(float32, all workers together), absent until every node was checked under this controller",
+    (*_BY_JOB, "convention", "peak"),
 )
 FAMILIES: tuple[Family, ...] = (
     *(STEP, CHANGED, LOSS, GRAD_NORM, LEARNING_RATE, SPEED, TOKENS),
@@ -75,12 +79,18 @@ def _speeds(sources: Sources, jobs: list[JobRecord]) -> Iterator[Metric]:
         (job, sources.service.curves.tokens_per_s(job.job_id) if _is_training(job) else 0.0)
         for job in jobs
     ]
-    flops = [(job, speed * _flops_per_token(job)) for job, speed in speeds]
-    peaks = [(job, value, _measured_peak(job, sources)) for job, value in flops]
     yield SPEED.of(((job.job_id,), speed) for job, speed in speeds)
-    yield FLOPS.of(((job.job_id,), value) for job, value in flops)
+    flops = [
+        (job, convention, speed * flops_per_token(spec_of(job.spec_json).model.shape, convention))
+        for job, speed in speeds
+        for convention in Convention
+    ]
+    yield FLOPS.of(((job.job_id, convention), value) for job, convention, value in flops)
+    peaks = {job.job_id: _peak(job, sources) for job in jobs}
     yield UTILIZATION.of(
-        ((job.job_id,), value / peak) for job, value, peak in peaks if peak is not None
+        ((job.job_id, convention, peak.name), value / peak.flops_per_s)
+        for job, convention, value in flops
+        if (peak := peaks[job.job_id]) is not None
     )
 
 
@@ -88,24 +98,29 @@ def _is_training(job: JobRecord) -> bool:
     return job.state is JobState.RUNNING
 
 
-def _flops_per_token(job: JobRecord) -> int:
-    model = spec_of(job.spec_json).model
-    return flops_per_token(
-        layers=model.layers,
-        hidden=model.hidden,
-        mlp_hidden=model.mlp_hidden,
-        vocab_size=model.vocab_size,
-        seq_len=model.seq_len,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peak:
+    """What all devices of a job could do together, and by whose word."""
+
+    name: str
+    flops_per_s: float
 
 
-def _measured_peak(job: JobRecord, sources: Sources) -> float | None:
+def _peak(job: JobRecord, sources: Sources) -> _Peak | None:
+    device = reported_device(job.environment)
+    if device is not None:
+        peak = device.peak_flops_per_s[spec_of(job.spec_json).precision]
+        return _Peak(name=device.name, flops_per_s=peak * job.plan.world_size)
+    return _measured_peak(job, sources)
+
+
+def _measured_peak(job: JobRecord, sources: Sources) -> _Peak | None:
     """FLOP/s of all workers in the matmul check; None where it does not apply."""
     known = sources.tally.matmul_flops
     nodes: list[NodeId] = [node for node in job.nodes if node is not None]
     rates = [known[node] for node in nodes if node in known]
-    # The check is in float32: float64 training has another peak.
+    # The check is in float32: another precision has another peak.
     is_known = bool(nodes) and len(rates) == len(job.nodes) and sum(rates) > 0
     if not is_known or spec_of(job.spec_json).precision != "fp32":
         return None
-    return sum(rates) * job.plan.workers_per_node
+    return _Peak(name="matmul check", flops_per_s=sum(rates) * job.plan.workers_per_node)

@@ -53,9 +53,10 @@ def _now(whole: builders.Dashboard) -> None:
         ),
         number(
             "Model FLOPs utilization",
-            "Achieved model FLOPs as a share of what the matmul check measured on the job's nodes.",
+            "Achieved model FLOPs, windows counted as windows, as a share of the devices' peak: of "
+            "the data sheet on a known GPU, else as the matmul check measured it.",
             "percentunit",
-            f"max(outlast_model_flops_utilization_ratio{{{_JOB}}})",
+            f'max(outlast_model_flops_utilization_ratio{{{_JOB},convention="windowed"}})',
         ),
         number(
             "Faults it may survive",
@@ -130,10 +131,43 @@ def _time(whole: builders.Dashboard) -> None:
             stacked=True,
         ),
         graph(
+            "Communication that was hidden",
+            "Mean share of a rank's time in which messages of each group were under way while it "
+            "computed.",
+            "percentunit",
+            Query(
+                "avg by (group) (rate(outlast_rank_communication_hidden_seconds_total"
+                f"{{{_JOB}}}[$__rate_interval]))",
+                "{{group}}",
+            ),
+            stacked=True,
+        ),
+        graph(
+            "Pipeline bubble",
+            "Share of the pipeline's time that ranks wait, beside what the schedule has in theory.",
+            "percentunit",
+            Query(
+                "sum(rate(outlast_rank_pipeline_seconds_total"
+                f'{{{_JOB},state="waiting"}}[$__rate_interval])) / '
+                f"sum(rate(outlast_rank_pipeline_seconds_total{{{_JOB}}}[$__rate_interval]))",
+                "measured",
+            ),
+            Query(f"max(outlast_rank_expected_bubble_ratio{{{_JOB}}})", "theory"),
+        ),
+        graph(
+            "Memory of the largest rank",
+            "Peak so far, beside the estimate of `outlast plan`.",
+            "bytes",
+            Query(f"max(outlast_rank_memory_peak_bytes{{{_JOB}}})", "measured"),
+            Query(f"max(outlast_rank_expected_memory_bytes{{{_JOB}}})", "estimate"),
+        ),
+        graph(
             "Model FLOPs",
-            "Model FLOPs per second, by the formula of `outlast plan`.",
+            "Model FLOPs per second, by both conventions of `outlast plan`.",
             "flops",
-            Query(f"max(outlast_model_flops_per_second{{{_JOB}}})", "achieved"),
+            Query(
+                f"max by (convention) (outlast_model_flops_per_second{{{_JOB}}})", "{{convention}}"
+            ),
         ),
         graph(
             "Slowest rank",

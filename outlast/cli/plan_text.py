@@ -1,0 +1,205 @@
+"""A plan in words: what `outlast plan` prints for people, and what it warns of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast.cli import output
+from outlast.cli.words import flops, size
+
+if TYPE_CHECKING:
+    from outlast.cli.planning import Projected
+    from outlast.spec import JobSpec
+    from trainer.core.estimate import Plan
+    from trainer.core.memory import RankMemory
+
+# More groups than this tell a person nothing that the first ones do not.
+_MAX_GROUPS = 8
+# Above this a pipeline idles more than a larger batch or another schedule would cost.
+_LARGE_BUBBLE = 0.25
+
+
+def print_plan(spec: JobSpec, found: Plan, projected: Projected | None) -> None:
+    """The plan for people."""
+    output.print_lines([*_job_lines(spec), *_work_lines(spec, found), *_waiting_lines(spec, found)])
+    print("\nmemory of one rank")
+    _print_memory(found.ranks)
+    if projected is not None:
+        print(f"\non {projected.device.name}")
+        output.print_lines(_projection_lines(spec, projected))
+    for line in warnings(spec, found, projected):
+        print(f"\nwarning: {line}")
+
+
+def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[str]:
+    """What will not fit, or will be slow for no good reason."""
+    parallel = spec.parallel
+    lines = []
+    memory = None if projected is None else projected.device.memory_bytes
+    largest = max(found.ranks, key=lambda rank: rank.device_bytes)
+    if memory is not None and largest.device_bytes > memory:
+        lines.append(
+            f"a rank of stage {largest.stage} needs {size(largest.device_bytes)}, more than the "
+            f"{size(memory)} of the device: {_what_would_help(spec, largest)}"
+        )
+    if parallel.pp > 1 and found.num_micro_batches < parallel.pp:
+        least = parallel.pp * parallel.dp * parallel.micro_batch
+        lines.append(
+            f"{found.num_micro_batches} micro-batches do not fill {parallel.pp} stages: "
+            f"{100 * found.bubble:.0f} % of a step is bubble; data.global_batch = {least} or more "
+            "would fill them"
+        )
+    elif found.bubble > _LARGE_BUBBLE:
+        lines.append(
+            f"{100 * found.bubble:.0f} % of a step is bubble: more micro-batches, or virtual "
+            "stages with the schedule interleaved, make it smaller"
+        )
+    if parallel.tp > spec.workers_per_node:
+        lines.append(
+            f"a tensor group of {parallel.tp} ranks spans nodes of {spec.workers_per_node}: the "
+            "most talkative messages cross the network"
+        )
+    if parallel.zero.level > 0 and parallel.dp == 1:
+        lines.append(f"parallel.zero.level {parallel.zero.level} has one replica, nothing to share")
+    return lines
+
+
+def _what_would_help(spec: JobSpec, rank: RankMemory) -> str:
+    """The knobs of the largest part."""
+    state = rank.weights_bytes + rank.gradients_bytes + rank.optimizer_bytes
+    if state < rank.activations_bytes:
+        return "a smaller parallel.micro_batch, parallel.recompute or more parallel.tp"
+    if spec.parallel.dp > 1 and spec.parallel.zero.level < 3:
+        return f"parallel.zero.level {spec.parallel.zero.level + 1}, more parallel.tp or pp"
+    return "more parallel.tp, parallel.pp or, with ZeRO, parallel.dp"
+
+
+def _job_lines(spec: JobSpec) -> list[tuple[str, str]]:
+    layout, parallel = spec.layout, spec.parallel
+    sequence = "on" if parallel.sequence_parallel and layout.tp > 1 else "off"
+    modes = parallel.recompute
+    recompute = modes if isinstance(modes, str) else "by layer"
+    return [
+        ("job", f"{spec.name}: {spec.steps:,} steps, {spec.precision}, seed {spec.seed}"),
+        (
+            "layout",
+            f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} = {layout.world_size} ranks on "
+            f"{spec.num_nodes} node(s) of {spec.workers_per_node}; sequence parallel "
+            f"{sequence}, ZeRO {parallel.zero.level}, recompute {recompute}",
+        ),
+        ("groups", _groups("tp", layout.tp_groups())),
+        ("groups", _groups("dp", layout.dp_groups())),
+        ("groups", _groups("pp", layout.pp_groups())),
+    ]
+
+
+def _work_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
+    per_token = found.flops_per_token
+    per_step = per_token * found.tokens_per_step
+    layers = found.chunk_layers
+    # Chunks alike are counted, others listed.
+    stages = f"{len(layers)} x {layers[0]}" if len(set(layers)) == 1 else _joined(layers)
+    again = found.recomputed_flops_per_token
+    recompute = f"; recompute adds {100 * again / per_token:.0f} %" if again else ""
+    return [
+        ("stages", f"{stages} transformer blocks"),
+        ("parameters", f"{found.parameters:,}"),
+        (
+            "batch",
+            f"{found.tokens_per_step:,} tokens a step in {found.num_micro_batches} "
+            f"micro-batches of {spec.parallel.micro_batch} sequence(s) per replica",
+        ),
+        (
+            "compute",
+            f"{flops(per_token)} a token, {flops(per_step)} a step, "
+            f"{flops(per_step * spec.steps)} in all{recompute}",
+        ),
+        ("", f"{flops(found.full_flops_per_token)} a token where full attention is counted"),
+    ]
+
+
+def _waiting_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
+    communication = found.communication
+    return [
+        (
+            "bubble",
+            f"{100 * found.bubble:.1f} % of a step ({spec.parallel.schedule}); micro-batches in "
+            f"flight by stage: {', '.join(str(n) for n in found.peak_in_flight)}",
+        ),
+        (
+            "traffic",
+            f"{size(communication.total_bytes)} sent per step by the busiest rank: "
+            f"tp {size(communication.tp_bytes)}, dp {size(communication.dp_bytes)}, "
+            f"pp {size(communication.pp_bytes)}, "
+            f"tied embedding {size(communication.embedding_bytes)}",
+        ),
+    ]
+
+
+def _print_memory(ranks: tuple[RankMemory, ...]) -> None:
+    output.print_table(
+        (
+            *("stage", "parameters", "weights", "gradients", "optimizer", "activations"),
+            *("buffers", "working", "device total", "host checkpoints"),
+        ),
+        [
+            (
+                str(rank.stage),
+                f"{rank.parameters:,}",
+                size(rank.weights_bytes),
+                size(rank.gradients_bytes),
+                size(rank.optimizer_bytes),
+                size(rank.activations_bytes),
+                size(rank.buffers_bytes),
+                size(rank.working_bytes),
+                size(rank.device_bytes),
+                size(rank.host_slots_bytes),
+            )
+            for rank in ranks
+        ],
+        empty="",
+    )
+
+
+def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, str]]:
+    step, device = projected.step, projected.device
+    inside = (
+        ""
+        if projected.tp_bytes_per_s == projected.link_bytes_per_s
+        else (f", tp {_speed(projected.tp_bytes_per_s)} inside a node")
+    )
+    return [
+        (
+            "assumed",
+            f"{flops(projected.peak_flops_per_s)}/s in {spec.precision} ({device.source}), of "
+            f"which products reach {100 * projected.kernel_share:.0f} %; link "
+            f"{_speed(projected.link_bytes_per_s)}{inside}",
+        ),
+        (
+            "step",
+            f"{step.step_s:.3g} s: compute {step.compute_s:.3g}, bubble {step.bubble_s:.3g}, "
+            f"exposed tp {step.tp_exposed_s:.3g}, pp {step.pp_exposed_s:.3g}, "
+            f"dp {step.dp_exposed_s:.3g}",
+        ),
+        ("speed", f"{step.tokens_per_s:,.0f} tokens/s"),
+        (
+            "MFU",
+            f"{100 * step.mfu_windowed:.1f} % (attention as masked), "
+            f"{100 * step.mfu_full:.1f} % (full attention counted)",
+        ),
+    ]
+
+
+def _groups(kind: str, groups: tuple[tuple[int, ...], ...]) -> str:
+    shown = " ".join(f"[{' '.join(str(rank) for rank in group)}]" for group in groups[:_MAX_GROUPS])
+    more = f" and {len(groups) - _MAX_GROUPS} more" if len(groups) > _MAX_GROUPS else ""
+    return f"{kind} {shown}{more}"
+
+
+def _joined(numbers: tuple[int, ...]) -> str:
+    return " + ".join(str(number) for number in numbers)
+
+
+def _speed(bytes_per_s: float) -> str:
+    """Links are sold in decimal units."""
+    return f"{bytes_per_s / 1e9:.3g} GB/s"

@@ -1,0 +1,50 @@
+"""Rules of the job's name and of recovery."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from outlast.ids import NAME_PATTERN
+from outlast.problems import FieldProblem
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+
+
+def check_name(spec: JobSpec) -> list[FieldProblem]:
+    """A name must fit into the names of everything that is made for the job."""
+    if NAME_PATTERN.fullmatch(spec.name):
+        return []
+    return [
+        FieldProblem(
+            field="name",
+            message=f"is {spec.name!r}; allowed: 1 to 53 lower-case letters, digits and '-', "
+            "starting and ending with a letter or digit",
+        )
+    ]
+
+
+def check_recovery(spec: JobSpec) -> list[FieldProblem]:
+    """Limits must grow, rungs stand in their order."""
+    recovery = spec.recovery
+    limits = ("heartbeat_period_s", "heartbeat_late_s", "heartbeat_lost_s", "heartbeat_silent_s")
+    problems = [
+        FieldProblem(
+            field=f"recovery.{later}",
+            message=f"is {getattr(recovery, later)}; it must be longer than "
+            f"recovery.{sooner} = {getattr(recovery, sooner)}",
+        )
+        for sooner, later in pairwise(limits)
+        if getattr(recovery, later) <= getattr(recovery, sooner)
+    ]
+    rungs = ("restart", "diagnose", "replace", "pause")
+    if list(recovery.ladder) != [rung for rung in rungs if rung in recovery.ladder]:
+        problems.append(
+            FieldProblem(
+                field="recovery.ladder",
+                message=f"is {list(recovery.ladder)}; allowed: some of {list(rungs)}, each once "
+                "and in this order",
+            )
+        )
+    return problems

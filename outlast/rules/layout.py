@@ -1,0 +1,170 @@
+"""Rules that another layout could satisfy: how the model and the batch are cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast.problems import Divides, FieldProblem, nearest_multiples, only_with
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+
+
+def check(spec: JobSpec) -> list[FieldProblem]:
+    """What keeps this layout from working."""
+    checks = (
+        *(_check_tensor, _check_stages, _check_schedule, _check_layer_lists),
+        *(_check_zero, _check_batch, _check_resources),
+    )
+    return [problem for check in checks for problem in check(spec)]
+
+
+def _check_tensor(spec: JobSpec) -> list[FieldProblem]:
+    model, parallel = spec.model, spec.parallel
+    split = [
+        ("model.heads", model.heads),
+        ("model.ffn_hidden", model.mlp_hidden),
+        ("model.vocab_size", model.vocab_size),
+    ]
+    if model.num_kv_heads != model.heads:
+        split.insert(1, ("model.kv_heads", model.num_kv_heads))
+    if parallel.sequence_parallel:
+        split.append(("model.seq_len", model.seq_len))
+    rules = [
+        Divides(field=field, value=value, by_name="parallel.tp", by=parallel.tp)
+        for field, value in split
+    ]
+    return [problem for rule in rules for problem in rule.problems()]
+
+
+def _check_stages(spec: JobSpec) -> list[FieldProblem]:
+    layers, stages, chunks = spec.model.layers, spec.parallel.pp, spec.parallel.virtual_stages
+    if layers < stages:
+        return [
+            FieldProblem(
+                field="parallel.pp",
+                message=f"is {stages}, more stages than model.layers = {layers}; "
+                f"allowed: 1 to {layers}",
+            )
+        ]
+    if layers < stages * chunks:
+        return [
+            FieldProblem(
+                field="parallel.virtual_stages",
+                message=f"is {chunks}; {stages} stages of {chunks} chunks are more than "
+                f"model.layers = {layers}; allowed: 1 to {layers // stages}",
+            )
+        ]
+    return []
+
+
+def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
+    parallel = spec.parallel
+    if parallel.schedule != "interleaved":
+        if parallel.virtual_stages == 1:
+            return []
+        needed = "parallel.schedule = interleaved"
+        chunks = parallel.virtual_stages
+        return [only_with("parallel.virtual_stages", chunks, needed, parallel.schedule)]
+    problems = []
+    if parallel.virtual_stages == 1:
+        most = max(1, spec.model.layers // parallel.pp)
+        allowed = f"parallel.virtual_stages in 2 to {most}, or " if most > 1 else ""
+        problems.append(
+            FieldProblem(
+                field="parallel.schedule",
+                message="is interleaved, which needs more than one chunk per rank; allowed: "
+                f"{allowed}the schedule 1f1b",
+            )
+        )
+    if parallel.pp == 1:
+        problems.append(
+            FieldProblem(
+                field="parallel.schedule",
+                message="is interleaved, which needs parallel.pp > 1; allowed: 1f1b or gpipe",
+            )
+        )
+    per_replica = parallel.dp * parallel.micro_batch
+    if spec.data.global_batch % per_replica == 0 and spec.num_micro_batches % parallel.pp:
+        near = nearest_multiples(spec.data.global_batch, per_replica * parallel.pp)
+        problems.append(
+            FieldProblem(
+                field="data.global_batch",
+                message=f"is {spec.data.global_batch}, {spec.num_micro_batches} micro-batches for "
+                f"each replica; interleaved needs a multiple of parallel.pp = {parallel.pp}; "
+                f"allowed near it: {near}, or the schedule 1f1b",
+            )
+        )
+    return problems
+
+
+def _check_layer_lists(spec: JobSpec) -> list[FieldProblem]:
+    parallel, layers = spec.parallel, spec.model.layers
+    problems = []
+    split, chunks = parallel.layer_split, parallel.pp * parallel.virtual_stages
+    if split is not None and (len(split) != chunks or sum(split) != layers or min(split) < 1):
+        base, extra = divmod(layers, chunks)
+        even = [base + (1 if chunk < extra else 0) for chunk in range(chunks)]
+        problems.append(
+            FieldProblem(
+                field="parallel.layer_split",
+                message=f"is {list(split)}, {sum(split)} layers in {len(split)} chunks; allowed: "
+                f"pp x virtual_stages = {chunks} numbers of 1 or more that add up to "
+                f"model.layers = {layers}, such as {even}",
+            )
+        )
+    modes = parallel.recompute
+    if not isinstance(modes, str) and len(modes) != layers:
+        problems.append(
+            FieldProblem(
+                field="parallel.recompute",
+                message=f"lists {len(modes)} layers; allowed: one mode for all, or one for each "
+                f"of model.layers = {layers}",
+            )
+        )
+    return problems
+
+
+def _check_zero(spec: JobSpec) -> list[FieldProblem]:
+    zero = spec.parallel.zero
+    problems = []
+    if zero.reshard_after is not None and zero.level < 3:
+        needed, field = "parallel.zero.level = 3", "parallel.zero.reshard_after"
+        problems.append(only_with(field, zero.reshard_after, needed, zero.level))
+    if zero.reduce_after is not None and zero.level < 2:
+        needed, field = "parallel.zero.level 2 or 3", "parallel.zero.reduce_after"
+        problems.append(only_with(field, zero.reduce_after, needed, zero.level))
+    return problems
+
+
+def _check_batch(spec: JobSpec) -> list[FieldProblem]:
+    return Divides(
+        field="data.global_batch",
+        value=spec.data.global_batch,
+        by_name="parallel.dp x parallel.micro_batch",
+        by=spec.parallel.dp * spec.parallel.micro_batch,
+    ).problems()
+
+
+def _check_resources(spec: JobSpec) -> list[FieldProblem]:
+    world = spec.layout.world_size
+    per_node = spec.workers_per_node
+    if world % per_node:
+        divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+        return [
+            FieldProblem(
+                field="resources.workers_per_node",
+                message=f"is {per_node}, which does not divide the world size "
+                f"tp x pp x dp = {world}; allowed: {divisors}",
+            )
+        ]
+    needed = world // per_node
+    if spec.resources.nodes is not None and spec.resources.nodes != needed:
+        return [
+            FieldProblem(
+                field="resources.nodes",
+                message=f"is {spec.resources.nodes}; tp x pp x dp = {world} ranks at "
+                f"{per_node} per node need exactly {needed}",
+            )
+        ]
+    return []

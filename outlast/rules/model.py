@@ -1,0 +1,104 @@
+"""Rules of the model alone, whatever the layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast.problems import Divides, FieldProblem, only_with
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec, ModelSpec
+
+
+def check(spec: JobSpec) -> list[FieldProblem]:
+    """What no layout could mend."""
+    model = spec.model
+    checks = (_check_widths, _check_rotation, _check_window, _check_options)
+    return [problem for check in checks for problem in check(model)]
+
+
+def _check_widths(model: ModelSpec) -> list[FieldProblem]:
+    rules = [
+        Divides(field="model.hidden", value=model.hidden, by_name="model.heads", by=model.heads),
+        Divides(
+            field="model.heads",
+            value=model.heads,
+            by_name="model.kv_heads",
+            by=model.num_kv_heads,
+        ),
+    ]
+    if model.block == "parallel":
+        # One fused projection is cut by group of heads: each group takes its share of the MLP.
+        rules.append(
+            Divides(
+                field="model.ffn_hidden",
+                value=model.mlp_hidden,
+                by_name="model.kv_heads",
+                by=model.num_kv_heads,
+            )
+        )
+    problems = [problem for rule in rules for problem in rule.problems()]
+    if model.vocab_size < 256:
+        problems.append(
+            FieldProblem(
+                field="model.vocab_size",
+                message=f"is {model.vocab_size}; the byte tokenizer needs 256 or more",
+            )
+        )
+    return problems
+
+
+def _check_rotation(model: ModelSpec) -> list[FieldProblem]:
+    if model.positions != "rope" or model.hidden % model.heads:
+        return []
+    width = model.hidden // model.heads
+    rotated = width * model.rope_fraction
+    if rotated >= 2 and rotated % 2 == 0:
+        return []
+    near = [pair for pair in (int(rotated) // 2 * 2, int(rotated) // 2 * 2 + 2) if pair >= 2]
+    allowed = " or ".join(f"{pair / width:g}" for pair in near if pair <= width)
+    return [
+        FieldProblem(
+            field="model.rope_fraction",
+            message=f"is {model.rope_fraction:g}, which rotates {rotated:g} of a head's {width} "
+            "values; values turn in pairs; allowed near it: "
+            f"{allowed or 'none: heads of one value cannot turn, take fewer model.heads'}",
+        )
+    ]
+
+
+def _check_window(model: ModelSpec) -> list[FieldProblem]:
+    if model.window is None:
+        if model.window_pattern == ("local",):
+            return []
+        given = list(model.window_pattern)
+        return [only_with("model.window_pattern", given, "model.window", "without one")]
+    problems = []
+    if model.window > model.seq_len:
+        problems.append(
+            FieldProblem(
+                field="model.window",
+                message=f"is {model.window}, more than model.seq_len = {model.seq_len}; "
+                f"allowed: 1 to {model.seq_len}, or none",
+            )
+        )
+    if "local" not in model.window_pattern:
+        problems.append(
+            FieldProblem(
+                field="model.window_pattern",
+                message="has no local layer, so model.window does nothing; allowed: patterns "
+                "with at least one local, or no model.window",
+            )
+        )
+    return problems
+
+
+def _check_options(model: ModelSpec) -> list[FieldProblem]:
+    problems = []
+    if model.block == "serial" and model.block_norms == 2:
+        # A serial block always has a norm before each of its two branches.
+        problems.append(only_with("model.block_norms", 2, "model.block = parallel", "serial"))
+    if model.head_bias and model.tied_embeddings:
+        needed = "model.tied_embeddings = false"
+        problems.append(only_with("model.head_bias", "true", needed, "with a shared table"))
+    return problems

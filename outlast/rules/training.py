@@ -1,0 +1,80 @@
+"""Rules of the optimizer, its schedule and the precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast.problems import FieldProblem, only_with
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+
+
+def check(spec: JobSpec) -> list[FieldProblem]:
+    """Settings that contradict each other, or that nothing would read."""
+    return [*_check_loss_scale(spec), *_check_schedule(spec), *_check_lamb(spec)]
+
+
+def _check_loss_scale(spec: JobSpec) -> list[FieldProblem]:
+    scale = spec.loss_scale
+    if spec.precision != "fp16":
+        changed = _changed(scale)
+        return [
+            only_with(f"loss_scale.{name}", value, "precision = fp16", spec.precision)
+            for name, value in changed.items()
+        ]
+    if scale.initial >= scale.minimum:
+        return []
+    return [
+        FieldProblem(
+            field="loss_scale.initial",
+            message=f"is {scale.initial:g}, below loss_scale.minimum = {scale.minimum:g}; "
+            f"allowed: {scale.minimum:g} or more",
+        )
+    ]
+
+
+def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
+    schedule = spec.optimizer.schedule
+    if schedule.decay_steps is None:
+        return []
+    field = "optimizer.schedule.decay_steps"
+    if schedule.name != "wsd":
+        needed = "optimizer.schedule.name = wsd"
+        return [only_with(field, schedule.decay_steps, needed, schedule.name)]
+    most = spec.steps - schedule.warmup_steps
+    if schedule.decay_steps <= most:
+        return []
+    return [
+        FieldProblem(
+            field=field,
+            message=f"is {schedule.decay_steps}; after {schedule.warmup_steps} warm-up steps of "
+            f"{spec.steps}, allowed: 1 to {max(1, most)}, or a longer job",
+        )
+    ]
+
+
+def _check_lamb(spec: JobSpec) -> list[FieldProblem]:
+    optimizer, bounds = spec.optimizer, spec.optimizer.lamb
+    if optimizer.name != "lamb":
+        return [
+            only_with(f"optimizer.lamb.{name}", value, "optimizer.name = lamb", optimizer.name)
+            for name, value in _changed(bounds).items()
+        ]
+    if bounds.phi_max is None or bounds.phi_min < bounds.phi_max:
+        return []
+    return [
+        FieldProblem(
+            field="optimizer.lamb.phi_max",
+            message=f"is {bounds.phi_max:g}; it must be more than optimizer.lamb.phi_min = "
+            f"{bounds.phi_min:g}, or null",
+        )
+    ]
+
+
+def _changed(section: object) -> dict[str, object]:
+    """Fields that differ from their defaults: a spec that was written out has them all."""
+    defaults = type(section)()
+    return {
+        name: value for name, value in vars(section).items() if value != getattr(defaults, name)
+    }

@@ -1,0 +1,76 @@
+"""What ranks do in tests of the numbers: train a little, and count what was allocated."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile
+
+from outlast.blackbox import Writer
+from outlast.spec import parse_spec
+from tests.trainer.ranks import RankContext
+from trainer.loop import TrainLoop
+from trainer.meter import PeakMemory
+from trainer.parallel.mesh import build_mesh
+from trainer.state import build_state
+
+
+class NoSaver:
+    """A first stage of checkpoints that keeps nothing."""
+
+    newest_sealed = 0
+    upload_busy = False
+
+    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool:
+        return True
+
+
+def memory_growth(context: RankContext, num_bytes: int) -> tuple[int, int]:
+    """What the rank says of its memory before and after it uses `num_bytes` more."""
+    memory = PeakMemory(torch.device("cpu"))
+    # The first operation of all makes some memory of its own.
+    torch.ones(1)
+    before = memory.read()
+    used = torch.ones(num_bytes, dtype=torch.uint8)
+    assert used[-1] == 1
+    return before, memory.read()
+
+
+def peak_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> int:
+    """The most bytes of tensors alive at once while a rank builds its model and trains it.
+
+    Counted by torch's own allocator, temporaries inside operations included.
+    """
+    spec = parse_spec(document)
+    box = Writer(folder / f"{context.rank}.box", rank=context.rank, world_size=1, attempt=1)
+    # The profiler announces itself on the standard error.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with profile(profile_memory=True) as counted:
+        mesh = build_mesh(
+            spec.layout,
+            context.rank,
+            store=context.store(),
+            device=torch.device("cpu"),
+            timeout_s=60,
+            recorder=box,
+            tied_embeddings=spec.model.tied_embeddings,
+            gloo_interface="lo",
+        )
+        state = build_state(spec, mesh, folder / "data")
+        state.flat.initialise(spec.seed)
+        loop = TrainLoop(state, box, NoSaver(), stop_requested=lambda: False)
+        loop.run(0)
+    box.close()
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in counted.kineto_results.events()
+        if event.name() == "[memory]"
+    )
+    alive = peak = 0
+    for _, size in changes:
+        alive += size
+        peak = max(peak, alive)
+    return peak

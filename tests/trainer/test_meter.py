@@ -1,0 +1,98 @@
+"""What a step used: passes without their waits, messages hidden and sent, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from outlast.blackbox import Group
+from tests.trainer.jobs_numbers import memory_growth
+from tests.trainer.ranks import RankPool
+from trainer import meter
+from trainer.meter import PeakMemory, StepMeter
+
+
+@dataclass
+class Messages:
+    waited_ns: int = 0
+    in_flight_ns: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass
+class Timing:
+    busy_s: float = 0.3
+    waited_s: float = 0.1
+
+
+@dataclass
+class Heard:
+    """A listener that keeps what it was told."""
+
+    calls: list[str] = field(default_factory=list)
+
+    def before_forward(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(f"before forward {chunk} {micro_batch}")
+
+    def after_forward(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(f"after forward {chunk} {micro_batch}")
+
+    def before_backward(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(f"before backward {chunk} {micro_batch}")
+
+    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        self.calls.append(f"after backward {chunk} {micro_batch} {last}")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    now = [0]
+    monkeypatch.setattr(meter.time, "monotonic_ns", lambda: now[0])
+    return now
+
+
+def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None:
+    tensor, replicas, heard = Messages(), Messages(), Heard()
+    groups = {Group.TP: tensor, Group.DP: replicas}
+    found = StepMeter(groups, PeakMemory(torch.device("cpu")), heard)
+    for micro_batch in range(2):
+        found.before_forward(1, micro_batch)
+        clock[0] += 100
+        tensor.waited_ns += 30
+        tensor.in_flight_ns += 70
+        found.after_forward(1, micro_batch)
+        clock[0] += 1000
+        found.before_backward(1, micro_batch)
+        clock[0] += 200
+        replicas.in_flight_ns += 50
+        replicas.bytes_sent += 64
+        found.after_backward(1, micro_batch, last=micro_batch == 1)
+    use = found.take(Timing())
+    assert (use.forward_ns, use.backward_ns) == (140, 400)
+    assert use.hidden_ns == {Group.TP: 80, Group.DP: 100}
+    assert use.sent_bytes == {Group.TP: 0, Group.DP: 128}
+    assert use.bubble == pytest.approx(0.25)
+    assert heard.calls[:2] == ["before forward 1 0", "after forward 1 0"]
+    assert heard.calls[-1] == "after backward 1 1 True"
+
+
+def test_each_step_counts_for_itself(clock: list[int]) -> None:
+    groups = {Group.PP: Messages(bytes_sent=500, in_flight_ns=9)}
+    found = StepMeter(groups, PeakMemory(torch.device("cpu")))
+    assert found.take(Timing()).sent_bytes == {Group.PP: 0}
+    found.before_forward(0, 0)
+    clock[0] += 5
+    found.after_forward(0, 0)
+    groups[Group.PP].bytes_sent += 8
+    assert found.take(Timing()).forward_ns == 5
+    last = found.take(Timing())
+    assert (last.forward_ns, last.sent_bytes) == (0, {Group.PP: 0})
+
+
+def test_peak_of_memory_grows_with_what_is_used(ranks: RankPool) -> None:
+    num_bytes = 2**26
+    (before, after) = ranks.run(memory_growth, 1, num_bytes)[0]
+    # Pages are counted in batches, and some were there before.
+    assert after - before == pytest.approx(num_bytes, rel=0.1)

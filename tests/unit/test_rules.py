@@ -1,0 +1,191 @@
+"""Specs that cannot work are refused, each with what would."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from outlast.spec import SpecError, parse_spec
+
+MODEL = {"layers": 8, "hidden": 64, "heads": 8, "seq_len": 32}
+
+
+def problems(**sections: Any) -> dict[str, str]:
+    model = {**MODEL, **sections.pop("model", {})}
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"name": "a", "model": model, **sections})
+    return {problem.field: problem.message for problem in caught.value.problems}
+
+
+MODEL_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"hidden": 60}, "model.hidden", "56 or 64"),
+    ({"kv_heads": 3}, "model.heads", r"model.kv_heads in \{1, 2, 4, 8\}"),
+    ({"block": "parallel", "ffn_hidden": 100}, "model.ffn_hidden", "96 or 104"),
+    ({"positions": "rope", "rope_fraction": 0.4}, "model.rope_fraction", "0.25 or 0.5"),
+    ({"positions": "rope", "heads": 64}, "model.rope_fraction", "fewer model.heads"),
+    ({"window": 64}, "model.window", "allowed: 1 to 32"),
+    ({"window_pattern": ["local", "global"]}, "model.window_pattern", "only with model.window"),
+    ({"window": 4, "window_pattern": ["global"]}, "model.window_pattern", "at least one local"),
+    ({"block_norms": 2}, "model.block_norms", "only with model.block = parallel"),
+    ({"head_bias": True}, "model.head_bias", "only with model.tied_embeddings = false"),
+]
+
+
+@pytest.mark.parametrize(("model", "field", "message"), MODEL_PROBLEMS)
+def test_what_is_wrong_with_a_model_is_said(
+    model: dict[str, Any], field: str, message: str
+) -> None:
+    found = problems(model=model)
+    assert list(found) == [field]
+    assert re.search(message, found[field])
+
+
+LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"parallel": {"tp": 3}}, "model.heads", r"parallel.tp in \{1, 2, 4, 8\}"),
+    ({"parallel": {"tp": 4}, "model": {"kv_heads": 2}}, "model.kv_heads", "near it: 4, or"),
+    ({"parallel": {"pp": 9}}, "parallel.pp", "allowed: 1 to 8"),
+    (
+        {"parallel": {"pp": 2, "virtual_stages": 5, "schedule": "interleaved"}},
+        "parallel.virtual_stages",
+        "allowed: 1 to 4",
+    ),
+    (
+        {"parallel": {"pp": 2, "virtual_stages": 2}},
+        "parallel.virtual_stages",
+        "only with parallel.schedule = interleaved",
+    ),
+    (
+        {"parallel": {"pp": 2, "schedule": "interleaved"}},
+        "parallel.schedule",
+        "virtual_stages in 2 to 4",
+    ),
+    (
+        {"parallel": {"virtual_stages": 2, "schedule": "interleaved"}},
+        "parallel.schedule",
+        "needs parallel.pp > 1",
+    ),
+    (
+        {
+            "parallel": {"pp": 4, "virtual_stages": 2, "schedule": "interleaved"},
+            "data": {"global_batch": 6},
+        },
+        "data.global_batch",
+        "allowed near it: 4 or 8",
+    ),
+    ({"parallel": {"pp": 2, "layer_split": [5, 2]}}, "parallel.layer_split", r"such as \[4, 4\]"),
+    ({"parallel": {"pp": 2, "layer_split": [8, 0]}}, "parallel.layer_split", "1 or more"),
+    ({"parallel": {"pp": 2, "layer_split": [8]}}, "parallel.layer_split", "= 2 numbers"),
+    ({"parallel": {"recompute": ["full"]}}, "parallel.recompute", "model.layers = 8"),
+    (
+        {"parallel": {"zero": {"level": 2, "reshard_after": "step"}}},
+        "parallel.zero.reshard_after",
+        "only with parallel.zero.level = 3",
+    ),
+    (
+        {"parallel": {"zero": {"level": 1, "reduce_after": "step"}}},
+        "parallel.zero.reduce_after",
+        "level 2 or 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "field", "message"), LAYOUT_PROBLEMS)
+def test_what_is_wrong_with_a_layout_is_said(
+    document: dict[str, Any], field: str, message: str
+) -> None:
+    assert re.search(message, problems(**document)[field])
+
+
+TRAINING_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"loss_scale": {"initial": 4}}, "loss_scale.initial", "only with precision = fp16"),
+    (
+        {"precision": "fp16", "loss_scale": {"initial": 4, "minimum": 8}},
+        "loss_scale.initial",
+        "8 or more",
+    ),
+    (
+        {"optimizer": {"schedule": {"decay_steps": 5}}},
+        "optimizer.schedule.decay_steps",
+        "only with optimizer.schedule.name = wsd",
+    ),
+    (
+        {"steps": 20, "optimizer": {"schedule": {"name": "wsd", "decay_steps": 15}}},
+        "optimizer.schedule.decay_steps",
+        "allowed: 1 to 10",
+    ),
+    (
+        {"optimizer": {"lamb": {"phi_max": None}}},
+        "optimizer.lamb.phi_max",
+        "only with optimizer.name = lamb",
+    ),
+    (
+        {"optimizer": {"name": "lamb", "lamb": {"phi_min": 20}}},
+        "optimizer.lamb.phi_max",
+        "more than optimizer.lamb.phi_min = 20",
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "field", "message"), TRAINING_PROBLEMS)
+def test_settings_that_nothing_would_read_are_refused(
+    document: dict[str, Any], field: str, message: str
+) -> None:
+    found = problems(**document)
+    assert list(found) == [field]
+    assert re.search(message, found[field])
+
+
+GOOD: list[dict[str, Any]] = [
+    {"parallel": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}},
+    {"parallel": {"pp": 2, "layer_split": [5, 3], "recompute": ["none"] * 4 + ["full"] * 4}},
+    {"parallel": {"dp": 2, "zero": {"level": 3, "reshard_after": "step", "reduce_after": "step"}}},
+    {"precision": "fp16", "loss_scale": {"growth_interval": 10}},
+    {"optimizer": {"name": "lamb", "lamb": {"phi_max": None}, "schedule": {"name": "wsd"}}},
+    {"model": {"positions": "rope", "kv_heads": 2, "activation": "swiglu", "block": "parallel"}},
+    {"model": {"window": 8, "window_pattern": ["local", "global"], "block": "parallel"}},
+]
+
+
+@pytest.mark.parametrize("document", GOOD)
+def test_what_works_is_taken_and_comes_back_from_its_own_text(document: dict[str, Any]) -> None:
+    model = {**MODEL, **document.get("model", {})}
+    spec = parse_spec({"name": "a", **document, "model": model})
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+
+
+def nearest(**sections: Any) -> list[str]:
+    message = problems(**sections)["parallel"]
+    assert message.startswith("layouts that would work, nearest first: ")
+    return message.partition(": ")[2].split("; ")
+
+
+def works(words: str, **sections: Any) -> bool:
+    """Whether the layout in `words` is one that the rules take."""
+    changes = dict(part.rsplit(" ", 1) for part in words.split(", ") if part != "no layer_split")
+    parallel = {**sections.pop("parallel"), **changes}
+    parallel.pop("layer_split", None)
+    model = {**MODEL, **sections.pop("model", {})}
+    parse_spec({"name": "a", "model": model, "parallel": parallel, **sections})
+    return True
+
+
+@pytest.mark.parametrize(
+    "document", [document for document, field, _ in LAYOUT_PROBLEMS if "zero" not in field]
+)
+def test_layouts_that_are_offered_work(document: dict[str, Any]) -> None:
+    offered = nearest(**document) if "recompute" not in document["parallel"] else []
+    assert all(works(words, **document) for words in offered)
+
+
+def test_a_layout_of_the_same_size_comes_first() -> None:
+    batch = {"global_batch": 12}
+    offered = nearest(parallel={"tp": 3, "pp": 2, "dp": 2}, data=batch)
+    assert offered[0] == "tp 2, pp 2, dp 3"
+    assert len(offered) == 3
+
+
+def test_where_no_layout_helps_none_is_offered() -> None:
+    found = problems(parallel={"tp": 2, "zero": {"level": 1, "reshard_after": "step"}})
+    assert list(found) == ["parallel.zero.reshard_after"]

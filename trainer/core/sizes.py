@@ -1,0 +1,182 @@
+"""The numbers of a job that decide its cost, and what follows from them exactly: parameters.
+
+Plain arithmetic on plain numbers. What the parameters cost in memory and messages
+is said in `trainer.core.memory` and `trainer.core.traffic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from outlast.flops import ModelShape
+from outlast.layout import Layout
+from trainer.core.partition import ModelPart, stage_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a model holds besides the shape of its matrices."""
+
+    shape: ModelShape
+    tied_embeddings: bool
+    parallel_block: bool = False
+    norms_per_block: int = 2
+    norm_vectors: int = 2
+    """Vectors of one norm: a weight, and maybe a bias."""
+    learned_positions: bool = True
+    rotary: bool = False
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    head_bias: bool = False
+    dropout: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroFacts:
+    """What replicas share. `*_each`: after each micro-batch, not once a step."""
+
+    level: int = 0
+    reshards_each: bool = False
+    reduces_each: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueBytes:
+    """Bytes of one number, by its part in training."""
+
+    weight: int = 4
+    gradient: int = 4
+    """Of the sum over micro-batches, which 16-bit precisions keep in fp32."""
+    master: int = 0
+    """Of the fp32 copy that the optimizer works on; 0 where weights are their own."""
+    moment: int = 4
+    gradient_sent: int = 4
+    """Of a gradient on the wire between replicas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """The numbers of a job spec that decide its cost."""
+
+    model: ModelFacts
+    layout: Layout
+    sequence_parallel: bool
+    """False for a single tensor rank: it has no sequence to split."""
+    tp_chunks: int = 1
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    layer_split: tuple[int, ...] | None = None
+    zero: ZeroFacts = ZeroFacts()
+    recompute: tuple[str, ...]
+    """Mode of every layer."""
+    micro_batch: int
+    global_batch: int
+    sizes: ValueBytes = ValueBytes()
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches that one replica runs per step."""
+        return self.global_batch // (self.layout.dp * self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one micro-batch."""
+        return self.micro_batch * self.model.shape.seq_len
+
+    @property
+    def stream_values(self) -> int:
+        """Values of the residual stream that one rank holds for a micro-batch."""
+        values = self.tokens * self.model.shape.hidden
+        return values // self.layout.tp if self.sequence_parallel else values
+
+    def parts(self, stage: int) -> tuple[ModelPart, ...]:
+        """What a stage holds, one part a chunk."""
+        return stage_parts(
+            self.model.shape.layers,
+            stage=stage,
+            num_stages=self.layout.pp,
+            num_chunks=self.virtual_stages,
+            given=self.layer_split,
+        )
+
+    @property
+    def splits_tied_table(self) -> bool:
+        """Two chunks hold a copy of the embedding each."""
+        return self.model.tied_embeddings and self.layout.pp * self.virtual_stages > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """Parameters of one rank by the unit that ZeRO gathers and reduces at once."""
+
+    blocks: tuple[int, ...]
+    input_ends: int
+    """Token and position tables of a first chunk."""
+    output_ends: int
+    """Last norm and projection of a last chunk."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.blocks) + self.input_ends + self.output_ends
+
+    @property
+    def largest(self) -> int:
+        return max(*self.blocks, self.input_ends, self.output_ends)
+
+
+def total_parameters(facts: PlanInput) -> int:
+    """Parameters of the whole model, each counted once."""
+    model = facts.model
+    return (
+        model.shape.layers * _block_parameters(model, 1)
+        + _input_parameters(model, 1)
+        + _output_parameters(model, 1, has_table=not model.tied_embeddings)
+    )
+
+
+def stage_units(facts: PlanInput, stage: int) -> Units:
+    """Parameters that one rank of `stage` holds. A tied head on a last chunk is a copy."""
+    model, tp = facts.model, facts.layout.tp
+    parts = facts.parts(stage)
+    has_table = not model.tied_embeddings or facts.splits_tied_table
+    is_last = any(part.is_last for part in parts)
+    return Units(
+        blocks=(_block_parameters(model, tp),) * sum(len(part.layers) for part in parts),
+        input_ends=_input_parameters(model, tp) if any(part.is_first for part in parts) else 0,
+        output_ends=_output_parameters(model, tp, has_table=has_table) if is_last else 0,
+    )
+
+
+def layers_of(parts: Iterable[ModelPart]) -> list[int]:
+    """The layers of some parts, by number."""
+    return [layer for part in parts for layer in part.layers]
+
+
+def _block_parameters(model: ModelFacts, tp: int) -> int:
+    shape = model.shape
+    width = shape.hidden
+    sharded = shape.block_weights
+    if model.attention_bias:
+        sharded += shape.qkv_width
+    if model.mlp_bias:
+        sharded += shape.mlp_in_width
+    row_biases = model.attention_bias + model.mlp_bias
+    if model.parallel_block:
+        # One projection back into the stream serves both branches, and has one bias.
+        row_biases = min(1, row_biases)
+    replicated = model.norms_per_block * model.norm_vectors * width + row_biases * width
+    return sharded // tp + replicated
+
+
+def _input_parameters(model: ModelFacts, tp: int) -> int:
+    shape = model.shape
+    positions = shape.seq_len * shape.hidden if model.learned_positions else 0
+    return shape.vocab_size * shape.hidden // tp + positions
+
+
+def _output_parameters(model: ModelFacts, tp: int, *, has_table: bool) -> int:
+    shape = model.shape
+    table = shape.vocab_size * shape.hidden // tp if has_table else 0
+    bias = shape.vocab_size // tp if model.head_bias else 0
+    return model.norm_vectors * shape.hidden + table + bias

@@ -1,0 +1,145 @@
+"""What a step used, measured where it is used.
+
+The meter stands between the pipeline engine and whoever else listens to its chunks:
+it notes how long forward and backward passes take, and takes out what they waited
+for others. At the end of a step it adds what the groups say of their messages.
+These are the host's times: on a GPU they say when work was given to the device.
+
+What does not belong here: the meaning of the numbers. `outlast.blackbox` has that.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from outlast.blackbox import Group, StepUse
+
+
+class Messages(Protocol):
+    """What a group says of its messages so far."""
+
+    @property
+    def waited_ns(self) -> int:
+        """The rank stood still for them."""
+        ...
+
+    @property
+    def in_flight_ns(self) -> int:
+        """They were under way, waited for or not."""
+        ...
+
+    @property
+    def bytes_sent(self) -> int: ...
+
+
+class Listener(Protocol):
+    """What is told of a chunk's passes, as `trainer.parallel.pipeline.ChunkHooks`."""
+
+    def before_forward(self, chunk: int, micro_batch: int) -> None: ...
+    def after_forward(self, chunk: int, micro_batch: int) -> None: ...
+    def before_backward(self, chunk: int, micro_batch: int) -> None: ...
+    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None: ...
+
+
+class Timing(Protocol):
+    """What the engine says of its last run."""
+
+    @property
+    def busy_s(self) -> float: ...
+
+    @property
+    def waited_s(self) -> float: ...
+
+
+class StepMeter:
+    """Measures steps; to the engine it is a listener, and passes on what it hears."""
+
+    def __init__(
+        self, groups: Mapping[Group, Messages], memory: PeakMemory, inner: Listener | None = None
+    ) -> None:
+        self._groups = groups
+        self._memory = memory
+        self._inner = inner
+        self._forward_ns = 0
+        self._backward_ns = 0
+        self._began_ns = 0
+        self._before = {group: _Reading(messages) for group, messages in groups.items()}
+
+    def before_forward(self, chunk: int, micro_batch: int) -> None:
+        if self._inner is not None:
+            self._inner.before_forward(chunk, micro_batch)
+        self._began_ns = self._own_clock_ns()
+
+    def after_forward(self, chunk: int, micro_batch: int) -> None:
+        self._forward_ns += self._own_clock_ns() - self._began_ns
+        if self._inner is not None:
+            self._inner.after_forward(chunk, micro_batch)
+
+    def before_backward(self, chunk: int, micro_batch: int) -> None:
+        if self._inner is not None:
+            self._inner.before_backward(chunk, micro_batch)
+        self._began_ns = self._own_clock_ns()
+
+    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        self._backward_ns += self._own_clock_ns() - self._began_ns
+        if self._inner is not None:
+            self._inner.after_backward(chunk, micro_batch, last=last)
+
+    def take(self, timing: Timing) -> StepUse:
+        """What was used since the last call; `timing` is of the step's run of the engine."""
+        now = {group: _Reading(messages) for group, messages in self._groups.items()}
+        then, self._before = self._before, now
+        use = StepUse(
+            forward_ns=self._forward_ns,
+            backward_ns=self._backward_ns,
+            busy_ns=round(timing.busy_s * 1e9),
+            waited_ns=round(timing.waited_s * 1e9),
+            hidden_ns={group: now[group].hidden_ns - then[group].hidden_ns for group in now},
+            sent_bytes={group: now[group].sent_bytes - then[group].sent_bytes for group in now},
+            peak_memory_bytes=self._memory.read(),
+        )
+        self._forward_ns = self._backward_ns = 0
+        return use
+
+    def _own_clock_ns(self) -> int:
+        """A clock that stands still while the rank waits for others."""
+        waited_ns = sum(messages.waited_ns for messages in self._groups.values())
+        return time.monotonic_ns() - waited_ns
+
+
+class _Reading:
+    """A group's counters at one moment."""
+
+    __slots__ = ("hidden_ns", "sent_bytes")
+
+    def __init__(self, messages: Messages) -> None:
+        self.hidden_ns = max(0, messages.in_flight_ns - messages.waited_ns)
+        self.sent_bytes = messages.bytes_sent
+
+
+class PeakMemory:
+    """The most memory that the rank has used since this was made.
+
+    On a GPU it is what torch has allocated there. A CPU's allocator keeps no such
+    count, so there it is the growth of the process: make it before the model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._base_bytes = 0 if device.type == "cuda" else _resident_peak_bytes()
+
+    def read(self) -> int:
+        """Bytes."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return _resident_peak_bytes() - self._base_bytes
+
+
+def _resident_peak_bytes() -> int:
+    # Linux counts it in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
