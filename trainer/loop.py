@@ -74,10 +74,14 @@ class TrainLoop:
         for step in range(resumed_step + 1, self._spec.steps + 1):
             agreed = self.train_step(step)
             if agreed.stop and step < self._spec.steps:
-                self._state.data_parallel.drain()
-                return False
+                return self._end(done=False)
+        return self._end(done=True)
+
+    def _end(self, *, done: bool) -> bool:
+        """Leave nothing under way."""
         self._state.data_parallel.drain()
-        return True
+        self._state.train_loader.close()
+        return done
 
     def train_step(self, step: int) -> Agreed:
         """One optimizer step, its record and its checkpoint."""
@@ -104,6 +108,7 @@ class TrainLoop:
         if self._is_usable(step, agreed):
             self._update(step, learning_rate, agreed.grad_norm, scale)
 
+        box.used(state.meter.take(state.train_engine.last_timing))
         eval_loss = self._evaluate(step) if self._evaluates(step) else None
         # The record comes before the checkpoint: a step that could be resumed from
         # but was never reported would leave a gap in the loss curve.

@@ -28,6 +28,7 @@ from trainer.core.rectangles import boxes
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
 from trainer.data.prepare import prepare
+from trainer.meter import PeakMemory, StepMeter
 from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk
@@ -55,6 +56,7 @@ class TrainState:
     optimizer: FlatAdamW | FlatLamb
     learning_rate: LearningRate
     loss_scale: LossScale | None
+    meter: StepMeter
     train_engine: PipelineEngine
     eval_engine: PipelineEngine
     train_loader: Loader
@@ -146,6 +148,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
     Raises:
         ValueError: the data cannot feed this model.
     """
+    memory = PeakMemory(mesh.device)
     config = configure.gpt_config(spec)
     chunks = _chunks(spec, config, mesh)
     zero = spec.parallel.zero
@@ -161,7 +164,12 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         configure.zero_config(spec),
         sequence_parallel=splits_sequence(spec, mesh),
     )
-    train_engine, eval_engine = _engines(spec, mesh, chunks, data_parallel)
+    meter = StepMeter(
+        {comm.group: comm for comm in (mesh.tp, mesh.dp, mesh.pp, mesh.embedding)},
+        memory,
+        data_parallel,
+    )
+    train_engine, eval_engine = _engines(spec, mesh, chunks, (meter, data_parallel))
     files = prepare(data_dir, configure.data_options(spec))
     return TrainState(
         spec=spec,
@@ -171,6 +179,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         optimizer=configure.optimizer(spec, flat, mesh),
         learning_rate=configure.learning_rate(spec),
         loss_scale=configure.loss_scale(spec),
+        meter=meter,
         train_engine=train_engine,
         eval_engine=eval_engine,
         train_loader=_loader(spec, mesh, files.train),
@@ -192,9 +201,9 @@ def _chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]:
 
 
 def _engines(
-    spec: JobSpec, mesh: Mesh, chunks: Sequence[GptChunk], hooks: ChunkHooks
+    spec: JobSpec, mesh: Mesh, chunks: Sequence[GptChunk], hooks: Sequence[ChunkHooks]
 ) -> tuple[PipelineEngine, PipelineEngine]:
-    """One that trains and one that evaluates, on the same chunks."""
+    """One that trains and one that evaluates, on the same chunks; `hooks` has one for each."""
     parallel, model = spec.parallel, spec.model
     splits = splits_sequence(spec, mesh)
     local_seq = model.seq_len // mesh.tp.size if splits else model.seq_len
@@ -215,10 +224,10 @@ def _engines(
             mesh,
             schedule,
             boundary=(local_seq, parallel.micro_batch, model.hidden),
+            hooks=listener,
             replicated=mesh.tp.size > 1 and not splits,
-            hooks=hooks,
         )
-        for schedule in (training, evaluation)
+        for schedule, listener in zip((training, evaluation), hooks, strict=True)
     )
     return train_engine, eval_engine
 

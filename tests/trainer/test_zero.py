@@ -27,14 +27,11 @@ SAME_SUMS = (
     ZeroCase(level=3),
     ZeroCase(level=3, reshard="micro_batch"),
 )
-EVERY_WAY = tuple(
-    replace(case, dtype="fp64")
-    for case in (
-        *SAME_SUMS,
-        ZeroCase(level=2, reduce="micro_batch"),
-        ZeroCase(level=3, reduce="micro_batch"),
-        ZeroCase(level=3, reshard="micro_batch", reduce="micro_batch"),
-    )
+# The other ways have the bits of one of these.
+DENSE = (
+    ZeroCase(level=1, dtype="fp64"),
+    ZeroCase(level=2, dtype="fp64", reduce="micro_batch"),
+    ZeroCase(level=3, dtype="fp64", reshard="micro_batch", reduce="micro_batch"),
 )
 
 
@@ -55,9 +52,9 @@ def test_every_level_has_the_same_bits(ranks: RankPool, name: str) -> None:
 def test_every_level_trains_as_the_dense_model(ranks: RankPool, name: str) -> None:
     layout = LAYOUTS[name]
     plain = Case(layout=Layout(), tied=layout.tied)
-    dense = ranks.run_once(train_cases, 1, plain, (ZeroCase(dtype="fp64"),), 3)[0][0]
-    results = ranks.run(train_cases, layout.layout.world_size, layout, EVERY_WAY, 3)
-    for number, case in enumerate(EVERY_WAY):
+    dense = ranks.run_once(train_cases, 1, plain, (ZeroCase(dtype="fp64"),), 2)[0][0]
+    results = ranks.run(train_cases, layout.layout.world_size, layout, DENSE, 2)
+    for number, case in enumerate(DENSE):
         np.testing.assert_allclose(results[0][number]["curve"], dense["curve"], rtol=1e-9)
         weights = joined([found[number] for found in results])
         for parameter, values in joined([dense]).items():
@@ -119,10 +116,9 @@ def test_level_3_holds_two_blocks_and_the_ends_at_most(ranks: RankPool) -> None:
     assert found["most_gathered"] == 2 * block + ends
 
 
-@pytest.mark.parametrize("name", ["dp2", "tp2-pp2-dp2-sp"])
-def test_bf16_trains_close_to_fp32(ranks: RankPool, name: str) -> None:
+def test_bf16_trains_close_to_fp32(ranks: RankPool) -> None:
     """Masters and sums in fp32; every level has the same bits here too."""
-    layout = LAYOUTS[name]
+    layout = LAYOUTS["dp2"]
     cases = (ZeroCase(), *(replace(case, dtype="bf16") for case in SAME_SUMS))
     results = ranks.run(train_cases, layout.layout.world_size, layout, cases, 5)
     exact, *rounded = results[0]
