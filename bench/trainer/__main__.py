@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.results import Claim, write
-from bench.trainer import bubble, link, loopback, start
+from bench.trainer import bubble, link, loopback, overlap, start, window, zero
 from bench.trainer.options import Options
 
 Measured = tuple[list[dict[str, Any]], list[Claim]]
@@ -22,7 +22,10 @@ Measured = tuple[list[dict[str, Any]], list[Claim]]
 PARTS: Mapping[str, Callable[[Options], Measured]] = {
     "loopback": loopback.measure,
     "link": link.measure,
+    "overlap": overlap.measure,
     "bubble": bubble.measure,
+    "zero": zero.measure,
+    "window": window.measure,
     "start": start.measure,
 }
 

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # a re-
 from bench.results import Claim
 from bench.trainer.launch import run_ranks
 from bench.trainer.options import Options
-from outlast.blackbox import Group, Op
+from bench.trainer.quiet import NoBox
 from outlast.layout import Layout
 from trainer.core import schedule as schedules
 from trainer.parallel.mesh import build_mesh
@@ -75,14 +75,6 @@ class _Chunk(nn.Module):
         return x.sum() if self._is_last else x
 
 
-class _NoBox:
-    def enter(self, op: Op, group: Group, micro_batch: int = -1) -> int:
-        return 0
-
-    def leave(self) -> None:
-        pass
-
-
 def run(
     rank: Rank, *, stages: int, chunks: int, schedule: str, micro_batches: int, rounds: int
 ) -> dict[str, Any]:
@@ -93,7 +85,7 @@ def run(
         store=PrefixStore("bubble/", rank.store),
         device=torch.device("cpu"),
         timeout_s=300,
-        recorder=_NoBox(),
+        recorder=NoBox(),
         tied_embeddings=False,
         gloo_interface=rank.interface,
     )

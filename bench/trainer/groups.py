@@ -28,22 +28,12 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # a re-export
 from torch.distributed.device_mesh import init_device_mesh
 
-from outlast.blackbox import Group, Op
+from bench.trainer.quiet import NoBox
 from outlast.layout import Layout
 from trainer.parallel.mesh import build_mesh
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 300.0
-
-
-class _NoBox:
-    """A black box costs a store each; the baselines have none."""
-
-    def enter(self, op: Op, group: Group, micro_batch: int = -1) -> int:
-        return 0
-
-    def leave(self) -> None:
-        pass
 
 
 def layout_of(world_size: int) -> Layout:
@@ -79,7 +69,7 @@ def _ours(layout: Layout, rank: int, store: TCPStore) -> None:
         store=store,
         device=torch.device("cpu"),
         timeout_s=_TIMEOUT_S,
-        recorder=_NoBox(),
+        recorder=NoBox(),
         tied_embeddings=False,
         gloo_interface="lo",
     )

@@ -27,7 +27,7 @@ def measure(options: Options) -> tuple[list[dict[str, Any]], list[Claim]]:
         for shape, ratios in ((TENSOR, RATIOS), (PIPELINE, (1.0,))):
             sized = options.sized(shape)
             free = _compare(sized, place, 1, baseline=False)
-            sent_bytes, compute_s = free["bytes_sent"], free["median_s"]["ours"]
+            sent_bytes, compute_s = free["sent_bytes"], free["median_s"]["ours"]
             for ratio in ratios:
                 rate = sent_bytes * 8 / (ratio * compute_s) / 1e6
                 place.limit(rate)

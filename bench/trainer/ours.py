@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
@@ -13,6 +14,9 @@ from outlast.blackbox import Writer
 from trainer.loop import TrainLoop
 from trainer.parallel.mesh import build_mesh
 from trainer.state import build_state
+
+if TYPE_CHECKING:
+    from bench.trainer.rank import Rank
 
 # More than any benchmark runs.
 _STEPS = 100_000
@@ -31,6 +35,17 @@ class _SavesNothing:
 class Ours:
     """`step` trains on one global batch."""
 
+    @classmethod
+    def on(cls, rank: Rank, shape: Shape) -> Ours:
+        """The trainer on a rank of the benchmark."""
+        return cls(
+            shape,
+            rank=rank.rank,
+            store=rank.store if rank.world_size > 1 else None,
+            folder=rank.folder,
+            interface=rank.interface,
+        )
+
     def __init__(
         self, shape: Shape, *, rank: int, store: Store | None, folder: Path, interface: str
     ) -> None:
@@ -47,10 +62,17 @@ class Ours:
             tied_embeddings=False,
             gloo_interface=interface,
         )
-        self.state = build_state(spec, self.mesh, folder / "data")
-        self.state.flat.initialise(spec.seed)
-        self._loop = TrainLoop(self.state, box, _SavesNothing(), stop_requested=lambda: False)
+        state = build_state(spec, self.mesh, folder / "data")
+        state.flat.initialise(spec.seed)
+        state.data_parallel.refresh()
+        self.num_parameters = sum(math.prod(facts.shape) for facts in state.flat.facts.values())
+        self._loop = TrainLoop(state, box, _SavesNothing(), stop_requested=lambda: False)
         self._step = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        """To the tensor and pipeline groups, so far."""
+        return self.mesh.tp.bytes_sent + self.mesh.pp.bytes_sent
 
     def step(self, number: int) -> None:
         """Forward, backward and update on the next batch."""

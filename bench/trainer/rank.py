@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # a re-exp
 
 from bench.baselines.exchange import exchanged_reduce_scatter
 from bench.baselines.native import Native
-from bench.trainer import bubble
+from bench.trainer import bubble, overlap, window, zero
 from bench.trainer.ours import Ours
 from bench.trainer.shape import Shape
 
@@ -87,13 +87,7 @@ class Contender(Protocol):
 def compare(rank: Rank, *, shape: Mapping[str, Any], rounds: int, baseline: bool) -> dict[str, Any]:
     """Step times of ours and of both forms of the baseline, one step of each in turn."""
     wanted = Shape(**shape)
-    ours = Ours(
-        wanted,
-        rank=rank.rank,
-        store=rank.store if rank.world_size > 1 else None,
-        folder=rank.folder,
-        interface=rank.interface,
-    )
+    ours = Ours.on(rank, wanted)
     contenders: dict[str, tuple[Contender, Callable[[], AbstractContextManager[None]]]]
     contenders = {"ours": (ours, nullcontext)}
     if baseline:
@@ -102,7 +96,10 @@ def compare(rank: Rank, *, shape: Mapping[str, Any], rounds: int, baseline: bool
         if rank.world_size > 1:
             contenders["native_exchange"] = (native, exchanged_reduce_scatter)
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    sent_before = 0
     for number in range(rounds + 1):
+        if number == 1:
+            sent_before = ours.bytes_sent
         for name, (contender, context) in contenders.items():
             with context():
                 took_s = rank.timed(lambda: contender.step(number))  # noqa: B023  # used at once
@@ -113,11 +110,18 @@ def compare(rank: Rank, *, shape: Mapping[str, Any], rounds: int, baseline: bool
         "layout": wanted.name,
         "shape": wanted.document(),
         "step_s": times,
+        "sent_bytes": (ours.bytes_sent - sent_before) / rounds,
         "median_s": {name: statistics.median(found) for name, found in times.items()},
     }
 
 
-TASKS: Mapping[str, Callable[..., Any]] = {"compare": compare, "bubble": bubble.run}
+TASKS: Mapping[str, Callable[..., Any]] = {
+    "compare": compare,
+    "bubble": bubble.run,
+    "overlap": overlap.run,
+    "window": window.run,
+    "zero": zero.run,
+}
 
 
 def main() -> None:
