@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,6 +245,7 @@ def dropout_run(context: RankContext, case: DropCase) -> dict[str, Any]:
         "evaluated": evaluated,
         "masks": masks[:in_forward],
         "repeated": masks[in_forward:],
+        "heavy": [name for name in ("torch._dynamo", "triton") if name in sys.modules],
         "gradients": {name: flat.view(flat.grads, name).numpy().copy() for name in flat.facts},
     }
 
