@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outlast.layout import Layout
 from outlast.spec import JobSpec
 from tests.trainer.jobs import mesh_of
+from tests.trainer.jobs_zero import shards_of
 from tests.trainer.oracles import MODELS
 from tests.trainer.ranks import RankContext
+from trainer.configure import gpt_config, zero_config
 from trainer.core import schedule as schedules
 from trainer.core.partition import stage_parts
+from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey
 from trainer.model.gpt import GptChunk
 from trainer.model.layers import tensor_parallel
-from trainer.model.parameters import FlatParameters
-from trainer.parallel.data_parallel import sync_gradients
+from trainer.model.parameters import FlatParameters, Sharding
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
 from trainer.parallel.tensor import TensorParallel, column_linear
 from trainer.parallel.vocab import vocab_loss
-from trainer.state import gpt_config
+from trainer.parallel.zero import DataParallel
 
 MICRO_BATCH = 2
 
@@ -39,7 +41,8 @@ class Run:
 
     layout: Layout
     sequence_parallel: bool = True
-    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    zero: int = 0
 
 
 def oracle_models(context: RankContext, run: Run, path: str) -> dict[str, Any]:
@@ -52,38 +55,83 @@ def oracle_models(context: RankContext, run: Run, path: str) -> dict[str, Any]:
 
 def _oracle_model(mesh: Mesh, run: Run, name: str, arrays: dict[str, Any]) -> dict[str, Any]:
     spec = _spec(MODELS[name], run)
-    config = gpt_config(spec)
-    (part,) = stage_parts(config.layers, stage=mesh.at.pp, num_stages=mesh.layout.pp)
-    chunk = GptChunk(config, mesh, part)
-    flat = FlatParameters([chunk], tp_size=mesh.tp.size)
-    _load(flat, {key: arrays[f"{name}/weights/{key}"] for key in flat.facts})
+    # Messages of any size are cut, so that tiny models overlap like large ones.
+    config = replace(gpt_config(spec), tp_min_piece_bytes=1)
+    parts = stage_parts(
+        config.layers,
+        stage=mesh.at.pp,
+        num_stages=mesh.layout.pp,
+        num_chunks=run.virtual_stages,
+    )
+    chunks = [GptChunk(config, mesh, part) for part in parts]
+    sharding = Sharding(level=run.zero, index=mesh.dp.index, count=mesh.dp.size)
+    flat = FlatParameters(chunks, tp_size=mesh.tp.size, sharding=sharding)
     tp = tensor_parallel(config, mesh)
-    local_seq = config.seq_len // mesh.tp.size if tp.sequence_parallel else config.seq_len
+    replicas = DataParallel(
+        flat, chunks, mesh, zero_config(spec), sequence_parallel=tp.sequence_parallel
+    )
+    _load(flat, {key: arrays[f"{name}/weights/{key}"] for key in flat.facts})
+    replicas.refresh()
+    logits = _kept_logits(chunks[-1], tp, config.logit_scale)
     batches = _batches(mesh, arrays)
-    schedule = schedules.build(run.schedule, mesh.layout.pp, len(batches))
-    boundary = (local_seq, MICRO_BATCH, config.hidden)
-    engine = PipelineEngine(chunk, mesh, schedule, boundary=boundary)
-    logits: list[Tensor] = []
-    if part.is_last:
-        table = chunk.tokens if chunk.head is None else chunk.head
-
-        def keep_logits(_module: Any, _inputs: Any, normed_SBD: Tensor) -> None:
-            found = column_linear(normed_SBD.detach(), table.weight, table.bias, tp)
-            logits.append((found * config.logit_scale).detach())
-
-        chunk.norm.register_forward_hook(keep_logits)
-    loss = engine.run(batches, 1.0 / arrays["targets"].size)
-    sync_gradients(flat, mesh, sequence_parallel=tp.sequence_parallel)
+    loss = _engine(run, mesh, chunks, config, len(batches), replicas).run(
+        _begun(replicas, batches), 1.0 / arrays["targets"].size
+    )
+    replicas.finish_gradients()
+    replicas.drain()
     share = loss if mesh.at.tp == 0 else torch.zeros_like(loss)
     return {
         "loss": mesh.fold(share.view(1), lambda rows: rows.sum(dim=0)).item(),
         "place": (mesh.at.dp, mesh.at.tp),
         "logits": torch.cat(logits, dim=1).numpy() if logits else None,
-        "gradients": {
-            key: (facts.global_shape, facts.offsets, flat.view(flat.grads, key).numpy().copy())
-            for key, facts in flat.facts.items()
-        },
+        "gradients": shards_of(flat, "grads"),
     }
+
+
+def _begun(replicas: DataParallel, batches: list[MicroBatch]) -> list[MicroBatch]:
+    replicas.prefetch()
+    replicas.begin_step(len(batches))
+    return batches
+
+
+def _engine(
+    run: Run,
+    mesh: Mesh,
+    chunks: list[GptChunk],
+    config: GptConfig,
+    num_micro_batches: int,
+    hooks: DataParallel,
+) -> PipelineEngine:
+    split = run.sequence_parallel and mesh.tp.size > 1
+    schedule = schedules.build(
+        "interleaved" if run.virtual_stages > 1 else "1f1b",
+        mesh.layout.pp,
+        num_micro_batches,
+        num_chunks=run.virtual_stages,
+    )
+    local_seq = config.seq_len // mesh.tp.size if split else config.seq_len
+    return PipelineEngine(
+        chunks,
+        mesh,
+        schedule,
+        boundary=(local_seq, MICRO_BATCH, config.hidden),
+        replicated=mesh.tp.size > 1 and not split,
+        hooks=hooks,
+    )
+
+
+def _kept_logits(chunk: GptChunk, tp: TensorParallel, scale: float) -> list[Tensor]:
+    """The logits of each micro-batch, once the chunk has run; none if it has no output."""
+    logits: list[Tensor] = []
+    if chunk.part.is_last:
+        table = chunk.tokens if chunk.head is None else chunk.head
+
+        def keep_logits(_module: Any, _inputs: Any, normed_SBD: Tensor) -> None:
+            found = column_linear(normed_SBD.detach(), table.weight, table.bias, tp)
+            logits.append((found * scale).detach())
+
+        chunk.norm.register_forward_hook(keep_logits)
+    return logits
 
 
 def _spec(model: dict[str, Any], run: Run) -> JobSpec:
@@ -93,6 +141,7 @@ def _spec(model: dict[str, Any], run: Run) -> JobSpec:
         "pp": run.layout.pp,
         "dp": run.layout.dp,
         "sequence_parallel": run.sequence_parallel,
+        "zero": {"level": run.zero},
     }
     return JobSpec.model_validate(
         {"name": "oracle", "precision": "fp64", "model": model, "parallel": parallel}
@@ -100,12 +149,14 @@ def _spec(model: dict[str, Any], run: Run) -> JobSpec:
 
 
 def _load(flat: FlatParameters, arrays: dict[str, Any]) -> None:
-    for name, facts in flat.facts.items():
-        full = torch.from_numpy(arrays[name])
-        assert tuple(full.shape) == facts.global_shape, name
-        for dim, (offset, size) in enumerate(zip(facts.offsets, facts.shape, strict=True)):
-            full = full.narrow(dim, offset, size)
-        flat.view(flat.values, name).copy_(full)
+    for part in flat.parts:
+        for piece in part.pieces:
+            facts = flat.facts[piece.name]
+            full = torch.from_numpy(arrays[piece.name])
+            assert tuple(full.shape) == facts.global_shape, piece.name
+            for dim, (offset, size) in enumerate(zip(facts.offsets, facts.shape, strict=True)):
+                full = full.narrow(dim, offset, size)
+            part.master[piece.at].copy_(full.reshape(-1)[piece.inside])
 
 
 def _batches(mesh: Mesh, arrays: dict[str, Any]) -> list[MicroBatch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -86,13 +86,15 @@ def optimizer_of(name: str, flat: FlatParameters, mesh: Mesh) -> FlatAdamW | Fla
     return FlatLamb(flat, LambConfig(adam=ADAM, phi_min=0.0, phi_max=10.0), mesh)
 
 
-def shards_of(flat: FlatParameters) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Any]]:
+def shards_of(
+    flat: FlatParameters, of: Literal["master", "grads"] = "master"
+) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Any]]:
     """Name, global shape, offsets and values of every rectangle that this rank updates."""
     found = []
     for part in flat.parts:
         for piece in part.pieces:
             facts = flat.facts[piece.name]
-            values = part.master[piece.at]
+            values = (part.master if of == "master" else part.grads)[piece.at]
             for box in boxes(facts.shape, piece.inside.start, piece.inside.stop):
                 start = box.start - piece.inside.start
                 stop = start + torch.Size(box.shape).numel()

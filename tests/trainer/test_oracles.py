@@ -23,6 +23,10 @@ RUNS = {
     "dense": Run(layout=Layout()),
     "tp2-sp": Run(layout=Layout(tp=2)),
     "pp2": Run(layout=Layout(pp=2)),
+    "pp2-interleaved": Run(layout=Layout(pp=2), virtual_stages=2),
+    "dp2-zero1": Run(layout=Layout(dp=2), zero=1),
+    "dp2-zero2": Run(layout=Layout(dp=2), zero=2),
+    "dp2-zero3": Run(layout=Layout(dp=2), zero=3),
     "tp2-pp2-dp2": Run(layout=Layout(tp=2, pp=2, dp=2)),
 }
 
@@ -50,10 +54,13 @@ def test_model_equals_transformers(
     _assert_close(_logits(results, run.layout), oracle[f"{name}/logits"], tolerance, "logits")
     prefix = f"{name}/gradients/"
     expected = {key.removeprefix(prefix) for key in oracle.files if key.startswith(prefix)}
-    assert {key for result in results for key in result["gradients"]} == expected
-    for key in expected:
-        shards = [result["gradients"][key] for result in results if key in result["gradients"]]
-        _assert_close(_joined(shards), oracle[prefix + key], tolerance, key)
+    shards: dict[str, list[Any]] = {}
+    for result in results:
+        for key, *shard in result["gradients"]:
+            shards.setdefault(key, []).append(shard)
+    assert set(shards) == expected
+    for key, found_shards in shards.items():
+        _assert_close(_joined(found_shards), oracle[prefix + key], tolerance, key)
 
 
 def _assert_close(found: Any, expected: Any, tolerance: float, what: str) -> None:

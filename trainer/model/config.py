@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 
+from trainer.parallel.overlap import MIN_PIECE_BYTES
+
 RecomputeMode = Literal["none", "selective", "full"]
 
 
@@ -62,6 +64,7 @@ class GptConfig:
     attention_dropout: float = 0.0
     seed: int = 0
     tp_chunks: int = 1
+    tp_min_piece_bytes: int = MIN_PIECE_BYTES
     recompute: RecomputeMode | tuple[RecomputeMode, ...] = "none"
 
     @property

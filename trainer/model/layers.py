@@ -22,7 +22,12 @@ def tensor_parallel(config: GptConfig, mesh: Mesh) -> TensorParallel:
     """How the layers of a model are split over the mesh's tensor group."""
     # A group of one has no sequence to split.
     split = config.sequence_parallel and mesh.tp.size > 1
-    return TensorParallel(comm=mesh.tp, sequence_parallel=split, chunks=config.tp_chunks)
+    return TensorParallel(
+        comm=mesh.tp,
+        sequence_parallel=split,
+        chunks=config.tp_chunks,
+        min_piece_bytes=config.tp_min_piece_bytes,
+    )
 
 
 class Layer(ParallelModule):
