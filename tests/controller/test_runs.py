@@ -15,6 +15,7 @@ from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.sessions import AgentSession, Sessions
 from controller.store.database import Database
 from controller.store.diagnoses import INTERRUPTED, Diagnoses
+from controller.tally import Tally
 from diagnostics.core.finding import Verdict
 from diagnostics.core.plans import PREFLIGHT, Check
 from diagnostics.core.report import NodeReport, Report
@@ -34,7 +35,9 @@ class Fleet:
         self._sessions = Sessions()
         self._database = Database(folder / "journal.sqlite")
         self._answered = answered
-        self.runs = DiagnosticRuns(self._sessions, Diagnoses(self._database), SystemClock())
+        self.runs = DiagnosticRuns(
+            self._sessions, Diagnoses(self._database), SystemClock(), Tally()
+        )
         self.orders: list[agents_pb2.CheckOrder] = []
         self._tasks = [
             asyncio.create_task(self._answer(self._sessions.open(node, "one"))) for node in NODES
