@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -60,15 +60,19 @@ class StepMeter:
     """Measures steps; to the engine it is a listener, and passes on what it hears."""
 
     def __init__(
-        self, groups: Mapping[Group, Messages], memory: PeakMemory, inner: Listener | None = None
+        self,
+        groups: Mapping[Group, Sequence[Messages]],
+        memory: PeakMemory,
+        inner: Listener | None = None,
     ) -> None:
+        """`groups` has all that one kind of group sends; a pipeline may have two."""
         self._groups = groups
         self._memory = memory
         self._inner = inner
         self._forward_ns = 0
         self._backward_ns = 0
         self._began_ns = 0
-        self._before = {group: _Reading(messages) for group, messages in groups.items()}
+        self._before = self._read()
 
     def before_forward(self, chunk: int, micro_batch: int) -> None:
         if self._inner is not None:
@@ -92,8 +96,8 @@ class StepMeter:
 
     def take(self, timing: Timing) -> StepUse:
         """What was used since the last call; `timing` is of the step's run of the engine."""
-        now = {group: _Reading(messages) for group, messages in self._groups.items()}
-        then, self._before = self._before, now
+        then, self._before = self._before, self._read()
+        now = self._before
         use = StepUse(
             forward_ns=self._forward_ns,
             backward_ns=self._backward_ns,
@@ -106,9 +110,12 @@ class StepMeter:
         self._forward_ns = self._backward_ns = 0
         return use
 
+    def _read(self) -> dict[Group, _Reading]:
+        return {group: _Reading(messages) for group, messages in self._groups.items()}
+
     def _own_clock_ns(self) -> int:
         """A clock that stands still while the rank waits for others."""
-        waited_ns = sum(messages.waited_ns for messages in self._groups.values())
+        waited_ns = sum(one.waited_ns for messages in self._groups.values() for one in messages)
         return time.monotonic_ns() - waited_ns
 
 
@@ -117,9 +124,9 @@ class _Reading:
 
     __slots__ = ("hidden_ns", "sent_bytes")
 
-    def __init__(self, messages: Messages) -> None:
-        self.hidden_ns = max(0, messages.in_flight_ns - messages.waited_ns)
-        self.sent_bytes = messages.bytes_sent
+    def __init__(self, messages: Sequence[Messages]) -> None:
+        self.hidden_ns = sum(max(0, one.in_flight_ns - one.waited_ns) for one in messages)
+        self.sent_bytes = sum(one.bytes_sent for one in messages)
 
 
 class PeakMemory:

@@ -164,11 +164,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         configure.zero_config(spec),
         sequence_parallel=splits_sequence(spec, mesh),
     )
-    meter = StepMeter(
-        {comm.group: comm for comm in (mesh.tp, mesh.dp, mesh.pp, mesh.embedding)},
-        memory,
-        data_parallel,
-    )
+    meter = StepMeter(mesh.comms, memory, data_parallel)
     train_engine, eval_engine = _engines(spec, mesh, chunks, (meter, data_parallel))
     files = prepare(data_dir, configure.data_options(spec))
     return TrainState(

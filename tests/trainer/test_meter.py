@@ -55,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None:
     tensor, replicas, heard = Messages(), Messages(), Heard()
-    groups = {Group.TP: tensor, Group.DP: replicas}
+    groups = {Group.TP: [tensor], Group.DP: [replicas]}
     found = StepMeter(groups, PeakMemory(torch.device("cpu")), heard)
     for micro_batch in range(2):
         found.before_forward(1, micro_batch)

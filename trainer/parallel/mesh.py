@@ -53,6 +53,17 @@ class Mesh:
     def is_last_stage(self) -> bool:
         return self.at.pp == self.layout.pp - 1
 
+    @property
+    def comms(self) -> dict[Group, tuple[Comm, ...]]:
+        """Everything that sends, by the kind of its group."""
+        pipeline = (self.pp,) if self.pp_back is self.pp else (self.pp, self.pp_back)
+        return {
+            Group.TP: (self.tp,),
+            Group.DP: (self.dp,),
+            Group.PP: pipeline,
+            Group.EMBEDDING: (self.embedding,),
+        }
+
     def fold(self, row: Tensor, combine: Callable[[Tensor], Tensor]) -> Tensor:
         """`row` of every rank, combined over tp, then dp, then pp.
 
