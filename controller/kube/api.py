@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, cast
 
 import urllib3
@@ -185,7 +186,13 @@ class KubeApi:
 
     def label_pod(self, name: str, uid: str, job: str) -> Json:
         """Say on exactly this pod whose workers it holds; ConflictError when it is another."""
-        return self._patch(f"{self._pods}/{name}", objects.job_label_patch(uid, job))
+        try:
+            return self._patch(f"{self._pods}/{name}", objects.job_label_patch(uid, job))
+        except RefusedError as error:
+            # Kubernetes 1.20 calls another uid an attempt to change it.
+            if error.status == HTTPStatus.UNPROCESSABLE_ENTITY and "metadata.uid" in str(error):
+                raise ConflictError(str(error)) from error
+            raise
 
     def patch_host(self, name: str, patch: Json) -> Json:
         """Change a host; ConflictError when it changed since it was read."""
