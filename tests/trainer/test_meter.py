@@ -79,13 +79,14 @@ def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None
 
 
 def test_each_step_counts_for_itself(clock: list[int]) -> None:
-    groups = {Group.PP: Messages(bytes_sent=500, in_flight_ns=9)}
+    stages = Messages(bytes_sent=500, in_flight_ns=9)
+    groups = {Group.PP: [stages]}
     found = StepMeter(groups, PeakMemory(torch.device("cpu")))
     assert found.take(Timing()).sent_bytes == {Group.PP: 0}
     found.before_forward(0, 0)
     clock[0] += 5
     found.after_forward(0, 0)
-    groups[Group.PP].bytes_sent += 8
+    stages.bytes_sent += 8
     assert found.take(Timing()).forward_ns == 5
     last = found.take(Timing())
     assert (last.forward_ns, last.sent_bytes) == (0, {Group.PP: 0})
