@@ -90,6 +90,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             start_s = time.time()
             fired = hook.wait("OutlastJobInterrupted", "firing", DEMO_DEADLINE_S)
             hook.wait("OutlastJobInterrupted", "resolved")
+            # An incident is over a few steps after its job trains again.
+            mean = "fleet:outlast_incident_recovery_seconds:mean"
+            wait_for(lambda: bool(api.now(mean)), "an incident to be over")
             training_s = time.time()
             assert process.wait(DEMO_DEADLINE_S) == 0, log.read_text()
             yield Run(api, hook, fired["labels"]["job_id"], start_s, training_s)
