@@ -149,7 +149,11 @@ def _break(process: Controller, api: Api, hook: Hook, folder: Path) -> Iterator[
         hook.wait("OutlastJobInterrupted", "resolved")
         reached = cluster.job(job_id).step
         cluster.wait_step(job_id, reached + 50)
-        yield Run(api, hook, job_id, start_s, time.time())
+        run = Run(api, hook, job_id, start_s, time.time())
+        # All is recorded; what trains on would only slow the demo down.
+        with cluster.client as client:
+            client.cancel(job_id)
+        yield run
     finally:
         agent.terminate()
         agent.wait(DEADLINE_S)
