@@ -10,7 +10,8 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
 
 from bench.trainer.shape import Shape
-from outlast.blackbox import Writer
+from outlast.blackbox import Reader, Writer
+from outlast.spec import JobSpec
 from trainer.loop import TrainLoop
 from trainer.parallel.mesh import build_mesh
 from trainer.state import build_state
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from bench.trainer.rank import Rank
 
 # More than any benchmark runs.
-_STEPS = 100_000
+STEPS = 100_000
 
 
 class _SavesNothing:
@@ -33,33 +34,41 @@ class _SavesNothing:
 
 
 class Ours:
-    """`step` trains on one global batch."""
+    """`step` trains on one global batch; `box` reads what the rank notes of itself."""
 
     @classmethod
     def on(cls, rank: Rank, shape: Shape) -> Ours:
         """The trainer on a rank of the benchmark."""
+        store = PrefixStore(f"ours-{shape.document()}/", rank.store)
         return cls(
-            shape,
+            shape.spec(steps=STEPS),
             rank=rank.rank,
-            store=rank.store if rank.world_size > 1 else None,
+            store=store if rank.world_size > 1 else None,
             folder=rank.folder,
             interface=rank.interface,
         )
 
     def __init__(
-        self, shape: Shape, *, rank: int, store: Store | None, folder: Path, interface: str
+        self,
+        spec: JobSpec,
+        *,
+        rank: int = 0,
+        store: Store | None = None,
+        folder: Path,
+        interface: str = "",
+        device: torch.device | None = None,
     ) -> None:
-        spec = shape.spec(steps=_STEPS)
-        path = folder / f"{rank}.{shape.name}.blackbox"
-        box = Writer(path, rank=rank, world_size=shape.world_size, attempt=1)
+        path = folder / f"{rank}.blackbox"
+        box = Writer(path, rank=rank, world_size=spec.layout.world_size, attempt=1)
+        self.box = Reader(path)
         self.mesh = build_mesh(
             spec.layout,
             rank,
-            store=None if store is None else PrefixStore(f"ours-{shape.document()}/", store),
-            device=torch.device("cpu"),
+            store=store,
+            device=device or torch.device("cpu"),
             timeout_s=600,
             recorder=box,
-            tied_embeddings=False,
+            tied_embeddings=spec.model.tied_embeddings,
             gloo_interface=interface,
         )
         state = build_state(spec, self.mesh, folder / "data")

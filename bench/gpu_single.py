@@ -1,0 +1,197 @@
+"""A GPT of 1 to 7 billion parameters in bf16 on one GPU: MFU, and where the time goes.
+
+Trains through the production loop (parallel block, recomputation as asked, fp32 weights
+for the optimizer), then holds every fused operation to its eager twin on the device.
+Without a GPU only `--size toy` runs, on the CPU, to try the program.
+
+    python -m bench.gpu_single [--size toy|1b|3b|7b] [--steps 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.results import Claim, write
+from bench.trainer.ours import Ours
+from outlast.devices import reported_device
+from outlast.flops import Convention, flops_per_token, utilization
+from outlast.spec import JobSpec, parse_spec
+from trainer.model import fused
+
+GOAL_MFU = 0.552
+WARM_UP_STEPS = 3
+
+# Hidden widths as in the usual models of these sizes; 7b fits one device of 141 GB.
+SIZES: Mapping[str, dict[str, Any]] = {
+    "toy": {"layers": 2, "hidden": 64, "heads": 2, "seq_len": 64, "vocab_size": 256},
+    "1b": {"layers": 24, "hidden": 2048, "heads": 16, "seq_len": 2048, "vocab_size": 32_768},
+    "3b": {"layers": 32, "hidden": 2560, "heads": 20, "seq_len": 2048, "vocab_size": 32_768},
+    "7b": {"layers": 32, "hidden": 4096, "heads": 32, "seq_len": 2048, "vocab_size": 32_768},
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, default="1b")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cpu" and options.size != "toy":
+        print("bench gpu_single: there is no GPU; only --size toy runs on a CPU", file=sys.stderr)
+        return 2
+    twins = check_twins(device)
+    row = train(_spec(options), device, options.steps)
+    row |= {"size": options.size, "twins": twins}
+    print(json.dumps(row, indent=1))
+    if device.type == "cuda":
+        write("gpu_single", [row], _claims(row))
+    return 0
+
+
+def train(spec: JobSpec, device: torch.device, steps: int) -> dict[str, Any]:
+    """Tokens per second, MFU by both conventions, and the split of a step's time."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="outlast-bench-") as folder:
+        ours = Ours(spec, folder=Path(folder), device=device)
+        for number in range(WARM_UP_STEPS):
+            ours.step(number)
+        ours.box.new_steps()
+        before = ours.box.time_use()
+        for number in range(steps):
+            ours.step(number)
+        step_s = [(record.end_ns - record.start_ns) / 1e9 for record in ours.box.new_steps()]
+        after, use = ours.box.time_use(), ours.box.step_use()
+    median_s = statistics.median(step_s)
+    tokens_per_s = spec.data.global_batch * spec.model.seq_len / median_s
+    known = reported_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    peak = None if known is None else known.peak_flops_per_s[spec.precision]
+    flops = {c.value: tokens_per_s * flops_per_token(spec.model.shape, c) for c in Convention}
+    return {
+        "device": "CPU" if known is None else known.name,
+        "parameters": ours.num_parameters,
+        "step_s": step_s,
+        "tokens_per_s": tokens_per_s,
+        "model_flops_per_s": flops,
+        "peak_flops_per_s": peak,
+        "mfu": None
+        if peak is None
+        else {
+            name: utilization(value, devices=1, peak_flops_per_s=peak)
+            for name, value in flops.items()
+        },
+        "phases_s": {
+            phase.name.lower(): (seconds - before.phases_s.get(phase, 0.0)) / steps
+            for phase, seconds in after.phases_s.items()
+        },
+        "peak_memory_bytes": use.peak_memory_bytes,
+    }
+
+
+def check_twins(device: torch.device) -> dict[str, float]:
+    """Largest difference of each fused operation to its eager twin, as a share of the values.
+
+    Raises:
+        ValueError: one is off by more than bf16 rounds.
+    """
+    found = {name: _difference(*pair) for name, pair in _pairs(device).items()}
+    wrong = {name: value for name, value in found.items() if value > 2.0**-6}
+    if wrong:
+        raise ValueError(f"fused operations differ from their eager twins: {wrong}")
+    return found
+
+
+def _difference(
+    operation: Callable[..., Tensor], twin: Callable[..., Tensor], arguments: tuple[Any, ...]
+) -> float:
+    # The twin in fp32: its own rounding must not count.
+    wide = tuple(
+        given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
+        for given in arguments
+    )
+    expected = twin(*wide)
+    return ((operation(*arguments).float() - expected).abs().max() / expected.abs().max()).item()
+
+
+def _pairs(
+    device: torch.device,
+) -> dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Any, ...]]]:
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, torch.bfloat16)
+
+    x, other, row, bias = random(256, 2, 512), random(256, 2, 512), random(512), random(512)
+    keep = (random(256, 2, 512) > 0) * torch.full((), 2.0, dtype=torch.bfloat16, device=device)
+    return {
+        "layer_norm": (fused.layer_norm, fused.eager_layer_norm, (x, row, bias, 1e-5)),
+        "rms_norm": (fused.rms_norm, fused.eager_rms_norm, (x, row, 1e-5)),
+        "bias_gelu": (fused.bias_gelu, fused.eager_bias_gelu, (x, bias, "gelu_tanh")),
+        "bias_swiglu": (fused.bias_swiglu, fused.eager_bias_swiglu, (x, other, bias, row)),
+        "bias_dropout_add": (
+            fused.bias_dropout_add,
+            fused.eager_bias_dropout_add,
+            (x, bias, other, keep),
+        ),
+        "causal_softmax": (
+            fused.causal_softmax,
+            fused.eager_causal_softmax,
+            (random(2, 4, 128, 128), 0.125),
+        ),
+    }
+
+
+def _spec(options: argparse.Namespace) -> JobSpec:
+    return parse_spec(
+        {
+            "name": "bench-gpu-single",
+            "steps": 100_000,
+            "precision": "bf16",
+            "determinism": "fast",
+            "model": {
+                **SIZES[options.size],
+                "block": "parallel",
+                "tied_embeddings": False,
+                "positions": "rope",
+                "attention_bias": False,
+                "mlp_bias": False,
+            },
+            "parallel": {"micro_batch": options.micro_batch, "recompute": options.recompute},
+            "data": {
+                "global_batch": options.micro_batch * options.micro_batches,
+                "max_bytes": 2**22,
+            },
+            "eval": {"interval_steps": None},
+        }
+    )
+
+
+def _claims(row: dict[str, Any]) -> list[Claim]:
+    if row["mfu"] is None:
+        return []
+    return [
+        Claim(
+            claim="gpu_mfu",
+            value=row["mfu"]["full"],
+            unit="share of the bf16 peak",
+            goal=f">= {GOAL_MFU}",
+            baseline="MegaScale (NSDI '24), 12,288 GPUs: 55.2 %",
+            how=f"{row['size']} on one {row['device']}, full-attention convention, median step",
+        )
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

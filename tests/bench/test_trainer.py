@@ -1,0 +1,43 @@
+"""The benchmark programs run, at sizes at which their figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench import gpu_single
+from bench.trainer.launch import run_ranks
+from bench.trainer.options import ratio_to_best
+from bench.trainer.shape import Shape
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_gpt_trains_in_bf16_and_tells_where_the_time_went(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert gpu_single.main(["--size", "toy", "--steps", "2"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert len(row["step_s"]) == 2
+    assert row["model_flops_per_s"]["full"] > row["model_flops_per_s"]["windowed"] > 0
+    assert row["phases_s"]["forward_backward"] > 0
+    assert set(row["twins"]) >= {"layer_norm", "bias_swiglu", "causal_softmax"}
+
+
+def test_a_large_model_without_a_gpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu_single.main(["--size", "7b"]) == 2
+    assert "only --size toy" in capsys.readouterr().err
+
+
+def test_ours_and_the_baseline_take_turns() -> None:
+    shape = replace(Shape(tp=2).smaller(), seq_len=16)
+    arguments = {"shape": shape.document(), "rounds": 1, "baseline": True}
+    row = run_ranks("compare", arguments, world_size=2, timeout_s=200)
+    assert set(row["step_s"]) == {"ours", "native", "native_exchange"}
+    assert ratio_to_best(row) > 0
+    assert row["sent_bytes"] > 0
