@@ -27,9 +27,9 @@ from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
 from trainer.optim.clip import squared_norm_share
 from trainer.parallel.comm import Recorder
-from trainer.parallel.data_parallel import sync_gradients
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
+from trainer.parallel.zero import DataParallel, ZeroConfig
 from trainer.state import TrainState, build_state
 
 
@@ -121,15 +121,23 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
     )
     local_seq = case.seq_len // mesh.tp.size if split else case.seq_len
     boundary = (local_seq, case.micro_batch, case.hidden)
+    config_of_zero = ZeroConfig(reshard_each_micro_batch=False, reduce_each_micro_batch=False)
+    replicas = DataParallel(flat, chunks, mesh, config_of_zero, sequence_parallel=split)
     engine = PipelineEngine(
-        chunks, mesh, schedule, boundary=boundary, replicated=mesh.tp.size > 1 and not split
+        chunks,
+        mesh,
+        schedule,
+        boundary=boundary,
+        replicated=mesh.tp.size > 1 and not split,
+        hooks=replicas,
     )
     batches = [
         _random_batch(plan.samples(1, mesh.at.dp, index), case.seq_len)
         for index in range(plan.num_micro_batches)
     ]
+    replicas.begin_step(len(batches))
     loss = engine.run(batches, 1.0 / (case.global_batch * case.seq_len))
-    sync_gradients(flat, mesh, sequence_parallel=split)
+    replicas.finish_gradients()
     share = loss.double() if mesh.at.tp == 0 else torch.zeros_like(loss).double()
     row = torch.stack((share, squared_norm_share(flat, mesh)))
     loss_sum, squared_norm = mesh.fold(row, lambda rows: rows.sum(dim=0)).tolist()

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.parameters import FlatParameters, Part
-from trainer.parallel.data_parallel import sum_partial_gradients
 from trainer.parallel.gradients import GradientReducer
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.partial_sums import sum_partial_gradients
 from trainer.parallel.weights import WeightGatherer
 
 

@@ -1,8 +1,8 @@
-"""Gradient synchronisation after the backward passes of a step.
+"""Sums of gradients that ranks of one replica computed parts of.
 
 Micro-batch losses are already divided by the tokens of the global batch, so
-every sum here is the final gradient. All gradients of a rank lie in one flat
-buffer, and each of the three sums is one operation on a slice of it.
+every sum here is the final gradient. The sum over replicas comes before
+(`trainer.parallel.zero`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,6 @@ import torch
 
 from trainer.model.parameters import FlatParameters
 from trainer.parallel.mesh import Mesh
-
-
-def sync_gradients(flat: FlatParameters, mesh: Mesh, *, sequence_parallel: bool) -> None:
-    """Sum gradients over everything that computed a part of them, without overlap."""
-    mesh.dp.all_reduce(flat.grads)
-    sum_partial_gradients(flat, mesh, sequence_parallel=sequence_parallel)
 
 
 def sum_partial_gradients(flat: FlatParameters, mesh: Mesh, *, sequence_parallel: bool) -> None:
