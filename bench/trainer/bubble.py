@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # a re-export
 
 from bench.results import Claim
 from bench.trainer.launch import run_ranks
 from bench.trainer.options import Options
-from bench.trainer.quiet import NoBox
+from bench.trainer.quiet import quiet_mesh
 from outlast.layout import Layout
 from trainer.core import schedule as schedules
-from trainer.parallel.mesh import build_mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ _HIDDEN = 768
 _BOUNDARY = (64, 4, _HIDDEN)
 
 
-class _Wait(Function):
+class Wait(Function):
     """The identity; takes `seconds` forward and twice as long backward."""
 
     @staticmethod
@@ -71,7 +69,7 @@ class _Chunk(nn.Module):
         for _ in range(self._products):
             x = x @ self.weight
         if self._seconds:
-            x = _Wait.apply(x + self.weight[0, 0], self._seconds)
+            x = Wait.apply(x + self.weight[0, 0], self._seconds)
         return x.sum() if self._is_last else x
 
 
@@ -79,16 +77,7 @@ def run(
     rank: Rank, *, stages: int, chunks: int, schedule: str, micro_batches: int, rounds: int
 ) -> dict[str, Any]:
     """The bubble of each round: the share of all ranks' time in which they did not compute."""
-    mesh = build_mesh(
-        Layout(pp=stages),
-        rank.rank,
-        store=PrefixStore("bubble/", rank.store),
-        device=torch.device("cpu"),
-        timeout_s=300,
-        recorder=NoBox(),
-        tied_embeddings=False,
-        gloo_interface=rank.interface,
-    )
+    mesh = quiet_mesh(rank, Layout(pp=stages))
     real = stages == 2
     parts = [
         _Chunk(

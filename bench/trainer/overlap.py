@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # a re-export
 
 from bench.results import Claim
 from bench.trainer.launch import LimitedLink, run_ranks
 from bench.trainer.options import Options
-from bench.trainer.quiet import NoBox
+from bench.trainer.quiet import quiet_mesh
 from outlast.layout import Layout
 from trainer.parallel.comm import Comm
-from trainer.parallel.mesh import build_mesh
 from trainer.parallel.tensor import TensorParallel, column_linear, row_linear
 
 if TYPE_CHECKING:
@@ -94,16 +92,7 @@ class _Layer:
 
 def run(rank: Rank, *, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
     """Seconds of the layer and of everything in it alone."""
-    mesh = build_mesh(
-        Layout(tp=rank.world_size),
-        rank.rank,
-        store=PrefixStore("overlap/", rank.store),
-        device=torch.device("cpu"),
-        timeout_s=300,
-        recorder=NoBox(),
-        tied_embeddings=False,
-        gloo_interface=rank.interface,
-    )
+    mesh = quiet_mesh(rank, Layout(tp=rank.world_size))
     layers = {
         chunks: _Layer(TensorParallel(comm=mesh.tp, sequence_parallel=True, chunks=chunks), sizes)
         for chunks in (sizes["chunks"], 1)

@@ -1,8 +1,18 @@
-"""A black box that notes nothing, for groups that a benchmark makes by itself."""
+"""Groups that a benchmark makes by itself, with a black box that notes nothing."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # a re-export
+
 from outlast.blackbox import Group, Op
+from outlast.layout import Layout
+from trainer.parallel.mesh import Mesh, build_mesh
+
+if TYPE_CHECKING:
+    from bench.trainer.rank import Rank
 
 
 class NoBox:
@@ -13,3 +23,17 @@ class NoBox:
 
     def leave(self) -> None:
         pass
+
+
+def quiet_mesh(rank: Rank, layout: Layout) -> Mesh:
+    """The groups of `layout`; a benchmark's ranks make them once."""
+    return build_mesh(
+        layout,
+        rank.rank,
+        store=PrefixStore("quiet/", rank.store),
+        device=torch.device("cpu"),
+        timeout_s=300,
+        recorder=NoBox(),
+        tied_embeddings=False,
+        gloo_interface=rank.interface,
+    )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
+from bench.trainer.bubble import Wait
 from outlast.blackbox import Op
 from outlast.layout import Layout
 from tests.trainer.jobs import mesh_of
@@ -26,22 +25,6 @@ SHAPE = (4, 2)
 """[S, B] of a micro-batch, and of what goes between two chunks."""
 FACTOR = 1.5
 """Every chunk multiplies by it."""
-
-
-class Wait(Function):
-    """The identity; takes `seconds` forward and twice as long backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        # It stands for computing, so it must take as long as told.
-        time.sleep(seconds)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return grad.clone(), None
 
 
 class StandIn(nn.Module):

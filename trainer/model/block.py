@@ -14,6 +14,7 @@ Source: MegaScale (NSDI '24), 3.1; PaLM (arXiv 2204.02311), 2.
 # heads), R rows of a group. Capitals are logical sizes; a rank's shard may be smaller.
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
@@ -35,7 +36,7 @@ def build_block(config: GptConfig, mesh: Mesh, layer: int) -> Block:
     return kind(config, mesh, layer)
 
 
-class Block(Layer):
+class Block(Layer, ABC):
     """A block of either kind, computed again in the backward pass if the config says so."""
 
     def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
@@ -48,9 +49,9 @@ class Block(Layer):
         recomputed = self.config.recompute_of(self._layer) == "full"
         return recompute(run, x_SBD) if recomputed else run(x_SBD)
 
+    @abstractmethod
     def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         """As `forward`, keeping what the backward pass needs."""
-        raise NotImplementedError
 
 
 class SerialBlock(Block):
