@@ -145,10 +145,8 @@ def _num_buffers(
 ) -> tuple[int, ...]:
     training = build(name, stages, micro_batches, num_chunks=chunks, extra_warmup=extra_warmup)
     evaluation = forward_only(stages, micro_batches, num_chunks=chunks)
-    return tuple(
-        sum(sum(num_buffers(each, stage).values()) for each in (training, evaluation))
-        for stage in range(stages)
-    )
+    both = [num_buffers(each, range(stages)) for each in (training, evaluation)]
+    return tuple(sum(sum(lanes[stage].values()) for lanes in both) for stage in range(stages))
 
 
 def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int) -> int:
