@@ -163,10 +163,17 @@ def _print_memory(ranks: tuple[RankMemory, ...]) -> None:
 
 def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, str]]:
     step, device = projected.step, projected.device
-    inside = (
-        ""
-        if projected.tp_bytes_per_s == projected.link_bytes_per_s
-        else (f", tp {_speed(projected.tp_bytes_per_s)} inside a node")
+    layout = spec.layout
+    speeds = (
+        ("tp", layout.tp, step.tp_bytes_per_s),
+        ("pp", layout.pp, step.pp_bytes_per_s),
+        ("dp", layout.dp, step.dp_bytes_per_s),
+    )
+    # A dimension of one sends nothing.
+    inside = "".join(
+        f", {name} {_speed(speed)} inside a node"
+        for name, degree, speed in speeds
+        if degree > 1 and speed != projected.link_bytes_per_s
     )
     return [
         (

@@ -87,7 +87,7 @@ def _state_values(facts: PlanInput, units: Units) -> tuple[int, int, int]:
     # Gradients that are reduced once a step must wait for it whole, at any level.
     waits = level < 2 or not facts.zero.reduces_each
     gradients = sizes.gradient * (total if waits else share)
-    if level >= 2 and waits and facts.layout.dp > 1:
+    if level >= 2 and waits:
         gradients += sizes.gradient * share
     optimizer = (sizes.master + 2 * sizes.moment) * (share if level >= 1 else total)
     return weights, gradients, optimizer
@@ -96,7 +96,7 @@ def _state_values(facts: PlanInput, units: Units) -> tuple[int, int, int]:
 def _gathered_bytes(facts: PlanInput, units: Units) -> int:
     """Whole weights at level 3: all of a step, or of two blocks and the ends of the model."""
     zero = facts.zero
-    if zero.level < 3 or facts.layout.dp == 1:
+    if zero.level < 3:
         return 0
     ends = units.input_ends + units.output_ends
     some = min(units.total, ends + _GATHERED_BLOCKS * max(units.blocks))
@@ -106,7 +106,7 @@ def _gathered_bytes(facts: PlanInput, units: Units) -> int:
 def _reduced_bytes(facts: PlanInput, units: Units) -> int:
     """Whole gradients that exist on their way to the replicas, and what comes from there."""
     replicas = facts.layout.dp
-    if facts.zero.level < 2 or not facts.zero.reduces_each or replicas == 1:
+    if facts.zero.level < 2 or not facts.zero.reduces_each:
         return 0
     received = units.largest * (replicas - 1) // replicas
     return facts.sizes.gradient * (min(units.total, _REDUCED_BUCKETS * units.largest) + received)
@@ -161,9 +161,11 @@ def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int)
     ]
     if any(part.is_last for part in parts):
         needs.append(loss_bytes(facts))
-    # The optimizer goes by buckets; all activations are gone by then.
+    # All activations are gone when the optimizer comes. It goes by buckets, but LAMB knows
+    # how far a tensor moves only once it has every bucket's direction.
     share = facts.layout.dp if facts.zero.level else 1
-    needs.append(units.largest // share * facts.sizes.moment - activations)
+    directions = units.total if facts.optimizer == "lamb" else units.largest
+    needs.append(directions // share * facts.sizes.moment - activations)
     return max(needs)
 
 
