@@ -16,6 +16,7 @@ from trainer.core.activations import activation_bytes, block_bytes, loss_bytes
 from trainer.core.schedule import build, forward_only
 from trainer.core.schedule.messages import num_buffers
 from trainer.core.sizes import PlanInput, Units, layers_of, stage_units
+from trainer.core.traffic import message_bytes
 
 # The stager keeps two rotating slots and one more for the upload in flight.
 NUM_HOST_SLOTS = 3
@@ -68,7 +69,7 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
         gradients_bytes=gradients,
         optimizer_bytes=optimizer,
         activations_bytes=activations,
-        buffers_bytes=_message_bytes(facts, stage) + _gathered_bytes(facts, units),
+        buffers_bytes=_receive_bytes(facts, stage) + _gathered_bytes(facts, units),
         working_bytes=_working_bytes(facts, stage, units, activations),
         host_slots_bytes=NUM_HOST_SLOTS * _saved_bytes(facts, units),
     )
@@ -122,7 +123,7 @@ def _saved_bytes(facts: PlanInput, units: Units) -> int:
 # Messages and moments
 
 
-def _message_bytes(facts: PlanInput, stage: int) -> int:
+def _receive_bytes(facts: PlanInput, stage: int) -> int:
     """Receive buffers, of training and of evaluation."""
     stages, micro_batches = facts.layout.pp, facts.num_micro_batches
     if stages == 1:
@@ -134,8 +135,7 @@ def _message_bytes(facts: PlanInput, stage: int) -> int:
     count = _num_buffers(
         facts.schedule, stages, micro_batches, facts.virtual_stages, facts.extra_warmup
     )[stage]
-    message = facts.tokens * facts.model.shape.hidden // facts.layout.tp
-    return count * message * facts.sizes.weight
+    return count * message_bytes(facts)
 
 
 # One plan asks for every stage.
