@@ -10,9 +10,13 @@ without stored dropout masks and with attention that keeps no scores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outlast.flops import Convention, mean_keys
-from trainer.core.sizes import PlanInput, layers_of
-from trainer.core.timing import peak_in_flight
+from trainer.core.partition import ModelPart
+from trainer.core.schedule import ActionKind
+from trainer.core.sizes import PlanInput
+from trainer.core.timing import peak_in_flight, training_schedule
 
 # Norm statistics and attention's sums of exponentials are at least fp32.
 _STATISTIC_BYTES = 4
@@ -25,18 +29,32 @@ _MIN_WINDOW_BLOCK = 64
 
 def activation_bytes(facts: PlanInput, stage: int) -> int:
     """Kept between forward and backward, by all micro-batches in flight on a rank of `stage`."""
-    parts = facts.parts(stage)
-    in_flight = peak_in_flight(facts, stage)
-    # Micro-batches in flight are counted in chunks, which differ by a layer at most.
-    found = in_flight * sum(block_bytes(facts, layer) for layer in layers_of(parts)) // len(parts)
-    if any(part.is_first for part in parts):
-        found += -(-in_flight // len(parts)) * _input_bytes(facts)
-    if any(part.is_last for part in parts):
-        # Its backward follows at once in every schedule but GPipe.
-        held = facts.num_micro_batches if facts.schedule == "gpipe" else 1
-        found += held * _output_bytes(facts)
     # Token ids and targets of the whole step are read before it, and of the next one ahead.
-    return found + 4 * facts.num_micro_batches * facts.tokens * _INDEX_BYTES
+    ids = 4 * facts.num_micro_batches * facts.tokens * _INDEX_BYTES
+    chunks = [_chunk_bytes(facts, part) for part in facts.parts(stage)]
+    if len(chunks) == 1:
+        return peak_in_flight(facts, stage) * chunks[0] + ids
+    return _most_kept(facts, stage, chunks) + ids
+
+
+def _most_kept(facts: PlanInput, stage: int, chunks: Sequence[int]) -> int:
+    """The most that chunks of different sizes keep at once, over a step."""
+    kept = most = 0
+    for action in training_schedule(facts).actions[stage]:
+        size = chunks[action.chunk]
+        kept += size if action.kind is ActionKind.FORWARD else -size
+        most = max(most, kept)
+    return most
+
+
+def _chunk_bytes(facts: PlanInput, part: ModelPart) -> int:
+    """What a chunk keeps of one micro-batch."""
+    found = sum(block_bytes(facts, layer) for layer in part.layers)
+    if part.is_first:
+        found += _input_bytes(facts)
+    if part.is_last:
+        found += _output_bytes(facts)
+    return found
 
 
 def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
