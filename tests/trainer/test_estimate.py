@@ -194,6 +194,17 @@ def test_theory_is_what_the_built_schedule_costs(
     assert held == timing.peak_in_flight
 
 
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 5), (4, 2), (4, 6), (4, 7), (3, 4)])
+def test_theory_of_interleaving_needs_no_multiples(stages: int, micro_batches: int) -> None:
+    layout = Layout(pp=stages)
+    case = Case(layout=layout, layers=2 * stages, global_batch=2 * micro_batches)
+    facts = replace(facts_of(case), schedule="interleaved", virtual_stages=2)
+    timing = schedules.check(schedules.build("interleaved", stages, micro_batches, num_chunks=2))
+    assert bubble(facts) == pytest.approx(timing.bubble)
+    held = tuple(peak_in_flight(facts, stage) for stage in range(stages))
+    assert held == timing.peak_in_flight
+
+
 def test_virtual_stages_make_the_bubble_smaller() -> None:
     """MegaScale's 12,288 GPUs: 8 stages, 6 chunks, 32 micro-batches: 21.9 % to 3.6 %."""
     case = Case(layout=Layout(pp=8), layers=48, global_batch=64)
