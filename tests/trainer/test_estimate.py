@@ -94,6 +94,10 @@ MEASURED: dict[str, dict[str, Any]] = {
         "model": {"tied_embeddings": False, "seq_len": 128},
     },
     "pp2_interleaved": {"parallel": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}},
+    "pp2_interleaved_odd": {
+        "parallel": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
+        "data": {"global_batch": 5, "max_bytes": 2**16},
+    },
     "3d": {"parallel": {"tp": 2, "pp": 2, "dp": 2, "micro_batch": 2}},
     "zero_1": {"parallel": {"dp": 2, **WIDE, "zero": {"level": 1}}},
     "zero_2": zero(2, "micro_batch"),
