@@ -98,6 +98,10 @@ MEASURED: dict[str, dict[str, Any]] = {
         "model": {"tied_embeddings": False, "seq_len": 128},
     },
     "pp2_interleaved": {"parallel": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}},
+    "pp2_interleaved_odd": {
+        "parallel": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
+        "data": {"global_batch": 5, "max_bytes": 2**16},
+    },
     "3d": {"parallel": {"tp": 2, "pp": 2, "dp": 2, "micro_batch": 2}},
     "zero_1": {"parallel": {"dp": 2, **WIDE, "zero": {"level": 1}}},
     "zero_2": zero(2, "micro_batch"),
@@ -256,6 +260,17 @@ def test_theory_is_what_the_built_schedule_costs(
     case = Case(layout=Layout(pp=stages), schedule=name, global_batch=2 * micro_batches)
     facts = facts_of(case)
     timing = schedules.check(schedules.build(name, stages, micro_batches))
+    assert bubble(facts) == pytest.approx(timing.bubble)
+    held = tuple(peak_in_flight(facts, stage) for stage in range(stages))
+    assert held == timing.peak_in_flight
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 5), (4, 2), (4, 6), (4, 7), (3, 4)])
+def test_theory_of_interleaving_needs_no_multiples(stages: int, micro_batches: int) -> None:
+    layout = Layout(pp=stages)
+    case = Case(layout=layout, layers=2 * stages, global_batch=2 * micro_batches)
+    facts = replace(facts_of(case), schedule="interleaved", virtual_stages=2)
+    timing = schedules.check(schedules.build("interleaved", stages, micro_batches, num_chunks=2))
     assert bubble(facts) == pytest.approx(timing.bubble)
     held = tuple(peak_in_flight(facts, stage) for stage in range(stages))
     assert held == timing.peak_in_flight

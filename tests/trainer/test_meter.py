@@ -73,7 +73,7 @@ def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None
     assert (use.forward_ns, use.backward_ns) == (140, 400)
     assert use.hidden_ns == {Group.TP: 80, Group.DP: 100}
     assert use.sent_bytes == {Group.TP: 0, Group.DP: 128}
-    assert use.bubble == pytest.approx(0.25)
+    assert (use.busy_ns, use.waited_ns) == (300_000_000, 100_000_000)
     assert heard.calls[:2] == ["before forward 1 0", "after forward 1 0"]
     assert heard.calls[-1] == "after backward 1 1 True"
 

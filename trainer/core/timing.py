@@ -25,9 +25,10 @@ def peak_in_flight(facts: PlanInput, stage: int) -> int:
         case "gpipe":
             return whole
         case "interleaved":
-            # Rounds differ by one at most, and the first one is of the longest.
-            longest = -(-facts.num_micro_batches // max(1, facts.num_micro_batches // stages))
-            return min(whole, 2 * (stages - stage - 1) + (chunks - 1) * longest + 1)
+            # As long as the pipeline where that divides the micro-batches, else a little longer.
+            num_rounds = max(1, facts.num_micro_batches // stages)
+            longest_round = -(-facts.num_micro_batches // num_rounds)
+            return min(whole, 2 * (stages - stage - 1) + (chunks - 1) * longest_round + 1)
         case _:
             further = facts.extra_warmup if stage < stages - 1 else 0
             return min(whole, stages - stage + further)
