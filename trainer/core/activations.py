@@ -25,6 +25,8 @@ _INDEX_BYTES = 8
 _MAX_LOGITS = 2**22
 # The smallest block of queries in `trainer.model.window`.
 _MIN_WINDOW_BLOCK = 64
+# Sums over tokens and over the vocabulary are fp32 at least.
+_NARROWEST_SUM_BYTES = 4
 
 
 def activation_bytes(facts: PlanInput, stage: int) -> int:
@@ -86,11 +88,12 @@ def loss_bytes(facts: PlanInput) -> int:
     whole = facts.tokens * facts.model.shape.hidden
     logits = min(facts.tokens, max(1, _MAX_LOGITS // vocab)) * vocab
     # Sums over the vocabulary are fp32 where weights are narrower, and come back beside them.
-    wide = logits * max(size, 4) + (logits * size if size < 4 else 0)
+    sums = max(size, _NARROWEST_SUM_BYTES)
+    beside = size if size < sums else 0
     gathered = whole * size if facts.sequence_parallel else 0
-    forward = wide + gathered + whole * size + facts.stream_values * size
+    forward = logits * (sums + beside) + gathered + whole * size + facts.stream_values * size
     # The kept gradient of the table is scaled into a new one.
-    backward = (_table_values(facts) + 2 * facts.stream_values) * size
+    backward = _table_values(facts) * (sums + beside) + 2 * facts.stream_values * size
     return max(forward, backward)
 
 
@@ -143,7 +146,8 @@ def _input_bytes(facts: PlanInput) -> int:
 
 def _output_bytes(facts: PlanInput) -> int:
     """The last norm's input, and the gradients that are made with the loss."""
-    return (2 * facts.stream_values + _table_values(facts)) * facts.sizes.weight
+    size = facts.sizes.weight
+    return 2 * facts.stream_values * size + _table_values(facts) * max(size, _NARROWEST_SUM_BYTES)
 
 
 def _table_values(facts: PlanInput) -> int:

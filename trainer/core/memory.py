@@ -95,12 +95,13 @@ def _state_values(facts: PlanInput, units: Units) -> tuple[int, int, int]:
 
 
 def _gathered_bytes(facts: PlanInput, units: Units) -> int:
-    """Whole weights at level 3: all of a step, or of two blocks and the ends of the model."""
+    """Whole weights at level 3: all of a step, or of two units and what stays beside them."""
     zero = facts.zero
     if zero.level < 3:
         return 0
-    ends = units.input_ends + units.output_ends
-    some = min(units.total, ends + _GATHERED_BLOCKS * max(units.blocks))
+    block = max(units.blocks)
+    amid_blocks = _GATHERED_BLOCKS * block + max(units.input_ends, units.output_ends)
+    some = min(units.total, max(amid_blocks, block + units.input_ends + units.output_ends))
     return facts.sizes.weight * (some if zero.reshards_each else units.total)
 
 

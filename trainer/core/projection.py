@@ -171,7 +171,7 @@ def _exposed_replicas_s(facts: PlanInput, stage: int, one: _Pass, speed: float) 
     """
     sent, micro_batches = replica_messages(facts, stage), facts.num_micro_batches
     gather_s, reduce_s = sent.gathered_bytes / speed, sent.reduced_bytes / speed
-    again_s = gather_s if sent.backward_gathers else 0.0
+    again_s = sent.gathered_again_bytes / speed if sent.backward_gathers else 0.0
     forward_s = sent.forward_gathers * max(0.0, gather_s - one.forward_s)
     reducing_s = sent.reductions * max(0.0, reduce_s + again_s - one.backward_s)
     others_s = (micro_batches - sent.reductions) * max(0.0, again_s - one.backward_s)

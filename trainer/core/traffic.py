@@ -41,6 +41,8 @@ class ReplicaMessages:
 
     gathered_bytes: int
     """One gather of all weights."""
+    gathered_again_bytes: int
+    """One gather of what a backward pass needs: all but the token and position tables."""
     reduced_bytes: int
     """One sum of all gradients."""
     forward_gathers: int
@@ -49,8 +51,11 @@ class ReplicaMessages:
 
     @property
     def total_bytes(self) -> int:
-        gathers = self.forward_gathers + self.backward_gathers
-        return gathers * self.gathered_bytes + self.reductions * self.reduced_bytes
+        return (
+            self.forward_gathers * self.gathered_bytes
+            + self.backward_gathers * self.gathered_again_bytes
+            + self.reductions * self.reduced_bytes
+        )
 
 
 def communication(facts: PlanInput) -> Communication:
@@ -120,11 +125,13 @@ def message_bytes(facts: PlanInput) -> int:
 def replica_messages(facts: PlanInput, stage: int) -> ReplicaMessages:
     """Level 0: an all-reduce. Above, gradients are reduced to shards and weights gathered."""
     sizes, zero, dp = facts.sizes, facts.zero, facts.layout.dp
-    parameters, each = stage_units(facts, stage).total, facts.num_micro_batches
-    reduced = parameters * sizes.gradient_sent * (dp - 1) // dp
+    units, each = stage_units(facts, stage), facts.num_micro_batches
+    again = units.total - units.input_ends
+    reduced = units.total * sizes.gradient_sent * (dp - 1) // dp
     gathers_each = zero.level == 3 and zero.reshards_each
     return ReplicaMessages(
-        gathered_bytes=parameters * sizes.weight * (dp - 1) // dp,
+        gathered_bytes=units.total * sizes.weight * (dp - 1) // dp,
+        gathered_again_bytes=again * sizes.weight * (dp - 1) // dp,
         reduced_bytes=2 * reduced if zero.level == 0 else reduced,
         forward_gathers=(each if gathers_each else 1) if zero.level else 0,
         backward_gathers=each if gathers_each else 0,
