@@ -99,7 +99,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
     box.mark(StartMark.GROUPS_READY)
     state = build_state(spec, mesh, assignment.data_dir)
     box.mark(StartMark.MODEL_READY)
-    box.expect(expected_of(spec, mesh.at.pp))
+    box.expect(expected_of(spec, mesh.at.pp, on_gpu=device.type == "cuda"))
 
     box.phase(Phase.RESTORE)
     resumed_step = _restore(assignment, state)
