@@ -154,7 +154,8 @@ class TimeUse:
     """Where a rank's time has gone, in seconds since it opened its box.
 
     Operations lie within phases: what remains of a phase is the rank's own work.
-    On a GPU these are the host's times.
+    On a GPU phases are the host's, which mostly waits in GRADIENT_SYNC for what it gave the
+    device before; operations are the device's.
     """
 
     phases_s: dict[Phase, float]
@@ -286,8 +287,39 @@ class Writer:
         """Note that the operation entered last has ended."""
         end_ns = time.time_ns()
         self._words[_OP_LEFT] = end_ns
+        self._keep(self._entered, end_ns)
+
+    def stands_in(self, operation: OpRecord) -> None:
+        """Note that a device has come to an operation that was entered before.
+
+        A device does later what it is given: this says which of it holds it up.
+        """
+        words = self._words
+        words[_OP_LEFT] = 0
+        words[_OP_GROUP] = operation.op | operation.group << 32
+        words[_OP_SEQ] = operation.seq
+        words[_OP_MICRO_BATCH] = operation.micro_batch
+        words[_OP_ENTERED] = operation.start_ns
+
+    def ended(self, operation: OpRecord) -> None:
+        """Note that a device has left an operation; the operation entered last may be another."""
+        words = self._words
+        here = (operation.op | operation.group << 32, operation.seq)
+        if (words[_OP_GROUP], words[_OP_SEQ]) == here:
+            words[_OP_LEFT] = operation.end_ns
+        entered = (
+            operation.op,
+            operation.group,
+            operation.seq,
+            operation.micro_batch,
+            operation.start_ns,
+        )
+        self._keep(entered, operation.end_ns)
+
+    def _keep(self, entered: tuple[int, int, int, int, int], end_ns: int) -> None:
+        """Put an operation that has ended into the ring; `entered` as `enter` noted it."""
         at = _OPS_AT + self._ops % NUM_OP_RECORDS * _OP.size
-        op, group, seq, micro_batch, start_ns = self._entered
+        op, group, seq, micro_batch, start_ns = entered
         self._ops += 1
         self._words[_OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
         _OP.pack_into(self._map, at, op, group, seq, micro_batch, start_ns, end_ns, self._ops)

@@ -9,9 +9,8 @@ business (`trainer.core.schedule`), what an action computes is the chunk's
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +26,7 @@ from trainer.core.schedule.messages import Message, incoming, last_used, outgoin
 from trainer.parallel.boundary import Boundary
 from trainer.parallel.mailbox import Mailbox
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.timeline import timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +89,25 @@ class NoHooks:
 
 @dataclass(slots=True)
 class StepTiming:
-    """Where the time of one `run` went, by the host's clock.
+    """Where the time of one `run` went.
 
     `busy_s` was spent in chunks, `waited_s` waiting for messages. The rest of
-    `elapsed_s` is hooks and bookkeeping. On CUDA work is only launched, so these
-    are not the device's times.
+    `elapsed_s` is hooks and bookkeeping. On CUDA these are the device's times, which
+    are there once the mesh's timeline has finished.
     """
 
     busy_s: float = 0.0
     waited_s: float = 0.0
     elapsed_s: float = 0.0
+
+    def add_busy(self, ns: int) -> None:
+        self.busy_s += ns / 1e9
+
+    def add_waited(self, ns: int) -> None:
+        self.waited_s += ns / 1e9
+
+    def add_elapsed(self, ns: int) -> None:
+        self.elapsed_s += ns / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +169,7 @@ class PipelineEngine:
         self._chunks = tuple(chunks)
         self._hooks = hooks or NoHooks()
         self._boundary = Boundary(shape=boundary, replicas=mesh.tp if replicated else None)
+        self._timeline = mesh.timeline
         self._trains = schedule.trains
         self._first_micro_batch = mesh.at.dp * schedule.num_micro_batches
         self._loss_chunk = schedule.num_chunks - 1 if mesh.is_last_stage else None
@@ -187,7 +197,11 @@ class PipelineEngine:
             number=step,
             loss=self._zero_loss.clone(),
         )
-        start_s = time.perf_counter()
+        with timed(self._timeline, self.last_timing.add_elapsed):
+            self._run(state)
+        return state.loss
+
+    def _run(self, state: _Step) -> None:
         for chunk in self._chunks:
             chunk.train(self._trains)
         self._mailbox.open()
@@ -198,8 +212,6 @@ class PipelineEngine:
                 self._backward(state, work)
         with self._waiting():
             self._mailbox.close()
-        self.last_timing.elapsed_s = time.perf_counter() - start_s
-        return state.loss
 
     def _forward(self, state: _Step, work: _Work) -> None:
         index, number = work.action.chunk, work.action.micro_batch
@@ -252,17 +264,11 @@ class PipelineEngine:
             with self._waiting():
                 self._mailbox.send(message, self._boundary.outgoing(tensor.detach()))
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        start_s = time.perf_counter()
-        yield
-        self.last_timing.busy_s += time.perf_counter() - start_s
+    def _computing(self) -> AbstractContextManager[None]:
+        return timed(self._timeline, self.last_timing.add_busy)
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        start_s = time.perf_counter()
-        yield
-        self.last_timing.waited_s += time.perf_counter() - start_s
+    def _waiting(self) -> AbstractContextManager[None]:
+        return timed(self._timeline, self.last_timing.add_waited)
 
 
 def _work(schedule: Schedule, stage: int) -> tuple[_Work, ...]:
