@@ -244,6 +244,7 @@ class Writer:
         self._phase_since_ns = time.time_ns()
         self._seqs = [0] * len(Group)
         self._entered = (0, 0, 0, 0, 0)
+        self._ended: OpRecord | None = None
         for index in range(_OP_GROUP, _OP_LEFT + 1):
             self._words[index] = 0
         for index in range(_PHASE_TOTALS, _END_OF_TOTALS):
@@ -301,8 +302,19 @@ class Writer:
         words[_OP_MICRO_BATCH] = operation.micro_batch
         words[_OP_ENTERED] = operation.start_ns
 
+    def waits_for_device(self) -> None:
+        """Note that the host gives a device no more work until it has caught up.
+
+        Until then the box said what was given last; from now on it says how far the
+        device has come, first of all to the end of the last operation that has ended.
+        """
+        if self._ended is not None:
+            self.stands_in(self._ended)
+            self._words[_OP_LEFT] = self._ended.end_ns
+
     def ended(self, operation: OpRecord) -> None:
         """Note that a device has left an operation; the operation entered last may be another."""
+        self._ended = operation
         words = self._words
         here = (operation.op | operation.group << 32, operation.seq)
         if (words[_OP_GROUP], words[_OP_SEQ]) == here:

@@ -82,7 +82,7 @@ class TrainLoop:
         self._state.data_parallel.drain()
         self._state.train_loader.close()
         # A process that ends while it sends takes its peers' results with it.
-        self._mesh.timeline.finish(self._spec.recovery.hang_timeout_s)
+        self._await_device(self._spec.recovery.hang_timeout_s)
         return done
 
     def train_step(self, step: int) -> Agreed:
@@ -188,11 +188,17 @@ class TrainLoop:
 
     def _read(self, row: Tensor) -> list[float]:
         """The numbers of `row`, for which the host waits."""
-        # A GPU that hangs does so in an operation that it was given long ago: this notes
-        # in the black box how far it comes.
-        self._mesh.timeline.finish()
+        self._await_device()
         numbers: list[float] = row.tolist()
         return numbers
+
+    def _await_device(self, timeout_s: float | None = None) -> None:
+        """Follow a GPU to the end of its work; the black box says how far it has come.
+
+        One that hangs does so in an operation that it was given long ago.
+        """
+        self._box.waits_for_device()
+        self._mesh.timeline.finish(timeout_s)
 
     def _evaluates(self, step: int) -> bool:
         interval = self._spec.eval.interval_steps

@@ -189,6 +189,7 @@ def test_a_device_that_hangs_is_seen_in_the_operation_it_hangs_in(
         comm.wait([_Given(device, 1.0)], Op.ALL_REDUCE)
     device.stuck_at = 3
     assert reader.present().last_op == "in tp all_reduce #3"
+    writer.waits_for_device()
     with pytest.raises(RuntimeError, match="hangs"):
         moments.finish()
     assert reader.present().last_op == "in tp all_reduce #2"
@@ -206,10 +207,14 @@ def test_a_device_that_hangs_in_its_own_work_is_seen_after_an_operation(
     for _ in range(2):
         device.give(1.0)
         comm.wait([_Given(device, 1.0)], Op.ALL_REDUCE)
-    device.stuck_at = 2
+    moments.finish()
+    device.give(1.0)
+    comm.wait([_Given(device, 1.0)], Op.ALL_REDUCE)
+    device.stuck_at = 4
+    writer.waits_for_device()
     with pytest.raises(RuntimeError, match="hangs"):
         moments.finish()
-    assert reader.present().last_op == "after tp all_reduce #1"
+    assert reader.present().last_op == "after tp all_reduce #2"
 
 
 def test_the_end_of_a_job_waits_for_the_device_within_a_limit(device: Device) -> None:

@@ -97,6 +97,9 @@ class Comm:
     between what it computes before and after, and known only later.
     """
 
+    # Receives from one member that may be posted and not yet be waited for; None: any number.
+    most_receives: int | None = None
+
     def __init__(self, *, group: Group, ranks: tuple[int, ...], index: int) -> None:
         self.group = group
         self.ranks = ranks
