@@ -33,13 +33,14 @@ def rehearse(state: TrainState, step: int) -> None:
     """
     devices = [state.mesh.device] if state.mesh.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
+        if state.spec.eval.interval_steps is not None:
+            # Before the step, whose end drops the weights that ZeRO has gathered for both.
+            state.eval_engine.rehearse(state.eval_loader.micro_batches(1))
         micro_batches = state.train_loader.micro_batches(step)
         state.data_parallel.prefetch()
         state.data_parallel.begin_step(len(micro_batches))
         state.train_engine.rehearse(micro_batches)
         state.data_parallel.finish_gradients()
-        if state.spec.eval.interval_steps is not None:
-            state.eval_engine.rehearse(state.eval_loader.micro_batches(1))
     state.mesh.timeline.finish()
     # What it used is not the first step's.
     state.meter.take(state.train_engine.last_timing)
