@@ -21,7 +21,8 @@ whole one. The header is made of 64-bit words, each stored and loaded whole:
 then (measured: 3 reads in 1,000).
 
 Times are `time.time_ns()` at the ends of operations and steps: all ranks of a
-node share that clock.
+node share that clock. Operations of a device have the moments at which it came to
+them and left them, by the same clock; they are noted when the host learns of it.
 
 What does not belong here: decisions. This is a recorder.
 """

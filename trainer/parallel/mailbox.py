@@ -121,7 +121,7 @@ class Mailbox:
         self._connected = True
 
     def open(self) -> None:
-        """Begin a step: post every receive that there is a buffer for."""
+        """Begin a step: post what there is a buffer for, as far as the group allows."""
         if not self._connected:
             self.connect()
         self._expected = {sender: deque(messages) for sender, messages in self._arrivals.items()}
