@@ -9,7 +9,7 @@ then pp, which needs no connection that training does not need anyway.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +23,7 @@ from outlast.layout import Coordinate, Layout
 from trainer.parallel.comm import Comm, Recorder
 from trainer.parallel.gloo import GlooComm
 from trainer.parallel.nccl import NcclComm
+from trainer.parallel.timeline import HostTimeline, Timeline, timeline_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class Mesh:
     `pp_back` carries what flows from later stages to earlier ones. On NCCL it is
     a group of its own, because messages between two ranks keep their order per
     group; with gloo's tags it is `pp` itself. `embedding` joins the first and
-    last stage when they share tied embeddings.
+    last stage when they share tied embeddings. `timeline` tells when the rank's work is
+    done.
     """
 
     layout: Layout
@@ -44,6 +46,7 @@ class Mesh:
     pp: Comm
     pp_back: Comm
     embedding: Comm
+    timeline: Timeline = field(default_factory=HostTimeline)
 
     @property
     def is_first_stage(self) -> bool:
@@ -97,8 +100,14 @@ def build_mesh(
     `gloo_interface` is the network interface for gloo, "" for the host's default.
     """
     at = layout.coordinate(rank)
+    timeline = timeline_of(device)
     joiner = _Joiner(
-        store, device, timedelta(seconds=timeout_s), recorder, gloo_interface=gloo_interface
+        store,
+        device,
+        timedelta(seconds=timeout_s),
+        recorder,
+        timeline,
+        gloo_interface=gloo_interface,
     )
     tp = joiner.join(Group.TP, layout.group_of("tp", rank), rank)
     dp = joiner.join(Group.DP, layout.group_of("dp", rank), rank)
@@ -117,6 +126,7 @@ def build_mesh(
         pp=pp,
         pp_back=pp_back,
         embedding=embedding,
+        timeline=timeline,
     )
 
 
@@ -129,6 +139,7 @@ class _Joiner:
         device: torch.device,
         timeout: timedelta,
         recorder: Recorder,
+        timeline: Timeline,
         *,
         gloo_interface: str,
     ) -> None:
@@ -137,6 +148,7 @@ class _Joiner:
         self._device = device
         self._timeout = timeout
         self._recorder = recorder
+        self._timeline = timeline
         self._gloo_options: Any = None
 
     def join(self, group: Group, ranks: tuple[int, ...], rank: int, *, name: str = "") -> Comm:
@@ -157,7 +169,14 @@ class _Joiner:
             # group, no registry, and a third of the time.
             backend = dist.ProcessGroupGloo(store, index, len(ranks), self._options())
             kind = GlooComm
-        return kind(backend, group=group, ranks=ranks, index=index, recorder=self._recorder)
+        return kind(
+            backend,
+            group=group,
+            ranks=ranks,
+            index=index,
+            recorder=self._recorder,
+            timeline=self._timeline,
+        )
 
     def _options(self) -> Any:
         """One listening device for all groups: fewer threads, sockets and look-ups."""
