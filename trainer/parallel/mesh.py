@@ -1,8 +1,9 @@
 """The groups of the 3D layout that one rank belongs to.
 
 Each rank builds its own few groups from the layout, in one pass: no rank
-creates groups that it is not in, and there is no barrier per group. There is
-no world group either: what all ranks must agree on is folded over tp, then dp,
+creates groups that it is not in, and there is no barrier per group. On gloo they
+share their connections (`trainer.parallel.gloo_network`). There is no world group:
+what all ranks must agree on is folded over tp, then dp,
 then pp, which needs no connection that training does not need anyway.
 """
 
@@ -22,6 +23,7 @@ from outlast.blackbox import Group
 from outlast.layout import Coordinate, Layout
 from trainer.parallel.comm import Comm, Recorder
 from trainer.parallel.gloo import GlooComm
+from trainer.parallel.gloo_network import GlooNetwork
 from trainer.parallel.nccl import NcclComm
 from trainer.parallel.timeline import HostTimeline, Timeline, timeline_of
 
@@ -102,6 +104,8 @@ def build_mesh(
     at = layout.coordinate(rank)
     timeline = timeline_of(device)
     joiner = _Joiner(
+        layout,
+        rank,
         store,
         device,
         timedelta(seconds=timeout_s),
@@ -109,13 +113,14 @@ def build_mesh(
         timeline,
         gloo_interface=gloo_interface,
     )
-    tp = joiner.join(Group.TP, layout.group_of("tp", rank), rank)
-    dp = joiner.join(Group.DP, layout.group_of("dp", rank), rank)
+    tp = joiner.join(Group.TP, layout.group_of("tp", rank))
+    dp = joiner.join(Group.DP, layout.group_of("dp", rank))
     pipeline = layout.group_of("pp", rank)
-    pp = joiner.join(Group.PP, pipeline, rank)
-    pp_back = joiner.join(Group.PP, pipeline, rank, name="back") if device.type == "cuda" else pp
+    pp = joiner.join(Group.PP, pipeline)
+    pp_back = joiner.join(Group.PP, pipeline, name="back") if device.type == "cuda" else pp
     ends = (pipeline[0], pipeline[-1]) if tied_embeddings and layout.pp > 1 else (rank,)
-    embedding = joiner.join(Group.EMBEDDING, ends if rank in ends else (rank,), rank)
+    embedding = joiner.join(Group.EMBEDDING, ends if rank in ends else (rank,))
+    joiner.connect()
     return Mesh(
         layout=layout,
         rank=rank,
@@ -131,10 +136,12 @@ def build_mesh(
 
 
 class _Joiner:
-    """Makes process groups that share one network device."""
+    """Makes a rank's groups, on the backend of its device."""
 
     def __init__(
         self,
+        layout: Layout,
+        rank: int,
         store: Store | None,
         device: torch.device,
         timeout: timedelta,
@@ -143,32 +150,33 @@ class _Joiner:
         *,
         gloo_interface: str,
     ) -> None:
-        self._interface = gloo_interface
+        self._rank = rank
         self._store = store
-        self._device = device
         self._timeout = timeout
         self._recorder = recorder
         self._timeline = timeline
-        self._gloo_options: Any = None
+        self._network: GlooNetwork | None = None
+        if device.type != "cuda" and store is not None:
+            self._network = GlooNetwork(
+                store, rank, layout.world_size, timeout=timeout, interface=gloo_interface
+            )
 
-    def join(self, group: Group, ranks: tuple[int, ...], rank: int, *, name: str = "") -> Comm:
-        index = ranks.index(rank)
+    def join(self, group: Group, ranks: tuple[int, ...], *, name: str = "") -> Comm:
+        index = ranks.index(self._rank)
         if len(ranks) == 1:
             return Comm(group=group, ranks=ranks, index=index)
         if self._store is None:
             raise ValueError(f"{group.name} group {ranks} needs a rendezvous store")
-        prefix = f"{group.name.lower()}{name}-{ranks[0]}-{ranks[-1]}/"
-        store = PrefixStore(prefix, self._store)
-        if self._device.type == "cuda":
+        if self._network is not None:
+            backend: Any = self._network.group(group, ranks)
+            kind: type[GlooComm] | type[NcclComm] = GlooComm
+        else:
+            prefix = f"{group.name.lower()}{name}-{ranks[0]}-{ranks[-1]}/"
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
-            backend: Any = dist.ProcessGroupNCCL(store, index, len(ranks), options)
-            kind: type[GlooComm] | type[NcclComm] = NcclComm
-        else:
-            # Bare backends instead of init_process_group and new_group: no world
-            # group, no registry, and a third of the time.
-            backend = dist.ProcessGroupGloo(store, index, len(ranks), self._options())
-            kind = GlooComm
+            store = PrefixStore(prefix, self._store)
+            backend = dist.ProcessGroupNCCL(store, index, len(ranks), options)
+            kind = NcclComm
         return kind(
             backend,
             group=group,
@@ -178,17 +186,7 @@ class _Joiner:
             timeline=self._timeline,
         )
 
-    def _options(self) -> Any:
-        """One listening device for all groups: fewer threads, sockets and look-ups."""
-        if self._gloo_options is None:
-            # The bindings exist; torch's stubs leave them out.
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = self._timeout
-            options._threads = 1
-            options._devices = [
-                dist.ProcessGroupGloo.create_device(interface=self._interface)
-                if self._interface
-                else dist.ProcessGroupGloo.create_default_device()
-            ]
-            self._gloo_options = options
-        return self._gloo_options
+    def connect(self) -> None:
+        """Return once all members of this rank's groups are connected to it."""
+        if self._network is not None:
+            self._network.connect()
