@@ -1,13 +1,14 @@
 """Where an attempt goes on from: all ranks agree on one step, then load it.
 
 Host memory comes first: the newest step that every rank has sealed in the same
-attempt, unless storage is known to be ahead. Then storage, newest commit first: state
-that replicas hold alike is read by one of them, a ZeRO shard by its owner. A checkpoint that
-turns out corrupt on any rank is dropped by all, loudly, for the next older.
+attempt, unless storage is known to be ahead. Then storage, newest commit first, of
+whatever layout it is. A checkpoint that turns out corrupt on any rank is dropped by
+all, loudly, for the next older.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from checkpoint.peers import agree, attempt
 from checkpoint.restore import (
     CorruptCheckpointError,
+    Peers,
     SealedStep,
     load_memory,
     load_storage,
@@ -28,7 +31,6 @@ from checkpoint.restore import (
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from outlast.errors import FatalError
-from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 
 # Numbers that ranks compare: step and attempt of each host-memory slot, of which there
@@ -52,15 +54,15 @@ def restore(
     tensors: Sequence[NamedTensor],
     mesh: Mesh,
     *,
-    holders: Comm,
+    join: Callable[[], Peers],
     memory_dir: Path,
     checkpoint_url: str,
     committed_step: int,
 ) -> Restored | None:
     """Load the newest common state into `tensors`; None when there is none at all.
 
-    `holders` are the ranks with the same state as this one: its first member reads storage
-    for all of them. `committed_step` is the newest that the controller knows to be in storage.
+    `join` makes the group of all ranks, which only a restore from storage needs.
+    `committed_step` is the newest that the controller knows to be in storage.
 
     Raises:
         FatalError: checkpoints exist, but none of them can be loaded.
@@ -77,8 +79,9 @@ def restore(
 
     storage = Storage(checkpoint_url)
     try:
-        committed = _committed(mesh, storage)
-        restored = _from_storage(tensors, mesh, storage, committed, holders)
+        peers = join()
+        committed = _committed(peers, storage)
+        restored = _from_storage(tensors, mesh, storage, committed, peers)
     finally:
         storage.close()
     if restored is None and (committed or committed_step > 0):
@@ -89,10 +92,12 @@ def restore(
     return restored
 
 
-def _committed(mesh: Mesh, storage: Storage) -> list[int]:
-    """The newest committed steps as rank 0 sees them: a listing may differ between readers."""
-    steps = storage.committed_steps() if mesh.rank == 0 else []
-    return _unpack(mesh.from_rank_0(_pack(steps, mesh.device)))
+def _committed(peers: Peers, storage: Storage) -> list[int]:
+    """The committed steps as rank 0 sees them: a listing may differ between readers."""
+    found = attempt(storage.committed_steps) if peers.rank == 0 else []
+    agree(peers, 0, found if isinstance(found, Exception) else None)
+    steps: list[int] = json.loads(peers.from_rank_0(json.dumps(found).encode()))
+    return steps
 
 
 def _from_storage(
@@ -100,14 +105,10 @@ def _from_storage(
     mesh: Mesh,
     storage: Storage,
     committed: Sequence[int],
-    holders: Comm,
+    peers: Peers,
 ) -> Restored | None:
-    def broadcast(tensor: Tensor) -> None:
-        holders.broadcast(tensor)
-
     def load(step: int) -> dict[str, Any]:
-        is_reader = holders.index == 0
-        return load_storage(storage, step, tensors, is_reader=is_reader, broadcast=broadcast)
+        return load_storage(storage, step, tensors, peers)
 
     def quarantine(step: int) -> None:
         # Out of the way, so that the step can be committed again; its bytes are kept.

@@ -18,9 +18,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,10 +34,12 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
     TCPStore,
 )
 
+from checkpoint.peers import Peers
 from checkpoint.stage import Stager
 from outlast.blackbox import Phase, StartMark, Writer
 from trainer.assignment import Assignment
 from trainer.loop import TrainLoop
+from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
 from trainer.resume import restore
@@ -86,15 +89,17 @@ def _train(assignment: Assignment, box: Writer) -> int:
     box.phase(Phase.GROUPS)
     # Hangs are found by the agent; this only bounds the life of an orphan.
     timeout_s = max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
+    store = _rendezvous(assignment, timeout_s)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     mesh = build_mesh(
         spec.layout,
         assignment.rank,
-        store=_rendezvous(assignment, timeout_s),
+        store=store,
         device=device,
         timeout_s=timeout_s,
         recorder=box,
         tied_embeddings=spec.model.tied_embeddings,
-        gloo_interface=os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0],
+        gloo_interface=interface,
     )
     box.mark(StartMark.GROUPS_READY)
     state = build_state(spec, mesh, assignment.data_dir)
@@ -102,7 +107,15 @@ def _train(assignment: Assignment, box: Writer) -> int:
     box.expect(expected_of(spec, mesh.at.pp))
 
     box.phase(Phase.RESTORE)
-    resumed_step = _restore(assignment, state)
+    join = partial(
+        join_hosts,
+        assignment.rank,
+        assignment.world_size,
+        store=store,
+        recorder=box,
+        gloo_interface=interface,
+    )
+    resumed_step = _restore(assignment, state, join)
     saver = Stager(
         assignment.memory_dir,
         rank=assignment.rank,
@@ -172,13 +185,13 @@ def _check_same_data(state: TrainState) -> None:
         )
 
 
-def _restore(assignment: Assignment, state: TrainState) -> int:
+def _restore(assignment: Assignment, state: TrainState, join: Callable[[], Peers]) -> int:
     mesh: Mesh = state.mesh
     _check_same_data(state)
     restored = restore(
         state.named_tensors(),
         mesh,
-        holders=state.holders,
+        join=join,
         memory_dir=assignment.memory_dir,
         checkpoint_url=assignment.checkpoint_url,
         committed_step=assignment.committed_step,

@@ -269,18 +269,6 @@ def block_checksum(block: bytes | bytearray | memoryview) -> int:
     return zlib.crc32(block)
 
 
-def find_part(manifest: Manifest, wanted: Sequence[ShardTensor]) -> PartRecord | None:
-    """A part that holds every wanted rectangle; None when no single part does.
-
-    Loading another layout needs rectangles of several parts, which is a plan of its own.
-    """
-    needed = {tensor.rectangle for tensor in wanted}
-    for part in manifest.parts:
-        if needed <= {tensor.rectangle for tensor in part.tensors}:
-            return part
-    return None
-
-
 def _check_rank(rank: int, world_size: int) -> None:
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in 0..{world_size - 1}")

@@ -12,7 +12,6 @@ from checkpoint.core.manifest import (
     PartRecord,
     Rectangle,
     ShardTable,
-    find_part,
     lay_out,
 )
 from checkpoint.core.sealed import RecordError, canonical, seal, sha256
@@ -87,7 +86,6 @@ def test_manifest_survives_json(manifest: Manifest) -> None:
     assert Manifest.from_json(manifest.to_json()) == manifest
     part = manifest.parts[0]
     assert PartRecord.from_json(part.to_json()) == part
-    assert find_part(manifest, part.tensors) is not None
 
 
 @few

@@ -183,15 +183,19 @@ def test_shards_are_brought_back_by_their_owners(
     assert elements <= saved <= 1.4 * elements
 
 
-def test_a_checkpoint_of_another_zero_level_is_refused(ranks: RankPool, folder: Path) -> None:
-    sharded = spec_of(folder, steps=6, parallel={"dp": 2, "zero": {"level": 1}})
-    train_and_upload(ranks, folder, sharded, attempt=1, stop_after=5)
-    plain = spec_of(folder, steps=6, parallel={"dp": 2})
-    results = ranks.run(train, 2, folder, plain, 2)
+def test_a_checkpoint_of_another_model_is_refused_by_all_ranks(
+    ranks: RankPool, folder: Path
+) -> None:
+    spec = spec_of(folder, steps=6, parallel={"dp": 2})
+    train_and_upload(ranks, folder, spec, attempt=1, stop_after=5)
+    deeper = spec_of(folder, steps=6, parallel={"dp": 2}, model=FOUR_LAYERS)
+    results = ranks.run(train, 2, folder, deeper, 2)
     assert [result["code"] for result in results] == [FAILED] * 2
-    report = json.loads((folder / "a2-rank-1.error.json").read_text())
-    assert report["type"] == "checkpoint.errors.LayoutMismatchError"
-    assert "resume with the layout that saved it" in report["message"]
+    for rank in range(2):
+        report = json.loads((folder / f"a2-rank-{rank}.error.json").read_text())
+        assert report["type"] == "checkpoint.errors.LayoutMismatchError"
+        assert "has no tensor model.blocks.2." in report["message"]
+        assert "load it with the model section that saved it" in report["message"]
 
 
 def test_fp16_skips_steps_that_overflow_and_resumes_alike(ranks: RankPool, folder: Path) -> None:
