@@ -14,51 +14,27 @@ import torch
 from checkpoint import slotfile
 from checkpoint.core.sealed import canonical
 from checkpoint.slotfile import Seal
-from checkpoint.upload import Uploader
 from outlast.blackbox import Phase, Reader, StartMark, StepRecord
 from outlast.spec import parse_spec
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
+from tests.trainer.resuming import (
+    curve,
+    log_of,
+    make_text,
+    spec_of,
+    steps_of,
+    train_and_upload,
+)
 
 DONE, FAILED, STOPPED = 0, 1, 75
 FOUR_LAYERS = {"layers": 4, "hidden": 16, "heads": 2, "seq_len": 16}
 INTERLEAVED = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}
 
 
-def spec_of(folder: Path, *, steps: int, **sections: Any) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "name": "job",
-        "steps": steps,
-        "model": {"layers": 2, "hidden": 16, "heads": 2, "seq_len": 16},
-        "data": {"source": str(folder / "text.txt"), "global_batch": 4},
-        "optimizer": {"lr": 0.01},
-        "eval": {"interval_steps": 10, "batches": 1},
-        "checkpoint": {"storage_interval_steps": 4},
-    }
-    document |= sections
-    return parse_spec(document).model_dump(mode="json")
-
-
-def steps_of(folder: Path, attempt: int, rank: int) -> list[StepRecord]:
-    reader = Reader(folder / f"a{attempt}-rank-{rank}.blackbox")
-    records = reader.new_steps()
-    reader.close()
-    return records
-
-
-def curve(records: list[StepRecord]) -> list[tuple[int, float, float, float | None]]:
-    """What must not depend on when a run was interrupted."""
-    return [(r.step, r.loss, r.grad_norm, r.eval_loss) for r in records]
-
-
-def log_of(folder: Path, attempt: int, rank: int = 0) -> str:
-    return (folder / f"a{attempt}-rank-{rank}.log").read_text()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    words = [f"step {n} of {n * n}; " for n in range(1500)]
-    (tmp_path / "text.txt").write_text("".join(words))
+    make_text(tmp_path)
     yield tmp_path
     shutil.rmtree(tmp_path)
 
@@ -244,37 +220,6 @@ def test_storage_ahead_of_host_memory_wins(ranks: RankPool, folder: Path) -> Non
     (folder / "old").rename(folder / "memory")
     ranks.run(train, 2, folder, spec, 3, 0, 4)
     assert steps_of(folder, 3, 0)[0].step == 5
-
-
-def train_and_upload(
-    ranks: RankPool, folder: Path, spec: dict[str, Any], *, attempt: int, stop_after: int
-) -> None:
-    """Some steps, and the uploads that they asked for."""
-    layout = parse_spec(spec).layout
-    ranks.run(train, layout.world_size, folder, spec, attempt, stop_after)
-    troubles: list[str] = []
-    uploader = Uploader(
-        str(folder / "store" / "job-1"),
-        "job-1",
-        folder / "memory" / "job-1",
-        range(layout.world_size),
-        [
-            rank
-            for rank in range(layout.world_size)
-            if parse_spec(spec).shards_state or layout.coordinate(rank).dp == 0
-        ],
-        True,
-        3,
-        30.0,
-        lambda *_: None,
-        lambda _, stage, detail: troubles.append(f"{stage}: {detail}"),
-    )
-    uploader.start()
-    try:
-        assert uploader.drain(30.0)
-    finally:
-        uploader.stop()
-    assert troubles == []
 
 
 def test_the_loss_curve_is_the_same_on_every_layout(ranks: RankPool, folder: Path) -> None:
