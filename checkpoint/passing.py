@@ -17,7 +17,7 @@ from torch import Tensor
 
 from checkpoint.core.reading import Message, Unit
 from checkpoint.core.strips import Strip
-from checkpoint.peers import Peers, Pending, agree, attempt
+from checkpoint.peers import Peers, Pending, agree, outcome
 from checkpoint.readahead import ReadAhead
 
 # Between two verdicts every rank reads at most this many units: 128 MiB.
@@ -80,7 +80,7 @@ class Passing:
 
     def _read(self, unit: Unit) -> Tensor:
         if self._problem is None:
-            content = attempt(self._source.take)
+            content = outcome(self._source.take)
             if isinstance(content, Tensor):
                 return content
             self._problem = content

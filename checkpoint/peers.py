@@ -64,7 +64,7 @@ class _Verdict(IntEnum):
     UNAVAILABLE = 3
 
 
-def attempt(work: Callable[[], _Result]) -> _Result | Exception:
+def outcome(work: Callable[[], _Result]) -> _Result | Exception:
     """What `work` gives, or its failure when that is one to agree on.
 
     Not for work that waits for other ranks.

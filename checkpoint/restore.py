@@ -31,7 +31,7 @@ from checkpoint.errors import (
     StorageUnavailableError,
 )
 from checkpoint.passing import Passing, Target
-from checkpoint.peers import Alone, Peers, agree, attempt
+from checkpoint.peers import Alone, Peers, agree, outcome
 from checkpoint.readahead import ReadAhead
 from checkpoint.slotfile import SlotFile
 from checkpoint.stage import NamedTensor, make_table, map_tensors
@@ -134,7 +134,7 @@ def _manifest_for_all(storage: Storage, step: int, peers: Peers) -> Manifest:
     """The manifest of a checkpoint, read by rank 0."""
     found: tuple[CommitRecord, Manifest] | Exception | None = None
     if peers.rank == 0:
-        found = attempt(lambda: storage.read_commit(step))
+        found = outcome(lambda: storage.read_commit(step))
     agree(peers, step, found if isinstance(found, Exception) else None)
     raw = found[1].to_json() if isinstance(found, tuple) else b""
     return Manifest.from_json(peers.from_rank_0(raw))
@@ -158,7 +158,7 @@ def _parse_wanted(raw: bytes) -> list[Wanted]:
 def _check_sizes(source: ReadAhead, parts: Sequence[int]) -> Exception | None:
     """The first thing that is wrong with the files of these parts."""
     for part in parts:
-        problem = attempt(partial(source.check_size, part))
+        problem = outcome(partial(source.check_size, part))
         if problem is not None:
             return problem
     return None

@@ -101,7 +101,12 @@ class TrainState:
         self.optimizer.reset()
 
     def extra(self, step: int) -> dict[str, Any]:
-        """What a checkpoint of `step` holds besides tensors."""
+        """What a checkpoint of `step` holds besides tensors.
+
+        A rank of another layout can go on from any rank's: samples follow from the step,
+        and all ranks draw alike from the global generator, because what differs between
+        them is drawn by name.
+        """
         return {
             "step": step,
             "loader": {
@@ -112,6 +117,7 @@ class TrainState:
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
             "rng": {"torch_cpu": bytes(torch.get_rng_state().numpy()).hex()},
             "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
+            "layout": _layout(self.spec),
             "environment": environment(self.mesh.device),
         }
 
@@ -134,8 +140,9 @@ class TrainState:
         own = self.extra(extra["step"])
         if loader != own["loader"]:
             raise ValueError(
-                f"the checkpoint of step {extra['step']} is of another job: its loader stood at "
-                f"{loader}, this job's is at {own['loader']}"
+                f"the checkpoint of step {extra['step']} was trained on other samples: its loader "
+                f"stood at {loader}, this job's is at {own['loader']}; go on with the same "
+                "data, seed and data.global_batch"
             )
         if self.loss_scale is not None:
             if extra["loss_scale"] is None:
@@ -144,8 +151,9 @@ class TrainState:
                     f"in {self.spec.precision!r}; go on in the precision that it was trained in"
                 )
             self.loss_scale.restore(extra["loss_scale"])
-        before = extra["environment"] | extra["schedule"]
-        now = own["environment"] | own["schedule"]
+        before, now = (
+            each["environment"] | each["layout"] | each["schedule"] for each in (extra, own)
+        )
         return [
             f"{name} {before.get(name)} is now {now.get(name)}"
             for name in dict.fromkeys((*before, *now))
@@ -287,6 +295,15 @@ def _processor() -> str:
             if name.strip() == "model name":
                 return value.strip()
     return platform.machine()
+
+
+def _layout(spec: JobSpec) -> dict[str, str]:
+    """What decides the order of sums, and with it their bits."""
+    parallel = spec.parallel
+    axes = ("tp", "pp", "dp", "virtual_stages", "layer_split", "micro_batch", "sequence_parallel")
+    return {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes} | {
+        "parallel.zero.level": str(parallel.zero.level)
+    }
 
 
 def _loader(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:

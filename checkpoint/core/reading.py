@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate
 
 from checkpoint.core.manifest import Manifest, ShardTensor
@@ -65,7 +64,7 @@ class Copy:
     strip: Strip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """Adjacent blocks of one part: read and verified by one rank, passed on to the others.
 
@@ -90,21 +89,15 @@ class Unit:
         """Who gets it from the reader."""
         return tuple(rank for rank in self.circle if rank != self.reader)
 
-    @cached_property
-    def _pieces(self) -> Mapping[int, tuple[tuple[int, Strip], ...]]:
-        found: dict[int, list[tuple[int, Strip]]] = {rank: [] for rank in self.circle}
-        for copy in self.copies:
-            cut = [
-                replace(strip, source=strip.source - self.start)
-                for strip in copy.strip.cut(self.start, self.end)
-            ]
-            for rank, index in copy.targets:
-                found[rank] += [(index, strip) for strip in cut]
-        return {rank: tuple(pieces) for rank, pieces in found.items()}
-
     def pieces(self, rank: int) -> tuple[tuple[int, Strip], ...]:
         """What `rank` needs: its tensor's index, and a strip that counts from the unit's start."""
-        return self._pieces[rank]
+        return tuple(
+            (index, replace(strip, source=strip.source - self.start))
+            for copy in self.copies
+            for holder, index in copy.targets
+            if holder == rank
+            for strip in copy.strip.cut(self.start, self.end)
+        )
 
     def message(self, rank: int) -> Message:
         """What the reader sends to `rank`."""

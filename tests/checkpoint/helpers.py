@@ -174,11 +174,13 @@ class ThreadPeers:
 
     def send(self, message: Tensor, peer: int, tag: int) -> _Message:
         post = self._shared.post(self.rank, peer, tag)
-        post.put(message.clone())
+        post.contents.put(message)
         return _Message(None, post)
 
     def receive(self, message: Tensor, peer: int, tag: int) -> _Message:
-        return _Message(message, self._shared.post(peer, self.rank, tag))
+        post = self._shared.post(peer, self.rank, tag)
+        post.is_awaited.set()
+        return _Message(message, post)
 
 
 @dataclass
@@ -187,21 +189,35 @@ class _Shared:
 
     barrier: threading.Barrier
     given: list[bytes]
-    posts: dict[tuple[int, int, int], queue.Queue[Tensor]] = field(default_factory=dict)
+    posts: dict[tuple[int, int, int], _Post] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def post(self, sender: int, receiver: int, tag: int) -> queue.Queue[Tensor]:
+    def post(self, sender: int, receiver: int, tag: int) -> _Post:
         with self.lock:
-            return self.posts.setdefault((sender, receiver, tag), queue.Queue())
+            return self.posts.setdefault((sender, receiver, tag), _Post())
+
+
+@dataclass
+class _Post:
+    """Where one thread leaves a message for another."""
+
+    contents: queue.Queue[Tensor] = field(default_factory=queue.Queue)
+    is_awaited: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
 class _Message:
-    """A message under way; `content` None at its sender."""
+    """A message under way; `content` None at its sender.
+
+    As with gloo a send ends only once its receive is posted, so whoever would deadlock
+    there does so here.
+    """
 
     content: Tensor | None
-    post: queue.Queue[Tensor]
+    post: _Post
 
     def wait(self) -> None:
-        if self.content is not None:
-            self.content.copy_(self.post.get(timeout=DEADLINE_S))
+        if self.content is None:
+            assert self.post.is_awaited.wait(DEADLINE_S), "nobody receives it"
+            return
+        self.content.copy_(self.post.contents.get(timeout=DEADLINE_S))

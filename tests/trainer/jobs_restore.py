@@ -17,9 +17,10 @@ from outlast.errors import OutlastError
 from outlast.spec import JobSpec, parse_spec
 from tests.trainer.jobs import Silent
 from tests.trainer.ranks import RankContext
-from trainer import resume
+from trainer import lookout
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.resume import Sources, restore
 from trainer.state import build_state
 
 
@@ -34,14 +35,7 @@ def resumed_state(context: RankContext, folder: Path, spec: dict[str, Any]) -> d
     state = build_state(parsed, mesh, folder / "data")
     tensors = state.named_tensors()
     read_bytes = _counting_reads()
-    restored = resume.restore(
-        tensors,
-        mesh,
-        join=partial(_join, context, store, 20.0),
-        memory_dir=folder / "memory" / "job-1" / f"rank-{context.rank:05d}",
-        checkpoint_url=str(folder / "store" / "job-1"),
-        committed_step=0,
-    )
+    restored = restore(tensors, mesh, _sources(context, folder, store, timeout_s=20.0))
     assert restored is not None
     return {
         "step": restored.step,
@@ -66,18 +60,11 @@ def restore_with_trouble(
     mesh = _mesh_of(context, store, parsed)
     state = build_state(parsed, mesh, folder / "data")
     # This process is a child of its own: what is replaced here ends with it.
-    resume.Storage = partial(Storage, deadline_s=1.0)
+    lookout.Storage = partial(Storage, deadline_s=1.0)
     if context.rank == culprit:
         _break_reads(trouble)
     try:
-        resume.restore(
-            state.named_tensors(),
-            mesh,
-            join=partial(_join, context, store, 3.0),
-            memory_dir=folder / "none",
-            checkpoint_url=str(folder / "store" / "job-1"),
-            committed_step=0,
-        )
+        restore(state.named_tensors(), mesh, _sources(context, folder, store, timeout_s=3.0))
     except (OutlastError, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
@@ -116,6 +103,16 @@ def _mesh_of(context: RankContext, store: Any, spec: JobSpec) -> Mesh:
         recorder=Silent(),
         tied_embeddings=spec.model.tied_embeddings,
         gloo_interface="lo",
+    )
+
+
+def _sources(context: RankContext, folder: Path, store: Any, *, timeout_s: float) -> Sources:
+    return Sources(
+        memory_dir=folder / "memory" / "job-1" / f"rank-{context.rank:05d}",
+        own=lookout.Lookout(str(folder / "store" / "job-1"), lists=context.rank == 0),
+        committed_step=0,
+        other=None,
+        join=partial(_join, context, store, timeout_s),
     )
 
 

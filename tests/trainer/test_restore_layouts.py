@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections import Counter
@@ -189,6 +190,9 @@ def test_a_corrupt_block_that_one_rank_reads_sends_all_back_together(
     }
     assert len(reasons) == 1
     assert f"{payload.name}: bytes " in reasons.pop()
+    note = json.loads((folder / "a3-rank-0.environment.json").read_text())
+    ((step, reason),) = note["skipped"]
+    assert (step, f"{payload.name}: bytes " in reason) == (SAVED_AT, True)
     # It is out of the way, and its bytes are kept.
     assert [path.name for path in (folder / "store").glob("**/quarantine/*")] == ["00000004.2.json"]
     assert payload.exists()
@@ -201,10 +205,12 @@ def test_a_reader_that_is_gone_or_silent_ends_the_restore_of_all(
     """The others wait for it until their deadline, or until its connections break."""
     before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
     train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
+    shutil.rmtree(folder / "memory")
     found = ranks.run(restore_with_trouble, 4, folder, after, trouble, 1)
     assert found.pop(1).startswith("KeyboardInterrupt")
     for told in found:
-        assert re.match(r"PeerLostError: world .* among ranks \[0, 1, 2, 3\] failed: ", told)
+        assert re.match(r"PeerLostError: (restore waited for rank \d: )?world .* failed: ", told)
+    assert any("restore waited for rank 1: world recv" in told for told in found)
 
 
 def test_a_store_that_is_silent_for_one_rank_is_the_same_error_on_all(
@@ -212,6 +218,7 @@ def test_a_store_that_is_silent_for_one_rank_is_the_same_error_on_all(
 ) -> None:
     before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
     train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
+    shutil.rmtree(folder / "memory")
     told = set(ranks.run(restore_with_trouble, 4, folder, after, "silent", 1))
     assert len(told) == 1
     assert re.match(r"StorageUnavailableError: .*cannot read .*: no answer in 1 s", told.pop())

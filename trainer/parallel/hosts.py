@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from checkpoint.peers import Alone, Peers, Pending
 from outlast.blackbox import Group, Op
-from trainer.parallel.comm import BackendComm, Recorder
+from trainer.parallel.comm import BackendComm, PeerLostError, Recorder
 
 # Whoever waits for a reader waits for its store: two tries of a minute each, and as much
 # again for what that reader itself waits for.
@@ -98,10 +98,10 @@ class _HostGroup(BackendComm):
         return content.numpy().tobytes()
 
     def send(self, message: Tensor, peer: int, tag: int) -> Pending:
-        return _Message(self, self.post_send(message, peer, tag), Op.SEND)
+        return _Message(self, self.post_send(message, peer, tag), Op.SEND, peer)
 
     def receive(self, message: Tensor, peer: int, tag: int) -> Pending:
-        return _Message(self, self.post_recv(message, peer, tag), Op.RECV)
+        return _Message(self, self.post_recv(message, peer, tag), Op.RECV, peer)
 
     def _gather_rows(self, own: Tensor) -> list[Tensor]:
         rows = [torch.empty_like(own) for _ in range(self.size)]
@@ -113,13 +113,17 @@ class _HostGroup(BackendComm):
 class _Message:
     """A message under way; its wait is in the black box."""
 
-    def __init__(self, comm: BackendComm, work: Pending, op: Op) -> None:
+    def __init__(self, comm: BackendComm, work: Pending, op: Op, peer: int) -> None:
         self._comm = comm
         self._work = work
         self._op = op
+        self._peer = peer
 
     def wait(self) -> None:
-        self._comm.wait([self._work], self._op)
+        try:
+            self._comm.wait([self._work], self._op)
+        except PeerLostError as error:
+            raise PeerLostError(f"restore waited for rank {self._peer}: {error}") from error
 
 
 def _tensor_of(raw: bytes) -> Tensor:
