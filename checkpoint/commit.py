@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from checkpoint.backend import Entry
+from checkpoint.cleaning import Cleaner, attempt_folders, quarantined
 from checkpoint.core import names
 from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
-from checkpoint.core.retention import AttemptFolder, is_abandoned, plan_cleanup
+from checkpoint.core.pacing import Cadence
+from checkpoint.core.retention import RetentionPolicy
 from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
@@ -33,13 +34,28 @@ _POLL_GROWTH = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRules:
+    """What the spec says about checkpoints in storage."""
+
+    retention: RetentionPolicy
+    timeout_s: float
+    """For an upload, and for the parts of all nodes to arrive."""
+    interval_steps: int
+    """Training asks for an upload every so many steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint exists now. `total_s` counts from the sealing in host memory."""
+    """A checkpoint exists now. `total_s` counts from the sealing in host memory.
+
+    `is_behind` says that storage has been too slow for the interval for a while.
+    """
 
     step: int
     size_bytes: int
     upload_s: float
     total_s: float
+    is_behind: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +89,13 @@ class _Pending:
 class Coordinator:
     """Commits the checkpoints of one job. Used by one thread."""
 
-    def __init__(
-        self, storage: Storage, saver_ranks: Sequence[int], *, keep: int, timeout_s: float
-    ) -> None:
+    def __init__(self, storage: Storage, saver_ranks: Sequence[int], rules: CommitRules) -> None:
         self._storage = storage
         self._saver_ranks = frozenset(saver_ranks)
-        self._keep = keep
-        self._timeout_s = timeout_s
+        self._timeout_s = rules.timeout_s
+        self._cadence = Cadence(rules.interval_steps)
+        # Nobody writes on after its own deadline; twice that, for what it was late to hear of.
+        self._cleaner = Cleaner(storage, rules.retention, grace_s=2 * rules.timeout_s)
         self._pending: dict[tuple[int, int], _Pending] = {}
 
     @property
@@ -106,10 +122,10 @@ class Coordinator:
             StorageUnavailableError: storage cannot be listed.
         """
         newest = max(self._storage.committed_steps(), default=-1)
-        quarantined = self._quarantined()
-        for folder in _attempt_folders(self._storage.entries("")):
+        corrupt = quarantined(self._storage)
+        for folder in attempt_folders(self._storage):
             # What was found corrupt must not come back under another record.
-            is_corrupt = (folder.step, folder.attempt) in quarantined
+            is_corrupt = (folder.step, folder.attempt) in corrupt
             if folder.step > newest and not is_corrupt:
                 self._pending.setdefault(
                     (folder.step, folder.attempt),
@@ -223,6 +239,7 @@ class Coordinator:
             size_bytes=winner.size_bytes,
             upload_s=time.monotonic() - pending.began_s,
             total_s=max(0.0, (time.time_ns() - pending.sealed_at_ns) / 1e9),
+            is_behind=self._cadence.is_behind_after(winner.step),
         )
 
     def _put_manifest(self, pending: _Pending, raw: bytes) -> bytes:
@@ -288,56 +305,6 @@ class Coordinator:
 
     def _clean_up(self, step: int) -> Iterator[Trouble]:
         try:
-            self._apply_retention()
+            self._cleaner.clean(waiting=self._pending)
         except (StorageUnavailableError, CorruptCheckpointError) as error:
             yield Trouble(step=step, stage="retention", detail=str(error))
-
-    def _apply_retention(self) -> None:
-        storage = self._storage
-        steps = storage.committed_steps()
-        folders = _attempt_folders(storage.entries(""))
-        plan = plan_cleanup(
-            {step: self._attempt_of(step, folders) for step in steps},
-            folders,
-            keep=self._keep,
-            quarantined=self._quarantined(),
-        )
-        for step in plan.delete_steps:
-            storage.delete_step(step)
-        oldest_kept = min(steps[: self._keep])
-        for folder in plan.sweep:
-            name = names.attempt_folder(folder.step, folder.attempt)
-            files = storage.entries(name) + storage.entries(f"{name}/{names.PARTS}")
-            if is_abandoned(
-                folder,
-                written_at_s=[entry.written_at_s for entry in files if not entry.is_folder],
-                now_s=time.time(),
-                grace_s=self._timeout_s,
-                oldest_kept=oldest_kept,
-            ):
-                storage.delete_folder(name)
-
-    def _quarantined(self) -> set[tuple[int, int]]:
-        found = (
-            names.parse_quarantined(entry.name) for entry in self._storage.entries(names.QUARANTINE)
-        )
-        return {parsed for parsed in found if parsed is not None}
-
-    def _attempt_of(self, step: int, folders: Sequence[AttemptFolder]) -> int | None:
-        """Which attempt's folder is the checkpoint; None when the record cannot be read."""
-        attempts = [folder.attempt for folder in folders if folder.step == step]
-        if len(attempts) == 1:
-            return attempts[0]
-        try:
-            return self._storage.read_commit(step)[0].attempt
-        except CorruptCheckpointError:
-            return None
-
-
-def _attempt_folders(entries: Sequence[Entry]) -> list[AttemptFolder]:
-    parsed = sorted(
-        found
-        for entry in entries
-        if entry.is_folder and (found := names.parse_attempt_folder(entry.name)) is not None
-    )
-    return [AttemptFolder(step=step, attempt=attempt) for step, attempt in parsed]

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from checkpoint.core.sealed import Fields, checked, seal, sha256, unseal
 
-# One read of an object store amortises its latency over this much, and a block that
-# does not verify costs no more than this to read again.
-BLOCK_BYTES = 64 << 20
+# A reader of another layout needs some rows of a tensor: a block is what it must read
+# and verify to get them.
+BLOCK_BYTES = 4 << 20
 CHECKSUM = "crc32"
 # A cache line: wide enough for every dtype and for vector copies.
 _ALIGNMENT_BYTES = 64

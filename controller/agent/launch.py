@@ -179,8 +179,13 @@ def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec)
         local_ranks=tuple(start.ranks),
         saver_ranks=tuple(savers),
         is_coordinator=0 in start.ranks,
-        keep=spec.checkpoint.keep,
         timeout_s=spec.checkpoint.upload_timeout_s,
+        interval_steps=spec.checkpoint.storage_interval_steps,
+        keep=spec.checkpoint.keep,
+        keep_every_steps=spec.checkpoint.keep_every_steps,
+        keep_best=spec.checkpoint.keep_best,
+        memory_bytes=spec.checkpoint.upload_memory_bytes,
+        bytes_per_s=spec.checkpoint.upload_bytes_per_s,
     )
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from checkpoint.commit import CommitRules, Committed
 from checkpoint.core.names import memory_folder
+from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
+from checkpoint.core.retention import RetentionPolicy
 from checkpoint.restore import load_storage
 from checkpoint.stage import NamedTensor, Stager
 from checkpoint.storage import Storage
@@ -81,14 +84,18 @@ class News:
     sizes: list[int] = field(default_factory=list)
     trouble: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def on_committed(self, step: int, size_bytes: int, upload_s: float, total_s: float) -> None:
-        assert upload_s >= 0
-        assert total_s >= 0
-        self.committed.append(step)
-        self.sizes.append(size_bytes)
+    def on_committed(self, committed: Committed) -> None:
+        assert committed.upload_s >= 0
+        assert committed.total_s >= 0
+        self.committed.append(committed.step)
+        self.sizes.append(committed.size_bytes)
 
     def on_trouble(self, step: int, stage: str, detail: str) -> None:
         self.trouble.append((step, stage, detail))
+
+
+def commit_rules(*, keep: int = 2, timeout_s: float = 30.0) -> CommitRules:
+    return CommitRules(retention=RetentionPolicy(keep=keep), timeout_s=timeout_s, interval_steps=1)
 
 
 @contextmanager
@@ -101,6 +108,7 @@ def uploading(
     coordinator: bool = True,
     keep: int = 2,
     timeout_s: float = 30.0,
+    limits: TransferLimits = DEFAULT_LIMITS,
 ) -> Iterator[tuple[Uploader, News]]:
     """An uploader at work, and what it says."""
     news = News()
@@ -111,10 +119,10 @@ def uploading(
         local,
         savers,
         coordinator,
-        keep,
-        timeout_s,
+        commit_rules(keep=keep, timeout_s=timeout_s),
         news.on_committed,
         news.on_trouble,
+        limits=limits,
     )
     uploader.start()
     try:

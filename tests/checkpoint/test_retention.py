@@ -115,9 +115,7 @@ def test_no_folder_that_a_commit_may_name_is_swept(
 
 def test_best_are_kept_beyond_the_newest() -> None:
     losses = {10: 2.0, 20: 1.0, 30: 1.5, 40: math.nan, 50: 3.0, 60: None}
-    committed = [
-        CommittedStep(step=step, attempt=1, metric=loss) for step, loss in losses.items()
-    ]
+    committed = [CommittedStep(step=step, attempt=1, metric=loss) for step, loss in losses.items()]
     assert kept_steps(committed, RetentionPolicy(keep=1, best=2)) == {20, 30, 60}
 
 

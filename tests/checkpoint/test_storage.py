@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from checkpoint import backend
+from checkpoint import local
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
 from tests.checkpoint.conftest import both_stores
@@ -54,7 +54,10 @@ def stuck_url() -> Iterator[str]:
 @both_stores
 def test_files_come_back_whole_and_in_ranges(url: str) -> None:
     storage = Storage(url)
-    storage.write_chunks("step-00000001.1/rank-00000.bin", [memoryview(b"abc"), memoryview(b"def")])
+    writer = storage.writer("step-00000001.1/rank-00000.bin", 6, 3)
+    for index, part in enumerate((b"abc", b"def")):
+        writer.write(index, memoryview(part))
+    writer.finish()
     path = "step-00000001.1/rank-00000.bin"
     assert storage.read_bytes(path) == b"abcdef"
     assert storage.read_range(path, 2, 4) == b"cd"
@@ -105,7 +108,7 @@ def test_folder_without_hard_links_still_has_one_winner(
     def no_links(source: object, target: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(backend.os, "link", no_links)
+    monkeypatch.setattr(local.os, "link", no_links)
     storage = Storage(url)
     assert storage.put_if_absent("commits/00000001.json", b"first")
     assert not storage.put_if_absent("commits/00000001.json", b"second")
@@ -116,12 +119,10 @@ def test_folder_without_hard_links_still_has_one_winner(
 def test_file_appears_only_when_it_is_whole(url: str) -> None:
     storage = Storage(url)
 
-    def broken() -> Iterator[memoryview]:
-        yield memoryview(b"half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        storage.write_chunks("step-00000001.1/rank-00000.bin", broken())
+    writer = storage.writer("step-00000001.1/rank-00000.bin", 8, 4)
+    writer.write(0, memoryview(b"half"))
+    assert not any(entry.name.startswith("rank") for entry in storage.entries("step-00000001.1"))
+    writer.abort()
     assert storage.entries("step-00000001.1") == []
 
 
@@ -156,13 +157,13 @@ def test_probe_of_a_read_only_mount_names_url_and_cause(
 def test_probe_finds_a_store_that_replaces_what_exists(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def replace(self: backend.LocalFolder, path: str, data: bytes) -> bool:
-        writer = self.writer(path)
-        writer.write(memoryview(data))
+    def replace(self: local.LocalFolder, path: str, data: bytes) -> bool:
+        writer = self.writer(path, len(data), len(data))
+        writer.write(0, memoryview(data))
         writer.finish()
         return True
 
-    monkeypatch.setattr(backend.LocalFolder, "create", replace)
+    monkeypatch.setattr(local.LocalFolder, "create", replace)
     with pytest.raises(StorageUnavailableError, match="replaced a file that exists"):
         Storage(url).probe()
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from checkpoint import slotfile
+from checkpoint.commit import CommitRules
+from checkpoint.core.retention import RetentionPolicy
 from checkpoint.core.sealed import canonical
 from checkpoint.slotfile import Seal
 from checkpoint.upload import Uploader
@@ -260,9 +262,8 @@ def train_and_upload(
             if parse_spec(spec).shards_state or layout.coordinate(rank).dp == 0
         ],
         True,
-        3,
-        30.0,
-        lambda *_: None,
+        CommitRules(retention=RetentionPolicy(keep=3), timeout_s=30.0, interval_steps=1),
+        lambda _: None,
         lambda _, stage, detail: troubles.append(f"{stage}: {detail}"),
     )
     uploader.start()
