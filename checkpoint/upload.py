@@ -17,13 +17,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from checkpoint import slotfile
+from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.commit import Committed, Coordinator, Trouble
 from checkpoint.core import names
-from checkpoint.core.manifest import BLOCK_BYTES, CHECKSUM, PartRecord, ShardTable, block_checksum
+from checkpoint.core.manifest import BLOCK_BYTES, PartRecord
+from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState, next_upload
+from checkpoint.describe import Describer, describe_in_child
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.slotfile import SlotFile
 from checkpoint.storage import CALL_DEADLINE_S, Storage
@@ -35,6 +39,8 @@ _POLL_S = 0.05
 _NICE = 10
 _NUM_TRIES = 3
 _RETRY_AFTER_S = 1.0
+# One write of an object store amortises its latency over so many blocks.
+_BLOCKS_PER_WRITE = 16
 # A storage call that hangs is left behind when the uploader stops.
 _JOIN_S = 5.0
 
@@ -51,7 +57,8 @@ class Uploader:
 
     `url` is the job's own checkpoint root. The uploads that count are those of
     `saver_ranks`; this node has those of them that are in `local_ranks`, below
-    `memory_dir`. The coordinator also commits, and keeps the newest `keep`.
+    `memory_dir`. The coordinator also commits, and keeps the newest `keep`. `describe`
+    makes torch's description of a manifest; a child process does unless another way is given.
 
     `on_committed(step, size_bytes, upload_s, total_s)` and `on_trouble(step, stage,
     detail)` are called in the uploader's thread.
@@ -69,6 +76,8 @@ class Uploader:
         timeout_s: float,
         on_committed: OnCommitted,
         on_trouble: OnTrouble,
+        *,
+        describe: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._url = url
         self._job_id = job_id
@@ -85,6 +94,9 @@ class Uploader:
         self._storage: Storage | None = None
         self._coordinator: Coordinator | None = None
         self._stopping = threading.Event()
+        self._describer = Describer(
+            describe or partial(describe_in_child, is_stopping=self._stopping.is_set)
+        )
         self._passed = threading.Condition()
         self._passes_begun = 0
         self._last_idle_pass = 0
@@ -161,7 +173,11 @@ class Uploader:
         if self._coordinator is None:
             try:
                 coordinator = Coordinator(
-                    self._open(), self._saver_ranks, keep=self._keep, timeout_s=self._timeout_s
+                    self._open(),
+                    self._saver_ranks,
+                    self._describer,
+                    keep=self._keep,
+                    timeout_s=self._timeout_s,
                 )
                 coordinator.adopt()
             except StorageUnavailableError as error:
@@ -244,8 +260,9 @@ class Uploader:
                 part.delete(self._storage)
 
     def _chunks(self, part: _Part, deadline_s: float) -> Iterator[memoryview]:
-        with part.slot.payload as payload:
-            for start in range(0, len(payload), BLOCK_BYTES):
+        write_bytes = _BLOCKS_PER_WRITE * BLOCK_BYTES
+        with part.slot.owned as payload:
+            for start in range(0, len(payload), write_bytes):
                 if self._stopping.is_set():
                     raise _StoppedError
                 if time.monotonic() > deadline_s:
@@ -255,7 +272,7 @@ class Uploader:
                         "checkpoint.upload_timeout_s or find a faster store",
                         lasting=True,
                     )
-                yield payload[start : start + BLOCK_BYTES]
+                yield payload[start : start + write_bytes]
 
     def _tell(self, news: Committed | Trouble) -> None:
         match news:
@@ -288,7 +305,7 @@ class _Part:
 
         def summed() -> Iterator[memoryview]:
             for chunk in chunks:
-                blocks.append(block_checksum(chunk))
+                blocks.extend(block_checksums(CHECKSUM, chunk, BLOCK_BYTES))
                 yield chunk
 
         storage.write_chunks(self._payload_path, summed())
@@ -299,11 +316,11 @@ class _Part:
             world_size=table.world_size,
             num_parts=self._num_parts,
             file=names.payload_name(self.folder.rank),
-            nbytes=table.payload_bytes,
+            nbytes=table.owned_bytes,
             block_bytes=BLOCK_BYTES,
             checksum=CHECKSUM,
             blocks=tuple(blocks),
-            tensors=table.tensors,
+            tensors=table.owned,
             extra=extra,
         )
         storage.write_bytes(self._record_path, record.to_json())

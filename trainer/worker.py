@@ -109,7 +109,6 @@ def _train(assignment: Assignment, box: Writer) -> int:
         attempt=assignment.attempt,
         world_size=assignment.world_size,
         tensors=state.named_tensors(),
-        saver=state.holders.index == 0,
     )
     saver.resumed(resumed_step)
     box.resumed(resumed_step)

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from checkpoint import dcp
+from checkpoint.core.manifest import Manifest
 from checkpoint.core.names import memory_folder
 from checkpoint.restore import load_storage
 from checkpoint.stage import NamedTensor, Stager
@@ -22,10 +24,14 @@ DEADLINE_S = 20.0
 
 
 def make_tensors(seed: int, *, rank: int = 0, ranks: int = 1, width: int = 8) -> list[NamedTensor]:
-    """Tensors of several types and shapes; the first is cut by rows over `ranks`."""
-    made = torch.Generator().manual_seed(seed * 1000 + rank)
-    sharded = torch.randn(4, width, generator=made)
-    return [
+    """Tensors of several types and shapes; the first is cut by rows over `ranks`.
+
+    The others are the same everywhere, and rank 0 owns them.
+    """
+    rows = torch.Generator().manual_seed(seed * 1000 + rank + 1)
+    sharded = torch.randn(4, width, generator=rows)
+    made = torch.Generator().manual_seed(seed * 1000)
+    tensors = [
         NamedTensor("model.weight", sharded, (4 * ranks, width), (4 * rank, 0)),
         NamedTensor("model.bias", torch.randn(5, generator=made).double(), (5,), (0,)),
         NamedTensor("optim.scale", torch.tensor(float(seed)), (), ()),
@@ -35,6 +41,8 @@ def make_tensors(seed: int, *, rank: int = 0, ranks: int = 1, width: int = 8) ->
         # Not in one piece: saved and restored in its logical order.
         NamedTensor("model.turned", torch.randn(2, 3, generator=made).t(), (3, 2), (0, 0)),
     ]
+    own, *others = tensors
+    return [own, *(replace(other, owned=rank == 0) for other in others)]
 
 
 def same_bits(left: Sequence[NamedTensor], right: Sequence[NamedTensor]) -> bool:
@@ -53,7 +61,6 @@ def make_stager(
     rank: int = 0,
     world_size: int = 1,
     attempt: int = 1,
-    saver: bool = True,
 ) -> Stager:
     return Stager(
         memory / memory_folder(rank),
@@ -61,7 +68,6 @@ def make_stager(
         attempt=attempt,
         world_size=world_size,
         tensors=tensors,
-        saver=saver,
     )
 
 
@@ -91,6 +97,11 @@ class News:
         self.trouble.append((step, stage, detail))
 
 
+def describe_here(manifest: bytes) -> bytes:
+    """What the child process makes, without its seconds of importing torch."""
+    return dcp.describe(Manifest.from_json(manifest))
+
+
 @contextmanager
 def uploading(
     url: str,
@@ -115,6 +126,7 @@ def uploading(
         timeout_s,
         news.on_committed,
         news.on_trouble,
+        describe=describe_here,
     )
     uploader.start()
     try:

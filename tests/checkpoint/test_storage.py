@@ -54,8 +54,8 @@ def stuck_url() -> Iterator[str]:
 @both_stores
 def test_files_come_back_whole_and_in_ranges(url: str) -> None:
     storage = Storage(url)
-    storage.write_chunks("step-00000001.1/rank-00000.bin", [memoryview(b"abc"), memoryview(b"def")])
-    path = "step-00000001.1/rank-00000.bin"
+    storage.write_chunks("step-00000001.1/__0_0.distcp", [memoryview(b"abc"), memoryview(b"def")])
+    path = "step-00000001.1/__0_0.distcp"
     assert storage.read_bytes(path) == b"abcdef"
     assert storage.read_range(path, 2, 4) == b"cd"
     assert storage.read_range(path, 4, 99) == b"ef"
@@ -63,7 +63,7 @@ def test_files_come_back_whole_and_in_ranges(url: str) -> None:
     storage.write_bytes(path, b"new")
     assert storage.read_bytes(path) == b"new"
     [entry] = storage.entries("step-00000001.1")
-    assert (entry.name, entry.is_folder, entry.nbytes) == ("rank-00000.bin", False, 3)
+    assert (entry.name, entry.is_folder, entry.nbytes) == ("__0_0.distcp", False, 3)
     assert [folder.name for folder in storage.entries("") if folder.is_folder] == [
         "step-00000001.1"
     ]
@@ -121,7 +121,7 @@ def test_file_appears_only_when_it_is_whole(url: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        storage.write_chunks("step-00000001.1/rank-00000.bin", broken())
+        storage.write_chunks("step-00000001.1/__0_0.distcp", broken())
     assert storage.entries("step-00000001.1") == []
 
 
@@ -215,12 +215,12 @@ def test_quarantined_checkpoint_does_not_exist_but_its_bytes_do(url: str, tmp_pa
     storage = Storage(url)
     storage.quarantine_step(2)
     assert storage.committed_steps() == [1]
-    assert storage.size("step-00000002.1/rank-00000.bin") > 0
+    assert storage.size("step-00000002.1/__0_0.distcp") > 0
     assert [entry.name for entry in storage.entries("quarantine")] == ["00000002.1.json"]
     storage.quarantine_step(2)
     # The step can be committed again, and the sweep leaves the evidence alone.
     commit_steps(url, tmp_path / "memory-2", [3])
-    assert storage.size("step-00000002.1/rank-00000.bin") > 0
+    assert storage.size("step-00000002.1/__0_0.distcp") > 0
 
 
 def test_deleting_a_checkpoint_leaves_no_trace(url: str, tmp_path: Path) -> None:
