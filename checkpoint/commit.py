@@ -231,6 +231,9 @@ class Coordinator:
             )
             if winner.attempt != commit.attempt:
                 self._delete(pending.folder)
+        # The manifest says it all: from here on every file of a checkpoint is one that is
+        # verified whenever it is read.
+        self._delete(f"{pending.folder}/{names.PARTS}")
         return Committed(
             step=winner.step,
             size_bytes=winner.size_bytes,

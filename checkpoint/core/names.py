@@ -3,7 +3,7 @@
     commits/00000050.json                   the checkpoint of step 50 exists
     step-00000050.2/manifest.json           what attempt 2 saved at step 50
     step-00000050.2/__3_0.distcp            payload of one rank
-    step-00000050.2/parts/rank-00003.json   its record, written after the payload
+    step-00000050.2/parts/rank-00003.json   its record, until the manifest has it
     step-00000050.2/.metadata               for torch's tools: what lies where, once more
     quarantine/00000050.2.json              commit record of a checkpoint found corrupt
 

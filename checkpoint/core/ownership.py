@@ -32,6 +32,10 @@ class Copies:
             raise ValueError(f"copy {self.index} is not in 0..{self.count - 1}")
 
 
+# A group in which nobody else holds the same.
+ALONE = Copies()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """A rectangle that this rank holds, and in which groups others hold it too."""
@@ -45,9 +49,9 @@ class Held:
 def owned(
     held: Sequence[Held],
     *,
-    replicas: Copies = Copies(),
-    tensor_group: Copies = Copies(),
-    ends: Copies = Copies(),
+    replicas: Copies = ALONE,
+    tensor_group: Copies = ALONE,
+    ends: Copies = ALONE,
 ) -> tuple[bool, ...]:
     """Whether this rank owns each rectangle of `held`.
 
