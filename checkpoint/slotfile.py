@@ -253,6 +253,21 @@ def prepare(
     return [SlotFile(slot_path(folder, index), index, populate=True) for index in range(NUM_SLOTS)]
 
 
+def free_bytes(folder: Path) -> int:
+    """What can be allocated here, going by the file system and by the machine's memory.
+
+    A tmpfs may be larger than the memory behind it, and allocating past that does not
+    fail: the kernel kills somebody instead.
+    """
+    free = shutil.disk_usage(folder).free
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return min(free, int(value.split()[0]) << 10)
+    return free
+
+
 def _fits(folder: Path, index: int, file_bytes: int) -> bool:
     path = slot_path(folder, index)
     try:
@@ -269,7 +284,7 @@ def _create(
 ) -> None:
     file_bytes = PAYLOAD_AT + table.payload_bytes
     needed = len(missing) * file_bytes
-    free = _free_bytes(folder)
+    free = free_bytes(folder)
     if needed > free:
         raise _no_room(folder, table, len(missing), needed, free)
     made: list[Path] = []
@@ -287,7 +302,7 @@ def _create(
             new.unlink(missing_ok=True)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise _no_room(folder, table, len(missing), needed, _free_bytes(folder)) from error
+        raise _no_room(folder, table, len(missing), needed, free_bytes(folder)) from error
 
 
 def _no_room(folder: Path, table: ShardTable, slots: int, needed: int, free: int) -> FatalError:
@@ -295,21 +310,6 @@ def _no_room(folder: Path, table: ShardTable, slots: int, needed: int, free: int
         f"host memory {folder}: {slots} checkpoint slots of rank {table.rank} need {needed} bytes "
         f"and {free} bytes are free; enlarge this tmpfs or give the node fewer ranks"
     )
-
-
-def _free_bytes(folder: Path) -> int:
-    """What can be allocated here, going by the file system and by the machine's memory.
-
-    A tmpfs may be larger than the memory behind it, and allocating past that does not
-    fail: the kernel kills somebody instead.
-    """
-    free = shutil.disk_usage(folder).free
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return min(free, int(value.split()[0]) << 10)
-    return free
 
 
 def _allocate(

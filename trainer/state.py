@@ -130,6 +130,9 @@ class TrainState:
             ValueError: the text or the order of samples is another one, so going on would
                 train on a mixture.
         """
+        if "converted_from" in extra:
+            # Another program's: it holds tensors. What else there is follows from the step.
+            return [f"the checkpoint of step {extra['step']} is from {extra['converted_from']}"]
         state = bytearray.fromhex(extra["rng"]["torch_cpu"])
         torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
         loader = extra["loader"]

@@ -39,6 +39,7 @@ from trainer.assignment import Assignment
 from trainer.loop import TrainLoop
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
+from trainer.room import check_room
 from trainer.resume import restore
 from trainer.state import TrainState, build_state, environment
 
@@ -82,6 +83,7 @@ def run(assignment: Mapping[str, Any]) -> int:
 
 def _train(assignment: Assignment, box: Writer) -> int:
     spec = assignment.spec
+    check_room(assignment)
     device = _set_up_torch(assignment)
     box.phase(Phase.GROUPS)
     # Hangs are found by the agent; this only bounds the life of an orphan.

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from outlast import __version__
-from outlast.cli import diagnose, fleet, incidents, jobs, planning, serve
+from outlast.cli import convert, diagnose, fleet, incidents, jobs, planning, serve
 from outlast.cli.demo import command as demo
 from outlast.cli.errors import CliError, ExitCode
 
@@ -69,6 +69,7 @@ incidents.register(app)
 fleet.register(app)
 diagnose.register(app)
 planning.register(app)
+convert.register(app)
 demo.register(app)
 
 

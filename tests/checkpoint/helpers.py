@@ -112,6 +112,7 @@ def uploading(
     coordinator: bool = True,
     keep: int = 2,
     timeout_s: float = 30.0,
+    describe: Callable[[bytes], bytes] | None = None,
 ) -> Iterator[tuple[Uploader, News]]:
     """An uploader at work, and what it says."""
     news = News()
@@ -126,7 +127,7 @@ def uploading(
         timeout_s,
         news.on_committed,
         news.on_trouble,
-        describe=describe_here,
+        describe=describe or describe_here,
     )
     uploader.start()
     try:

@@ -231,7 +231,7 @@ def test_tmpfs_that_fills_up_meanwhile_is_refused_too(
 ) -> None:
     """Ranks of a node allocate at the same time: free space seen may be gone."""
     memory = small_tmpfs(1 << 20)
-    monkeypatch.setattr(slotfile, "_free_bytes", lambda folder: 1 << 40)
+    monkeypatch.setattr(slotfile, "free_bytes", lambda folder: 1 << 40)
     with pytest.raises(FatalError, match="bytes are free"):
         make_stager(memory, [NamedTensor("w", torch.zeros(1 << 18), (1 << 18,), (0,))])
     assert list((memory / FOLDER).glob("*slot*")) == []

@@ -15,11 +15,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from checkpoint.core.names import memory_folder
 from checkpoint.storage import Storage
-from outlast.spec import parse_spec
+from outlast.spec import JobSpec, parse_spec
 from tests.checkpoint.helpers import DEADLINE_S, uploading
 from tests.trainer.jobs_checkpoint import Shown, train_and_show
 from tests.trainer.ranks import RankPool
+from trainer.core.memory import rank_memory
+from trainer.planning import plan_input
 
 STEPS = 3
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -40,8 +43,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(ranks: RankPool, folder: Path, parallel: dict[str, Any], **model: Any) -> list[Shown]:
-    """Train, upload the last step; the state of all ranks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What all ranks held, and where their checkpoint is."""
+
+    spec: JobSpec
+    memory: Path
+    root: Path
+    shown: list[Shown]
+
+
+def trained(ranks: RankPool, folder: Path, parallel: dict[str, Any], **model: Any) -> Saved:
+    """Train, upload the last step."""
     text = " ".join(f"step {n} of {n * n};" for n in range(1500))
     (folder / "text.txt").write_text(text)
     spec = parse_spec(
@@ -56,11 +69,12 @@ def trained(ranks: RankPool, folder: Path, parallel: dict[str, Any], **model: An
     world = spec.layout.world_size
     shown = ranks.run(train_and_show, world, folder, spec.model_dump(mode="json"))
     everyone = range(world)
-    url, memory = str(folder / "store/job-1"), folder / "memory/job-1"
-    with uploading(url, memory, local=everyone, savers=everyone) as (uploader, news):
+    root, memory = folder / "store/job-1", folder / "memory/job-1"
+    with uploading(str(root), memory, local=everyone, savers=everyone) as (uploader, news):
         assert uploader.drain(DEADLINE_S)
     assert (news.committed, news.trouble) == ([STEPS], [])
-    return [each for of_rank in shown for each in of_rank]
+    every = [each for of_rank in shown for each in of_rank]
+    return Saved(spec=spec, memory=memory, root=root, shown=every)
 
 
 def whole_tensors(shown: list[Shown]) -> dict[str, dict[str, torch.Tensor]]:
@@ -94,20 +108,11 @@ def assert_same(
             assert torch.equal(found[kind][name], tensor), name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """What all ranks held, and where their checkpoint is."""
-
-    root: Path
-    shown: list[Shown]
-
-
 @pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS)
 def saved(
     ranks: RankPool, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Saved:
-    folder = tmp_path_factory.mktemp("job")
-    return Saved(root=folder / "store/job-1", shown=trained(ranks, folder, request.param))
+    return trained(ranks, tmp_path_factory.mktemp("job"), request.param)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -139,9 +144,19 @@ def test_every_rectangle_has_one_owner_who_saves_it(saved: Saved) -> None:
     assert sum(each.nbytes for each in in_storage) == sum(each.nbytes for each in whole)
 
 
+def test_slots_take_no_more_host_memory_than_the_plan_says(saved: Saved) -> None:
+    for rank in range(saved.spec.layout.world_size):
+        folder = saved.memory / memory_folder(rank)
+        taken = sum(path.stat().st_size for path in folder.glob("slot-*"))
+        stage = saved.spec.layout.coordinate(rank).pp
+        plan = rank_memory(plan_input(saved.spec), stage)
+        # Of a model this small most is header; ZeRO cuts state evenly only up to one element.
+        assert plan.host_slots_bytes * 0.9 < taken <= plan.host_memory_bytes
+
+
 def test_torchs_command_line_reads_a_checkpoint(ranks: RankPool, tmp_path: Path) -> None:
-    wanted = whole_tensors(trained(ranks, tmp_path, {"tp": 2}, tied_embeddings=False))
-    folder = tmp_path / f"store/job-1/step-{STEPS:08d}.1"
+    saved = trained(ranks, tmp_path, {"tp": 2}, tied_embeddings=False)
+    wanted, folder = whole_tensors(saved.shown), saved.root / f"step-{STEPS:08d}.1"
     command = [sys.executable, "-m", "torch.distributed.checkpoint.format_utils", "dcp_to_torch"]
     subprocess.run([*command, str(folder), str(tmp_path / "whole.pt")], check=True)
     assert_same(torch.load(tmp_path / "whole.pt", weights_only=True), wanted)
