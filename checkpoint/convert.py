@@ -30,9 +30,9 @@ from checkpoint.foreign import ForeignCheckpointError, ForeignChunk, parse_metad
 from checkpoint.frames import frame_of
 from checkpoint.storage import Storage
 
-# Ours, and theirs, of what an optimizer keeps of a parameter.
-_OPTIMIZER_STATE = re.compile(r"optim(?:izer)?\.state\.(.+)\.(exp_avg|exp_avg_sq)")
-_KEPT = re.compile(r"model\..+|optim\..+\.(exp_avg|exp_avg_sq)")
+# Both as torch's helpers and as we name what an optimizer keeps of a parameter.
+_MOMENT = re.compile(r"optim(?:izer)?\.(?:state\.)?(.+)\.(exp_avg|exp_avg_sq)")
+_OF_OPTIMIZER = ("optim.", "optimizer.")
 # Nobody else writes into the folder of a step that does not exist.
 _ATTEMPT = 1
 _WRITE_BYTES = 16 * BLOCK_BYTES
@@ -140,14 +140,20 @@ def _chosen(
 
 
 def _our_name(name: str, renames: Sequence[Rename]) -> str | None:
+    """What we call a tensor; None for one that we have no use for."""
+    moment = _MOMENT.fullmatch(name)
+    if moment is not None:
+        parameter = _renamed(moment[1], renames).removeprefix("model.")
+        return f"optim.{parameter}.{moment[2]}"
+    name = _renamed(name, renames) if not name.startswith(_OF_OPTIMIZER) else name
+    return name if name.startswith("model.") else None
+
+
+def _renamed(name: str, renames: Sequence[Rename]) -> str:
     for rename in renames:
         if name.startswith(rename.before):
-            name = rename.after + name.removeprefix(rename.before)
-            break
-    found = _OPTIMIZER_STATE.fullmatch(name)
-    if found is not None:
-        return f"optim.{found[1]}.{found[2]}"
-    return name if _KEPT.fullmatch(name) else None
+            return rename.after + name.removeprefix(rename.before)
+    return name
 
 
 def _table(chunks: Sequence[tuple[str, ForeignChunk]]) -> ShardTable:

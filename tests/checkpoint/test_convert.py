@@ -116,6 +116,20 @@ def test_names_of_another_program_are_translated(tmp_path: Path, url: str) -> No
     assert torch.equal(found[1].tensor, weight + 1)
 
 
+def test_a_model_at_the_top_of_the_state_is_moved_below_a_name(tmp_path: Path, url: str) -> None:
+    """As torchtitan saves it."""
+    weight = torch.randn(3, 2)
+    moments = {"exp_avg": weight + 1, "step": torch.tensor(4.0)}
+    state = {"w": weight, "optimizer": {"state": {"w": moments}}}
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    source = Storage(str(tmp_path / "theirs"))
+    done = convert(source, Storage(url), step=1, renames=[Rename.parse("=model.")])
+    assert done.left_behind == ("optimizer.state.w.step",)
+    _, manifest = Storage(url).read_commit(1)
+    found = {tensor.name for tensor in manifest.parts[0].tensors}
+    assert found == {"model.w", "optim.w.exp_avg"}
+
+
 def test_a_folder_without_a_model_is_refused_with_an_example(tmp_path: Path, url: str) -> None:
     dcp.save({"net": {"w": torch.zeros(2)}}, checkpoint_id=tmp_path / "theirs", no_dist=True)
     with pytest.raises(ForeignCheckpointError, match=r"the first is net\.w; give --rename"):
