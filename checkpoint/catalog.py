@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from checkpoint.checksums import block_checksums
 from checkpoint.cleaning import metric_of
 from checkpoint.core import names
-from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord, block_checksum
+from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
 from checkpoint.core.pacing import DEFAULT_LIMITS, MAX_PARALLEL
-from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
+from checkpoint.describe import check_description
+from checkpoint.errors import CorruptCheckpointError
 from checkpoint.keeping import leased_steps, pinned_steps, reading
 from checkpoint.storage import Storage
 from outlast.errors import FatalError
@@ -84,10 +86,14 @@ def verify(storage: Storage, step: int, on_bytes: OnBytes) -> list[str]:
             return [error.what]
         folder = names.attempt_folder(step, manifest.attempt)
         problems = []
+        try:
+            check_description(storage, manifest)
+        except CorruptCheckpointError as error:
+            problems.append(error.what)
         for part in manifest.parts:
             problems += _verify_record(storage, folder, part)
             try:
-                for _, piece in _verified_pieces(storage, folder, part):
+                for piece in _verified_pieces(storage, folder, part):
                     on_bytes(len(piece))
             except CorruptCheckpointError as error:
                 problems.append(error.what)
@@ -117,6 +123,10 @@ def copy(source: Storage, step: int, target: Storage, on_bytes: OnBytes) -> None
         for part in manifest.parts:
             _copy_payload(source, target, folder, part, on_bytes)
             target.write_bytes(_record_path(folder, part), part.to_json())
+        if manifest.metadata_sha256:
+            check_description(source, manifest)
+            described = f"{folder}/{names.METADATA}"
+            target.write_bytes(described, source.read_bytes(described))
         target.write_bytes(f"{folder}/{names.MANIFEST}", manifest.to_json())
         if not target.put_if_absent(path, commit.to_json()):
             raise RefusedError(f"{target.url}: somebody else has just committed step {step}")
@@ -178,22 +188,21 @@ def _verify_record(storage: Storage, folder: str, part: PartRecord) -> list[str]
 def _copy_payload(
     source: Storage, target: Storage, folder: str, part: PartRecord, on_bytes: OnBytes
 ) -> None:
-    part_bytes = DEFAULT_LIMITS.part_bytes(part.nbytes)
-    writer = target.writer(f"{folder}/{part.file}", part.nbytes, part_bytes)
-    try:
-        for index, piece in _verified_pieces(source, folder, part):
-            writer.write(index, memoryview(piece))
+    def told() -> Iterator[memoryview]:
+        for piece in _verified_pieces(source, folder, part):
+            yield memoryview(piece)
             on_bytes(len(piece))
-        writer.finish()
-    except (StorageUnavailableError, CorruptCheckpointError):
-        writer.abort()
-        raise
+
+    target.write_chunks(
+        f"{folder}/{part.file}",
+        told(),
+        nbytes=part.nbytes,
+        part_bytes=DEFAULT_LIMITS.part_bytes(part.nbytes),
+    )
 
 
-def _verified_pieces(
-    storage: Storage, folder: str, part: PartRecord
-) -> Iterator[tuple[int, bytes]]:
-    """The file of a part in numbered pieces of an upload's size; some are read ahead.
+def _verified_pieces(storage: Storage, folder: str, part: PartRecord) -> Iterator[bytes]:
+    """The file of a part in pieces of an upload's size; some are read ahead.
 
     Raises:
         CorruptCheckpointError: the file is missing, of another size, or damaged.
@@ -209,16 +218,18 @@ def _verified_pieces(
     starts = deque(range(0, nbytes, size))
     ahead: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="checkpoint-read") as pool:
-        for index in range(len(starts)):
+        while starts or ahead:
             while starts and len(ahead) < MAX_PARALLEL:
                 start = starts.popleft()
-                ahead.append(
-                    pool.submit(_read_verified, storage, path, part, start, min(start + size, nbytes))
-                )
-            yield index, ahead.popleft().result()
+                end = min(start + size, nbytes)
+                ahead.append(pool.submit(_read_verified, storage, path, part, (start, end)))
+            yield ahead.popleft().result()
 
 
-def _read_verified(storage: Storage, path: str, part: PartRecord, start: int, end: int) -> bytes:
+def _read_verified(
+    storage: Storage, path: str, part: PartRecord, place: tuple[int, int]
+) -> bytes:
+    start, end = place
     problem = ""
     # A second read tells a bad transfer from bad bytes.
     for _ in range(2):
@@ -236,9 +247,9 @@ def _damage(part: PartRecord, piece: bytes, start: int, end: int) -> str:
     """What is wrong with bytes `start` to `end` of a part's file; they begin with a block."""
     if len(piece) != end - start:
         return f"bytes {start} to {end} are not all there"
-    view = memoryview(piece)
-    for at in range(0, len(piece), part.block_bytes):
-        block = view[at : at + part.block_bytes]
-        if block_checksum(block) != part.blocks[(start + at) // part.block_bytes]:
-            return f"bytes {start + at} to {start + at + len(block)} do not fit their checksum"
+    sums = block_checksums(part.checksum, memoryview(piece), part.block_bytes)
+    for index, found in enumerate(sums, start // part.block_bytes):
+        if found != part.blocks[index]:
+            first, last = part.block_range(index)
+            return f"bytes {first} to {last} do not fit their checksum"
     return ""

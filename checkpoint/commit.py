@@ -13,14 +13,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from checkpoint.cleaning import Cleaner, attempt_folders, quarantined
 from checkpoint.core import names
 from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
+from checkpoint.core.ownership import check_owned_once
 from checkpoint.core.pacing import Cadence
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.core.sealed import RecordError, sha256
+from checkpoint.describe import Describer, DescriptionError
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
 
@@ -89,9 +91,17 @@ class _Pending:
 class Coordinator:
     """Commits the checkpoints of one job. Used by one thread."""
 
-    def __init__(self, storage: Storage, saver_ranks: Sequence[int], rules: CommitRules) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        saver_ranks: Sequence[int],
+        describer: Describer,
+        rules: CommitRules,
+    ) -> None:
         self._storage = storage
         self._saver_ranks = frozenset(saver_ranks)
+        self._describer = describer
+        self._undescribed = ""
         self._timeout_s = rules.timeout_s
         self._cadence = Cadence(rules.interval_steps)
         # Nobody writes on after its own deadline; twice that, for what it was late to hear of.
@@ -170,6 +180,8 @@ class Coordinator:
             for other in [other for other in self._pending if other[0] <= done.step]:
                 del self._pending[other]
             yield done
+            if self._undescribed:
+                yield Trouble(step=done.step, stage="commit", detail=self._undescribed)
             yield from self._clean_up(done.step)
         elif overdue:
             missing = sorted(self._saver_ranks - arrived)
@@ -214,9 +226,10 @@ class Coordinator:
                 world_size=parts[0].world_size,
                 parts=tuple(parts),
             )
+            check_owned_once(tensor for part in parts for tensor in part.tensors)
         except ValueError as error:
             raise CorruptCheckpointError(pending.step, str(error)) from error
-        raw = self._put_manifest(pending, manifest.to_json())
+        raw = self._put_manifest(manifest)
         commit = CommitRecord(
             step=pending.step,
             attempt=pending.attempt,
@@ -234,6 +247,9 @@ class Coordinator:
             )
             if winner.attempt != commit.attempt:
                 self._delete(pending.folder)
+        # The manifest says it all: from here on every file of a checkpoint is one that is
+        # verified whenever it is read.
+        self._delete(f"{pending.folder}/{names.PARTS}")
         return Committed(
             step=winner.step,
             size_bytes=winner.size_bytes,
@@ -242,23 +258,49 @@ class Coordinator:
             is_behind=self._cadence.is_behind_after(winner.step),
         )
 
-    def _put_manifest(self, pending: _Pending, raw: bytes) -> bytes:
-        """Write the manifest; returns the one that holds.
+    def _put_manifest(self, manifest: Manifest) -> bytes:
+        """Write the manifest, and torch's description first; returns the one that holds.
 
         One that is there was made of the same parts by a coordinator before us, which may
-        have committed it in the meantime: it is never replaced.
+        have committed it in the meantime: neither it nor what it names is ever replaced.
         """
-        path = f"{pending.folder}/{names.MANIFEST}"
-        if self._storage.put_if_absent(path, raw):
-            return raw
+        folder = names.attempt_folder(manifest.step, manifest.attempt)
+        path = f"{folder}/{names.MANIFEST}"
+        found = self._sound_manifest(path)
+        if found is not None:
+            return found
+        raw = self._described(manifest).to_json()
+        if not self._storage.put_if_absent(path, raw):
+            found = self._sound_manifest(path)
+            if found is not None:
+                return found
+            self._storage.write_bytes(path, raw)
+        return raw
+
+    def _sound_manifest(self, path: str) -> bytes | None:
+        """The manifest that is in storage; None when there is none or it is damaged."""
         try:
             found = self._storage.read_bytes(path)
             Manifest.from_json(found)
-        except (RecordError, FileNotFoundError) as error:
+        except FileNotFoundError:
+            return None
+        except RecordError as error:
             logger.warning("damaged manifest replaced: %s: %s", path, error)
-            self._storage.write_bytes(path, raw)
-            return raw
+            return None
         return found
+
+    def _described(self, manifest: Manifest) -> Manifest:
+        """The manifest that names torch's description, which it writes beside the payloads."""
+        self._undescribed = ""
+        try:
+            description = self._describer.description(manifest)
+        except DescriptionError as error:
+            # Ours to load all the same: only torch's tools need it.
+            self._undescribed = f"torch's tools cannot read this checkpoint, no .metadata: {error}"
+            return manifest
+        folder = names.attempt_folder(manifest.step, manifest.attempt)
+        self._storage.write_bytes(f"{folder}/{names.METADATA}", description)
+        return replace(manifest, metadata_sha256=sha256(description))
 
     def _put(self, commit: CommitRecord) -> CommitRecord:
         """Create the commit record; returns the one that is there afterwards."""

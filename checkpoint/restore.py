@@ -24,9 +24,11 @@ import torch
 from torch import Tensor
 
 from checkpoint import slotfile
-from checkpoint.core.manifest import Manifest, PartRecord, block_checksum, find_part
+from checkpoint.checksums import block_checksum
+from checkpoint.core.manifest import Manifest, PartRecord
 from checkpoint.core.names import attempt_folder
 from checkpoint.core.sealed import canonical
+from checkpoint.describe import check_description
 from checkpoint.errors import (
     CorruptCheckpointError,
     LayoutMismatchError,
@@ -122,22 +124,25 @@ def load_storage(
     channel = _Channel(broadcast, device, step)
     source = _Source(storage, step, tensors) if is_reader else None
     plan = json.loads(channel.text(None if source is None else source.plan))
-    targets = [_Target(named.tensor, at) for named, at in zip(tensors, plan["at"], strict=True)]
-    nbytes, block_bytes = plan["nbytes"], plan["block_bytes"]
-    buffer = torch.empty(min(nbytes, block_bytes), dtype=torch.uint8, device=device)
-    blocks = source.blocks() if source is not None else None
-    try:
-        for start in range(0, nbytes, block_bytes):
-            block = buffer[: min(block_bytes, nbytes - start)]
-            channel.text(None if blocks is None else _into(block, blocks))
-            broadcast(block)
-            for target in targets:
-                target.take(block, start)
-    finally:
-        if blocks is not None:
-            blocks.close()
-    for target in targets:
-        target.finish()
+    # Ranks that hold the same may list it in another order: what they own comes first.
+    by_place = {(named.name, tuple(named.offsets)): named.tensor for named in tensors}
+    for number, part in enumerate(plan["parts"]):
+        targets = [_Target(by_place[name, tuple(offsets)], at) for name, offsets, at in part["at"]]
+        nbytes, block_bytes = part["nbytes"], part["block_bytes"]
+        buffer = torch.empty(min(nbytes, block_bytes), dtype=torch.uint8, device=device)
+        blocks = source.blocks(number) if source is not None else None
+        try:
+            for start in range(0, nbytes, block_bytes):
+                block = buffer[: min(block_bytes, nbytes - start)]
+                channel.text(None if blocks is None else _into(block, blocks))
+                broadcast(block)
+                for target in targets:
+                    target.take(block, start)
+        finally:
+            if blocks is not None:
+                blocks.close()
+        for target in targets:
+            target.finish()
     return _parse_extra(plan["extra"])
 
 
@@ -198,22 +203,37 @@ def _attempt(make: Callable[[], str]) -> tuple[_Verdict, bytes]:
 
 
 class _Source:
-    """The reader's end: the part of a checkpoint that holds these tensors."""
+    """The reader's end: the parts of a checkpoint that hold these tensors."""
 
     def __init__(self, storage: Storage, step: int, tensors: Sequence[NamedTensor]) -> None:
         self._storage = storage
         self._step = step
         self._wanted = make_table(0, 1, tensors).tensors
-        self._path = ""
-        self._part: PartRecord | None = None
+        self._folder = ""
+        self._parts: list[PartRecord] = []
 
     def plan(self) -> str:
-        """Where each tensor lies in the part, for ranks that read no manifest."""
+        """Where each tensor lies in which part, for ranks that read no manifest."""
         commit, manifest = self._storage.read_commit(self._step)
-        part = find_part(manifest, self._wanted)
-        if part is None:
+        check_description(self._storage, manifest)
+        self._folder = attempt_folder(self._step, commit.attempt)
+        lacking = {tensor.rectangle for tensor in self._wanted}
+        plans = []
+        for part in manifest.parts:
+            found = [tensor for tensor in part.tensors if tensor.rectangle in lacking]
+            lacking.difference_update(tensor.rectangle for tensor in found)
+            if found:
+                self._check_size(part)
+                self._parts.append(part)
+                at = [(tensor.name, tensor.offsets, tensor.byte_offset) for tensor in found]
+                plans.append({"at": at, "block_bytes": part.block_bytes, "nbytes": part.nbytes})
+        if lacking:
             raise LayoutMismatchError(self._explain(manifest))
-        path = f"{attempt_folder(self._step, commit.attempt)}/{part.file}"
+        extra = (self._parts or manifest.parts)[0].extra
+        return canonical({"extra": extra, "parts": plans}).decode()
+
+    def _check_size(self, part: PartRecord) -> None:
+        path = f"{self._folder}/{part.file}"
         try:
             nbytes = self._storage.size(path)
         except FileNotFoundError as error:
@@ -222,21 +242,10 @@ class _Source:
             raise CorruptCheckpointError(
                 self._step, f"{path} has {nbytes} bytes, not {part.nbytes}"
             )
-        self._path, self._part = path, part
-        at = {tensor.rectangle: tensor.byte_offset for tensor in part.tensors}
-        return canonical(
-            {
-                "at": [at[tensor.rectangle] for tensor in self._wanted],
-                "block_bytes": part.block_bytes,
-                "extra": part.extra,
-                "nbytes": part.nbytes,
-            }
-        ).decode()
 
-    def blocks(self) -> Generator[bytes, None, None]:
-        """Verified blocks of the part, in order; the next is read while one is used."""
-        part = self._part
-        assert part is not None, "plan() comes first"
+    def blocks(self, number: int) -> Generator[bytes, None, None]:
+        """Verified blocks of a part, in order; the next is read while one is used."""
+        part = self._parts[number]
         with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-read") as pool:
             ahead = [pool.submit(self._read, part, index) for index in range(len(part.blocks))[:1]]
             for index in range(len(part.blocks)):
@@ -246,21 +255,22 @@ class _Source:
                 yield block
 
     def _read(self, part: PartRecord, index: int) -> bytes:
+        path = f"{self._folder}/{part.file}"
         start, end = part.block_range(index)
         problem = ""
         # A second read tells a bad transfer from bad bytes.
         for _ in range(2):
             try:
-                block = self._storage.read_range(self._path, start, end)
+                block = self._storage.read_range(path, start, end)
             except FileNotFoundError as error:
-                raise CorruptCheckpointError(self._step, f"{self._path} is missing") from error
+                raise CorruptCheckpointError(self._step, f"{path} is missing") from error
             if len(block) != end - start:
                 problem = f"bytes {start} to {end} are not all there"
-            elif block_checksum(block) != part.blocks[index]:
+            elif block_checksum(part.checksum, block) != part.blocks[index]:
                 problem = f"bytes {start} to {end} do not fit their checksum"
             else:
                 return block
-        raise CorruptCheckpointError(self._step, f"{self._path}: {problem}")
+        raise CorruptCheckpointError(self._step, f"{path}: {problem}")
 
     def _explain(self, manifest: Manifest) -> str:
         known = {tensor.rectangle for part in manifest.parts for tensor in part.tensors}

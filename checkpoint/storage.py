@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from checkpoint.backend import Entry, FileWriter, Unfinished
@@ -120,11 +120,19 @@ class Storage:
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Write a small file, replacing one that exists."""
-        writer = self.writer(path, len(data), max(1, len(data)))
+        size = max(1, len(data))
+        self.write_chunks(path, [memoryview(data)], nbytes=len(data), part_bytes=size)
+
+    def write_chunks(
+        self, path: str, chunks: Iterable[memoryview], *, nbytes: int, part_bytes: int
+    ) -> None:
+        """Write a file of `nbytes` in chunks of `part_bytes`; it appears when it is whole."""
+        writer = self.writer(path, nbytes, part_bytes)
         try:
-            writer.write(0, memoryview(data))
+            for index, chunk in enumerate(chunks):
+                writer.write(index, chunk)
             writer.finish()
-        except StorageUnavailableError:
+        except BaseException:
             writer.abort()
             raise
 

@@ -22,11 +22,14 @@ from functools import partial
 from pathlib import Path
 
 from checkpoint import slotfile
+from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.commit import CommitRules, Committed, Coordinator, Trouble
 from checkpoint.core import names
-from checkpoint.core.manifest import BLOCK_BYTES, CHECKSUM, PartRecord, ShardTable, block_checksum
+from checkpoint.core.manifest import BLOCK_BYTES, PartRecord
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits, backoff_s
+from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState, next_upload
+from checkpoint.describe import Describer, describe_in_child
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.slotfile import SlotFile
 from checkpoint.storage import CALL_DEADLINE_S, Storage
@@ -56,6 +59,8 @@ class Uploader:
     `saver_ranks`; this node has those of them that are in `local_ranks`, below
     `memory_dir`. The coordinator also commits, and keeps what `rules` say. Uploads take no
     more of the node than `limits`; `jitter` is chance in 0..1 for the waits between tries.
+    `describe` makes torch's description of a manifest; a child process does unless another
+    way is given.
 
     `on_committed(committed)` and `on_trouble(step, stage, detail)` are called in the
     uploader's thread.
@@ -75,6 +80,7 @@ class Uploader:
         *,
         limits: TransferLimits = DEFAULT_LIMITS,
         jitter: Callable[[], float] = random.random,
+        describe: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._url = url
         self._job_id = job_id
@@ -93,6 +99,9 @@ class Uploader:
         self._transfer: Transfer | None = None
         self._coordinator: Coordinator | None = None
         self._stopping = threading.Event()
+        self._describer = Describer(
+            describe or partial(describe_in_child, is_stopping=self._stopping.is_set)
+        )
         self._passed = threading.Condition()
         self._passes_begun = 0
         self._last_idle_pass = 0
@@ -168,7 +177,9 @@ class Uploader:
             return None
         if self._coordinator is None:
             try:
-                coordinator = Coordinator(self._open(), self._saver_ranks, self._rules)
+                coordinator = Coordinator(
+                    self._open(), self._saver_ranks, self._describer, self._rules
+                )
                 coordinator.adopt()
             except StorageUnavailableError as error:
                 # Nothing is lost yet; an upload will meet the same and report it.
@@ -284,10 +295,10 @@ class _Part:
         blocks: dict[int, int] = {}
 
         def summed(start: int, chunk: memoryview) -> None:
-            for at in range(0, len(chunk), BLOCK_BYTES):
-                blocks[(start + at) // BLOCK_BYTES] = block_checksum(chunk[at : at + BLOCK_BYTES])
+            for index, block in enumerate(block_checksums(CHECKSUM, chunk, BLOCK_BYTES)):
+                blocks[start // BLOCK_BYTES + index] = block
 
-        with self.slot.payload as payload:
+        with self.slot.owned as payload:
             send(self._payload_path, payload, summed)
         record = PartRecord(
             step=self.facts.step,
@@ -296,11 +307,11 @@ class _Part:
             world_size=table.world_size,
             num_parts=self._num_parts,
             file=names.payload_name(self.folder.rank),
-            nbytes=table.payload_bytes,
+            nbytes=table.owned_bytes,
             block_bytes=BLOCK_BYTES,
             checksum=CHECKSUM,
             blocks=tuple(blocks[index] for index in range(len(blocks))),
-            tensors=table.tensors,
+            tensors=table.owned,
             extra=extra,
         )
         send(self._record_path, record.to_json(), _ignore)

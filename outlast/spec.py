@@ -396,11 +396,6 @@ class JobSpec(_Section):
         return self.layout.world_size // self.workers_per_node
 
     @property
-    def shards_state(self) -> bool:
-        """Whether replicas hold different parts of the state, and each saves its own."""
-        return self.parallel.zero.level > 0 and self.parallel.dp > 1
-
-    @property
     def num_micro_batches(self) -> int:
         """Micro-batches that one replica runs per step."""
         return self.data.global_batch // (self.parallel.dp * self.parallel.micro_batch)

@@ -39,6 +39,7 @@ from trainer.assignment import Assignment
 from trainer.loop import TrainLoop
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
+from trainer.room import check_room
 from trainer.resume import restore
 from trainer.state import TrainState, build_state, environment
 
@@ -82,6 +83,7 @@ def run(assignment: Mapping[str, Any]) -> int:
 
 def _train(assignment: Assignment, box: Writer) -> int:
     spec = assignment.spec
+    check_room(assignment)
     device = _set_up_torch(assignment)
     box.phase(Phase.GROUPS)
     # Hangs are found by the agent; this only bounds the life of an orphan.
@@ -109,7 +111,6 @@ def _train(assignment: Assignment, box: Writer) -> int:
         attempt=assignment.attempt,
         world_size=assignment.world_size,
         tensors=state.named_tensors(),
-        saver=state.holders.index == 0,
     )
     saver.resumed(resumed_step)
     box.resumed(resumed_step)

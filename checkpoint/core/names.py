@@ -2,14 +2,16 @@
 
     commits/00000050.json                   the checkpoint of step 50 exists
     step-00000050.2/manifest.json           what attempt 2 saved at step 50
-    step-00000050.2/rank-00003.bin          payload of one saver rank
-    step-00000050.2/parts/rank-00003.json   its record, written after the payload
+    step-00000050.2/__3_0.distcp            payload of one rank
+    step-00000050.2/parts/rank-00003.json   its record, until the manifest has it
+    step-00000050.2/.metadata               for torch's tools: what lies where, once more
     quarantine/00000050.2.json              commit record of a checkpoint found corrupt
     pins/00000050.json                      a person wants to keep the checkpoint of step 50
     leases/00000050.<token>.json            somebody is reading it
 
 Every attempt writes into a folder of its own, so that a writer that wakes up
-late cannot touch bytes that another attempt has committed.
+late cannot touch bytes that another attempt has committed. The folder is one that
+`torch.distributed.checkpoint` reads too, which is why payloads have the names they have.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ PINS = "pins"
 LEASES = "leases"
 PARTS = "parts"
 MANIFEST = "manifest.json"
+# torch looks for this name.
+METADATA = ".metadata"
 
 _ATTEMPT_FOLDER = re.compile(r"step-(\d{8,})\.(\d+)")
 _COMMIT = re.compile(r"(\d{8,})\.json")
@@ -93,7 +97,7 @@ def parse_draft(name: str) -> tuple[str, str] | None:
 
 def payload_name(rank: int) -> str:
     """File of a rank's payload in its attempt folder."""
-    return f"rank-{rank:05d}.bin"
+    return f"__{rank}_0.distcp"
 
 
 def part_name(rank: int) -> str:

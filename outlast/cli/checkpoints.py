@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlast.cli import output, words
+from outlast.cli.convert import convert
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.options import Json
+from outlast.cli.progress import bytes_bar
 
 if TYPE_CHECKING:
     from checkpoint.catalog import Listed
@@ -47,6 +48,7 @@ def register(app: typer.Typer) -> None:
     group.command("unpin")(unpin)
     group.command("rm")(remove)
     group.command("copy")(copy)
+    group.command("convert")(convert)
     app.add_typer(group, name="ckpt")
 
 
@@ -103,7 +105,7 @@ def verify(
         chosen = listed if every else [_chosen(listed, url, step) for step in wanted]
         problems: dict[int, list[str]] = {}
         for one in chosen:
-            with _progress(f"step {one.step}", one.size_bytes, quiet=json) as on_bytes:
+            with bytes_bar(f"step {one.step}", one.size_bytes, quiet=json) as on_bytes:
                 problems[one.step] = catalog.verify(storage, one.step, on_bytes)
     if json:
         output.print_json({"url": url, "problems": problems})
@@ -165,7 +167,7 @@ def copy(
 
     with _opened(url) as source, _opened(target) as other:
         chosen = _chosen(catalog.listing(source), url, step)
-        with _progress(f"step {step}", chosen.size_bytes, quiet=False) as on_bytes:
+        with bytes_bar(f"step {step}", chosen.size_bytes, quiet=False) as on_bytes:
             catalog.copy(source, step, other, on_bytes)
     print(f"step {step} is at {target}")
 
@@ -184,34 +186,6 @@ def _opened(url: str) -> Iterator[Storage]:
             storage.close()
     except OutlastError as error:
         raise CliError(str(error)) from error
-
-
-@contextmanager
-def _progress(name: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes where somebody is looking."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda num_bytes: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task(name, total=total)
-        yield lambda num_bytes: bars.advance(task, num_bytes)
 
 
 def _chosen(found: list[Listed], url: str, step: int | None) -> Listed:
