@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from checkpoint.core.manifest import Manifest, block_checksum
+from checkpoint.checksums import block_checksum
+from checkpoint.core.manifest import Manifest
 from checkpoint.core.names import attempt_folder
 from checkpoint.core.reading import Unit
 from checkpoint.errors import CorruptCheckpointError
@@ -112,6 +113,6 @@ class ReadAhead:
             block = view[start - unit.start : end - unit.start]
             if len(block) != end - start:
                 return f"bytes {start} to {end} are not all there"
-            if block_checksum(block) != part.blocks[index]:
+            if block_checksum(part.checksum, block) != part.blocks[index]:
                 return f"bytes {start} to {end} do not fit their checksum"
         return ""

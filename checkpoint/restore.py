@@ -21,10 +21,11 @@ from typing import NamedTuple
 import torch
 
 from checkpoint import slotfile
-from checkpoint.core.manifest import CommitRecord, Manifest
+from checkpoint.core.manifest import Manifest
 from checkpoint.core.reading import plan_reading
 from checkpoint.core.sealed import canonical
 from checkpoint.core.tiles import Tiles, Wanted
+from checkpoint.describe import check_description
 from checkpoint.errors import (
     CorruptCheckpointError,
     LayoutMismatchError,
@@ -120,7 +121,8 @@ def load_storage(
     units = plan_reading(tiles, _wanted_by_all(tensors, peers), peers.rank)
     source = ReadAhead(storage, manifest, [unit for unit in units if unit.reader == peers.rank])
     try:
-        agree(peers, step, _check_sizes(source, tiles.used_parts[peers.rank :: peers.size]))
+        own_share = range(len(manifest.parts))[peers.rank :: peers.size]
+        agree(peers, step, _check_sizes(source, own_share))
         targets = [Target(named.tensor) for named in tensors]
         Passing(peers, units, source, targets).run(step)
     finally:
@@ -132,20 +134,33 @@ def load_storage(
 
 def _manifest_for_all(storage: Storage, step: int, peers: Peers) -> Manifest:
     """The manifest of a checkpoint, read by rank 0."""
-    found: tuple[CommitRecord, Manifest] | Exception | None = None
-    if peers.rank == 0:
-        found = outcome(lambda: storage.read_commit(step))
+    found = outcome(partial(_read_manifest, storage, step)) if peers.rank == 0 else None
     agree(peers, step, found if isinstance(found, Exception) else None)
-    raw = found[1].to_json() if isinstance(found, tuple) else b""
+    raw = found.to_json() if isinstance(found, Manifest) else b""
     return Manifest.from_json(peers.from_rank_0(raw))
+
+
+def _read_manifest(storage: Storage, step: int) -> Manifest:
+    _, manifest = storage.read_commit(step)
+    check_description(storage, manifest)
+    return manifest
 
 
 def _wanted_by_all(tensors: Sequence[NamedTensor], peers: Peers) -> list[list[Wanted]]:
     """What every rank wants; ranks that want the same share one list."""
-    own = [tensor.rectangle for tensor in make_table(0, 1, tensors).tensors]
-    texts = peers.gather(canonical(own))
+    texts = peers.gather(canonical([_wanted(named) for named in tensors]))
     known = {raw: _parse_wanted(raw) for raw in dict.fromkeys(texts)}
     return [known[raw] for raw in texts]
+
+
+def _wanted(named: NamedTensor) -> Wanted:
+    return Wanted(
+        name=named.name,
+        dtype=str(named.tensor.dtype).removeprefix("torch."),
+        global_shape=tuple(named.global_shape),
+        offsets=tuple(named.offsets),
+        shape=tuple(named.tensor.shape),
+    )
 
 
 def _parse_wanted(raw: bytes) -> list[Wanted]:

@@ -271,9 +271,26 @@ class CheckpointSpec(_Section):
     storage_interval_steps: int = Field(
         50, ge=1, description="Upload a copy to the URL every so many steps, and after the last."
     )
-    keep: int = Field(3, ge=2, description="Committed checkpoints kept in storage.")
+    keep: int = Field(3, ge=2, description="Newest committed checkpoints kept in storage.")
+    keep_every_steps: int | None = Field(
+        None, ge=1, description="Keep those whose step is a multiple of this, too."
+    )
+    keep_best: int = Field(
+        0,
+        ge=0,
+        description="Keep so many with the smallest held-out loss, too; takes "
+        "eval.interval_steps. A checkpoint's loss is that of the evaluation before it.",
+    )
     upload_timeout_s: float = Field(
         600.0, gt=0, description="An upload that takes longer is given up and reported."
+    )
+    upload_bytes_per_s: float | None = Field(
+        None, ge=2**20, description="A node's uploads take no more than this on average."
+    )
+    upload_memory_bytes: int = Field(
+        2**27,
+        ge=2**23,
+        description="Memory for the parts of uploads on their way, on each node.",
     )
 
 
@@ -385,11 +402,6 @@ class JobSpec(_Section):
     @property
     def num_nodes(self) -> int:
         return self.layout.world_size // self.workers_per_node
-
-    @property
-    def shards_state(self) -> bool:
-        """Whether replicas hold different parts of the state, and each saves its own."""
-        return self.parallel.zero.level > 0 and self.parallel.dp > 1
 
     @property
     def num_micro_batches(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from checkpoint.keeping import reading
 from checkpoint.peers import agree
 from checkpoint.restore import (
     CorruptCheckpointError,
@@ -177,7 +178,13 @@ def _opened(peers: Peers, lookout: Lookout) -> Iterator[tuple[Storage, list[int]
 def _loads(
     storage: Storage, steps: Sequence[int], tensors: Sequence[NamedTensor], peers: Peers
 ) -> list[tuple[int, Load]]:
-    return [(step, partial(load_storage, storage, step, tensors, peers)) for step in steps]
+    def load(step: int) -> dict[str, Any]:
+        # One lease is enough to keep all of it from being deleted.
+        lease = reading(storage, step) if peers.rank == 0 else nullcontext()
+        with lease:
+            return load_storage(storage, step, tensors, peers)
+
+    return [(step, partial(load, step)) for step in steps]
 
 
 def _first_loadable(

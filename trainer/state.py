@@ -11,7 +11,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from checkpoint.core.ownership import Copies, Held, owned
 from checkpoint.stage import NamedTensor
 from outlast.spec import JobSpec
 from trainer import configure
@@ -76,10 +77,13 @@ class TrainState:
         return Comm(group=self.mesh.dp.group, ranks=(self.mesh.rank,), index=0)
 
     def named_tensors(self) -> list[NamedTensor]:
-        """All tensors that a checkpoint holds, with their place in the whole model."""
+        """All tensors that a checkpoint holds, with their place in the whole model.
+
+        Those that this rank saves for all that hold them come first.
+        """
         optimizer = self.optimizer
-        return [
-            tensor
+        tensors = [
+            (tensor, self.flat.facts[piece.name])
             for part in self.flat.parts
             for prefix, suffix, buffer in (
                 ("model.", "", part.master),
@@ -94,6 +98,16 @@ class TrainState:
                 piece.inside,
             )
         ]
+        shares = owned(
+            [_held(tensor, facts, self.mesh) for tensor, facts in tensors],
+            replicas=Copies(index=self.holders.index, count=self.holders.size),
+            tensor_group=Copies(index=self.mesh.tp.index, count=self.mesh.tp.size),
+            ends=Copies(index=self.mesh.embedding.index, count=self.mesh.embedding.size),
+        )
+        placed = [
+            replace(tensor, owned=share) for (tensor, _), share in zip(tensors, shares, strict=True)
+        ]
+        return sorted(placed, key=lambda tensor: not tensor.owned)
 
     def initialise(self) -> None:
         """The state before the first step, whatever a restore that failed has left."""
@@ -128,6 +142,9 @@ class TrainState:
             ValueError: the text or the order of samples is another one, so going on would
                 train on a mixture.
         """
+        if "converted_from" in extra:
+            # Another program's: it holds tensors. What else there is follows from the step.
+            return [f"the checkpoint of step {extra['step']} is from {extra['converted_from']}"]
         state = bytearray.fromhex(extra["rng"]["torch_cpu"])
         torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
         loader = extra["loader"]
@@ -265,6 +282,14 @@ def _named(
             global_shape=facts.global_shape,
             offsets=tuple(offsets),
         )
+
+
+def _held(named: NamedTensor, facts: ParameterFacts, mesh: Mesh) -> Held:
+    return Held(
+        nbytes=named.tensor.nbytes,
+        over_tensor_group=mesh.tp.size > 1 and not facts.is_sharded,
+        tied=facts.tied,
+    )
 
 
 def environment(device: torch.device) -> dict[str, str]:

@@ -45,6 +45,7 @@ from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
 from trainer.resume import OtherJob, Sources, restore
+from trainer.room import check_room
 from trainer.state import TrainState, build_state, environment
 
 EXIT_DONE = 0
@@ -87,6 +88,7 @@ def run(assignment: Mapping[str, Any]) -> int:
 
 def _train(assignment: Assignment, box: Writer) -> int:
     spec = assignment.spec
+    check_room(assignment)
     device = _set_up_torch(assignment)
     box.phase(Phase.GROUPS)
     lookout = Lookout(assignment.checkpoint_url, lists=assignment.rank == 0)
@@ -128,7 +130,6 @@ def _train(assignment: Assignment, box: Writer) -> int:
         attempt=assignment.attempt,
         world_size=assignment.world_size,
         tensors=state.named_tensors(),
-        saver=state.holders.index == 0,
     )
     saver.resumed(resumed_step)
     box.resumed(resumed_step)

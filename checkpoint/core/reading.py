@@ -15,6 +15,9 @@ blocks that it needs; that all plans fit together follows from the rules:
   of a circle one unit to read. So members read side by side, and nobody waits
   for a unit while holding up an earlier one.
 
+Blocks that nobody needs are read all the same, by one rank each, so that damage
+anywhere in a checkpoint is noticed by whoever loads it.
+
 What does not belong here: reading, sending, and which step is loaded.
 """
 
@@ -25,7 +28,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from checkpoint.core.manifest import Manifest, ShardTensor
+from checkpoint.core.manifest import Manifest
+from checkpoint.core.shards import ShardTensor
 from checkpoint.core.strips import Box, Strip
 from checkpoint.core.tiles import Shelf, Tile, Tiles, Wanted, check_same_model
 
@@ -156,7 +160,11 @@ def plan_reading(
                 for index in _blocks_of(copy.strip, block_bytes):
                     if (part, index) in blocks:
                         copies[part, index].append(copy)
-    return _deal(tiles.manifest, copies, unit_bytes)
+    firsts = _first_numbers(tiles.manifest)
+    for part, index in tiles.idle_blocks():
+        if (firsts[part] + index) % len(wanted) == rank:
+            copies[part, index] = []
+    return _deal(tiles.manifest, copies, rank, unit_bytes)
 
 
 class _Requests:
@@ -210,16 +218,20 @@ def _blocks_of(strip: Strip, block_bytes: int) -> Iterable[int]:
     }
 
 
+def _first_numbers(manifest: Manifest) -> list[int]:
+    """The number of each part's first block, when blocks are counted through all parts."""
+    return list(accumulate((len(part.blocks) for part in manifest.parts), initial=0))
+
+
 def _deal(
-    manifest: Manifest, copies: Mapping[_Block, Sequence[Copy]], unit_bytes: int
+    manifest: Manifest, copies: Mapping[_Block, Sequence[Copy]], rank: int, unit_bytes: int
 ) -> tuple[Unit, ...]:
-    """The blocks as units, each with its reader, in the order of handling."""
+    """The blocks that `rank` has to do with as units, each with its reader, in order."""
     circles: dict[tuple[int, ...], list[_Block]] = defaultdict(list)
     for block in sorted(copies):
-        ranks = {rank for copy in copies[block] for rank, _ in copy.targets}
-        circles[tuple(sorted(ranks))].append(block)
-    # Numbers of first blocks, when blocks are counted through all parts.
-    firsts = list(accumulate((len(part.blocks) for part in manifest.parts), initial=0))
+        ranks = {target for copy in copies[block] for target, _ in copy.targets}
+        circles[tuple(sorted(ranks)) or (rank,)].append(block)
+    firsts = _first_numbers(manifest)
     units = []
     for circle, blocks in circles.items():
         # Where a circle begins differs, so that blocks on the edges of many do not all

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from checkpoint.core.manifest import Manifest, ShardTensor
+from checkpoint.core.manifest import Manifest
+from checkpoint.core.shards import ShardTensor
 from checkpoint.core.strips import Box, Strip, strips
 from checkpoint.errors import CorruptCheckpointError, LayoutMismatchError
 
@@ -86,10 +87,18 @@ class Tiles:
             name: Shelf([(tile.box, tile) for tile in tiles]) for name, tiles in by_name.items()
         }
 
-    @property
-    def used_parts(self) -> list[int]:
-        """Indices of the parts that anything is read from."""
-        return sorted(part for part, tiles in self.by_part.items() if tiles)
+    def idle_blocks(self) -> Iterator[tuple[int, int]]:
+        """(part, block) of blocks without a byte of a tile: frames, and what others hold too."""
+        for index, part in enumerate(self.manifest.parts):
+            following = 0
+            for tile in sorted(self.by_part[index], key=lambda tile: tile.tensor.byte_offset):
+                tensor = tile.tensor
+                if not tensor.nbytes:
+                    continue
+                first = tensor.byte_offset // part.block_bytes
+                yield from ((index, block) for block in range(following, first))
+                following = (tensor.byte_offset + tensor.nbytes - 1) // part.block_bytes + 1
+            yield from ((index, block) for block in range(following, len(part.blocks)))
 
     def strips(self, wanted: Wanted) -> Iterator[tuple[int, Strip]]:
         """(part, strip) of all that makes up a wanted rectangle."""

@@ -263,10 +263,14 @@ class JobStalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
-    """A checkpoint became visible in storage, verified by its commit record."""
+    """A checkpoint became visible in storage, verified by its commit record.
+
+    `is_behind` says that storage has been too slow for the job's interval for a while.
+    """
 
     job_id: JobId
     step: int
+    is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

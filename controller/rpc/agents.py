@@ -261,7 +261,9 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
         case "checkpoint_committed":
             return [
                 CheckpointCommitted(
-                    job_id=JobId(event.job_id), step=event.checkpoint_committed.step
+                    job_id=JobId(event.job_id),
+                    step=event.checkpoint_committed.step,
+                    is_behind=event.checkpoint_committed.is_behind,
                 )
             ]
         case "checkpoint_trouble":

@@ -25,6 +25,7 @@ def check(spec: JobSpec) -> list[FieldProblem]:
         *model.check(spec),
         *of_layout,
         *training.check(spec),
+        *job.check_checkpoint(spec),
         *job.check_recovery(spec),
     ]
     near = nearest_layouts(spec) if of_layout else []

@@ -7,13 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from checkpoint import dcp
+from checkpoint.commit import CommitRules, Committed
+from checkpoint.core.manifest import Manifest
 from checkpoint.core.names import memory_folder
+from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
+from checkpoint.core.retention import RetentionPolicy
 from checkpoint.restore import Alone, load_storage
 from checkpoint.stage import NamedTensor, Stager
 from checkpoint.storage import Storage
@@ -23,12 +28,14 @@ DEADLINE_S = 20.0
 
 
 def make_tensors(seed: int, *, rank: int = 0, ranks: int = 1, width: int = 8) -> list[NamedTensor]:
-    """Tensors of several types and shapes; the first is cut by rows over `ranks`."""
-    made = torch.Generator().manual_seed(seed * 1000 + rank)
-    sharded = torch.randn(4, width, generator=made)
-    # What is not cut is the same on every rank.
-    made.manual_seed(seed)
-    return [
+    """Tensors of several types and shapes; the first is cut by rows over `ranks`.
+
+    The others are the same everywhere, and rank 0 owns them.
+    """
+    rows = torch.Generator().manual_seed(seed * 1000 + rank + 1)
+    sharded = torch.randn(4, width, generator=rows)
+    made = torch.Generator().manual_seed(seed * 1000)
+    tensors = [
         NamedTensor("model.weight", sharded, (4 * ranks, width), (4 * rank, 0)),
         NamedTensor("model.bias", torch.randn(5, generator=made).double(), (5,), (0,)),
         NamedTensor("optim.scale", torch.tensor(float(seed)), (), ()),
@@ -38,6 +45,8 @@ def make_tensors(seed: int, *, rank: int = 0, ranks: int = 1, width: int = 8) ->
         # Not in one piece: saved and restored in its logical order.
         NamedTensor("model.turned", torch.randn(2, 3, generator=made).t(), (3, 2), (0, 0)),
     ]
+    own, *others = tensors
+    return [own, *(replace(other, owned=rank == 0) for other in others)]
 
 
 def same_bits(left: Sequence[NamedTensor], right: Sequence[NamedTensor]) -> bool:
@@ -56,7 +65,6 @@ def make_stager(
     rank: int = 0,
     world_size: int = 1,
     attempt: int = 1,
-    saver: bool = True,
 ) -> Stager:
     return Stager(
         memory / memory_folder(rank),
@@ -64,7 +72,6 @@ def make_stager(
         attempt=attempt,
         world_size=world_size,
         tensors=tensors,
-        saver=saver,
     )
 
 
@@ -84,14 +91,23 @@ class News:
     sizes: list[int] = field(default_factory=list)
     trouble: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def on_committed(self, step: int, size_bytes: int, upload_s: float, total_s: float) -> None:
-        assert upload_s >= 0
-        assert total_s >= 0
-        self.committed.append(step)
-        self.sizes.append(size_bytes)
+    def on_committed(self, committed: Committed) -> None:
+        assert committed.upload_s >= 0
+        assert committed.total_s >= 0
+        self.committed.append(committed.step)
+        self.sizes.append(committed.size_bytes)
 
     def on_trouble(self, step: int, stage: str, detail: str) -> None:
         self.trouble.append((step, stage, detail))
+
+
+def describe_here(manifest: bytes) -> bytes:
+    """What the child process makes, without its seconds of importing torch."""
+    return dcp.describe(Manifest.from_json(manifest))
+
+
+def commit_rules(*, keep: int = 2, timeout_s: float = 30.0) -> CommitRules:
+    return CommitRules(retention=RetentionPolicy(keep=keep), timeout_s=timeout_s, interval_steps=1)
 
 
 @contextmanager
@@ -104,6 +120,8 @@ def uploading(
     coordinator: bool = True,
     keep: int = 2,
     timeout_s: float = 30.0,
+    limits: TransferLimits = DEFAULT_LIMITS,
+    describe: Callable[[bytes], bytes] | None = None,
 ) -> Iterator[tuple[Uploader, News]]:
     """An uploader at work, and what it says."""
     news = News()
@@ -114,10 +132,11 @@ def uploading(
         local,
         savers,
         coordinator,
-        keep,
-        timeout_s,
+        commit_rules(keep=keep, timeout_s=timeout_s),
         news.on_committed,
         news.on_trouble,
+        limits=limits,
+        describe=describe or describe_here,
     )
     uploader.start()
     try:

@@ -15,15 +15,9 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from checkpoint.core.manifest import (
-    CHECKSUM,
-    Manifest,
-    PartRecord,
-    Rectangle,
-    ShardTensor,
-    block_checksum,
-    lay_out,
-)
+from checkpoint.checksums import CHECKSUM, block_checksum
+from checkpoint.core.manifest import Manifest, PartRecord
+from checkpoint.core.shards import Rectangle, ShardTensor, lay_out
 from checkpoint.core.tiles import Wanted
 from trainer.core.rectangles import boxes
 
@@ -136,38 +130,59 @@ def content(held: Wanted | ShardTensor) -> bytes:
     return dense(held.name)[tuple(slice(first, first + size) for first, size in pairs)].tobytes()
 
 
-def checkpoint_of(cut: Cut, *, block_bytes: int) -> tuple[Manifest, list[bytes]]:
-    """What all ranks of a layout would save, replicas too, and the payload of each part."""
-    parts, payloads = [], []
+def checkpoint_of(
+    cut: Cut, *, block_bytes: int, redundant: bool = False
+) -> tuple[Manifest, list[bytes]]:
+    """What the ranks of a layout save, and the payload of each part.
+
+    Each rectangle comes once, from the first rank that holds it; with `redundant` from all.
+    """
+    saved: dict[int, list[Wanted]] = {}
+    seen: set[Wanted] = set()
     for rank in range(cut.size):
-        held = cut.held_by(rank)
-        table = lay_out(
-            rank,
-            cut.size,
-            (Rectangle(**tensor._asdict(), nbytes=len(content(tensor))) for tensor in held),
-        )
-        # What lies between tensors must not end up in one.
-        payload = bytearray(b"\xee" * table.payload_bytes)
-        for tensor in table.tensors:
-            payload[tensor.byte_offset : tensor.byte_offset + tensor.nbytes] = content(tensor)
-        blocks = [
-            bytes(payload[at : at + block_bytes]) for at in range(0, len(payload), block_bytes)
-        ]
-        payloads.append(bytes(payload))
-        parts.append(
-            PartRecord(
-                step=3,
-                attempt=1,
-                rank=rank,
-                world_size=cut.size,
-                num_parts=cut.size,
-                file=f"{rank}",
-                nbytes=len(payload),
-                block_bytes=block_bytes,
-                checksum=CHECKSUM,
-                blocks=tuple(map(block_checksum, blocks)),
-                tensors=table.tensors,
-                extra="{}",
+        held = [tensor for tensor in cut.held_by(rank) if redundant or tensor not in seen]
+        seen.update(held)
+        if held:
+            saved[rank] = held
+    made = [_part_of(rank, cut.size, len(saved), held, block_bytes) for rank, held in saved.items()]
+    parts = tuple(part for part, _ in made)
+    manifest = Manifest(step=3, attempt=1, world_size=cut.size, parts=parts)
+    return manifest, [payload for _, payload in made]
+
+
+def _part_of(
+    rank: int, world_size: int, num_parts: int, held: list[Wanted], block_bytes: int
+) -> tuple[PartRecord, bytes]:
+    table = lay_out(
+        rank,
+        world_size,
+        [
+            Rectangle(
+                **tensor._asdict(),
+                nbytes=len(content(tensor)),
+                prefix_nbytes=16,
+                suffix_nbytes=9,
             )
-        )
-    return Manifest(step=3, attempt=1, world_size=cut.size, parts=tuple(parts)), payloads
+            for tensor in held
+        ],
+    )
+    # What lies around tensors must not end up in one.
+    payload = bytearray(b"\xee" * table.payload_bytes)
+    for tensor in table.tensors:
+        payload[tensor.byte_offset : tensor.byte_offset + tensor.nbytes] = content(tensor)
+    blocks = [bytes(payload[at : at + block_bytes]) for at in range(0, len(payload), block_bytes)]
+    part = PartRecord(
+        step=3,
+        attempt=1,
+        rank=rank,
+        world_size=world_size,
+        num_parts=num_parts,
+        file=f"{rank}",
+        nbytes=len(payload),
+        block_bytes=block_bytes,
+        checksum=CHECKSUM,
+        blocks=tuple(block_checksum(CHECKSUM, block) for block in blocks),
+        tensors=table.tensors,
+        extra="{}",
+    )
+    return part, bytes(payload)

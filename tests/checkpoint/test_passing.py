@@ -34,7 +34,7 @@ class Payloads(Storage):
 
     def __init__(self, manifest: Manifest, payloads: list[bytes]) -> None:
         self._manifest = manifest
-        self._payloads = {
+        self.payloads = {
             f"step-00000003.1/{part.file}": payload
             for part, payload in zip(manifest.parts, payloads, strict=True)
         }
@@ -47,18 +47,18 @@ class Payloads(Storage):
         return commit, self._manifest
 
     def size(self, path: str) -> int:
-        return len(self._payloads[path])
+        return len(self.payloads[path])
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
         self.read.update((path, at) for at in range(start, end))
-        return self._payloads[path][start:end]
+        return self.payloads[path][start:end]
 
     def flip(self, at: int) -> None:
         """Change a bit of the last file, for good."""
-        path = list(self._payloads)[-1]
-        raw = bytearray(self._payloads[path])
+        path = list(self.payloads)[-1]
+        raw = bytearray(self.payloads[path])
         raw[at] ^= 1
-        self._payloads[path] = bytes(raw)
+        self.payloads[path] = bytes(raw)
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +105,7 @@ def test_all_ranks_get_their_bytes_and_the_store_gives_each_once(saved: str, loa
     cut = CUTS[loaded]
     assert together(cut.size, partial(load, storage, cut)) == ["filled"] * cut.size
     assert set(storage.read.values()) == {1}
+    assert len(storage.read) == sum(len(payload) for payload in storage.payloads.values())
 
 
 @pytest.mark.parametrize("loaded", ["replicas", "tp2-dp2-zero", "interleaved-dp2"])

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from checkpoint.commit import CommitRules
+from checkpoint.core.retention import RetentionPolicy
 from checkpoint.upload import Uploader
 from outlast.blackbox import Reader, StepRecord
 from outlast.spec import parse_spec
+from tests.checkpoint.helpers import describe_here
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 
@@ -60,16 +63,12 @@ def train_and_upload(
         "job-1",
         folder / "memory" / "job-1",
         range(layout.world_size),
-        [
-            rank
-            for rank in range(layout.world_size)
-            if parse_spec(spec).shards_state or layout.coordinate(rank).dp == 0
-        ],
+        range(layout.world_size),
         True,
-        3,
-        30.0,
-        lambda *_: None,
+        CommitRules(retention=RetentionPolicy(keep=3), timeout_s=30.0, interval_steps=1),
+        lambda _: None,
         lambda _, stage, detail: troubles.append(f"{stage}: {detail}"),
+        describe=describe_here,
     )
     uploader.start()
     try:
