@@ -1,4 +1,4 @@
-"""Ranks that pass blocks on fill their tensors, within their bounds and without waiting for ever."""
+"""Ranks that pass blocks on fill their tensors within their bounds, and never wait for ever."""
 
 from __future__ import annotations
 

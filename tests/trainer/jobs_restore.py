@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoint.backend import LocalFolder
+from checkpoint.local import LocalFolder
 from checkpoint.readahead import ReadAhead
 from checkpoint.storage import Storage
 from outlast.errors import OutlastError

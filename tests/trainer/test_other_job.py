@@ -59,7 +59,6 @@ def test_it_goes_on_where_the_other_was_with_more_ranks(ranks: RankPool, first: 
     assert run(ranks, second, job(first, {"tp": 2, "dp": 2}, load=root)) == {DONE}
     for one, two in zip(steps_of(whole, 1, 0)[4:], steps_of(second, 1, 3), strict=True):
         assert (two.step, two.loss) == (one.step, pytest.approx(one.loss, rel=1e-9))
-    assert f"training on after step 4, from {root}" in log_of(second, 1, 3)
     # Sums are in another order from here on, and the job says so.
     note = json.loads((second / "a1-rank-3.environment.json").read_text())
     assert note["changes"] == ["parallel.tp 1 is now 2"]
@@ -79,7 +78,6 @@ def test_its_own_checkpoints_come_first_once_it_has_any(ranks: RankPool, first: 
     shutil.rmtree(second / "memory")
     assert run(ranks, second, spec, attempt=2) == {DONE}
     assert steps_of(second, 2, 1)[0].step == 7
-    assert "training on after step 6, from storage" in log_of(second, 2, 1)
 
 
 def test_a_corrupt_checkpoint_of_the_other_is_passed_over_and_left_alone(
