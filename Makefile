@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-kube test-prometheus lint proto clean
+.PHONY: demo test test-kube test-prometheus test-stores lint proto clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,7 +23,7 @@ demo: $(STAMP)
 LONG_TESTS := tests/netns tests/e2e tests/kube/test_scenario.py tests/test_demo.py
 test: $(STAMP) lint
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder \
-		--ignore tests/prometheus/test_real.py $(LONG_TESTS) tests
+		--ignore tests/prometheus/test_real.py --ignore tests/stores $(LONG_TESTS) tests
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP)
@@ -34,6 +34,11 @@ test-kube: $(STAMP)
 test-prometheus: $(STAMP)
 	tests/prometheus/install.sh
 	$(BIN)/pytest tests/prometheus
+
+# Checkpoints on real stores, S3 and HDFS, with faults; they are fetched once per machine (270 MB).
+test-stores: $(STAMP)
+	tests/stores/servers.sh $(BIN)/python
+	$(BIN)/pytest tests/stores
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

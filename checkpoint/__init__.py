@@ -1,16 +1,23 @@
 """Checkpoints in two stages: device to host memory, host memory to storage.
 
-- `stage.py` copies a rank's tensors into memory-mapped slots, step after step;
-- `upload.py` moves sealed slots to storage in the background, `commit.py` makes
-  them a checkpoint that exists;
-- `restore.py` brings either back;
-- `slotfile.py` is the slot format that worker and uploader share, `storage.py`
-  the edge to fsspec;
-- `core/` decides: names, manifest, which slot to write, what to delete.
+- `stage.py` copies a rank's tensors into memory-mapped slots, step after step, inside
+  the `frames.py` that make them files of torch's format;
+- `upload.py` moves what each rank owns of a sealed slot to storage in the background,
+  `commit.py` makes it a checkpoint that exists, `describe.py` has it described for torch's
+  own tools by a child process, `dcp.py`;
+- `transfer.py` sends one file, `cleaning.py` deletes what is not kept, `keeping.py`
+  has pins and leases, `catalog.py` what people do with checkpoints by hand;
+- `restore.py` brings either back, from storage onto any layout: `readahead.py` reads
+  and verifies, `passing.py` passes on, `peers.py` says what that takes of other ranks;
+- `slotfile.py` is the slot format that worker and uploader share;
+- `storage.py` is the edge to storage, with a deadline on every call; `stores.py`
+  (fsspec), `local.py` and `hdfs.py` are the kinds of store behind it;
+- `convert.py` takes over what plain torch has saved, which `foreign.py` parses;
+- `core/` decides: names, manifest, who owns what, which slot to write, what to delete.
 
-Only `stage.py` and `restore.py` import torch: agents upload without it.
+Agents upload without torch: only `stage.py`, `frames.py`, `restore.py` and what it uses,
+`dcp.py` and `convert.py` import it.
 
 What comes later has its place: replicas on a peer node beside `upload.py`, with
-their placement in `core/`; the plan for loading another layout in `core/`, read
-by `restore.py`; torch's own directory format beside `commit.py`.
+their placement in `core/`.
 """

@@ -13,13 +13,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from checkpoint.backend import Entry
+from checkpoint.cleaning import Cleaner, attempt_folders, quarantined
 from checkpoint.core import names
 from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
-from checkpoint.core.retention import AttemptFolder, is_abandoned, plan_cleanup
+from checkpoint.core.ownership import check_owned_once
+from checkpoint.core.pacing import Cadence
+from checkpoint.core.retention import RetentionPolicy
 from checkpoint.core.sealed import RecordError, sha256
+from checkpoint.describe import Describer, DescriptionError
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
 
@@ -33,13 +36,28 @@ _POLL_GROWTH = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRules:
+    """What the spec says about checkpoints in storage."""
+
+    retention: RetentionPolicy
+    timeout_s: float
+    """For an upload, and for the parts of all nodes to arrive."""
+    interval_steps: int
+    """Training asks for an upload every so many steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint exists now. `total_s` counts from the sealing in host memory."""
+    """A checkpoint exists now. `total_s` counts from the sealing in host memory.
+
+    `is_behind` says that storage has been too slow for the interval for a while.
+    """
 
     step: int
     size_bytes: int
     upload_s: float
     total_s: float
+    is_behind: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +92,20 @@ class Coordinator:
     """Commits the checkpoints of one job. Used by one thread."""
 
     def __init__(
-        self, storage: Storage, saver_ranks: Sequence[int], *, keep: int, timeout_s: float
+        self,
+        storage: Storage,
+        saver_ranks: Sequence[int],
+        describer: Describer,
+        rules: CommitRules,
     ) -> None:
         self._storage = storage
         self._saver_ranks = frozenset(saver_ranks)
-        self._keep = keep
-        self._timeout_s = timeout_s
+        self._describer = describer
+        self._undescribed = ""
+        self._timeout_s = rules.timeout_s
+        self._cadence = Cadence(rules.interval_steps)
+        # Nobody writes on after its own deadline; twice that, for what it was late to hear of.
+        self._cleaner = Cleaner(storage, rules.retention, grace_s=2 * rules.timeout_s)
         self._pending: dict[tuple[int, int], _Pending] = {}
 
     @property
@@ -106,10 +132,10 @@ class Coordinator:
             StorageUnavailableError: storage cannot be listed.
         """
         newest = max(self._storage.committed_steps(), default=-1)
-        quarantined = self._quarantined()
-        for folder in _attempt_folders(self._storage.entries("")):
+        corrupt = quarantined(self._storage)
+        for folder in attempt_folders(self._storage):
             # What was found corrupt must not come back under another record.
-            is_corrupt = (folder.step, folder.attempt) in quarantined
+            is_corrupt = (folder.step, folder.attempt) in corrupt
             if folder.step > newest and not is_corrupt:
                 self._pending.setdefault(
                     (folder.step, folder.attempt),
@@ -154,6 +180,8 @@ class Coordinator:
             for other in [other for other in self._pending if other[0] <= done.step]:
                 del self._pending[other]
             yield done
+            if self._undescribed:
+                yield Trouble(step=done.step, stage="commit", detail=self._undescribed)
             yield from self._clean_up(done.step)
         elif overdue:
             missing = sorted(self._saver_ranks - arrived)
@@ -198,9 +226,10 @@ class Coordinator:
                 world_size=parts[0].world_size,
                 parts=tuple(parts),
             )
+            check_owned_once(tensor for part in parts for tensor in part.tensors)
         except ValueError as error:
             raise CorruptCheckpointError(pending.step, str(error)) from error
-        raw = self._put_manifest(pending, manifest.to_json())
+        raw = self._put_manifest(manifest)
         commit = CommitRecord(
             step=pending.step,
             attempt=pending.attempt,
@@ -218,30 +247,60 @@ class Coordinator:
             )
             if winner.attempt != commit.attempt:
                 self._delete(pending.folder)
+        # The manifest says it all: from here on every file of a checkpoint is one that is
+        # verified whenever it is read.
+        self._delete(f"{pending.folder}/{names.PARTS}")
         return Committed(
             step=winner.step,
             size_bytes=winner.size_bytes,
             upload_s=time.monotonic() - pending.began_s,
             total_s=max(0.0, (time.time_ns() - pending.sealed_at_ns) / 1e9),
+            is_behind=self._cadence.is_behind_after(winner.step),
         )
 
-    def _put_manifest(self, pending: _Pending, raw: bytes) -> bytes:
-        """Write the manifest; returns the one that holds.
+    def _put_manifest(self, manifest: Manifest) -> bytes:
+        """Write the manifest, and torch's description first; returns the one that holds.
 
         One that is there was made of the same parts by a coordinator before us, which may
-        have committed it in the meantime: it is never replaced.
+        have committed it in the meantime: neither it nor what it names is ever replaced.
         """
-        path = f"{pending.folder}/{names.MANIFEST}"
-        if self._storage.put_if_absent(path, raw):
-            return raw
+        folder = names.attempt_folder(manifest.step, manifest.attempt)
+        path = f"{folder}/{names.MANIFEST}"
+        found = self._sound_manifest(path)
+        if found is not None:
+            return found
+        raw = self._described(manifest).to_json()
+        if not self._storage.put_if_absent(path, raw):
+            found = self._sound_manifest(path)
+            if found is not None:
+                return found
+            self._storage.write_bytes(path, raw)
+        return raw
+
+    def _sound_manifest(self, path: str) -> bytes | None:
+        """The manifest that is in storage; None when there is none or it is damaged."""
         try:
             found = self._storage.read_bytes(path)
             Manifest.from_json(found)
-        except (RecordError, FileNotFoundError) as error:
+        except FileNotFoundError:
+            return None
+        except RecordError as error:
             logger.warning("damaged manifest replaced: %s: %s", path, error)
-            self._storage.write_bytes(path, raw)
-            return raw
+            return None
         return found
+
+    def _described(self, manifest: Manifest) -> Manifest:
+        """The manifest that names torch's description, which it writes beside the payloads."""
+        self._undescribed = ""
+        try:
+            description = self._describer.description(manifest)
+        except DescriptionError as error:
+            # Ours to load all the same: only torch's tools need it.
+            self._undescribed = f"torch's tools cannot read this checkpoint, no .metadata: {error}"
+            return manifest
+        folder = names.attempt_folder(manifest.step, manifest.attempt)
+        self._storage.write_bytes(f"{folder}/{names.METADATA}", description)
+        return replace(manifest, metadata_sha256=sha256(description))
 
     def _put(self, commit: CommitRecord) -> CommitRecord:
         """Create the commit record; returns the one that is there afterwards."""
@@ -288,56 +347,6 @@ class Coordinator:
 
     def _clean_up(self, step: int) -> Iterator[Trouble]:
         try:
-            self._apply_retention()
+            self._cleaner.clean(waiting=self._pending)
         except (StorageUnavailableError, CorruptCheckpointError) as error:
             yield Trouble(step=step, stage="retention", detail=str(error))
-
-    def _apply_retention(self) -> None:
-        storage = self._storage
-        steps = storage.committed_steps()
-        folders = _attempt_folders(storage.entries(""))
-        plan = plan_cleanup(
-            {step: self._attempt_of(step, folders) for step in steps},
-            folders,
-            keep=self._keep,
-            quarantined=self._quarantined(),
-        )
-        for step in plan.delete_steps:
-            storage.delete_step(step)
-        oldest_kept = min(steps[: self._keep])
-        for folder in plan.sweep:
-            name = names.attempt_folder(folder.step, folder.attempt)
-            files = storage.entries(name) + storage.entries(f"{name}/{names.PARTS}")
-            if is_abandoned(
-                folder,
-                written_at_s=[entry.written_at_s for entry in files if not entry.is_folder],
-                now_s=time.time(),
-                grace_s=self._timeout_s,
-                oldest_kept=oldest_kept,
-            ):
-                storage.delete_folder(name)
-
-    def _quarantined(self) -> set[tuple[int, int]]:
-        found = (
-            names.parse_quarantined(entry.name) for entry in self._storage.entries(names.QUARANTINE)
-        )
-        return {parsed for parsed in found if parsed is not None}
-
-    def _attempt_of(self, step: int, folders: Sequence[AttemptFolder]) -> int | None:
-        """Which attempt's folder is the checkpoint; None when the record cannot be read."""
-        attempts = [folder.attempt for folder in folders if folder.step == step]
-        if len(attempts) == 1:
-            return attempts[0]
-        try:
-            return self._storage.read_commit(step)[0].attempt
-        except CorruptCheckpointError:
-            return None
-
-
-def _attempt_folders(entries: Sequence[Entry]) -> list[AttemptFolder]:
-    parsed = sorted(
-        found
-        for entry in entries
-        if entry.is_folder and (found := names.parse_attempt_folder(entry.name)) is not None
-    )
-    return [AttemptFolder(step=step, attempt=attempt) for step, attempt in parsed]

@@ -2,7 +2,8 @@
 
     0        header: 64-bit words, each stored and loaded whole
     4 KiB    `extra`, JSON text
-    64 KiB   payload: the rank's tensors, placed by the shard table in `shards.json`
+    64 KiB   payload: the rank's tensors, placed by the shard table in `shards.json`;
+             what the rank owns comes first and is, to the byte, what goes to storage
 
 The commit word is cleared before anything else of a slot changes and stored
 after everything else, so that a process killed at any instruction leaves a slot
@@ -26,11 +27,12 @@ import mmap
 import os
 import shutil
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint.core.manifest import ShardTable
 from checkpoint.core.sealed import RecordError
+from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState
 from outlast.errors import FatalError
 
@@ -51,7 +53,8 @@ _MAGIC = int.from_bytes(b"OUTLSLT1", "little")
     _EXTRA_CRC,
     _TABLE_DIGEST,
     _SEALED_AT_NS,
-) = range(9)
+    _OWNED_BYTES,
+) = range(10)
 _UPLOAD = 16
 _COMMIT = 32
 
@@ -124,6 +127,11 @@ class SlotFile:
     def payload(self) -> memoryview:
         """The payload's bytes. Release it before closing the slot."""
         return self._bytes[PAYLOAD_AT : PAYLOAD_AT + self._words[_PAYLOAD_BYTES]]
+
+    @property
+    def owned(self) -> memoryview:
+        """The part of the payload that goes to storage. Release it before closing the slot."""
+        return self._bytes[PAYLOAD_AT : PAYLOAD_AT + self._words[_OWNED_BYTES]]
 
     def extra(self) -> bytes:
         """The JSON text that was sealed with the payload.
@@ -218,9 +226,12 @@ def open_existing(folder: Path) -> list[SlotFile]:
     return found
 
 
-def prepare(folder: Path, table: ShardTable) -> list[SlotFile]:
+def prepare(
+    folder: Path, table: ShardTable, constants: Sequence[tuple[int, bytes]] = ()
+) -> list[SlotFile]:
     """All slots of a rank, allocated, mapped and faulted in.
 
+    `constants` are what no save changes, with their places in the payload: frames.
     Slots that an earlier attempt sealed under the same table stay as they are.
     Pages are taken now: the first copy into untouched tmpfs is 10 to 40 times slower
     than the later ones, and a full tmpfs must stop the job before it trains.
@@ -238,52 +249,11 @@ def prepare(folder: Path, table: ShardTable) -> list[SlotFile]:
         _write_table(folder, table)
     file_bytes = PAYLOAD_AT + table.payload_bytes
     missing = [index for index in range(NUM_SLOTS) if not _fits(folder, index, file_bytes)]
-    _create(folder, missing, file_bytes, table)
+    _create(folder, missing, table, constants)
     return [SlotFile(slot_path(folder, index), index, populate=True) for index in range(NUM_SLOTS)]
 
 
-def _fits(folder: Path, index: int, file_bytes: int) -> bool:
-    path = slot_path(folder, index)
-    try:
-        if path.stat().st_size != file_bytes:
-            return False
-        SlotFile(path, index).close()
-    except (FileNotFoundError, ValueError):
-        return False
-    return True
-
-
-def _create(folder: Path, missing: list[int], file_bytes: int, table: ShardTable) -> None:
-    needed = len(missing) * file_bytes
-    free = _free_bytes(folder)
-    if needed > free:
-        raise _no_room(folder, table, len(missing), needed, free)
-    made: list[Path] = []
-    try:
-        for index in missing:
-            # A slot appears under its name only when it is allocated to the last page:
-            # writing to a hole that cannot be filled kills a process with SIGBUS.
-            new = folder / f".new-{index}"
-            made.append(new)
-            _allocate(new, file_bytes, table)
-        for index, new in zip(missing, made, strict=True):
-            new.rename(slot_path(folder, index))
-    except OSError as error:
-        for new in made:
-            new.unlink(missing_ok=True)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise _no_room(folder, table, len(missing), needed, _free_bytes(folder)) from error
-
-
-def _no_room(folder: Path, table: ShardTable, slots: int, needed: int, free: int) -> FatalError:
-    return FatalError(
-        f"host memory {folder}: {slots} checkpoint slots of rank {table.rank} need {needed} bytes "
-        f"and {free} bytes are free; enlarge this tmpfs or give the node fewer ranks"
-    )
-
-
-def _free_bytes(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
     """What can be allocated here, going by the file system and by the machine's memory.
 
     A tmpfs may be larger than the memory behind it, and allocating past that does not
@@ -298,14 +268,63 @@ def _free_bytes(folder: Path) -> int:
     return free
 
 
-def _allocate(path: Path, file_bytes: int, table: ShardTable) -> None:
+def _fits(folder: Path, index: int, file_bytes: int) -> bool:
+    path = slot_path(folder, index)
+    try:
+        if path.stat().st_size != file_bytes:
+            return False
+        SlotFile(path, index).close()
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
+
+
+def _create(
+    folder: Path, missing: list[int], table: ShardTable, constants: Sequence[tuple[int, bytes]]
+) -> None:
+    file_bytes = PAYLOAD_AT + table.payload_bytes
+    needed = len(missing) * file_bytes
+    free = free_bytes(folder)
+    if needed > free:
+        raise _no_room(folder, table, len(missing), needed, free)
+    made: list[Path] = []
+    try:
+        for index in missing:
+            # A slot appears under its name only when it is allocated to the last page:
+            # writing to a hole that cannot be filled kills a process with SIGBUS.
+            new = folder / f".new-{index}"
+            made.append(new)
+            _allocate(new, file_bytes, table, constants)
+        for index, new in zip(missing, made, strict=True):
+            new.rename(slot_path(folder, index))
+    except OSError as error:
+        for new in made:
+            new.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise _no_room(folder, table, len(missing), needed, free_bytes(folder)) from error
+
+
+def _no_room(folder: Path, table: ShardTable, slots: int, needed: int, free: int) -> FatalError:
+    return FatalError(
+        f"host memory {folder}: {slots} checkpoint slots of rank {table.rank} need {needed} bytes "
+        f"and {free} bytes are free; enlarge this tmpfs or give the node fewer ranks"
+    )
+
+
+def _allocate(
+    path: Path, file_bytes: int, table: ShardTable, constants: Sequence[tuple[int, bytes]]
+) -> None:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.posix_fallocate(handle, 0, file_bytes)
+        for place, constant in constants:
+            os.pwrite(handle, constant, PAYLOAD_AT + place)
         with mmap.mmap(handle, HEADER_BYTES) as header:
             words = memoryview(header).cast("q")
             words[_RANK] = table.rank
             words[_PAYLOAD_BYTES] = table.payload_bytes
+            words[_OWNED_BYTES] = table.owned_bytes
             words[_TABLE_DIGEST] = table.digest
             words[_MAGIC_WORD] = _MAGIC
             words.release()

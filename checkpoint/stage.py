@@ -3,7 +3,8 @@
 Slots are mapped and faulted in when the stager is made; a save is one `copy_`
 per tensor into a view of the mapping, a header, and no allocation, collective or
 system call but two locks. Everything slow (checksums, storage) happens later, in
-the agent.
+the agent. A slot holds all that the rank needs to go on, so that a restart needs
+nobody else; what it owns comes first, framed as torch would write it.
 
 Only in-place updates are seen: a save copies what the tensor objects given at
 the start hold then.
@@ -12,7 +13,7 @@ the start hold then.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,27 +21,31 @@ import torch
 from torch import Tensor
 
 from checkpoint import slotfile
-from checkpoint.core.manifest import Rectangle, ShardTable, ShardTensor, lay_out
 from checkpoint.core.sealed import canonical
+from checkpoint.core.shards import Rectangle, ShardTable, ShardTensor, lay_out
 from checkpoint.core.slots import UploadState, choose_slot, newest_sealed, stale_slots
+from checkpoint.frames import Frame, frame_of
 from checkpoint.slotfile import Seal, SlotFile
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A tensor of this rank, and which rectangle of which global tensor it is."""
+    """A tensor of this rank, and which rectangle of which global tensor it is.
+
+    Of ranks that hold the same, one owns it: storage gets it from there.
+    """
 
     name: str
     tensor: Tensor
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
+    owned: bool = True
 
 
 class Stager:
     """Copies a rank's state into rotating slots. Not thread-safe.
 
-    `saver` says that this rank's state goes to storage when a save asks for it;
-    replicas of it leave that to one.
+    Owned tensors come before the others.
 
     Raises:
         FatalError: the slots do not fit into host memory.
@@ -54,15 +59,13 @@ class Stager:
         attempt: int,
         world_size: int,
         tensors: Sequence[NamedTensor],
-        saver: bool,
     ) -> None:
         self._rank = rank
         self._attempt = attempt
-        self._saver = saver
         self._tensors = tuple(tensors)
         table = make_table(rank, world_size, tensors)
         self._digest = table.digest
-        self._slots = slotfile.prepare(folder, table)
+        self._slots = slotfile.prepare(folder, table, list(_constants(table, tensors)))
         self._views = [map_tensors(slot, table.tensors, tensors) for slot in self._slots]
         self._has_resumed = False
 
@@ -104,10 +107,9 @@ class Stager:
             raise ValueError(f"extra: {len(text)} bytes of JSON; at most {slotfile.EXTRA_BYTES}")
         if not self._has_resumed:
             self.resumed(step - 1)
-        wanted = upload and self._saver
-        if self._is_sealed_already(step, wanted):
+        if self._is_sealed_already(step, upload):
             return True
-        slot = self._take(step, common_step, wanted)
+        slot = self._take(step, common_step, upload)
         if slot is None:
             return False
         try:
@@ -120,13 +122,13 @@ class Stager:
                     step=step,
                     table_digest=self._digest,
                     sealed_at_ns=time.time_ns(),
-                    upload=UploadState.WANTED if wanted else UploadState.NONE,
+                    upload=UploadState.WANTED if upload else UploadState.NONE,
                 ),
                 text,
             )
         finally:
             slot.unlock()
-        if wanted:
+        if upload:
             self._withdraw_older(step)
         return True
 
@@ -181,21 +183,37 @@ class Stager:
 
 def make_table(rank: int, world_size: int, tensors: Sequence[NamedTensor]) -> ShardTable:
     """Where each of these tensors lies in the payload of a rank."""
-    return lay_out(
-        rank,
-        world_size,
-        (
-            Rectangle(
-                name=named.name,
-                dtype=str(named.tensor.dtype).removeprefix("torch."),
-                global_shape=tuple(named.global_shape),
-                offsets=tuple(named.offsets),
-                shape=tuple(named.tensor.shape),
-                nbytes=named.tensor.numel() * named.tensor.element_size(),
-            )
-            for named in tensors
-        ),
+    return lay_out(rank, world_size, [_rectangle(named) for named in tensors])
+
+
+def _rectangle(named: NamedTensor) -> Rectangle:
+    frame = _frame(named)
+    return Rectangle(
+        name=named.name,
+        dtype=str(named.tensor.dtype).removeprefix("torch."),
+        global_shape=tuple(named.global_shape),
+        offsets=tuple(named.offsets),
+        shape=tuple(named.tensor.shape),
+        nbytes=named.tensor.numel() * named.tensor.element_size(),
+        owned=named.owned,
+        prefix_nbytes=len(frame.prefix),
+        suffix_nbytes=len(frame.suffix),
     )
+
+
+def _frame(named: NamedTensor) -> Frame:
+    """What lies around a tensor in the payload: nothing where storage never sees it."""
+    if not named.owned:
+        return Frame(b"", b"")
+    return frame_of(named.tensor.dtype, tuple(named.tensor.shape))
+
+
+def _constants(table: ShardTable, tensors: Sequence[NamedTensor]) -> Iterator[tuple[int, bytes]]:
+    """What a payload holds besides tensors, and where."""
+    for entry, named in zip(table.tensors, tensors, strict=True):
+        frame = _frame(named)
+        yield entry.frame_offset, frame.prefix
+        yield entry.byte_offset + entry.nbytes, frame.suffix
 
 
 def map_tensors(

@@ -1,15 +1,14 @@
-"""The edge to storage: the one place that knows fsspec.
+"""The edge to storage: a job's checkpoint root, and every call to it with a deadline.
 
 Every call has a deadline. Stores and mounts can hang for good (an object store
 that accepts a connection and never answers was seen to), so a call runs in a
 thread of its own which is left behind when it does not come back.
 
 A checkpoint exists when its commit record does, and the record is created only
-if absent. Stores differ in how, and fsspec's generic call is a check followed by
-a write, so each kind of store has its own way here; where none is known, storage
-is refused unless the caller vouches that there is a single writer.
+if absent.
 
-What does not belong here: what to upload, and what to delete.
+What does not belong here: kinds of stores (`stores.py`), how large files are sent
+(`transfer.py`), what to upload, and what to delete.
 """
 
 from __future__ import annotations
@@ -21,14 +20,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from datetime import datetime
-from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
-import fsspec
-
-from checkpoint.backend import Backend, Entry, FileWriter, LocalFolder
+from checkpoint.backend import Entry, FileWriter, Unfinished
 from checkpoint.core import names
 from checkpoint.core.manifest import CommitRecord, Manifest
 from checkpoint.core.sealed import RecordError, sha256
@@ -37,11 +31,9 @@ from checkpoint.errors import (
     StorageTimeoutError,
     StorageUnavailableError,
 )
+from checkpoint.stores import open_store
 
 __all__ = ["CorruptCheckpointError", "Storage", "StorageUnavailableError"]
-
-# Loaded here and not at the first URL: a worker that restarts has inherited it then.
-fsspec.get_filesystem_class("file")
 
 # One call moves a block at most: this is ten times what a slow store (10 MB/s) needs.
 CALL_DEADLINE_S = 60.0
@@ -54,10 +46,14 @@ _LASTING = frozenset(
 )
 # Where a missing file is an answer; elsewhere it is a folder that cannot be made.
 _MAY_MISS = ("read", "look up", "delete")
-_S3 = ("s3", "s3a")
-_GOOGLE = ("gs", "gcs")
 
 _Result = TypeVar("_Result")
+
+
+class _Call(Protocol):
+    """Does one piece of work within the deadline; see `Storage._call`."""
+
+    def __call__(self, what: str, path: str, work: Callable[[], _Result]) -> _Result: ...
 
 
 class Storage:
@@ -75,7 +71,7 @@ class Storage:
         self.url = url
         self._deadline_s = deadline_s
         self._closed = threading.Event()
-        self._backend = _open(url, single_writer=single_writer)
+        self._backend = open_store(url, single_writer=single_writer, deadline_s=deadline_s)
 
     def close(self) -> None:
         """Fail every call from now on, those under way too: whoever waits must end soon."""
@@ -124,23 +120,26 @@ class Storage:
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Write a small file, replacing one that exists."""
-        self.write_chunks(path, [memoryview(data)])
+        size = max(1, len(data))
+        self.write_chunks(path, [memoryview(data)], nbytes=len(data), part_bytes=size)
 
-    def write_chunks(self, path: str, chunks: Iterable[memoryview]) -> None:
-        """Write a file chunk by chunk; it appears when it is whole."""
-        writer = self._call("write", path, lambda: self._backend.writer(path))
+    def write_chunks(
+        self, path: str, chunks: Iterable[memoryview], *, nbytes: int, part_bytes: int
+    ) -> None:
+        """Write a file of `nbytes` in chunks of `part_bytes`; it appears when it is whole."""
+        writer = self.writer(path, nbytes, part_bytes)
         try:
-            for chunk in chunks:
-                self._call("write", path, partial(writer.write, chunk))
-            self._call("write", path, writer.finish)
-        except StorageTimeoutError:
-            # The thread that hangs still has the file: closing it would give its number to
-            # another file, for that thread to write into when it wakes up.
-            raise
+            for index, chunk in enumerate(chunks):
+                writer.write(index, chunk)
+            writer.finish()
         except BaseException:
-            with contextlib.suppress(StorageUnavailableError):
-                self._call("clean up", path, writer.abort)
+            writer.abort()
             raise
+
+    def writer(self, path: str, nbytes: int, part_bytes: int) -> BoundedWriter:
+        """Begin to write a file of `nbytes`, in parts of `part_bytes`."""
+        writer = self._call("write", path, lambda: self._backend.writer(path, nbytes, part_bytes))
+        return BoundedWriter(path, writer, self._call)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create a small file; says whether it now is what was given.
@@ -175,6 +174,31 @@ class Storage:
     def delete_folder(self, path: str) -> None:
         """Delete a folder and all it holds; nothing happens when there is none."""
         self._call("delete", path, lambda: self._backend.delete_folder(path))
+
+    def now_s(self) -> float:
+        """The time by the store's own clock, which tells when its files were written.
+
+        This machine's where the store does not say; then it says no file's time either.
+        """
+        # Named as what is not finished is, so that one left by a crash is swept up.
+        name = names.draft_name("clock", uuid.uuid4().hex)
+        path = f"{names.COMMITS}/{name}"
+        self.write_bytes(path, b"")
+        try:
+            for entry in self.entries(names.COMMITS):
+                if entry.name == name and entry.written_at_s is not None:
+                    return entry.written_at_s
+        finally:
+            self.delete_file(path)
+        return time.time()
+
+    def unfinished(self) -> list[Unfinished]:
+        """Files that were begun and neither finished nor given up, on stores that list them."""
+        return self._call("list", "unfinished files", self._backend.unfinished)
+
+    def discard(self, one: Unfinished) -> None:
+        """Free what an unfinished file takes."""
+        self._call("delete", one.path, lambda: self._backend.discard(one))
 
     def quarantine_step(self, step: int) -> None:
         """Make a corrupt checkpoint not exist, but keep its bytes for people to look at.
@@ -252,10 +276,12 @@ class Storage:
         is_missing = isinstance(error, FileNotFoundError) and what in _MAY_MISS
         if is_missing or not isinstance(error, Exception):
             raise error
-        number = error.errno if isinstance(error, OSError) else None
+        # A client that gives up by itself has left nothing behind, and may be asked again.
+        timed_out = isinstance(error, TimeoutError)
+        reason = f"no answer in {self._deadline_s:g} s" if timed_out else _reason(error)
         raise StorageUnavailableError(
-            f"checkpoint storage {self.url}: cannot {what} {path}: {_reason(error)}",
-            lasting=number in _LASTING,
+            f"checkpoint storage {self.url}: cannot {what} {path}: {reason}",
+            lasting=_is_lasting(error),
         ) from error
 
     def _wait(self, outcome: queue.SimpleQueue[_Result], failing: str) -> _Result:
@@ -272,151 +298,59 @@ class Storage:
         raise StorageTimeoutError(f"checkpoint storage {self.url}: {failing}: it was closed")
 
 
-class _FsspecStore:
-    """Any store that fsspec can reach."""
+class BoundedWriter:
+    """A file being written, each call within the storage's deadline.
 
-    def __init__(
-        self,
-        fs: Any,  # fsspec has no types
-        root: str,
-        create: Callable[[Any, str, bytes], bool],
-        *,
-        has_folders: bool = False,
-    ) -> None:
-        self._fs = fs
-        self._root = root.rstrip("/")
-        self._create = create
-        # Object stores have none, and s3fs would make a bucket of a name misspelt.
-        self._has_folders = has_folders
+    Its calls raise StorageUnavailableError. It does not exist before `finish`.
+    """
 
-    def read(self, path: str, start: int | None, end: int | None) -> bytes:
-        return bytes(self._fs.cat_file(self._at(path), start=start, end=end))
+    def __init__(self, path: str, writer: FileWriter, call: _Call) -> None:
+        self.path = path
+        self._writer = writer
+        self._call = call
+        self._is_hung = False
 
-    def size(self, path: str) -> int:
-        self._fs.invalidate_cache()
-        return int(self._fs.info(self._at(path))["size"])
+    @property
+    def takes_any_order(self) -> bool:
+        """Whether parts may be written side by side, and again after a failure."""
+        return self._writer.takes_any_order
 
-    def writer(self, path: str) -> FileWriter:
-        self._make_parent(path)
-        return _FsspecWriter(self._fs.open(self._at(path), "wb"))
+    def write(self, index: int, chunk: memoryview) -> None:
+        """Write one part.
 
-    def create(self, path: str, data: bytes) -> bool:
-        self._make_parent(path)
-        return self._create(self._fs, self._at(path), data)
-
-    def entries(self, path: str) -> list[Entry]:
-        self._fs.invalidate_cache()
-        try:
-            found = self._fs.ls(self._at(path), detail=True)
-        except FileNotFoundError:
-            return []
-        return [
-            Entry(
-                name=str(info["name"]).rstrip("/").rpartition("/")[2],
-                is_folder=info["type"] == "directory",
-                nbytes=int(info.get("size") or 0),
-                written_at_s=_written_at_s(info),
-            )
-            for info in found
-        ]
-
-    def delete_file(self, path: str) -> None:
-        self._fs.rm_file(self._at(path))
-
-    def delete_folder(self, path: str) -> None:
-        self._fs.invalidate_cache()
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm(self._at(path), recursive=True)
-
-    def _make_parent(self, path: str) -> None:
-        if self._has_folders:
-            self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
-
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
-
-
-class _FsspecWriter:
-    def __init__(self, file: Any) -> None:  # one of fsspec's
-        self._file = file
-
-    def write(self, chunk: memoryview) -> None:
-        self._file.write(chunk)
+        Raises:
+            StorageTimeoutError: it did not come back. The file can only be given up.
+        """
+        self._bounded(lambda: self._writer.write(index, chunk))
 
     def finish(self) -> None:
-        self._file.close()
+        """Make it exist; all parts are written."""
+        self._bounded(self._writer.finish)
 
     def abort(self) -> None:
-        # Closing, which a garbage collector does too, would make what is there a file.
-        discard = getattr(self._file, "discard", None)
-        if discard is not None:
-            discard()
-        with contextlib.suppress(AttributeError):
-            self._file.closed = True
+        """Free what it takes, as far as storage does that. Raises nothing.
 
+        After a call that did not come back nothing is done: closing a file that its thread
+        still has would give its number to another file, for the thread to write into when
+        it wakes up. The sweep of unfinished files comes later.
+        """
+        if not self._is_hung:
+            with contextlib.suppress(StorageUnavailableError):
+                self._call("clean up", self.path, self._writer.abort)
 
-def _open(url: str, *, single_writer: bool) -> Backend:
-    try:
-        fs, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError, OSError) as error:
-        raise StorageUnavailableError(f"checkpoint storage {url}: {error}", lasting=True) from error
-    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-    if "file" in protocols:
-        return LocalFolder(Path(root))
-    if "memory" in protocols:
-        return _FsspecStore(fs, root, _create_in_memory)
-    if any(protocol in (*_S3, *_GOOGLE) for protocol in protocols):
-        return _FsspecStore(fs, root, _create_conditionally)
-    if single_writer:
-        return _FsspecStore(fs, root, _create_unfenced, has_folders=True)
-    raise StorageUnavailableError(
-        f"checkpoint storage {url}: {protocols[0]} is not known to create a file only if absent, "
-        "which keeps two attempts from mixing one checkpoint; use file, s3 or gs",
-        lasting=True,
-    )
-
-
-_memory_lock = threading.Lock()
-
-
-def _create_in_memory(fs: Any, path: str, data: bytes) -> bool:
-    with _memory_lock:
-        return _create_unfenced(fs, path, data)
-
-
-def _create_unfenced(fs: Any, path: str, data: bytes) -> bool:
-    if fs.exists(path):
-        return False
-    fs.pipe_file(path, data)
-    return True
-
-
-def _create_conditionally(fs: Any, path: str, data: bytes) -> bool:
-    """S3 `If-None-Match: *`, Google `ifGenerationMatch=0`."""
-    try:
-        fs.pipe_file(path, data, mode="create")
-    except FileExistsError:
-        return False
-    except OSError as error:
-        # s3fs reports a failed precondition as EINVAL where the server names no condition.
-        if error.errno != errno.EINVAL or not fs.exists(path):
+    def _bounded(self, work: Callable[[], None]) -> None:
+        try:
+            self._call("write", self.path, work)
+        except StorageTimeoutError:
+            self._is_hung = True
             raise
-        return False
-    return True
 
 
-def _written_at_s(info: dict[str, Any]) -> float | None:
-    """Stores disagree on the name and the type of a file's time."""
-    for key in ("mtime", "LastModified", "updated", "last_modified", "created"):
-        value = info.get(key)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-        if isinstance(value, str):
-            with contextlib.suppress(ValueError):
-                return datetime.fromisoformat(value).timestamp()
-    return None
+def _is_lasting(error: Exception) -> bool:
+    """Whether a second try a moment later meets the same; s3fs leaves out some numbers."""
+    if isinstance(error, PermissionError | FileExistsError):
+        return True
+    return isinstance(error, OSError) and error.errno in _LASTING
 
 
 def _reason(error: Exception) -> str:

@@ -14,36 +14,42 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from checkpoint import slotfile
-from checkpoint.commit import Committed, Coordinator, Trouble
+from checkpoint.checksums import CHECKSUM, block_checksums
+from checkpoint.commit import CommitRules, Committed, Coordinator, Trouble
 from checkpoint.core import names
-from checkpoint.core.manifest import BLOCK_BYTES, CHECKSUM, PartRecord, ShardTable, block_checksum
+from checkpoint.core.manifest import BLOCK_BYTES, PartRecord
+from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits, backoff_s
+from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState, next_upload
+from checkpoint.describe import Describer, describe_in_child
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.slotfile import SlotFile
 from checkpoint.storage import CALL_DEADLINE_S, Storage
+from checkpoint.transfer import OnPart, StoppedError, Transfer
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 # Nicer starves beside training that takes every core (measured at 19: 10 s for 90 MB).
 _NICE = 10
+# Of a whole file; its parts have tries of their own.
 _NUM_TRIES = 3
 _RETRY_AFTER_S = 1.0
 # A storage call that hangs is left behind when the uploader stops.
 _JOIN_S = 5.0
 
-OnCommitted = Callable[[int, int, float, float], None]
+OnCommitted = Callable[[Committed], None]
 OnTrouble = Callable[[int, str, str], None]
-
-
-class _StoppedError(Exception):
-    """The uploader ends in the middle of an upload."""
+# `Transfer.send` with its deadline.
+_Send = Callable[[str, memoryview | bytes, OnPart], None]
 
 
 class Uploader:
@@ -51,10 +57,13 @@ class Uploader:
 
     `url` is the job's own checkpoint root. The uploads that count are those of
     `saver_ranks`; this node has those of them that are in `local_ranks`, below
-    `memory_dir`. The coordinator also commits, and keeps the newest `keep`.
+    `memory_dir`. The coordinator also commits, and keeps what `rules` say. Uploads take no
+    more of the node than `limits`; `jitter` is chance in 0..1 for the waits between tries.
+    `describe` makes torch's description of a manifest; a child process does unless another
+    way is given.
 
-    `on_committed(step, size_bytes, upload_s, total_s)` and `on_trouble(step, stage,
-    detail)` are called in the uploader's thread.
+    `on_committed(committed)` and `on_trouble(step, stage, detail)` are called in the
+    uploader's thread.
     """
 
     def __init__(
@@ -65,16 +74,20 @@ class Uploader:
         local_ranks: Sequence[int],
         saver_ranks: Sequence[int],
         coordinator: bool,
-        keep: int,
-        timeout_s: float,
+        rules: CommitRules,
         on_committed: OnCommitted,
         on_trouble: OnTrouble,
+        *,
+        limits: TransferLimits = DEFAULT_LIMITS,
+        jitter: Callable[[], float] = random.random,
+        describe: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._url = url
         self._job_id = job_id
-        self._timeout_s = timeout_s
+        self._rules = rules
+        self._limits = limits
+        self._jitter = jitter
         self._is_coordinator = coordinator
-        self._keep = keep
         self._saver_ranks = tuple(saver_ranks)
         self._on_committed = on_committed
         self._on_trouble = on_trouble
@@ -83,8 +96,12 @@ class Uploader:
             for rank in sorted(set(local_ranks) & set(saver_ranks))
         ]
         self._storage: Storage | None = None
+        self._transfer: Transfer | None = None
         self._coordinator: Coordinator | None = None
         self._stopping = threading.Event()
+        self._describer = Describer(
+            describe or partial(describe_in_child, is_stopping=self._stopping.is_set)
+        )
         self._passed = threading.Condition()
         self._passes_begun = 0
         self._last_idle_pass = 0
@@ -161,7 +178,7 @@ class Uploader:
         if self._coordinator is None:
             try:
                 coordinator = Coordinator(
-                    self._open(), self._saver_ranks, keep=self._keep, timeout_s=self._timeout_s
+                    self._open(), self._saver_ranks, self._describer, self._rules
                 )
                 coordinator.adopt()
             except StorageUnavailableError as error:
@@ -174,7 +191,7 @@ class Uploader:
 
     def _open(self) -> Storage:
         if self._storage is None:
-            deadline_s = min(CALL_DEADLINE_S, self._timeout_s)
+            deadline_s = min(CALL_DEADLINE_S, self._rules.timeout_s)
             self._storage = Storage(self._url, deadline_s=deadline_s)
         if self._stopping.is_set():
             self._storage.close()
@@ -201,7 +218,7 @@ class Uploader:
         part = _Part(folder, slot, facts, num_parts=len(self._saver_ranks))
         try:
             self._try(part)
-        except _StoppedError:
+        except StoppedError:
             return UploadState.WANTED
         except (StorageUnavailableError, CorruptCheckpointError) as error:
             if self._stopping.is_set():
@@ -212,22 +229,27 @@ class Uploader:
         return UploadState.DONE
 
     def _try(self, part: _Part) -> None:
-        deadline_s = time.monotonic() + self._timeout_s
-        for num_left in reversed(range(_NUM_TRIES)):
+        deadline_s = time.monotonic() + self._rules.timeout_s
+        for num_failures in range(1, _NUM_TRIES + 1):
             try:
                 storage = self._open()
                 # Nothing is written for a step that exists: its bytes are settled.
                 if part.facts.step not in storage.committed_steps():
                     self._expect(part)
-                    part.write(storage, self._chunks(part, deadline_s))
+                    if self._transfer is None:
+                        self._transfer = Transfer(
+                            storage, self._limits, pause=self._stopping.wait, jitter=self._jitter
+                        )
+                    part.write(partial(self._transfer.send, deadline_s=deadline_s))
                 return
             except StorageUnavailableError as error:
-                late = time.monotonic() + _RETRY_AFTER_S > deadline_s
-                if error.lasting or late or not num_left:
+                wait_s = backoff_s(num_failures, self._jitter())
+                is_late = time.monotonic() + wait_s > deadline_s
+                if error.lasting or is_late or num_failures == _NUM_TRIES:
                     raise
                 logger.info("upload tried again: job=%s %s", self._job_id, error)
-            if self._stopping.wait(_RETRY_AFTER_S):
-                raise _StoppedError
+            if self._stopping.wait(wait_s):
+                raise StoppedError
 
     def _expect(self, part: _Part) -> None:
         coordinator = self._connect()
@@ -243,24 +265,10 @@ class Uploader:
             with contextlib.suppress(StorageUnavailableError):
                 part.delete(self._storage)
 
-    def _chunks(self, part: _Part, deadline_s: float) -> Iterator[memoryview]:
-        with part.slot.payload as payload:
-            for start in range(0, len(payload), BLOCK_BYTES):
-                if self._stopping.is_set():
-                    raise _StoppedError
-                if time.monotonic() > deadline_s:
-                    raise StorageUnavailableError(
-                        f"checkpoint storage {self._url}: rank {part.folder.rank} has uploaded "
-                        f"{start} of {len(payload)} bytes in {self._timeout_s:g} s; raise "
-                        "checkpoint.upload_timeout_s or find a faster store",
-                        lasting=True,
-                    )
-                yield payload[start : start + BLOCK_BYTES]
-
     def _tell(self, news: Committed | Trouble) -> None:
         match news:
             case Committed():
-                self._on_committed(news.step, news.size_bytes, news.upload_s, news.total_s)
+                self._on_committed(news)
             case Trouble():
                 self._on_trouble(news.step, news.stage, news.detail)
 
@@ -277,21 +285,21 @@ class _Part:
         self._payload_path = f"{at}/{names.payload_name(folder.rank)}"
         self._record_path = f"{at}/{names.PARTS}/{names.part_name(folder.rank)}"
 
-    def write(self, storage: Storage, chunks: Iterator[memoryview]) -> None:
+    def write(self, send: _Send) -> None:
         """Write payload, then record: a record says that all of the payload is there.
 
         Raises:
             CorruptCheckpointError: host memory does not hold what its header says.
         """
         table, extra = self._read()
-        blocks: list[int] = []
+        blocks: dict[int, int] = {}
 
-        def summed() -> Iterator[memoryview]:
-            for chunk in chunks:
-                blocks.append(block_checksum(chunk))
-                yield chunk
+        def summed(start: int, chunk: memoryview) -> None:
+            for index, block in enumerate(block_checksums(CHECKSUM, chunk, BLOCK_BYTES)):
+                blocks[start // BLOCK_BYTES + index] = block
 
-        storage.write_chunks(self._payload_path, summed())
+        with self.slot.owned as payload:
+            send(self._payload_path, payload, summed)
         record = PartRecord(
             step=self.facts.step,
             attempt=self.facts.attempt,
@@ -299,14 +307,14 @@ class _Part:
             world_size=table.world_size,
             num_parts=self._num_parts,
             file=names.payload_name(self.folder.rank),
-            nbytes=table.payload_bytes,
+            nbytes=table.owned_bytes,
             block_bytes=BLOCK_BYTES,
             checksum=CHECKSUM,
-            blocks=tuple(blocks),
-            tensors=table.tensors,
+            blocks=tuple(blocks[index] for index in range(len(blocks))),
+            tensors=table.owned,
             extra=extra,
         )
-        storage.write_bytes(self._record_path, record.to_json())
+        send(self._record_path, record.to_json(), _ignore)
 
     def delete(self, storage: Storage) -> None:
         """Take back what was written, unless the checkpoint exists by now."""
@@ -359,3 +367,7 @@ class _RankFolder:
             del self._slots[index]
         if fresh is not None:
             self._slots[index] = fresh
+
+
+def _ignore(start: int, chunk: memoryview) -> None:
+    """A record has no checksums of blocks: it guards itself."""

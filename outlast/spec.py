@@ -19,7 +19,7 @@ from outlast.layout import Layout
 from outlast.problems import FieldProblem, SpecError, nearest_multiples
 from outlast.rules.check import check
 
-__all__ = ["FieldProblem", "JobSpec", "SpecError", "parse_spec", "set_value"]
+__all__ = ["FieldProblem", "JobSpec", "SpecError", "parse_spec"]
 
 
 class _Section(BaseModel):
@@ -257,15 +257,40 @@ class CheckpointSpec(_Section):
         None,
         description="fsspec URL of the checkpoint root; the controller's own folder unless given.",
     )
+    load: str | None = Field(
+        None,
+        description="Begin with a checkpoint of another job: its checkpoint root, which is its "
+        "checkpoint.url with its job id. Layouts may differ, models may not.",
+    )
+    load_step: int | None = Field(
+        None, ge=1, description="Which of them; the newest that can be loaded unless given."
+    )
     memory_interval_steps: int = Field(
         1, ge=1, description="Copy the state to host memory every so many steps."
     )
     storage_interval_steps: int = Field(
         50, ge=1, description="Upload a copy to the URL every so many steps, and after the last."
     )
-    keep: int = Field(3, ge=2, description="Committed checkpoints kept in storage.")
+    keep: int = Field(3, ge=2, description="Newest committed checkpoints kept in storage.")
+    keep_every_steps: int | None = Field(
+        None, ge=1, description="Keep those whose step is a multiple of this, too."
+    )
+    keep_best: int = Field(
+        0,
+        ge=0,
+        description="Keep so many with the smallest held-out loss, too; takes "
+        "eval.interval_steps. A checkpoint's loss is that of the evaluation before it.",
+    )
     upload_timeout_s: float = Field(
         600.0, gt=0, description="An upload that takes longer is given up and reported."
+    )
+    upload_bytes_per_s: float | None = Field(
+        None, ge=2**20, description="A node's uploads take no more than this on average."
+    )
+    upload_memory_bytes: int = Field(
+        2**27,
+        ge=2**23,
+        description="Memory for the parts of uploads on their way, on each node.",
     )
 
 
@@ -379,11 +404,6 @@ class JobSpec(_Section):
         return self.layout.world_size // self.workers_per_node
 
     @property
-    def shards_state(self) -> bool:
-        """Whether replicas hold different parts of the state, and each saves its own."""
-        return self.parallel.zero.level > 0 and self.parallel.dp > 1
-
-    @property
     def num_micro_batches(self) -> int:
         """Micro-batches that one replica runs per step."""
         return self.data.global_batch // (self.parallel.dp * self.parallel.micro_batch)
@@ -440,27 +460,6 @@ def _with_dp(spec: JobSpec) -> JobSpec:
         raise SpecError((problem,))
     parallel = spec.parallel.model_copy(update={"dp": ranks // per_replica})
     return spec.model_copy(update={"parallel": parallel})
-
-
-def set_value(document: dict[str, Any], assignment: str) -> None:
-    """Apply one `--set a.b.c=value` to a parsed spec, in place.
-
-    The value is read as JSON where it is JSON, else as a string.
-    """
-    path, equals, text = assignment.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
-        raise ValueError(f"--set {assignment!r}: expected path=value, such as parallel.tp=2")
-    target = document
-    for key in keys[:-1]:
-        inner = target.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ValueError(f"--set {assignment!r}: {key} is a value, not a section")
-        target = inner
-    try:
-        target[keys[-1]] = json.loads(text)
-    except json.JSONDecodeError:
-        target[keys[-1]] = text
 
 
 def _explain(detail: Any) -> FieldProblem:

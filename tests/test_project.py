@@ -149,5 +149,5 @@ def test_ci_runs_what_a_person_runs() -> None:
     lines = script.read_text(encoding="utf-8").splitlines()
     assert "set -euo pipefail" in lines
     assert [line for line in lines if "make" in line] == [
-        "exec make test test-kube test-prometheus </dev/null"
+        "exec make test test-kube test-prometheus test-stores </dev/null"
     ]

@@ -65,6 +65,8 @@ class TrainLoop:
         self._saver = saver
         self._stop_requested = stop_requested
         self._upload_due = False
+        # The newest one of this attempt: what a checkpoint is rated by.
+        self._evaluation: dict[str, Any] | None = None
         self._first = True
         # Micro-batch losses are sums over tokens; this makes them parts of the global mean.
         self._tokens = self._spec.data.global_batch * self._spec.model.seq_len
@@ -216,6 +218,7 @@ class TrainLoop:
         if self._mesh.at.tp > 0:
             total.zero_()
         (loss,) = self._read(self._mesh.fold(total.view(1), sum_in_order))
+        self._evaluation = {"step": step, "loss": loss}
         if self._mesh.rank == 0:
             print(f"step {step}: held-out loss {loss:.4f}", flush=True)
         return loss
@@ -232,7 +235,7 @@ class TrainLoop:
         if not (upload or stopping or step % settings.memory_interval_steps == 0):
             return
         self._box.phase(Phase.CHECKPOINT)
-        extra = self._state.extra(step)
+        extra = {**self._state.extra(step), "evaluation": self._evaluation}
         saved = self._saver.save(step, extra, upload=upload, common_step=agreed.common_step)
         if not saved:
             print(

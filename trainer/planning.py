@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from outlast.blackbox import Expected
 from outlast.spec import JobSpec, ModelSpec
 from trainer.core.memory import rank_memory
@@ -46,6 +49,28 @@ def expected_of(spec: JobSpec, stage: int, *, on_gpu: bool) -> Expected:
     """What a rank of `stage` should need, to be held beside what it measures."""
     facts = plan_input(spec, on_gpu=on_gpu)
     return Expected(memory_bytes=rank_memory(facts, stage).device_bytes, bubble=bubble(facts))
+
+
+def host_memory_bytes(spec: JobSpec, ranks: Iterable[int]) -> int:
+    """Enough tmpfs for the host-memory checkpoints of these ranks, which share a node."""
+    stages = Counter(spec.layout.coordinate(rank).pp for rank in ranks)
+    facts = plan_input(spec)
+    return sum(
+        count * rank_memory(facts, stage).host_memory_bytes for stage, count in stages.items()
+    )
+
+
+def node_host_memory_bytes(spec: JobSpec) -> int:
+    """Enough tmpfs for any node of the job, which holds consecutive ranks."""
+    per_node = spec.workers_per_node
+    by_stages: dict[tuple[int, ...], int] = {}
+    for first in range(0, spec.layout.world_size, per_node):
+        ranks = range(first, first + per_node)
+        # Thousands of nodes have few different mixtures of stages.
+        stages = tuple(spec.layout.coordinate(rank).pp for rank in ranks)
+        if stages not in by_stages:
+            by_stages[stages] = host_memory_bytes(spec, ranks)
+    return max(by_stages.values())
 
 
 def _model_facts(model: ModelSpec) -> ModelFacts:

@@ -11,7 +11,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from checkpoint.core.ownership import Copies, Held, owned
 from checkpoint.stage import NamedTensor
 from outlast.spec import JobSpec
 from trainer import configure
@@ -76,10 +77,13 @@ class TrainState:
         return Comm(group=self.mesh.dp.group, ranks=(self.mesh.rank,), index=0)
 
     def named_tensors(self) -> list[NamedTensor]:
-        """All tensors that a checkpoint holds, with their place in the whole model."""
+        """All tensors that a checkpoint holds, with their place in the whole model.
+
+        Those that this rank saves for all that hold them come first.
+        """
         optimizer = self.optimizer
-        return [
-            tensor
+        tensors = [
+            (tensor, self.flat.facts[piece.name])
             for part in self.flat.parts
             for prefix, suffix, buffer in (
                 ("model.", "", part.master),
@@ -94,6 +98,16 @@ class TrainState:
                 piece.inside,
             )
         ]
+        shares = owned(
+            [_held(tensor, facts, self.mesh) for tensor, facts in tensors],
+            replicas=Copies(index=self.holders.index, count=self.holders.size),
+            tensor_group=Copies(index=self.mesh.tp.index, count=self.mesh.tp.size),
+            ends=Copies(index=self.mesh.embedding.index, count=self.mesh.embedding.size),
+        )
+        placed = [
+            replace(tensor, owned=share) for (tensor, _), share in zip(tensors, shares, strict=True)
+        ]
+        return sorted(placed, key=lambda tensor: not tensor.owned)
 
     def initialise(self) -> None:
         """The state before the first step, whatever a restore that failed has left."""
@@ -101,7 +115,12 @@ class TrainState:
         self.optimizer.reset()
 
     def extra(self, step: int) -> dict[str, Any]:
-        """What a checkpoint of `step` holds besides tensors."""
+        """What a checkpoint of `step` holds besides tensors.
+
+        A rank of another layout can go on from any rank's: samples follow from the step,
+        and all ranks draw alike from the global generator, because what differs between
+        them is drawn by name.
+        """
         return {
             "step": step,
             "loader": {
@@ -112,6 +131,7 @@ class TrainState:
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
             "rng": {"torch_cpu": bytes(torch.get_rng_state().numpy()).hex()},
             "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
+            "layout": _layout(self.spec),
             "environment": environment(self.mesh.device),
         }
 
@@ -122,6 +142,9 @@ class TrainState:
             ValueError: the text or the order of samples is another one, so going on would
                 train on a mixture.
         """
+        if "converted_from" in extra:
+            # Another program's: it holds tensors. What else there is follows from the step.
+            return [f"the checkpoint of step {extra['step']} is from {extra['converted_from']}"]
         state = bytearray.fromhex(extra["rng"]["torch_cpu"])
         torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
         loader = extra["loader"]
@@ -134,8 +157,9 @@ class TrainState:
         own = self.extra(extra["step"])
         if loader != own["loader"]:
             raise ValueError(
-                f"the checkpoint of step {extra['step']} is of another job: its loader stood at "
-                f"{loader}, this job's is at {own['loader']}"
+                f"the checkpoint of step {extra['step']} was trained on other samples: its loader "
+                f"stood at {loader}, this job's is at {own['loader']}; go on with the same "
+                "data, seed and data.global_batch"
             )
         if self.loss_scale is not None:
             if extra["loss_scale"] is None:
@@ -144,8 +168,9 @@ class TrainState:
                     f"in {self.spec.precision!r}; go on in the precision that it was trained in"
                 )
             self.loss_scale.restore(extra["loss_scale"])
-        before = extra["environment"] | extra["schedule"]
-        now = own["environment"] | own["schedule"]
+        before, now = (
+            each["environment"] | each["layout"] | each["schedule"] for each in (extra, own)
+        )
         return [
             f"{name} {before.get(name)} is now {now.get(name)}"
             for name in dict.fromkeys((*before, *now))
@@ -259,6 +284,14 @@ def _named(
         )
 
 
+def _held(named: NamedTensor, facts: ParameterFacts, mesh: Mesh) -> Held:
+    return Held(
+        nbytes=named.tensor.nbytes,
+        over_tensor_group=mesh.tp.size > 1 and not facts.is_sharded,
+        tied=facts.tied,
+    )
+
+
 def environment(device: torch.device) -> dict[str, str]:
     """What decides the bits of the arithmetic besides the job itself."""
     found = {
@@ -287,6 +320,15 @@ def _processor() -> str:
             if name.strip() == "model name":
                 return value.strip()
     return platform.machine()
+
+
+def _layout(spec: JobSpec) -> dict[str, str]:
+    """What decides the order of sums, and with it their bits."""
+    parallel = spec.parallel
+    axes = ("tp", "pp", "dp", "virtual_stages", "layer_split", "micro_batch", "sequence_parallel")
+    return {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes} | {
+        "parallel.zero.level": str(parallel.zero.level)
+    }
 
 
 def _loader(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:

@@ -2,12 +2,16 @@
 
     commits/00000050.json                   the checkpoint of step 50 exists
     step-00000050.2/manifest.json           what attempt 2 saved at step 50
-    step-00000050.2/rank-00003.bin          payload of one saver rank
-    step-00000050.2/parts/rank-00003.json   its record, written after the payload
+    step-00000050.2/__3_0.distcp            payload of one rank
+    step-00000050.2/parts/rank-00003.json   its record, until the manifest has it
+    step-00000050.2/.metadata               for torch's tools: what lies where, once more
     quarantine/00000050.2.json              commit record of a checkpoint found corrupt
+    pins/00000050.json                      a person wants to keep the checkpoint of step 50
+    leases/00000050.<token>.json            somebody is reading it
 
 Every attempt writes into a folder of its own, so that a writer that wakes up
-late cannot touch bytes that another attempt has committed.
+late cannot touch bytes that another attempt has committed. The folder is one that
+`torch.distributed.checkpoint` reads too, which is why payloads have the names they have.
 """
 
 from __future__ import annotations
@@ -16,12 +20,18 @@ import re
 
 COMMITS = "commits"
 QUARANTINE = "quarantine"
+PINS = "pins"
+LEASES = "leases"
 PARTS = "parts"
 MANIFEST = "manifest.json"
+# torch looks for this name.
+METADATA = ".metadata"
 
 _ATTEMPT_FOLDER = re.compile(r"step-(\d{8,})\.(\d+)")
 _COMMIT = re.compile(r"(\d{8,})\.json")
 _QUARANTINED = re.compile(r"(\d{8,})\.(\d+)\.json")
+_LEASE = re.compile(r"(\d{8,})\.([0-9a-f]+)\.json")
+_DRAFT = re.compile(r"\.(.+)\.([0-9a-f]{32})")
 _PART = re.compile(r"rank-(\d{5,})\.json")
 
 
@@ -58,9 +68,36 @@ def parse_quarantined(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def pin_path(step: int) -> str:
+    """The record that keeps the checkpoint of `step` whatever retention says."""
+    return f"{PINS}/{step:08d}.json"
+
+
+def lease_path(step: int, token: str) -> str:
+    """The record by which one reader keeps the checkpoint of `step` for a while."""
+    return f"{LEASES}/{step:08d}.{token}.json"
+
+
+def parse_lease(name: str) -> int | None:
+    """Step of a lease's file name; None for any other name."""
+    match = _LEASE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def draft_name(name: str, token: str) -> str:
+    """What a file is called before it is whole; `token` is 32 hexadecimal digits."""
+    return f".{name}.{token}"
+
+
+def parse_draft(name: str) -> tuple[str, str] | None:
+    """Name and token of a file that is not whole yet; None for any other name."""
+    match = _DRAFT.fullmatch(name)
+    return (match[1], match[2]) if match else None
+
+
 def payload_name(rank: int) -> str:
     """File of a rank's payload in its attempt folder."""
-    return f"rank-{rank:05d}.bin"
+    return f"__{rank}_0.distcp"
 
 
 def part_name(rank: int) -> str:

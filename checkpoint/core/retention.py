@@ -1,15 +1,55 @@
 """Which checkpoints and which remains of unfinished ones to delete.
 
-Only what is older than the newest commit is ever touched: a folder at or beyond
-it may be one that somebody is about to commit.
+A checkpoint stays when any reason keeps it: it is among the newest, its step is a
+multiple that is kept for good, its metric is among the best, a person pinned it, or
+somebody is reading it. One whose records cannot be read proves nothing: it is never
+counted among the newest, and goes only when it is older than all of them.
+
+Remains are judged by time, told by the store's own clock: those of a node may differ
+by minutes.
 
 What does not belong here: deleting, and looking at clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """What stays of a job's checkpoints besides pinned ones."""
+
+    keep: int
+    """So many of the newest."""
+    every_steps: int | None = None
+    """Each whose step is a multiple of this."""
+    best: int = 0
+    """So many with the smallest metric; of equals, the newer."""
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}; at least the newest checkpoint is kept")
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ValueError(f"every_steps is {self.every_steps}; it counts steps")
+        if self.best < 0:
+            raise ValueError(f"best is {self.best}; it counts checkpoints")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedStep:
+    """A checkpoint that exists. `attempt` is None when its records cannot be read.
+
+    `metric` is what `RetentionPolicy.best` goes by: smaller is better, None is unknown.
+    """
+
+    step: int
+    attempt: int | None
+    metric: float | None = None
+    is_pinned: bool = False
+    is_read: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,35 +69,50 @@ class Cleanup:
 
 
 def plan_cleanup(
-    committed: Mapping[int, int | None],
+    committed: Sequence[CommittedStep],
     folders: Sequence[AttemptFolder],
+    policy: RetentionPolicy,
     *,
-    keep: int,
-    quarantined: Collection[tuple[int, int]] = (),
+    busy: Collection[tuple[int, int]] = (),
 ) -> Cleanup:
-    """What may go, to keep the newest `keep` checkpoints.
+    """What may go under `policy`.
 
-    `committed` gives the attempt of every committed step, None where the record cannot
-    be read: then nothing of that step is swept. Quarantined folders, named by step and
-    attempt, stay until a person removes them.
+    Folders in `busy`, named by step and attempt, stay: somebody waits for their parts,
+    or they were found corrupt and a person may want to look at them.
     """
-    if keep < 1:
-        raise ValueError(f"keep is {keep}; at least the newest checkpoint is kept")
-    steps = sorted(committed, reverse=True)
-    if not steps:
+    kept = kept_steps(committed, policy)
+    if not kept:
         return Cleanup(delete_steps=(), sweep=())
-    outdated = set(steps[keep:])
+    named = {one.step: one.attempt for one in committed}
+    deleted = tuple(sorted(step for step in named if step not in kept))
     return Cleanup(
-        delete_steps=tuple(sorted(outdated)),
+        delete_steps=deleted,
         sweep=tuple(
             folder
             for folder in folders
-            if folder.step < steps[0]
-            and folder.step not in outdated
-            and (folder.step, folder.attempt) not in quarantined
-            and not _is_named(committed, folder)
+            if folder.step not in deleted
+            and (folder.step, folder.attempt) not in busy
+            # A record that cannot be read may name any attempt.
+            and not (folder.step in named and named[folder.step] in (None, folder.attempt))
         ),
     )
+
+
+def kept_steps(committed: Sequence[CommittedStep], policy: RetentionPolicy) -> frozenset[int]:
+    """Steps that stay; none of them when no checkpoint can be vouched for."""
+    newest_first = sorted(committed, key=lambda one: one.step, reverse=True)
+    whole = [one for one in newest_first if one.attempt is not None]
+    if not whole:
+        return frozenset()
+    newest = whole[: policy.keep]
+    rated = sorted((one for one in whole if _is_rated(one)), key=_rating)
+    kept = {one.step for one in (*newest, *rated[: policy.best])}
+    for one in committed:
+        is_multiple = policy.every_steps is not None and one.step % policy.every_steps == 0
+        is_damaged_and_new = one.attempt is None and one.step > newest[-1].step
+        if one.is_pinned or one.is_read or is_multiple or is_damaged_and_new:
+            kept.add(one.step)
+    return frozenset(kept)
 
 
 def is_abandoned(
@@ -70,8 +125,8 @@ def is_abandoned(
 ) -> bool:
     """Whether nobody can be writing a folder that no commit names any more.
 
-    `written_at_s` are the times of its files. Where a store gives none, the folder must
-    be older than every checkpoint that is kept.
+    `written_at_s` are the times of its files, and `now_s` is of the same clock. Where a
+    store gives none, the folder must be older than every checkpoint that is kept.
     """
     known = [at for at in written_at_s if at is not None]
     if len(known) < len(written_at_s) or not known:
@@ -79,8 +134,15 @@ def is_abandoned(
     return now_s - max(known) > grace_s
 
 
-def _is_named(committed: Mapping[int, int | None], folder: AttemptFolder) -> bool:
-    if folder.step not in committed:
-        return False
-    attempt = committed[folder.step]
-    return attempt is None or attempt == folder.attempt
+def is_lease_held(written_at_s: float | None, *, now_s: float, lasts_s: float) -> bool:
+    """Whether a reader's lease still counts; one without a time counts for ever."""
+    return written_at_s is None or now_s - written_at_s <= lasts_s
+
+
+def _is_rated(one: CommittedStep) -> bool:
+    return one.metric is not None and math.isfinite(one.metric)
+
+
+def _rating(one: CommittedStep) -> tuple[float, int]:
+    assert one.metric is not None, "only rated checkpoints are compared"
+    return (one.metric, -one.step)

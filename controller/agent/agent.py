@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from random import Random
 
 import outlast
+from checkpoint.commit import Committed
 from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands, Parts
 from controller.agent.config import AgentConfig
@@ -237,14 +238,16 @@ class Agent:
         event.at_s = time.time()
         self._emit(event, Weight.LASTING)
 
-    def upload_committed(
-        self, job_id: str, step: int, size_bytes: int, upload_s: float, total_s: float
-    ) -> None:
+    def upload_committed(self, job_id: str, committed: Committed) -> None:
         """A checkpoint is in storage, whole."""
-        committed = agents_pb2.CheckpointCommitted(
-            step=step, size_bytes=size_bytes, upload_s=upload_s, total_s=total_s
+        message = agents_pb2.CheckpointCommitted(
+            step=committed.step,
+            size_bytes=committed.size_bytes,
+            upload_s=committed.upload_s,
+            total_s=committed.total_s,
+            is_behind=committed.is_behind,
         )
-        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=committed))
+        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=message))
         self._upload_ends["committed"] += 1
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:

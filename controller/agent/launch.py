@@ -163,24 +163,23 @@ def make_launches(
 def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec) -> UploadPlan:
     """Who uploads what for the ranks of a start command.
 
-    Replicas that hold the same state leave it to the one with data-parallel coordinate 0.
+    Every rank has a part of the checkpoint: what it owns, which only the trainer can say.
     """
     start = command.start_workers
-    layout = spec.layout
-    savers = [
-        rank
-        for rank in range(layout.world_size)
-        if spec.shards_state or layout.coordinate(rank).dp == 0
-    ]
     return UploadPlan(
         url=start.checkpoint_url,
         job_id=command.job_id,
         memory_dir=config.job_memory_dir(command.job_id),
         local_ranks=tuple(start.ranks),
-        saver_ranks=tuple(savers),
+        saver_ranks=tuple(range(spec.layout.world_size)),
         is_coordinator=0 in start.ranks,
-        keep=spec.checkpoint.keep,
         timeout_s=spec.checkpoint.upload_timeout_s,
+        interval_steps=spec.checkpoint.storage_interval_steps,
+        keep=spec.checkpoint.keep,
+        keep_every_steps=spec.checkpoint.keep_every_steps,
+        keep_best=spec.checkpoint.keep_best,
+        memory_bytes=spec.checkpoint.upload_memory_bytes,
+        bytes_per_s=spec.checkpoint.upload_bytes_per_s,
     )
 
 

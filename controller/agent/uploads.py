@@ -16,6 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from checkpoint.commit import CommitRules, Committed
+from checkpoint.core.pacing import TransferLimits
+from checkpoint.core.retention import RetentionPolicy
 from checkpoint.upload import Uploader
 from controller.agent.threads import run_blocking
 
@@ -36,16 +39,19 @@ class UploadPlan:
     local_ranks: tuple[int, ...]
     saver_ranks: tuple[int, ...]
     is_coordinator: bool
-    keep: int
     timeout_s: float
+    interval_steps: int
+    keep: int
+    keep_every_steps: int | None
+    keep_best: int
+    memory_bytes: int
+    bytes_per_s: float | None
 
 
 class UploadEvents(Protocol):
     """Hears what becomes of uploads, in the event loop's thread."""
 
-    def upload_committed(
-        self, job_id: str, step: int, size_bytes: int, upload_s: float, total_s: float
-    ) -> None: ...
+    def upload_committed(self, job_id: str, committed: Committed) -> None: ...
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None: ...
 
@@ -104,10 +110,8 @@ class Uploads:
         uploader.start()
 
     def _make(self, plan: UploadPlan) -> Uploader:
-        def committed(step: int, size_bytes: int, upload_s: float, total_s: float) -> None:
-            self._later(
-                self._events.upload_committed, plan.job_id, step, size_bytes, upload_s, total_s
-            )
+        def committed(what: Committed) -> None:
+            self._later(self._events.upload_committed, plan.job_id, what)
 
         def trouble(step: int, stage: str, detail: str) -> None:
             self._later(self._events.upload_trouble, plan.job_id, step, stage, detail)
@@ -119,10 +123,16 @@ class Uploads:
             local_ranks=plan.local_ranks,
             saver_ranks=plan.saver_ranks,
             coordinator=plan.is_coordinator,
-            keep=plan.keep,
-            timeout_s=plan.timeout_s,
+            rules=CommitRules(
+                retention=RetentionPolicy(
+                    keep=plan.keep, every_steps=plan.keep_every_steps, best=plan.keep_best
+                ),
+                timeout_s=plan.timeout_s,
+                interval_steps=plan.interval_steps,
+            ),
             on_committed=committed,
             on_trouble=trouble,
+            limits=TransferLimits(memory_bytes=plan.memory_bytes, bytes_per_s=plan.bytes_per_s),
         )
 
     def _later(self, tell: Callable[..., None], *arguments: object) -> None:

@@ -263,21 +263,26 @@ class JobStalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
-    """A checkpoint became visible in storage, verified by its commit record."""
+    """A checkpoint became visible in storage, verified by its commit record.
+
+    `is_behind` says that storage has been too slow for the job's interval for a while.
+    """
 
     job_id: JobId
     step: int
+    is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
-    """An upload was given up; training goes on."""
+    """An upload was given up, or a checkpoint could not be loaded; training goes on."""
 
     job_id: JobId
     node: NodeId
     step: int
     detail: str
     at_s: float
+    was_stored: bool = False
 
 
 NodeEvent = (

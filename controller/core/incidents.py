@@ -82,7 +82,10 @@ def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> None:
         retry_left=job.plan.retry_budget,
         faults_in_row=0,
     )
-    close_storage_trouble(ctx, job, f"step {event.step} was committed")
+    if event.is_behind:
+        _storage_is_slow(ctx, job, event.step)
+    else:
+        close_storage_trouble(ctx, job, f"step {event.step} was committed")
 
 
 def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
@@ -94,7 +97,7 @@ def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
 
 
 def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
-    """An upload was given up. Training goes on; the incident says so."""
+    """A checkpoint cannot be stored or loaded. Training goes on; the incident says so."""
     job = ctx.state.jobs.get(event.job_id)
     if job is None or job.state in (JobState.FAILED, JobState.CANCELLED):
         return
@@ -109,15 +112,48 @@ def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
     if trouble is not None:
         ctx.add_evidence(trouble, evidence)
         return
+    _open_storage_trouble(ctx, job, evidence, _trouble_in_words(event))
+
+
+def _storage_is_slow(ctx: Context, job: JobRecord, step: int) -> None:
+    """Checkpoints arrive, but later than the spec wants them; each further one is no news."""
+    if _storage_trouble(ctx, job) is not None:
+        return
+    evidence = Evidence(
+        kind=EvidenceKind.CHECKPOINT,
+        node=None,
+        rank=None,
+        detail=f"step {step}: storing takes longer than training takes between two checkpoints",
+        at_s=ctx.now_s,
+    )
+    _open_storage_trouble(
+        ctx,
+        job,
+        evidence,
+        "storage is too slow for checkpoint.storage_interval_steps: uploads start late, and a "
+        "loss of host memory would cost more steps than the spec asks for; training goes on. "
+        "Make the interval longer, raise checkpoint.upload_bytes_per_s if it is set, or find a "
+        "faster store",
+    )
+
+
+def _open_storage_trouble(ctx: Context, job: JobRecord, evidence: Evidence, reason: str) -> None:
     number = job.num_incidents + 1
     incident = _new(ctx, job, number, evidence, IncidentState.OPEN)
-    ctx.put_incident(
-        incident,
-        cause=Cause.STORAGE,
-        reason=f"a checkpoint could not be stored ({event.detail}); training goes on from host "
-        "memory, and the next upload is tried as planned",
-    )
+    ctx.put_incident(incident, cause=Cause.STORAGE, reason=reason)
     ctx.put_job(job, num_incidents=number)
+
+
+def _trouble_in_words(event: CheckpointFailed) -> str:
+    if event.was_stored:
+        return (
+            f"the checkpoint of step {event.step} could not be loaded ({event.detail}); training "
+            "went on from an older one, and its files are kept for people to look at"
+        )
+    return (
+        f"a checkpoint could not be stored ({event.detail}); training goes on from host memory, "
+        "and the next upload is tried as planned"
+    )
 
 
 def tend(ctx: Context) -> None:

@@ -261,7 +261,9 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
         case "checkpoint_committed":
             return [
                 CheckpointCommitted(
-                    job_id=JobId(event.job_id), step=event.checkpoint_committed.step
+                    job_id=JobId(event.job_id),
+                    step=event.checkpoint_committed.step,
+                    is_behind=event.checkpoint_committed.is_behind,
                 )
             ]
         case "checkpoint_trouble":
@@ -273,6 +275,7 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
                     step=trouble.step,
                     detail=f"{trouble.stage}: {trouble.detail}",
                     at_s=event.at_s,
+                    was_stored=trouble.stage == "load",
                 )
             ]
         case other:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from outlast import __version__
-from outlast.cli import diagnose, fleet, incidents, jobs, planning, serve
+from outlast.cli import checkpoints, diagnose, fleet, incidents, jobs, planning, serve
 from outlast.cli.demo import command as demo
 from outlast.cli.errors import CliError, ExitCode
 
@@ -68,6 +68,7 @@ jobs.register(app)
 incidents.register(app)
 fleet.register(app)
 diagnose.register(app)
+checkpoints.register(app)
 planning.register(app)
 demo.register(app)
 

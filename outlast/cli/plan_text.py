@@ -24,6 +24,8 @@ def print_plan(spec: JobSpec, found: Plan, projected: Projected | None) -> None:
     output.print_lines([*_job_lines(spec), *_work_lines(spec, found), *_waiting_lines(spec, found)])
     print("\nmemory of one rank")
     _print_memory(found.ranks)
+    print()
+    output.print_lines(_host_lines(spec))
     if projected is not None:
         print(f"\non {projected.device.name}")
         output.print_lines(_projection_lines(spec, projected))
@@ -159,6 +161,18 @@ def _print_memory(ranks: tuple[RankMemory, ...]) -> None:
         ],
         empty="",
     )
+
+
+def _host_lines(spec: JobSpec) -> list[tuple[str, str]]:
+    from trainer.planning import node_host_memory_bytes
+
+    return [
+        (
+            "host memory",
+            f"{size(node_host_memory_bytes(spec))} of tmpfs on a node of {spec.workers_per_node} "
+            "rank(s), for checkpoints",
+        )
+    ]
 
 
 def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, str]]:

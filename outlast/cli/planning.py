@@ -78,8 +78,8 @@ def plan(
 ) -> None:
     """Check a job spec and print what it will need. Runs nothing.
 
-    Prints the layout, parameters, memory of a rank by part, pipeline bubble and
-    communication per step; with --device also the time of a step and its MFU, and
+    Prints the layout, parameters, memory of a rank by part, tmpfs that a node needs for
+    checkpoints in host memory, pipeline bubble and communication per step; with --device also the time of a step and its MFU, and
     whether the job fits. Warns of what will be slow or will not fit.
     """
     from outlast.cli.plan_text import print_plan, warnings
@@ -151,6 +151,8 @@ def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
 
 def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
     """The plan as plain values, groups and totals included."""
+    from trainer.planning import node_host_memory_bytes
+
     layout = spec.layout
     return {
         "name": spec.name,
@@ -159,6 +161,7 @@ def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
         "total_flops": found.flops_per_token * found.tokens_per_step * spec.steps,
         "nodes": spec.num_nodes,
         "workers_per_node": spec.workers_per_node,
+        "node_host_memory_bytes": node_host_memory_bytes(spec),
         "groups": {
             "tp": layout.tp_groups(),
             "dp": layout.dp_groups(),

@@ -1,4 +1,4 @@
-"""Rules of the job's name and of recovery."""
+"""Rules of the job's name, of its checkpoints and of recovery."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from outlast.ids import NAME_PATTERN
-from outlast.problems import FieldProblem
+from outlast.problems import FieldProblem, only_with
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
@@ -23,6 +23,14 @@ def check_name(spec: JobSpec) -> list[FieldProblem]:
             "starting and ending with a letter or digit",
         )
     ]
+
+
+def check_checkpoint(spec: JobSpec) -> list[FieldProblem]:
+    """Checkpoints are rated by evaluations."""
+    best = spec.checkpoint.keep_best
+    if best and spec.eval.interval_steps is None:
+        return [only_with("checkpoint.keep_best", best, "eval.interval_steps", "none")]
+    return []
 
 
 def check_recovery(spec: JobSpec) -> list[FieldProblem]:

@@ -465,10 +465,13 @@ class CheckpointCommitted(google.protobuf.message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     UPLOAD_S_FIELD_NUMBER: builtins.int
     TOTAL_S_FIELD_NUMBER: builtins.int
+    IS_BEHIND_FIELD_NUMBER: builtins.int
     step: builtins.int
     size_bytes: builtins.int
     upload_s: builtins.float
     total_s: builtins.float
+    is_behind: builtins.bool
+    """Storage has been too slow for the interval that the spec asks for, for a while."""
     def __init__(
         self,
         *,
@@ -476,8 +479,9 @@ class CheckpointCommitted(google.protobuf.message.Message):
         size_bytes: builtins.int = ...,
         upload_s: builtins.float = ...,
         total_s: builtins.float = ...,
+        is_behind: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["size_bytes", b"size_bytes", "step", b"step", "total_s", b"total_s", "upload_s", b"upload_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_behind", b"is_behind", "size_bytes", b"size_bytes", "step", b"step", "total_s", b"total_s", "upload_s", b"upload_s"]) -> None: ...
 
 global___CheckpointCommitted = CheckpointCommitted
 

@@ -62,10 +62,10 @@ def test_assignment_holds_what_a_worker_must_know(tmp_path: Path) -> None:
     assert parse_spec(first["spec"]).name == "job"
 
 
-def test_only_replica_0_saves_and_only_the_node_of_rank_0_commits(tmp_path: Path) -> None:
+def test_every_rank_saves_and_only_the_node_of_rank_0_commits(tmp_path: Path) -> None:
     command = start_command(ranks=(2, 3), checkpoint_url="memory://c/job")
     plan = launch.upload_plan(config(tmp_path), command, spec())
-    assert plan.saver_ranks == (0, 1)
+    assert plan.saver_ranks == (0, 1, 2, 3)
     assert plan.local_ranks == (2, 3)
     assert not plan.is_coordinator
     assert launch.upload_plan(config(tmp_path), start_command(), spec()).is_coordinator

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.commit import Committed
 from controller.agent import uploads as uploads_module
 from controller.agent.uploads import UploadPlan, Uploads, delete_job_memory, held_bytes
 
@@ -21,9 +22,15 @@ PLAN = UploadPlan(
     local_ranks=(0, 1),
     saver_ranks=(0, 1),
     is_coordinator=True,
-    keep=3,
     timeout_s=600.0,
+    interval_steps=50,
+    keep=3,
+    keep_every_steps=None,
+    keep_best=0,
+    memory_bytes=1 << 27,
+    bytes_per_s=None,
 )
+COMMITTED = Committed(step=50, size_bytes=1000, upload_s=0.5, total_s=2.5, is_behind=False)
 
 
 class NotingUploader:
@@ -46,7 +53,7 @@ class NotingUploader:
         thread.join()
 
     def work(self) -> None:
-        self.committed(50, 1000, 0.5, 2.5)
+        self.committed(COMMITTED)
         self.trouble(100, "upload", "No space left on device")
 
     def drain(self, timeout_s: float) -> bool:
@@ -64,11 +71,9 @@ class Heard:
         self.events: list[tuple[object, ...]] = []
         self.threads: set[int] = set()
 
-    def upload_committed(
-        self, job_id: str, step: int, size_bytes: int, upload_s: float, total_s: float
-    ) -> None:
+    def upload_committed(self, job_id: str, committed: Committed) -> None:
         self.threads.add(threading.get_ident())
-        self.events.append((job_id, step, size_bytes, upload_s, total_s))
+        self.events.append((job_id, committed))
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
         self.threads.add(threading.get_ident())
@@ -126,7 +131,7 @@ def test_what_an_uploader_reports_is_heard_in_the_event_loop(notes: list[str]) -
 
     asyncio.run(run())
     assert heard.events == [
-        ("job", 50, 1000, 0.5, 2.5),
+        ("job", COMMITTED),
         ("job", 100, "upload", "No space left on device"),
     ]
     assert heard.threads == {threading.get_ident()}

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from checkpoint import dcp
+from checkpoint.commit import CommitRules, Committed
+from checkpoint.core.manifest import Manifest
 from checkpoint.core.names import memory_folder
-from checkpoint.restore import load_storage
+from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
+from checkpoint.core.retention import RetentionPolicy
+from checkpoint.restore import Alone, load_storage
 from checkpoint.stage import NamedTensor, Stager
 from checkpoint.storage import Storage
 from checkpoint.upload import Uploader
@@ -22,10 +28,14 @@ DEADLINE_S = 20.0
 
 
 def make_tensors(seed: int, *, rank: int = 0, ranks: int = 1, width: int = 8) -> list[NamedTensor]:
-    """Tensors of several types and shapes; the first is cut by rows over `ranks`."""
-    made = torch.Generator().manual_seed(seed * 1000 + rank)
-    sharded = torch.randn(4, width, generator=made)
-    return [
+    """Tensors of several types and shapes; the first is cut by rows over `ranks`.
+
+    The others are the same everywhere, and rank 0 owns them.
+    """
+    rows = torch.Generator().manual_seed(seed * 1000 + rank + 1)
+    sharded = torch.randn(4, width, generator=rows)
+    made = torch.Generator().manual_seed(seed * 1000)
+    tensors = [
         NamedTensor("model.weight", sharded, (4 * ranks, width), (4 * rank, 0)),
         NamedTensor("model.bias", torch.randn(5, generator=made).double(), (5,), (0,)),
         NamedTensor("optim.scale", torch.tensor(float(seed)), (), ()),
@@ -35,6 +45,8 @@ def make_tensors(seed: int, *, rank: int = 0, ranks: int = 1, width: int = 8) ->
         # Not in one piece: saved and restored in its logical order.
         NamedTensor("model.turned", torch.randn(2, 3, generator=made).t(), (3, 2), (0, 0)),
     ]
+    own, *others = tensors
+    return [own, *(replace(other, owned=rank == 0) for other in others)]
 
 
 def same_bits(left: Sequence[NamedTensor], right: Sequence[NamedTensor]) -> bool:
@@ -53,7 +65,6 @@ def make_stager(
     rank: int = 0,
     world_size: int = 1,
     attempt: int = 1,
-    saver: bool = True,
 ) -> Stager:
     return Stager(
         memory / memory_folder(rank),
@@ -61,7 +72,6 @@ def make_stager(
         attempt=attempt,
         world_size=world_size,
         tensors=tensors,
-        saver=saver,
     )
 
 
@@ -81,14 +91,23 @@ class News:
     sizes: list[int] = field(default_factory=list)
     trouble: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def on_committed(self, step: int, size_bytes: int, upload_s: float, total_s: float) -> None:
-        assert upload_s >= 0
-        assert total_s >= 0
-        self.committed.append(step)
-        self.sizes.append(size_bytes)
+    def on_committed(self, committed: Committed) -> None:
+        assert committed.upload_s >= 0
+        assert committed.total_s >= 0
+        self.committed.append(committed.step)
+        self.sizes.append(committed.size_bytes)
 
     def on_trouble(self, step: int, stage: str, detail: str) -> None:
         self.trouble.append((step, stage, detail))
+
+
+def describe_here(manifest: bytes) -> bytes:
+    """What the child process makes, without its seconds of importing torch."""
+    return dcp.describe(Manifest.from_json(manifest))
+
+
+def commit_rules(*, keep: int = 2, timeout_s: float = 30.0) -> CommitRules:
+    return CommitRules(retention=RetentionPolicy(keep=keep), timeout_s=timeout_s, interval_steps=1)
 
 
 @contextmanager
@@ -101,6 +120,8 @@ def uploading(
     coordinator: bool = True,
     keep: int = 2,
     timeout_s: float = 30.0,
+    limits: TransferLimits = DEFAULT_LIMITS,
+    describe: Callable[[bytes], bytes] | None = None,
 ) -> Iterator[tuple[Uploader, News]]:
     """An uploader at work, and what it says."""
     news = News()
@@ -111,10 +132,11 @@ def uploading(
         local,
         savers,
         coordinator,
-        keep,
-        timeout_s,
+        commit_rules(keep=keep, timeout_s=timeout_s),
         news.on_committed,
         news.on_trouble,
+        limits=limits,
+        describe=describe or describe_here,
     )
     uploader.start()
     try:
@@ -139,27 +161,82 @@ def commit_steps(url: str, memory: Path, steps: Sequence[int], *, keep: int = 5)
 
 
 def load_alone(storage: Storage, step: int, tensors: Sequence[NamedTensor]) -> dict[str, object]:
-    """Load as the only rank of a data-parallel group."""
-    return load_storage(storage, step, tensors, is_reader=True, broadcast=lambda tensor: None)
+    """Load as the only rank there is."""
+    return load_storage(storage, step, tensors, Alone())
 
 
-class ThreadGroup:
-    """A data-parallel group of threads; rank 0 is the reader."""
+class ThreadPeers:
+    """One of several ranks that are threads of this process; make them with `of`."""
 
-    def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=DEADLINE_S)
-        self._sent: list[Tensor] = []
-        self.num_bytes = 0
+    def __init__(self, rank: int, size: int, shared: _Shared) -> None:
+        self.rank = rank
+        self.size = size
+        self._shared = shared
 
-    def broadcast_of(self, rank: int) -> Callable[[Tensor], None]:
-        def broadcast(tensor: Tensor) -> None:
-            if rank == 0:
-                self._sent = [tensor]
-                self.num_bytes += tensor.numel() * tensor.element_size()
-            self._barrier.wait()
-            if rank != 0:
-                assert tensor.shape == self._sent[0].shape
-                tensor.copy_(self._sent[0])
-            self._barrier.wait()
+    @classmethod
+    def of(cls, size: int) -> list[ThreadPeers]:
+        shared = _Shared(threading.Barrier(size, timeout=DEADLINE_S), [b""] * size)
+        return [cls(rank, size, shared) for rank in range(size)]
 
-        return broadcast
+    def largest(self, number: int) -> int:
+        return max(int(raw) for raw in self.gather(str(number).encode()))
+
+    def gather(self, own: bytes) -> list[bytes]:
+        self._shared.given[self.rank] = own
+        self._shared.barrier.wait()
+        given = list(self._shared.given)
+        self._shared.barrier.wait()
+        return given
+
+    def from_rank_0(self, own: bytes) -> bytes:
+        return self.gather(own)[0]
+
+    def send(self, message: Tensor, peer: int, tag: int) -> _Message:
+        post = self._shared.post(self.rank, peer, tag)
+        post.contents.put(message)
+        return _Message(None, post)
+
+    def receive(self, message: Tensor, peer: int, tag: int) -> _Message:
+        post = self._shared.post(peer, self.rank, tag)
+        post.is_awaited.set()
+        return _Message(message, post)
+
+
+@dataclass
+class _Shared:
+    """What threads that are ranks have in common."""
+
+    barrier: threading.Barrier
+    given: list[bytes]
+    posts: dict[tuple[int, int, int], _Post] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def post(self, sender: int, receiver: int, tag: int) -> _Post:
+        with self.lock:
+            return self.posts.setdefault((sender, receiver, tag), _Post())
+
+
+@dataclass
+class _Post:
+    """Where one thread leaves a message for another."""
+
+    contents: queue.Queue[Tensor] = field(default_factory=queue.Queue)
+    is_awaited: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class _Message:
+    """A message under way; `content` None at its sender.
+
+    As with gloo a send ends only once its receive is posted, so whoever would deadlock
+    there does so here.
+    """
+
+    content: Tensor | None
+    post: _Post
+
+    def wait(self) -> None:
+        if self.content is None:
+            assert self.post.is_awaited.wait(DEADLINE_S), "nobody receives it"
+            return
+        self.content.copy_(self.post.contents.get(timeout=DEADLINE_S))

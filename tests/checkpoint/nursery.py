@@ -70,7 +70,6 @@ def train(folder: Path, rank: int, attempt: int, words: memoryview) -> None:
         attempt=attempt,
         world_size=NUM_RANKS,
         tensors=state,
-        saver=False,
     )
     stager.resumed(step)
     while True:

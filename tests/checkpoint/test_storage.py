@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from checkpoint import backend
+from checkpoint import local
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
 from tests.checkpoint.conftest import both_stores
@@ -54,8 +54,11 @@ def stuck_url() -> Iterator[str]:
 @both_stores
 def test_files_come_back_whole_and_in_ranges(url: str) -> None:
     storage = Storage(url)
-    storage.write_chunks("step-00000001.1/rank-00000.bin", [memoryview(b"abc"), memoryview(b"def")])
-    path = "step-00000001.1/rank-00000.bin"
+    path = "step-00000001.1/__0_0.distcp"
+    writer = storage.writer(path, 6, 3)
+    for index, part in enumerate((b"abc", b"def")):
+        writer.write(index, memoryview(part))
+    writer.finish()
     assert storage.read_bytes(path) == b"abcdef"
     assert storage.read_range(path, 2, 4) == b"cd"
     assert storage.read_range(path, 4, 99) == b"ef"
@@ -63,7 +66,7 @@ def test_files_come_back_whole_and_in_ranges(url: str) -> None:
     storage.write_bytes(path, b"new")
     assert storage.read_bytes(path) == b"new"
     [entry] = storage.entries("step-00000001.1")
-    assert (entry.name, entry.is_folder, entry.nbytes) == ("rank-00000.bin", False, 3)
+    assert (entry.name, entry.is_folder, entry.nbytes) == ("__0_0.distcp", False, 3)
     assert [folder.name for folder in storage.entries("") if folder.is_folder] == [
         "step-00000001.1"
     ]
@@ -105,7 +108,7 @@ def test_folder_without_hard_links_still_has_one_winner(
     def no_links(source: object, target: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(backend.os, "link", no_links)
+    monkeypatch.setattr(local.os, "link", no_links)
     storage = Storage(url)
     assert storage.put_if_absent("commits/00000001.json", b"first")
     assert not storage.put_if_absent("commits/00000001.json", b"second")
@@ -116,12 +119,10 @@ def test_folder_without_hard_links_still_has_one_winner(
 def test_file_appears_only_when_it_is_whole(url: str) -> None:
     storage = Storage(url)
 
-    def broken() -> Iterator[memoryview]:
-        yield memoryview(b"half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        storage.write_chunks("step-00000001.1/rank-00000.bin", broken())
+    writer = storage.writer("step-00000001.1/__0_0.distcp", 8, 4)
+    writer.write(0, memoryview(b"half"))
+    assert not any(entry.name.startswith("__") for entry in storage.entries("step-00000001.1"))
+    writer.abort()
     assert storage.entries("step-00000001.1") == []
 
 
@@ -156,13 +157,13 @@ def test_probe_of_a_read_only_mount_names_url_and_cause(
 def test_probe_finds_a_store_that_replaces_what_exists(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def replace(self: backend.LocalFolder, path: str, data: bytes) -> bool:
-        writer = self.writer(path)
-        writer.write(memoryview(data))
+    def replace(self: local.LocalFolder, path: str, data: bytes) -> bool:
+        writer = self.writer(path, len(data), len(data))
+        writer.write(0, memoryview(data))
         writer.finish()
         return True
 
-    monkeypatch.setattr(backend.LocalFolder, "create", replace)
+    monkeypatch.setattr(local.LocalFolder, "create", replace)
     with pytest.raises(StorageUnavailableError, match="replaced a file that exists"):
         Storage(url).probe()
 
@@ -215,12 +216,12 @@ def test_quarantined_checkpoint_does_not_exist_but_its_bytes_do(url: str, tmp_pa
     storage = Storage(url)
     storage.quarantine_step(2)
     assert storage.committed_steps() == [1]
-    assert storage.size("step-00000002.1/rank-00000.bin") > 0
+    assert storage.size("step-00000002.1/__0_0.distcp") > 0
     assert [entry.name for entry in storage.entries("quarantine")] == ["00000002.1.json"]
     storage.quarantine_step(2)
     # The step can be committed again, and the sweep leaves the evidence alone.
     commit_steps(url, tmp_path / "memory-2", [3])
-    assert storage.size("step-00000002.1/rank-00000.bin") > 0
+    assert storage.size("step-00000002.1/__0_0.distcp") > 0
 
 
 def test_deleting_a_checkpoint_leaves_no_trace(url: str, tmp_path: Path) -> None:

@@ -15,12 +15,15 @@ from checkpoint import slotfile
 from checkpoint.commit import Committed, Coordinator, Trouble
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
+from checkpoint.describe import Describer
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import (
     DEADLINE_S,
+    commit_rules,
     commit_steps,
+    describe_here,
     load_alone,
     make_stager,
     make_tensors,
@@ -157,7 +160,9 @@ def test_of_two_attempts_exactly_one_commits_a_step(url: str, tmp_path: Path) ->
     coordinators = []
     for attempt in (1, 2):
         upload_part(url, tmp_path / f"memory-{attempt}", attempt)
-        coordinators.append(Coordinator(storage, [0], keep=2, timeout_s=30.0))
+        coordinators.append(
+            Coordinator(storage, [0], Describer(describe_here), commit_rules(timeout_s=30.0))
+        )
         coordinators[-1].expect(5, attempt, sealed_at_ns=0)
     together = threading.Barrier(2)
     said: list[Committed | Trouble] = []
@@ -206,7 +211,7 @@ def test_damaged_commit_record_is_set_aside_for_a_whole_checkpoint(
     record.unlink()
     upload_part(url, tmp_path / "memory-2", 2)
     record.write_bytes(upload_record[:-3])
-    coordinator = Coordinator(storage, [0], keep=2, timeout_s=30.0)
+    coordinator = Coordinator(storage, [0], Describer(describe_here), commit_rules(timeout_s=30.0))
     coordinator.expect(5, 2, sealed_at_ns=0)
     assert [type(one) for one in coordinator.poll()] == [Committed]
     assert storage.read_commit(5)[0].attempt == 2
@@ -217,7 +222,7 @@ def test_half_a_checkpoint_of_a_larger_world_is_never_committed(url: str, tmp_pa
     """Two of four parts arrived; later the job runs with two savers."""
     for rank in (0, 1):
         upload_part(url, tmp_path / "memory", 1, rank=rank, savers=(0, 1, 2, 3))
-    coordinator = Coordinator(Storage(url), [0, 1], keep=2, timeout_s=0.0)
+    coordinator = Coordinator(Storage(url), [0, 1], Describer(describe_here), commit_rules(timeout_s=0.0))
     coordinator.adopt()
     assert coordinator.is_waiting
     assert list(coordinator.poll()) == []
@@ -230,7 +235,7 @@ def test_part_that_does_not_arrive_in_time_is_reported_and_its_room_given_back(
 ) -> None:
     upload_part(url, tmp_path / "memory", 1, rank=0, savers=(0, 1))
     storage = Storage(url)
-    coordinator = Coordinator(storage, [0, 1], keep=2, timeout_s=0.0)
+    coordinator = Coordinator(storage, [0, 1], Describer(describe_here), commit_rules(timeout_s=0.0))
     coordinator.expect(5, 1, sealed_at_ns=0)
     [trouble] = coordinator.poll()
     assert isinstance(trouble, Trouble)
@@ -242,13 +247,13 @@ def test_part_that_does_not_arrive_in_time_is_reported_and_its_room_given_back(
 
 def test_part_shorter_than_its_record_is_never_committed(url: str, tmp_path: Path) -> None:
     upload_part(url, tmp_path / "memory", 1)
-    payload = tmp_path / "store/job-1/step-00000005.1/rank-00000.bin"
+    payload = tmp_path / "store/job-1/step-00000005.1/__0_0.distcp"
     payload.write_bytes(payload.read_bytes()[:-1])
-    coordinator = Coordinator(Storage(url), [0], keep=2, timeout_s=30.0)
+    coordinator = Coordinator(Storage(url), [0], Describer(describe_here), commit_rules(timeout_s=30.0))
     coordinator.expect(5, 1, sealed_at_ns=0)
     [trouble] = coordinator.poll()
     assert isinstance(trouble, Trouble)
-    assert "rank-00000.bin has" in trouble.detail
+    assert "__0_0.distcp has" in trouble.detail
     assert Storage(url).committed_steps() == []
 
 
@@ -298,7 +303,7 @@ def test_full_disk_is_reported_in_words_and_the_next_upload_succeeds(
         assert not stager.upload_busy
         for other in range(2, 6):
             assert stager.save(other, {}, upload=False, common_step=other - 1)
-        assert list(disk.rglob("*.bin*")) == []
+        assert list(disk.rglob("*.distcp*")) == []
 
         (disk / "somebody-else").unlink()
         stager.save(6, {}, upload=True, common_step=5)

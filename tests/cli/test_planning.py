@@ -35,7 +35,8 @@ def test_plan_prints_layout_memory_bubble_and_traffic(spec_file: Path) -> None:
     done = outlast("plan", str(spec_file))
     assert done.returncode == ExitCode.OK, done.stderr
     assert "tp 2 x pp 2 x dp 2 = 8 ranks on 4 node(s) of 2" in done.stdout
-    for word in ("parameters", "bubble", "traffic", "memory of one rank", "host checkpoints"):
+    words = ("parameters", "bubble", "traffic", "memory of one rank", "host checkpoints")
+    for word in (*words, "of tmpfs on a node of 2"):
         assert word in done.stdout
 
 
@@ -51,6 +52,10 @@ def test_plan_json_adds_up(spec_file: Path) -> None:
         assert rank["device_bytes"] == sum(rank[part] for part in parts)
     assert 0 < found["bubble"] < 1
     assert found["spec"]["model"]["vocab_size"] == 256
+    # Two ranks on a node, of one stage here; a slot has a header and frames besides state.
+    stage = max(found["ranks"], key=lambda rank: rank["host_memory_bytes"])
+    assert found["node_host_memory_bytes"] == 2 * stage["host_memory_bytes"]
+    assert stage["host_memory_bytes"] > stage["host_slots_bytes"]
 
 
 def test_set_changes_the_plan(spec_file: Path) -> None:

@@ -221,11 +221,30 @@ def train(
     stop_after: int = 0,
     committed_step: int = 0,
 ) -> dict[str, Any]:
-    """A whole worker, as the standby process would run it.
+    """A whole worker's exit code, and a digest of what it ended with.
 
     With `stop_after`, the last rank gets a SIGTERM while it works on its step of
     that number, counted from 1; all ranks must then stop after the same step.
     """
+    code, states = worked(context, folder, spec, attempt, stop_after, committed_step)
+    digest = hashlib.sha256()
+    for state in states:
+        for part in state.flat.parts:
+            digest.update(part.master.numpy().tobytes())
+        for buffer in (state.optimizer.exp_avg, state.optimizer.exp_avg_sq):
+            digest.update(buffer.numpy().tobytes())
+    return {"code": code, "state": digest.hexdigest()}
+
+
+def worked(
+    context: RankContext,
+    folder: Path,
+    spec: dict[str, Any],
+    attempt: int,
+    stop_after: int = 0,
+    committed_step: int = 0,
+) -> tuple[int, list[TrainState]]:
+    """A whole worker, as the standby process would run it; its exit code and its state."""
     # Forked with one thread, as production demands.
     assert len(os.listdir("/proc/self/task")) == 1
     rank = context.rank
@@ -252,6 +271,8 @@ def train(
         "forked_at_ns": time.time_ns(),
         "device": "cpu",
     }
+    # As its agent does.
+    Path(fields["memory_dir"]).mkdir(parents=True, exist_ok=True)
     log = os.open(fields["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)
     states: list[TrainState] = []
@@ -259,14 +280,7 @@ def train(
     worker.build_state = _keeping(states)
     if stop_after and rank == context.world_size - 1:
         worker.Stager = _terminating(stop_after)
-    code = worker.run(fields)
-    digest = hashlib.sha256()
-    for state in states:
-        for part in state.flat.parts:
-            digest.update(part.master.numpy().tobytes())
-        for buffer in (state.optimizer.exp_avg, state.optimizer.exp_avg_sq):
-            digest.update(buffer.numpy().tobytes())
-    return {"code": code, "state": digest.hexdigest()}
+    return worker.run(fields), states
 
 
 def _keeping(states: list[TrainState]) -> Any:

@@ -20,6 +20,15 @@ from trainer.core.traffic import message_bytes
 
 # The stager keeps two rotating slots and one more for the upload in flight.
 NUM_HOST_SLOTS = 3
+# `checkpoint.slotfile`: what lies before the tensors of a slot.
+_SLOT_HEADER_BYTES = 64 << 10
+# `checkpoint.frames`: what makes a tensor a file of torch's (1.6 KB), and aligning it.
+_FRAME_BYTES = 2 << 10
+# The most parameters that a block has, and the ends of a model, and how often ZeRO may cut
+# through one unit: two tensors at its borders, of at most three dimensions.
+_BLOCK_TENSORS, _END_TENSORS, _CUTS = 20, 8, 8
+# Of each parameter the weight and two moments are saved.
+_SAVED_OF_EACH = 3
 # `trainer.parallel.zero`: one block in use, the next one on its way.
 _GATHERED_BLOCKS = 2
 # `trainer.parallel.gradients`: two on the wire while a third one is filled.
@@ -43,6 +52,8 @@ class RankMemory:
     working_bytes: int
     """The largest need of a moment: a loss, a block's backward, an optimizer step."""
     host_slots_bytes: int
+    host_memory_bytes: int
+    """What is enough tmpfs for those slots, with all that is in them besides state."""
 
     @property
     def device_bytes(self) -> int:
@@ -72,6 +83,7 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
         buffers_bytes=_receive_bytes(facts, stage) + _gathered_bytes(facts, units),
         working_bytes=_working_bytes(facts, stage, units, activations),
         host_slots_bytes=NUM_HOST_SLOTS * _saved_bytes(facts, units),
+        host_memory_bytes=NUM_HOST_SLOTS * (_saved_bytes(facts, units) + _slot_overhead(units)),
     )
 
 
@@ -119,6 +131,12 @@ def _saved_bytes(facts: PlanInput, units: Units) -> int:
     sizes = facts.sizes
     share = -(-units.total // facts.layout.dp) if facts.zero.level >= 1 else units.total
     return share * ((sizes.master or sizes.weight) + 2 * sizes.moment)
+
+
+def _slot_overhead(units: Units) -> int:
+    """No less than what a slot holds besides state; it depends on how many tensors there are."""
+    num_tensors = len(units.blocks) * (_BLOCK_TENSORS + _CUTS) + _END_TENSORS + 2 * _CUTS
+    return _SLOT_HEADER_BYTES + _SAVED_OF_EACH * num_tensors * _FRAME_BYTES
 
 
 # Messages and moments

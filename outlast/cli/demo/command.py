@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
 _SHARED_MEMORY = Path("/dev/shm")
-# Beside the slots a rank keeps a header page and its table of tensors.
-_SLOT_OVERHEAD_BYTES = 1 << 20
 
 
 def register(app: typer.Typer) -> None:
@@ -108,13 +106,10 @@ def _default_spec() -> Path:
 
 def _check_memory(spec: JobSpec) -> None:
     """Refuse to start where host memory cannot hold the checkpoints of all local nodes."""
-    from outlast.cli.planning import estimate
     from outlast.cli.words import size
+    from trainer.planning import host_memory_bytes
 
-    plan = estimate(spec)
-    ranks_per_stage = plan.world_size // spec.parallel.pp
-    needed = sum(rank.host_slots_bytes for rank in plan.ranks) * ranks_per_stage
-    needed += plan.world_size * _SLOT_OVERHEAD_BYTES
+    needed = host_memory_bytes(spec, range(spec.layout.world_size))
     try:
         free = shutil.disk_usage(_SHARED_MEMORY).free
     except OSError as error:

@@ -273,8 +273,8 @@ class Driver:
         self.now_s += 100.0
         return self
 
-    def commit(self, step: int) -> list[str]:
-        return self.send(ev.CheckpointCommitted(job_id=JOB, step=step))
+    def commit(self, step: int, *, is_behind: bool = False) -> list[str]:
+        return self.send(ev.CheckpointCommitted(job_id=JOB, step=step, is_behind=is_behind))
 
     def attempt(self) -> Attempt:
         return self.job().attempt

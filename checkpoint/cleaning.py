@@ -1,0 +1,134 @@
+"""Deletes what retention does not keep, and what dead uploads left behind.
+
+All times are told by the store itself: the clocks of nodes may differ from it and from
+each other.
+
+What does not belong here: what stays (`core/retention.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection
+
+from checkpoint.core import names
+from checkpoint.core.manifest import Manifest
+from checkpoint.core.retention import (
+    AttemptFolder,
+    CommittedStep,
+    RetentionPolicy,
+    is_abandoned,
+    plan_cleanup,
+)
+from checkpoint.errors import CorruptCheckpointError
+from checkpoint.keeping import drop_expired_leases, leased_steps, pinned_steps
+from checkpoint.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+
+class Cleaner:
+    """Applies one job's retention. Used by one thread.
+
+    `grace_s` is how long after its last sign of life a writer may still be alive.
+    """
+
+    def __init__(self, storage: Storage, policy: RetentionPolicy, *, grace_s: float) -> None:
+        self._storage = storage
+        self._policy = policy
+        self._grace_s = grace_s
+        # Records never change, so each is read once.
+        self._known: dict[int, CommittedStep] = {}
+
+    def clean(self, waiting: Collection[tuple[int, int]]) -> None:
+        """Delete what may go; folders that parts are awaited in, by step and attempt, stay.
+
+        Raises:
+            StorageUnavailableError: storage does not answer, or does not delete.
+        """
+        storage = self._storage
+        now_s = storage.now_s()
+        committed = self._committed(now_s)
+        folders = attempt_folders(storage)
+        plan = plan_cleanup(
+            committed, folders, self._policy, busy={*waiting, *quarantined(storage)}
+        )
+        for step in plan.delete_steps:
+            storage.delete_step(step)
+            self._known.pop(step, None)
+        newest_first = [one.step for one in committed]
+        oldest_kept = min(newest_first[: self._policy.keep], default=0)
+        for folder in plan.sweep:
+            self._sweep(folder, now_s=now_s, oldest_kept=oldest_kept)
+        drop_expired_leases(storage, now_s=now_s)
+        for one in storage.unfinished():
+            if one.begun_at_s is not None and now_s - one.begun_at_s > self._grace_s:
+                logger.info("unfinished file discarded: %s %s", storage.url, one.path)
+                storage.discard(one)
+
+    def _sweep(self, folder: AttemptFolder, *, now_s: float, oldest_kept: int) -> None:
+        name = names.attempt_folder(folder.step, folder.attempt)
+        files = self._storage.entries(name) + self._storage.entries(f"{name}/{names.PARTS}")
+        if is_abandoned(
+            folder,
+            written_at_s=[entry.written_at_s for entry in files if not entry.is_folder],
+            now_s=now_s,
+            grace_s=self._grace_s,
+            oldest_kept=oldest_kept,
+        ):
+            logger.info("remains of an upload deleted: %s %s", self._storage.url, name)
+            self._storage.delete_folder(name)
+
+    def _committed(self, now_s: float) -> list[CommittedStep]:
+        """What exists, newest first."""
+        pinned = pinned_steps(self._storage)
+        leased = leased_steps(self._storage, now_s=now_s)
+        found = []
+        for step in self._storage.committed_steps():
+            known = self._known.get(step) or self._read(step)
+            if known.attempt is not None:
+                self._known[step] = known
+            found.append(
+                CommittedStep(
+                    step=step,
+                    attempt=known.attempt,
+                    metric=known.metric,
+                    is_pinned=step in pinned,
+                    is_read=step in leased,
+                )
+            )
+        return found
+
+    def _read(self, step: int) -> CommittedStep:
+        try:
+            commit, manifest = self._storage.read_commit(step)
+        except CorruptCheckpointError as error:
+            logger.warning("checkpoint not counted among the newest: %s", error)
+            return CommittedStep(step=step, attempt=None)
+        return CommittedStep(step=step, attempt=commit.attempt, metric=metric_of(manifest))
+
+
+def metric_of(manifest: Manifest) -> float | None:
+    """Held-out loss when the checkpoint was made; None where there was no evaluation yet."""
+    try:
+        extra = json.loads(manifest.parts[0].extra)
+        return float(extra["evaluation"]["loss"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def attempt_folders(storage: Storage) -> list[AttemptFolder]:
+    """Folders of all attempts, committed or not, by step and attempt."""
+    parsed = sorted(
+        found
+        for entry in storage.entries("")
+        if entry.is_folder and (found := names.parse_attempt_folder(entry.name)) is not None
+    )
+    return [AttemptFolder(step=step, attempt=attempt) for step, attempt in parsed]
+
+
+def quarantined(storage: Storage) -> set[tuple[int, int]]:
+    """Step and attempt of checkpoints that were found corrupt."""
+    found = (names.parse_quarantined(entry.name) for entry in storage.entries(names.QUARANTINE))
+    return {parsed for parsed in found if parsed is not None}

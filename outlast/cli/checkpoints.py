@@ -1,0 +1,250 @@
+"""`outlast ckpt`: the checkpoints of a job in storage, by the URL of the job's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outlast.cli import output, words
+from outlast.cli.convert import convert
+from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.options import Json
+from outlast.cli.progress import bytes_bar
+
+if TYPE_CHECKING:
+    from checkpoint.catalog import Listed
+    from checkpoint.core.manifest import Manifest
+    from checkpoint.storage import Storage
+
+_HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "LOSS", "WRITTEN", "NOTES")
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="A job's checkpoints: its id below checkpoint.url of its spec, or below the "
+        "controller's folder `checkpoints`. A path, or any URL that fsspec reads.",
+    ),
+]
+Step = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Step of a checkpoint.")]
+Steps = Annotated[
+    list[int], typer.Argument(metavar="STEP...", min=0, help="Steps of checkpoints.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(
+        no_args_is_help=True, help="Checkpoints in storage: look after them, move them."
+    )
+    group.command("ls")(list_checkpoints)
+    group.command("show")(show)
+    group.command("verify")(verify)
+    group.command("pin")(pin)
+    group.command("unpin")(unpin)
+    group.command("rm")(remove)
+    group.command("copy")(copy)
+    group.command("convert")(convert)
+    app.add_typer(group, name="ckpt")
+
+
+def list_checkpoints(url: Url, json: Json = False) -> None:
+    """List the checkpoints that exist, newest first."""
+    from checkpoint.catalog import listing
+
+    with _opened(url) as storage:
+        found = listing(storage)
+    if json:
+        output.print_json({"url": url, "checkpoints": [asdict(one) for one in found]})
+        return
+    empty = "no checkpoints; the URL is a job's own folder, with its id at the end"
+    output.print_table(_HEADER, [_row(one) for one in found], empty=empty)
+
+
+def show(
+    url: Url,
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", min=0, help="The newest unless given.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Tell what a checkpoint is made of."""
+    from checkpoint.catalog import listing
+    from checkpoint.keeping import pin_reason
+
+    with _opened(url) as storage:
+        chosen = _chosen(listing(storage), url, step)
+        reason = pin_reason(storage, chosen.step) if chosen.is_pinned else ""
+        manifest = None if chosen.problem else storage.read_commit(chosen.step)[1]
+    if json:
+        parts = [] if manifest is None else _parts(manifest)
+        output.print_json({"url": url, **asdict(chosen), "pin_reason": reason, "parts": parts})
+        return
+    output.print_lines(_lines(chosen, manifest, reason))
+
+
+def verify(
+    url: Url,
+    steps: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[STEP]...", min=0, help="The newest unless given."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All that exist.")] = False,
+    json: Json = False,
+) -> None:
+    """Read every byte of checkpoints and hold it to its checksum; exit code 1 if any is damaged."""
+    from checkpoint import catalog
+
+    with _opened(url) as storage:
+        listed = catalog.listing(storage)
+        wanted = steps or [_chosen(listed, url, None).step]
+        chosen = listed if every else [_chosen(listed, url, step) for step in wanted]
+        problems: dict[int, list[str]] = {}
+        for one in chosen:
+            with bytes_bar(f"step {one.step}", one.size_bytes, quiet=json) as on_bytes:
+                problems[one.step] = catalog.verify(storage, one.step, on_bytes)
+    if json:
+        output.print_json({"url": url, "problems": problems})
+    else:
+        for step, found in problems.items():
+            print(f"step {step}: {'damaged' if found else 'whole'}")
+            for problem in found:
+                print(f"  {problem}")
+    if any(problems.values()):
+        raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def pin(
+    url: Url,
+    step: Step,
+    reason: Annotated[str, typer.Option("--reason", help="For whoever wonders later.")] = "",
+) -> None:
+    """Keep a checkpoint whatever the retention of its job says."""
+    from checkpoint import keeping
+
+    with _opened(url) as storage:
+        if step not in storage.committed_steps():
+            raise CliError(f"{url}: no checkpoint of step {step}")
+        keeping.pin(storage, step, reason)
+    print(f"step {step} is pinned")
+
+
+def unpin(url: Url, step: Step) -> None:
+    """Leave a pinned checkpoint to the retention of its job again."""
+    from checkpoint import keeping
+
+    with _opened(url) as storage:
+        keeping.unpin(storage, step)
+    print(f"step {step} is not pinned")
+
+
+def remove(
+    url: Url,
+    steps: Steps,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also the newest, pinned ones, and ones being read.")
+    ] = False,
+) -> None:
+    """Delete checkpoints for good."""
+    from checkpoint import catalog
+
+    with _opened(url) as storage:
+        catalog.remove(storage, steps, force=force)
+    print(f"removed: {', '.join(str(step) for step in steps)}")
+
+
+def copy(
+    url: Url,
+    step: Step,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder of a job, as URL is.")],
+) -> None:
+    """Copy a checkpoint to another store, verifying every byte on the way."""
+    from checkpoint import catalog
+
+    with _opened(url) as source, _opened(target) as other:
+        chosen = _chosen(catalog.listing(source), url, step)
+        with bytes_bar(f"step {step}", chosen.size_bytes, quiet=False) as on_bytes:
+            catalog.copy(source, step, other, on_bytes)
+    print(f"step {step} is at {target}")
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Storage]:
+    """Storage whose errors become messages."""
+    from checkpoint.storage import Storage
+    from outlast.errors import OutlastError
+
+    try:
+        storage = Storage(url)
+        try:
+            yield storage
+        finally:
+            storage.close()
+    except OutlastError as error:
+        raise CliError(str(error)) from error
+
+
+def _chosen(found: list[Listed], url: str, step: int | None) -> Listed:
+    if not found:
+        raise CliError(f"{url}: no checkpoints; it should end in the id of a job")
+    if step is None:
+        return found[0]
+    for one in found:
+        if one.step == step:
+            return one
+    known = ", ".join(str(one.step) for one in found)
+    raise CliError(f"{url}: no checkpoint of step {step} (there: {known})")
+
+
+def _row(one: Listed) -> tuple[str, ...]:
+    notes = [
+        *(["pinned"] if one.is_pinned else []),
+        *(["being read"] if one.is_read else []),
+        *([f"damaged: {one.problem}"] if one.problem else []),
+    ]
+    return (
+        str(one.step),
+        _or_dash(one.attempt),
+        "-" if one.size_bytes is None else words.size(one.size_bytes),
+        _or_dash(one.num_parts),
+        "-" if one.loss is None else f"{one.loss:.4f}",
+        "-" if one.written_at_s is None else words.clock(one.written_at_s),
+        ", ".join(notes),
+    )
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _parts(manifest: Manifest) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": part.rank,
+            "file": part.file,
+            "size_bytes": part.nbytes,
+            "tensors": len(part.tensors),
+        }
+        for part in manifest.parts
+    ]
+
+
+def _lines(one: Listed, manifest: Manifest | None, reason: str) -> list[tuple[str, str]]:
+    lines = [
+        (label.lower(), value)
+        for label, value in zip(_HEADER, _row(one), strict=True)
+        if value
+    ]
+    if reason:
+        lines.append(("pinned for", reason))
+    if manifest is not None:
+        lines.append(("world size", str(manifest.world_size)))
+        lines += [
+            ("files", f"{part['file']}  {words.size(part['size_bytes'])}, {part['tensors']} tensors")
+            for part in _parts(manifest)
+        ]
+    return lines

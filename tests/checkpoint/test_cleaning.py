@@ -1,0 +1,166 @@
+"""What is deleted from a store and what is not, by the store's own clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoint import catalog
+from checkpoint.cleaning import Cleaner
+from checkpoint.core.retention import RetentionPolicy
+from checkpoint.keeping import LEASE_S, Lease, pin, reading, unpin
+from checkpoint.storage import Storage
+from tests.checkpoint.helpers import commit_steps, make_stager, make_tensors, uploading
+
+GRACE_S = 60.0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store/job-1"
+
+
+def clean(storage: Storage, *, keep: int = 1, **policy: int) -> list[int]:
+    """Clean up; returns what is left, newest first."""
+    Cleaner(storage, RetentionPolicy(keep=keep, **policy), grace_s=GRACE_S).clean(waiting=())
+    return storage.committed_steps()
+
+
+def age(path: Path, seconds: float) -> None:
+    """Make a file, or all files of a folder, so much older than they are."""
+    for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        at_s = file.stat().st_mtime - seconds
+        os.utime(file, (at_s, at_s))
+
+
+def test_pinned_checkpoint_stays_until_it_is_unpinned(url: str, tmp_path: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2, 3])
+    storage = Storage(url)
+    pin(storage, 1, "the one that the paper cites")
+    assert clean(storage) == [3, 1]
+    unpin(storage, 1)
+    assert clean(storage) == [3]
+
+
+def test_checkpoint_that_is_being_read_stays(url: str, tmp_path: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2, 3])
+    storage = Storage(url)
+    with reading(storage, 1):
+        assert clean(storage) == [3, 1]
+    assert clean(storage) == [3]
+
+
+def test_lease_of_a_reader_that_died_ends(url: str, tmp_path: Path, root: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2])
+    storage = Storage(url)
+    lease = Lease(storage, 1)
+    lease.renew()
+    [file] = (root / "leases").iterdir()
+    age(file, LEASE_S - 60)
+    assert clean(storage) == [2, 1]
+    lease.renew()
+    age(file, LEASE_S + 60)
+    assert clean(storage) == [2]
+    assert not file.exists()
+
+
+def test_every_kth_is_kept(url: str, tmp_path: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2, 3, 4, 5], keep=9)
+    assert clean(Storage(url), every_steps=2) == [5, 4, 2]
+
+
+def test_best_by_held_out_loss_is_kept(url: str, tmp_path: Path) -> None:
+    tensors = make_tensors(0)
+    stager = make_stager(tmp_path / "memory", tensors)
+    losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5}
+    with uploading(url, tmp_path / "memory", keep=9) as (uploader, _):
+        for step, loss in losses.items():
+            extra = {"evaluation": {"step": step, "loss": loss}}
+            stager.save(step, extra, upload=True, common_step=step - 1)
+            assert uploader.drain(20.0)
+    storage = Storage(url)
+    assert [one.loss for one in catalog.listing(storage)] == [2.5, 2.0, 1.0, 3.0]
+    assert clean(storage, best=1) == [4, 2]
+
+
+def test_damaged_newest_does_not_cost_the_newest_whole_one(
+    url: str, tmp_path: Path, root: Path
+) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2, 3])
+    (root / "step-00000003.1/manifest.json").write_bytes(b"{}")
+    assert clean(Storage(url)) == [3, 2]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_remains_go_when_their_writer_must_be_dead(
+    url: str, tmp_path: Path, root: Path, step: int
+) -> None:
+    """Older than the newest checkpoint, and newer: an attempt that got further died."""
+    commit_steps(url, tmp_path / "memory", [2])
+    storage = Storage(url)
+    remains = root / f"step-{step:08d}.7"
+    remains.mkdir()
+    (remains / "file").write_bytes(b"half")
+    clean(storage)
+    assert remains.exists()
+    age(remains, GRACE_S + 1)
+    clean(storage)
+    assert not remains.exists()
+
+
+def test_awaited_folder_is_left_alone(url: str, tmp_path: Path, root: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [2])
+    remains = root / "step-00000003.7"
+    remains.mkdir()
+    (remains / "file").write_bytes(b"half")
+    age(remains, GRACE_S + 1)
+    cleaner = Cleaner(Storage(url), RetentionPolicy(keep=1), grace_s=GRACE_S)
+    cleaner.clean(waiting={(3, 7)})
+    assert remains.exists()
+
+
+def test_unfinished_files_of_dead_writers_go(url: str, tmp_path: Path, root: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [2])
+    storage = Storage(url)
+    writer = storage.writer("commits/00000003.json", 10, 10)
+    writer.write(0, memoryview(b"half"))
+    clean(storage)
+    [one] = storage.unfinished()
+    assert one.path == "commits/00000003.json"
+    [draft] = [path for path in (root / "commits").iterdir() if path.name.startswith(".")]
+    age(draft, GRACE_S + 1)
+    clean(storage)
+    assert storage.unfinished() == []
+
+
+def test_clock_of_this_machine_does_not_matter(
+    url: str, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_steps(url, tmp_path / "memory", [2])
+    storage = Storage(url)
+    remains = root / "step-00000001.7"
+    remains.mkdir()
+    (remains / "file").write_bytes(b"half")
+    monkeypatch.setattr("time.time", lambda: 1e12)
+    clean(storage)
+    assert remains.exists()
+
+
+def test_cleaning_leaves_no_trace_of_itself(url: str, tmp_path: Path, root: Path) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2])
+    clean(Storage(url))
+    assert sorted(path.name for path in root.iterdir()) == ["commits", "step-00000002.1"]
+    assert [path.name for path in (root / "commits").iterdir()] == ["00000002.json"]
+
+
+def test_reading_works_where_nothing_can_be_written(
+    small_tmpfs: Callable[[int], Path],
+) -> None:
+    folder = small_tmpfs(1 << 20)
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    with reading(Storage(f"file://{folder}/job-1"), 1):
+        pass

@@ -1,0 +1,106 @@
+"""`outlast ckpt`, on checkpoints that an uploader made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checkpoint.storage import Storage
+from outlast.cli.errors import ExitCode
+from tests.checkpoint.helpers import commit_steps
+from tests.cli.running import outlast, outlast_json
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"file://{tmp_path}/store/job-1"
+    commit_steps(made, tmp_path / "memory", [50, 100, 150])
+    return made
+
+
+def test_ls_lists_newest_first(url: str) -> None:
+    done = outlast("ckpt", "ls", url)
+    assert done.returncode == ExitCode.OK, done.stderr
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == ["STEP", "ATTEMPT", "SIZE", "PARTS", "LOSS", "WRITTEN", "NOTES"]
+    assert [row.split()[0] for row in rows] == ["150", "100", "50"]
+
+
+def test_ls_json_is_for_programs(url: str) -> None:
+    found = outlast_json("ckpt", "ls", url)
+    assert found["url"] == url
+    assert [one["step"] for one in found["checkpoints"]] == [150, 100, 50]
+    assert not any(one["is_pinned"] for one in found["checkpoints"])
+
+
+def test_plain_path_is_a_url_too(url: str) -> None:
+    assert outlast("ckpt", "ls", url.removeprefix("file://")).stdout.count("\n") == 4
+
+
+def test_folder_without_checkpoints_says_what_a_url_is(tmp_path: Path) -> None:
+    assert "with its id at the end" in outlast("ckpt", "ls", str(tmp_path)).stdout
+    done = outlast("ckpt", "verify", str(tmp_path))
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "should end in the id of a job" in done.stderr
+
+
+def test_show_tells_the_newest_and_its_files(url: str) -> None:
+    done = outlast("ckpt", "show", url)
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["step", "150"]
+    found = outlast_json("ckpt", "show", url, "50")
+    assert found["step"] == 50
+    [part] = found["parts"]
+    assert (part["rank"], part["tensors"]) == (0, 7)
+
+
+def test_verify_says_whole_or_what_is_damaged(url: str, tmp_path: Path) -> None:
+    done = outlast("ckpt", "verify", url, "--all")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert done.stdout.splitlines() == ["step 150: whole", "step 100: whole", "step 50: whole"]
+    manifest = tmp_path / "store/job-1/step-00000100.1/manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    done = outlast("ckpt", "verify", url, "100", "50")
+    assert done.returncode == ExitCode.JOB_FAILED
+    assert "step 100: damaged" in done.stdout
+    assert "step-00000100.1/manifest.json" in done.stdout
+    assert "step 50: whole" in done.stdout
+    found = outlast_json("ckpt", "verify", url, "50")
+    assert found["problems"] == {"50": []}
+
+
+def test_pin_and_unpin(url: str) -> None:
+    assert outlast("ckpt", "pin", url, "50", "--reason", "for the paper").returncode == 0
+    assert "pinned" in outlast("ckpt", "ls", url).stdout
+    assert "for the paper" in outlast("ckpt", "show", url, "50").stdout
+    refused = outlast("ckpt", "rm", url, "50")
+    assert refused.returncode == ExitCode.BAD_INPUT
+    assert "it is pinned" in refused.stderr
+    assert outlast("ckpt", "unpin", url, "50").returncode == 0
+    assert "pinned" not in outlast("ckpt", "ls", url).stdout
+    missing = outlast("ckpt", "pin", url, "51")
+    assert "no checkpoint of step 51" in missing.stderr
+
+
+def test_rm_removes_what_is_not_needed(url: str) -> None:
+    refused = outlast("ckpt", "rm", url, "150")
+    assert refused.returncode == ExitCode.BAD_INPUT
+    assert "newest" in refused.stderr
+    done = outlast("ckpt", "rm", url, "50", "100")
+    assert done.stdout == "removed: 50, 100\n"
+    assert Storage(url).committed_steps() == [150]
+
+
+def test_copy_makes_it_exist_elsewhere(url: str, tmp_path: Path) -> None:
+    target = f"{tmp_path}/elsewhere/job-1"
+    done = outlast("ckpt", "copy", url, "100", target)
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert Storage(target).committed_steps() == [100]
+    assert outlast("ckpt", "verify", target).stdout == "step 100: whole\n"
+
+
+def test_unknown_kind_of_store_is_named(url: str) -> None:
+    done = outlast("ckpt", "ls", "nosuch://bucket/job")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "nosuch://bucket/job" in done.stderr

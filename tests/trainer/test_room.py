@@ -1,0 +1,75 @@
+"""Too little host memory ends an attempt before it has begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.errors import FatalError
+from outlast.spec import parse_spec
+from trainer import room
+from trainer.assignment import Assignment
+from trainer.planning import host_memory_bytes, node_host_memory_bytes
+
+SPEC: dict[str, Any] = {
+    "name": "job",
+    "model": {"layers": 4, "hidden": 64, "heads": 2, "seq_len": 16},
+    "parallel": {"pp": 2, "dp": 2},
+    "resources": {"workers_per_node": 2},
+}
+
+
+def assignment(folder: Path) -> Assignment:
+    """Rank 0, which shares its node with rank 1."""
+    paths = ("blackbox_path", "error_path", "environment_path", "data_dir")
+    return Assignment.parse(
+        {
+            **{name: str(folder / name) for name in paths},
+            **{"job_id": "job-1", "attempt": 1, "rank": 0, "local_rank": 0, "world_size": 4},
+            **{"rendezvous_host": "127.0.0.1", "rendezvous_port": 1, "rendezvous_fd": None},
+            **{"committed_step": 0, "forked_at_ns": 0, "device": "cpu", "checkpoint_url": ""},
+            "rank_nodes": ["a", "a", "b", "b"],
+            "memory_dir": str(folder / "job-1" / "rank-00000"),
+            "spec": SPEC,
+        }
+    )
+
+
+@pytest.fixture
+def needed() -> int:
+    return host_memory_bytes(parse_spec(SPEC), [0, 1])
+
+
+def test_enough_is_enough(
+    needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "free_bytes", lambda folder: needed)
+    room.check_room(assignment(tmp_path))
+
+
+def test_one_byte_too_few_is_refused_with_both_numbers(
+    needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "free_bytes", lambda folder: needed - 1)
+    problem = f"checkpoints of 2 ranks need up to {needed} bytes and there is room for {needed - 1}"
+    with pytest.raises(FatalError, match=problem):
+        room.check_room(assignment(tmp_path))
+
+
+def test_slots_of_an_earlier_attempt_are_room(
+    needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "free_bytes", lambda folder: needed - (1 << 20))
+    slot = tmp_path / "job-1" / "rank-00001" / "slot-0"
+    slot.parent.mkdir(parents=True)
+    slot.write_bytes(bytes(1 << 20))
+    room.check_room(assignment(tmp_path))
+
+
+def test_a_node_of_the_largest_stage_needs_most() -> None:
+    spec = parse_spec(SPEC)
+    by_node = [host_memory_bytes(spec, ranks) for ranks in ([0, 1], [2, 3])]
+    assert node_host_memory_bytes(spec) == max(by_node)
+    assert by_node[0] != by_node[1]

@@ -1,0 +1,44 @@
+"""Whether a node's host memory can hold the checkpoints of its ranks, before they do anything.
+
+A rank takes its slots after it has joined its groups and restored its state. That there is
+no room for them should not take so long to find out, nor be found out by the rank that
+happens to come last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from checkpoint.slotfile import free_bytes
+from outlast.errors import FatalError
+from trainer.assignment import Assignment
+from trainer.planning import host_memory_bytes
+
+
+def check_room(assignment: Assignment) -> None:
+    """Raise FatalError where the ranks of this node need more host memory than there is.
+
+    What an earlier attempt of the job has taken counts as free: its slots are used again, or
+    give way to others.
+    """
+    node = assignment.rank_nodes[assignment.rank]
+    ranks = [rank for rank, place in enumerate(assignment.rank_nodes) if place == node]
+    needed = host_memory_bytes(assignment.spec, ranks)
+    job_dir = assignment.memory_dir.parent
+    room = free_bytes(job_dir) + _taken_bytes(job_dir)
+    if needed > room:
+        raise FatalError(
+            f"host memory {job_dir}: checkpoints of {len(ranks)} ranks need up to {needed} bytes "
+            f"and there is room for {room}; enlarge this tmpfs or give the node fewer ranks"
+        )
+
+
+def _taken_bytes(job_dir: Path) -> int:
+    total = 0
+    for path in job_dir.rglob("*"):
+        try:
+            total += path.stat().st_blocks * 512
+        except FileNotFoundError:
+            # The agent cleans up beside us.
+            continue
+    return total
