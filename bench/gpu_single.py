@@ -1,8 +1,8 @@
 """A GPT of 1 to 7 billion parameters in bf16 on one GPU: MFU, and where the time goes.
 
 Trains through the production loop (parallel block, recomputation as asked, fp32 weights
-for the optimizer), then holds every fused operation to its eager twin on the device.
-Without a GPU only `--size toy` runs, on the CPU, to try the program.
+for the optimizer), then holds every fused operation and its gradients to its eager twin
+on the device. Without a GPU only `--size toy` runs, on the CPU, to try the program.
 
     python -m bench.gpu_single [--size toy|1b|3b|7b] [--steps 20]
 """
@@ -14,19 +14,18 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bench.results import Claim, write
 from bench.trainer.ours import Ours
+from bench.trainer.twins import check_twins
 from outlast.devices import reported_device
 from outlast.flops import Convention, flops_per_token, utilization
 from outlast.spec import JobSpec, parse_spec
-from trainer.model import fused
 
 GOAL_MFU = 0.552
 WARM_UP_STEPS = 3
@@ -97,59 +96,6 @@ def train(spec: JobSpec, device: torch.device, steps: int) -> dict[str, Any]:
             for phase, seconds in after.phases_s.items()
         },
         "peak_memory_bytes": use.peak_memory_bytes,
-    }
-
-
-def check_twins(device: torch.device) -> dict[str, float]:
-    """Largest difference of each fused operation to its eager twin, as a share of the values.
-
-    Raises:
-        ValueError: one is off by more than bf16 rounds.
-    """
-    found = {name: _difference(*pair) for name, pair in _pairs(device).items()}
-    wrong = {name: value for name, value in found.items() if value > 2.0**-6}
-    if wrong:
-        raise ValueError(f"fused operations differ from their eager twins: {wrong}")
-    return found
-
-
-def _difference(
-    operation: Callable[..., Tensor], twin: Callable[..., Tensor], arguments: tuple[Any, ...]
-) -> float:
-    # The twin in fp32: its own rounding must not count.
-    wide = tuple(
-        given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
-        for given in arguments
-    )
-    expected = twin(*wide)
-    return ((operation(*arguments).float() - expected).abs().max() / expected.abs().max()).item()
-
-
-def _pairs(
-    device: torch.device,
-) -> dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Any, ...]]]:
-    generator = torch.Generator().manual_seed(1)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, torch.bfloat16)
-
-    x, other, row, bias = random(256, 2, 512), random(256, 2, 512), random(512), random(512)
-    keep = (random(256, 2, 512) > 0) * torch.full((), 2.0, dtype=torch.bfloat16, device=device)
-    return {
-        "layer_norm": (fused.layer_norm, fused.eager_layer_norm, (x, row, bias, 1e-5)),
-        "rms_norm": (fused.rms_norm, fused.eager_rms_norm, (x, row, 1e-5)),
-        "bias_gelu": (fused.bias_gelu, fused.eager_bias_gelu, (x, bias, "gelu_tanh")),
-        "bias_swiglu": (fused.bias_swiglu, fused.eager_bias_swiglu, (x, other, bias, row)),
-        "bias_dropout_add": (
-            fused.bias_dropout_add,
-            fused.eager_bias_dropout_add,
-            (x, bias, other, keep),
-        ),
-        "causal_softmax": (
-            fused.causal_softmax,
-            fused.eager_causal_softmax,
-            (random(2, 4, 128, 128), 0.125),
-        ),
     }
 
 

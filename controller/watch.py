@@ -261,13 +261,17 @@ class Watch:
         known = self._splits.get(event.job_id)
         return known[2] if known is not None and known[0] == event.attempt else ""
 
-    def _who_hangs(self, job: JobRecord, now_wall_s: float) -> HangVerdict:
-        layout = spec_of(job.spec_json).layout
-        seen = {
+    def summaries(self, job: JobRecord) -> dict[int, agents_pb2.RankSummary]:
+        """What was last heard of each rank of the job's present attempt."""
+        return {
             rank: entry.summary
             for rank, entry in self._ranks.get(job.job_id, {}).items()
             if entry.summary.attempt == job.attempt
         }
+
+    def _who_hangs(self, job: JobRecord, now_wall_s: float) -> HangVerdict:
+        layout = spec_of(job.spec_json).layout
+        seen = self.summaries(job)
         missing = [rank for rank in range(layout.world_size) if rank not in seen]
         return analyse(list(_rank_facts(seen.values(), layout, now_wall_s)), missing)
 

@@ -35,12 +35,12 @@ def layouts(axes: Axes, rows: Rows) -> None:
 
 
 def link(axes: Axes, rows: Rows) -> None:
-    """The same over a limited link, by how long messages take beside products."""
+    """The same over a limited link, by how long messages take beside a step without a limit."""
     found = [row for row in rows if row["part"] == "link"]
     tokens = [row["shape"]["batch"] * row["shape"]["seq_len"] for row in found]
     _pairs(
         axes,
-        [f"{row['layout']}, messages {row['communication_over_compute']:g}" for row in found],
+        [f"{row['layout']}, messages {row['messages_over_free_step']:g}" for row in found],
         [count / row["median_s"]["ours"] for row, count in zip(found, tokens, strict=True)],
         [
             count / -_best_baseline({name: -s for name, s in row["median_s"].items()})
@@ -56,7 +56,7 @@ def bubbles(axes: Axes, rows: Rows) -> None:
     _pairs(
         axes,
         [f"p={row['stages']} {row['schedule']}" for row in found],
-        [100 * min(row["bubble"]) for row in found],
+        [100 * statistics.median(row["bubble"]) for row in found],
         [100 * row["theory"] for row in found],
         names=("measured", "theory"),
     )

@@ -32,7 +32,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -177,11 +177,15 @@ class StepUse:
     peak_memory_bytes: int = 0
     """The largest so far. On a CPU: by how much the process has grown."""
 
-    @property
-    def bubble(self) -> float | None:
-        """Share of the pipeline's time that the rank waited; None before the first step."""
-        whole = self.busy_ns + self.waited_ns
-        return self.waited_ns / whole if whole else None
+
+def bubble_of(uses: Sequence[StepUse]) -> float | None:
+    """Share of the time of a job's ranks that its pipeline's bubble takes; None before a step.
+
+    A rank does not note how long it idles after its last action, so the rank that takes
+    longest over its actions and what they wait for says how long the pipeline takes.
+    """
+    whole_ns = len(uses) * max((use.busy_ns + use.waited_ns for use in uses), default=0)
+    return 1 - sum(use.busy_ns for use in uses) / whole_ns if whole_ns else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class Device:
     peer_bytes_per_s: float | None = None
     """One direction to the other devices of its node."""
     reported_as: str = ""
-    """Part of the name that CUDA has for it."""
+    """The name that CUDA has for it, without the vendor's; others differ in clocks and memory."""
 
 
 def _gpu(
@@ -83,7 +83,7 @@ DEVICES: tuple[Device, ...] = (
         double=66.9,
         memory_gb=80,
         peer_gb_per_s=450,
-        reported_as="NVIDIA H100 80GB HBM3",
+        reported_as="H100 80GB HBM3",
         source="NVIDIA H100 white paper, SXM5 80 GB",
     ),
     _gpu(
@@ -93,7 +93,7 @@ DEVICES: tuple[Device, ...] = (
         double=66.9,
         memory_gb=141,
         peer_gb_per_s=450,
-        reported_as="NVIDIA H200",
+        reported_as="H200",
         source="NVIDIA H200 data sheet, SXM 141 GB",
     ),
 )
@@ -124,7 +124,7 @@ def find_device(text: str) -> Device:
 def reported_device(cuda_name: str) -> Device | None:
     """The device that CUDA calls `cuda_name`; None if its peak is not known here."""
     for device in DEVICES:
-        if device.reported_as and device.reported_as in cuda_name:
+        if device.reported_as and cuda_name in (device.reported_as, f"NVIDIA {device.reported_as}"):
             return device
     return None
 

@@ -89,6 +89,7 @@ class TrainLoop:
         """One optimizer step, its record and its checkpoint."""
         state, box = self._state, self._box
         start_ns = time.time_ns()
+        state.meter.begin()
         box.phase(Phase.DATA)
         state.data_parallel.prefetch()
         micro_batches = state.train_loader.micro_batches(step)

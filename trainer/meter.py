@@ -94,11 +94,15 @@ class StepMeter:
         if self._inner is not None:
             self._inner.after_backward(chunk, micro_batch, last=last)
 
+    def begin(self) -> None:
+        """A step begins: evaluations and checkpoints before it are none of its use."""
+        self._before = self._read()
+        self._forward_ns = self._backward_ns = 0
+
     def take(self, timing: Timing) -> StepUse:
-        """What was used since the last call; `timing` is of the step's run of the engine."""
-        then, self._before = self._before, self._read()
-        now = self._before
-        use = StepUse(
+        """What the step has used; `timing` is of its run of the engine."""
+        then, now = self._before, self._read()
+        return StepUse(
             forward_ns=self._forward_ns,
             backward_ns=self._backward_ns,
             busy_ns=round(timing.busy_s * 1e9),
@@ -107,8 +111,6 @@ class StepMeter:
             sent_bytes={group: now[group].sent_bytes - then[group].sent_bytes for group in now},
             peak_memory_bytes=self._memory.read(),
         )
-        self._forward_ns = self._backward_ns = 0
-        return use
 
     def _read(self) -> dict[Group, _Reading]:
         return {group: _Reading(messages) for group, messages in self._groups.items()}

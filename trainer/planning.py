@@ -31,13 +31,15 @@ def plan_input(spec: JobSpec) -> PlanInput:
         extra_warmup=parallel.extra_warmup,
         layer_split=parallel.layer_split,
         zero=ZeroFacts(
-            level=zero.level,
+            # Alone, a rank keeps everything whatever the level says.
+            level=zero.level if parallel.dp > 1 else 0,
             reshards_each=(zero.reshard_after or by_default) == "micro_batch",
             reduces_each=(zero.reduce_after or by_default) == "micro_batch",
         ),
         recompute=(modes,) * spec.model.layers if isinstance(modes, str) else modes,
         micro_batch=parallel.micro_batch,
         global_batch=spec.data.global_batch,
+        optimizer=spec.optimizer.name,
         sizes=_value_bytes(spec),
     )
 

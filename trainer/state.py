@@ -6,6 +6,7 @@ the parts.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -108,6 +109,11 @@ class TrainState:
         ]
         return sorted(placed, key=lambda tensor: not tensor.owned)
 
+    def initialise(self) -> None:
+        """The state before the first step, whatever a restore that failed has left."""
+        self.flat.initialise(self.spec.seed)
+        self.optimizer.reset()
+
     def extra(self, step: int) -> dict[str, Any]:
         """What a checkpoint of `step` holds besides tensors."""
         return {
@@ -149,6 +155,11 @@ class TrainState:
                 f"{loader}, this job's is at {own['loader']}"
             )
         if self.loss_scale is not None:
+            if extra["loss_scale"] is None:
+                raise ValueError(
+                    f"the checkpoint of step {extra['step']} has no loss scale: it was not trained "
+                    f"in {self.spec.precision!r}; go on in the precision that it was trained in"
+                )
             self.loss_scale.restore(extra["loss_scale"])
         before = extra["environment"] | extra["schedule"]
         now = own["environment"] | own["schedule"]
@@ -280,7 +291,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "numpy": np.__version__,
         "threads_per_rank": str(torch.get_num_threads()),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": platform.machine(),
+        "device": _processor(),
     }
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
@@ -291,6 +302,16 @@ def environment(device: torch.device) -> dict[str, str]:
         # NCCL sums in the order that these decide.
         found |= {name: os.environ[name] for name in _NCCL_CHOICES if name in os.environ}
     return found
+
+
+def _processor() -> str:
+    """The processor's model: libraries choose their kernels by it, not by its instructions only."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()
 
 
 def _loader(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:

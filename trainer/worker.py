@@ -187,7 +187,7 @@ def _restore(assignment: Assignment, state: TrainState) -> int:
     at = mesh.at
     who = f"rank {mesh.rank} (pp {at.pp}, dp {at.dp}, tp {at.tp}), attempt {assignment.attempt}"
     if restored is None:
-        state.flat.initialise(assignment.spec.seed)
+        state.initialise()
         print(f"{who}: training from the beginning", flush=True)
         changes: list[str] = []
     else:

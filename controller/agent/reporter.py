@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from controller.agent.ledger import Weight
 from controller.agent.leftovers import LeftSteps
+from controller.agent.steps import LastSteps
 from controller.agent.worker import EnvironmentNote, Worker, read_environment
 from outlast.blackbox import NUM_STEP_RECORDS, Phase, StartMark, StepRecord
 from outlast.v1 import agents_pb2, common_pb2
@@ -58,6 +59,7 @@ class _Rank:
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=NUM_STEP_RECORDS))
     # The rank has ended and everything it left was read.
     is_read: bool = False
+    last_steps: LastSteps = field(default_factory=LastSteps)
 
     def look(self, *, is_connected: bool) -> None:
         """Take in the steps completed since the last look."""
@@ -69,6 +71,7 @@ class _Rank:
         records = reader.new_steps()
         if not records:
             return
+        self.last_steps.look(reader)
         self.resumed_step = reader.present().resumed_step
         self.first = self.first or records[0]
         self.last = records[-1]
@@ -181,6 +184,8 @@ class Reporter:
             summary.last_op = present.last_op
             since_ns = present.op_left_ns or present.op_entered_ns or born_ns
             summary.last_op_age_s = _age_s(now_ns, since_ns)
+        if rank.last_steps.use is not None:
+            summary.use.CopyFrom(rank.last_steps.use)
         return summary
 
     def _period_s(self) -> float:

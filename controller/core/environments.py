@@ -24,6 +24,13 @@ class _Told:
     changes: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)
 
 
+def device_in(environment: str) -> str:
+    """The device's model in what `EnvironmentTable.of` said; empty if it said none."""
+    items = environment.split(", ")
+    named = (item.removeprefix("device ") for item in items if item.startswith("device "))
+    return next(named, "")
+
+
 class EnvironmentTable:
     """What the nodes of each job's newest attempt said; one entry per live job."""
 

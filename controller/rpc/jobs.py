@@ -24,9 +24,11 @@ from controller.core.states import TERMINAL, JobState
 from controller.rpc.errors import Context, abort, bad_field, bad_request, not_found, refused
 from controller.rpc.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from controller.rpc.sessions import Sessions
+from controller.rpc.use import step_use
 from controller.rpc.views import document_of, job_message
 from controller.service import Service
 from controller.store.curves import PAGE_ROWS
+from controller.watch import Watch
 from outlast.ids import JobId, job_id
 from outlast.spec import FieldProblem, JobSpec, SpecError, parse_spec
 from outlast.v1 import jobs_pb2
@@ -42,11 +44,17 @@ class JobsService(JobsServicer):
     """How people and programs run training."""
 
     def __init__(
-        self, service: Service, sessions: Sessions, logs: LogQueries, checkpoint_root: str
+        self,
+        service: Service,
+        sessions: Sessions,
+        watch: Watch,
+        logs: LogQueries,
+        checkpoint_root: str,
     ) -> None:
         """`checkpoint_root` is the URL below which jobs without their own keep checkpoints."""
         self._service = service
         self._sessions = sessions
+        self._watch = watch
         self._logs = logs
         self._checkpoint_root = checkpoint_root
 
@@ -242,4 +250,9 @@ class JobsService(JobsServicer):
         return self._message(self._service.state.jobs[name])
 
     def _message(self, job: JobRecord) -> jobs_pb2.Job:
-        return job_message(job, self._service.curves, is_blind=self._service.is_blind)
+        message = job_message(job, self._service.curves, is_blind=self._service.is_blind)
+        if job.state is JobState.RUNNING:
+            use = step_use(self._watch.summaries(job).values())
+            if use is not None:
+                message.step_use.CopyFrom(use)
+        return message

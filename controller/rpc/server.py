@@ -83,7 +83,7 @@ class Server:
             runs=runs,
             tally=parts.tally,
         )
-        jobs = JobsService(service, sessions, logs, parts.checkpoint_root)
+        jobs = JobsService(service, sessions, parts.watch, logs, parts.checkpoint_root)
         nodes = NodesService(service, sessions, parts.watch, parts.clock)
         add_AgentsServicer_to_server(agents, self._server)
         add_JobsServicer_to_server(jobs, self._server)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from google.protobuf import json_format, struct_pb2
 
 from controller.core import cost
+from controller.core.environments import device_in
 from controller.core.facts import State
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, Wanted
 from controller.core.states import TERMINAL, JobState
@@ -23,7 +24,7 @@ def job_message(job: JobRecord, curves: Curves, *, is_blind: bool = False) -> jo
     last = curves.last(job.job_id)
     speed = curves.tokens_per_s(job.job_id) if job.state is JobState.RUNNING else 0.0
     spec = spec_of(job.spec_json)
-    device = reported_device(job.environment)
+    device = reported_device(device_in(job.environment))
     message = jobs_pb2.Job(
         job_id=job.job_id,
         name=job.name,

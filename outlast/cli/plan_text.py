@@ -177,17 +177,12 @@ def _host_lines(spec: JobSpec) -> list[tuple[str, str]]:
 
 def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, str]]:
     step, device = projected.step, projected.device
-    inside = (
-        ""
-        if projected.tp_bytes_per_s == projected.link_bytes_per_s
-        else (f", tp {_speed(projected.tp_bytes_per_s)} inside a node")
-    )
     return [
         (
             "assumed",
             f"{flops(projected.peak_flops_per_s)}/s in {spec.precision} ({device.source}), of "
             f"which products reach {100 * projected.kernel_share:.0f} %; link "
-            f"{_speed(projected.link_bytes_per_s)}{inside}",
+            f"{_speed(projected.link_bytes_per_s)}{_links_inside(spec, projected)}",
         ),
         (
             "step",
@@ -202,6 +197,24 @@ def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, st
             f"{100 * step.mfu_full:.1f} % (full attention counted)",
         ),
     ]
+
+
+def _links_inside(spec: JobSpec, projected: Projected) -> str:
+    """Which dimensions stay inside nodes and use their faster links."""
+    layout, step = spec.layout, projected.step
+    speeds = {
+        name: speed
+        for name, degree, speed in (
+            ("tp", layout.tp, step.tp_bytes_per_s),
+            ("pp", layout.pp, step.pp_bytes_per_s),
+            ("dp", layout.dp, step.dp_bytes_per_s),
+        )
+        # A dimension of one sends nothing.
+        if degree > 1 and speed != projected.link_bytes_per_s
+    }
+    if not speeds:
+        return ""
+    return f", {_speed(max(speeds.values()))} inside a node ({', '.join(speeds)})"
 
 
 def _groups(kind: str, groups: tuple[tuple[int, ...], ...]) -> str:

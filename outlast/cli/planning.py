@@ -57,7 +57,6 @@ class Projected:
 
     device: Device
     link_bytes_per_s: float
-    tp_bytes_per_s: float
     kernel_share: float
     peak_flops_per_s: float
     step: Projection
@@ -88,7 +87,7 @@ def plan(
 
     checked = load_spec(spec, set_)
     found = estimate(checked)
-    projected = project(checked, found, device, link, kernels) if device else None
+    projected = project(checked, device, link, kernels) if device else None
     if json:
         facts = plan_facts(checked, found)
         if projected is not None:
@@ -114,7 +113,7 @@ def estimate(spec: JobSpec) -> Plan:
     return plan_job(plan_input(spec))
 
 
-def project(spec: JobSpec, found: Plan, device: str, link: str, kernels: float) -> Projected:
+def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
     """A step of the job on a device.
 
     Raises:
@@ -130,23 +129,21 @@ def project(spec: JobSpec, found: Plan, device: str, link: str, kernels: float) 
         speed = parse_quantity(link, "B/s")
     except ValueError as error:
         raise CliError(str(error), ExitCode.BAD_INPUT) from error
-    # Devices of a node have links of their own; a tensor group that spans nodes does not.
-    is_inside = spec.parallel.tp <= spec.workers_per_node
-    tp_speed = (known.peer_bytes_per_s or speed) if is_inside else speed
     peak = known.peak_flops_per_s[spec.precision]
     machine = Machine(
         peak_flops_per_s=peak,
         kernel_share=kernels,
-        tp_bytes_per_s=tp_speed,
+        # Devices of a node may have links of their own.
+        peer_bytes_per_s=known.peer_bytes_per_s or speed,
         link_bytes_per_s=speed,
+        ranks_per_node=spec.workers_per_node,
     )
     return Projected(
         device=known,
         link_bytes_per_s=speed,
-        tp_bytes_per_s=tp_speed,
         kernel_share=kernels,
         peak_flops_per_s=peak,
-        step=project_step(plan_input(spec), found.communication, machine),
+        step=project_step(plan_input(spec), machine),
     )
 
 
@@ -186,6 +183,5 @@ def projection_facts(projected: Projected) -> dict[str, Any]:
         "peak_flops_per_s": projected.peak_flops_per_s,
         "kernel_share": projected.kernel_share,
         "link_bytes_per_s": projected.link_bytes_per_s,
-        "tp_bytes_per_s": projected.tp_bytes_per_s,
         **asdict(projected.step),
     }

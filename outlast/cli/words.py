@@ -58,6 +58,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     if is_training(job):
         lines.append(("rate", rate(job)))
         lines += [("last step", last_step(job)), ("model FLOPs", model_flops(job))]
+        lines += use_lines(job)
     restarts = f"{job.restarts} restart{'' if job.restarts == 1 else 's'}"
     lines += [
         ("attempt", f"{job.attempt} ({restarts}; {job.retry_left} more faults are survived)"),
@@ -104,6 +105,27 @@ def model_flops(job: Job) -> str:
     mfu, full_mfu = 100 * achieved / job.peak_flops_per_s, 100 * full / job.peak_flops_per_s
     peak = f"{job.ranks} x {job.device} at {flops(job.peak_flops_per_s / job.ranks)}/s"
     return f"{words}; MFU {mfu:.1f} % ({full_mfu:.1f} %) of {peak}"
+
+
+def use_lines(job: Job) -> list[tuple[str, str]]:
+    """Where the time of a step goes, its bubble and its memory, beside what was expected."""
+    if not job.HasField("step_use"):
+        return []
+    use, split = job.step_use, job.step_use.split
+    own = ("data", "forward", "backward", "optimizer")
+    work = ", ".join(f"{name} {step_part(getattr(split, f'{name}_s'))}" for name in own)
+    exposed = ", ".join(
+        f"{name} {step_part(getattr(split, f'{name}_exposed_s'))}"
+        for name in ("tp", "pp", "dp", "other")
+    )
+    lines = [("step time", f"{work}\nwaiting for others: {exposed}")]
+    if use.expected_bubble > 0:
+        shares = f"{100 * use.bubble:.1f} % of the pipeline's time, {100 * use.expected_bubble:.1f}"
+        lines.append(("bubble", f"{shares} % in theory"))
+    memory = f"{size(use.peak_memory_bytes)} at most on a rank"
+    if use.expected_memory_bytes:
+        memory += f"; {size(use.expected_memory_bytes)} estimated"
+    return [*lines, ("memory", memory)]
 
 
 def eta_s(job: Job) -> float | None:
@@ -214,6 +236,11 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def step_part(seconds: float) -> str:
+    """Part of a step: `12.3 ms`, `1.23 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def clock(at_s: float) -> str:

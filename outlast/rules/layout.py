@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.problems import Divides, FieldProblem, nearest_multiples, only_with
+from outlast.problems import Divides, FieldProblem, closest, divisors, only_with
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
+
+
+# Far above the largest clusters. What is made for each rank must fit the controller.
+MAX_RANKS = 2**20
+# Longer examples are not read.
+_MAX_CHUNKS_SHOWN = 64
 
 
 def check(spec: JobSpec) -> list[FieldProblem]:
@@ -63,6 +69,9 @@ def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
     if parallel.schedule != "1f1b" and parallel.extra_warmup:
         needed, field = "parallel.schedule = 1f1b", "parallel.extra_warmup"
         return [only_with(field, parallel.extra_warmup, needed, parallel.schedule)]
+    if parallel.pp == 1 and parallel.extra_warmup:
+        field = "parallel.extra_warmup"
+        return [only_with(field, parallel.extra_warmup, "parallel.pp > 1", 1)]
     if parallel.schedule != "interleaved":
         if parallel.virtual_stages == 1:
             return []
@@ -87,17 +96,6 @@ def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
                 message="is interleaved, which needs parallel.pp > 1; allowed: 1f1b or gpipe",
             )
         )
-    per_replica = parallel.dp * parallel.micro_batch
-    if spec.data.global_batch % per_replica == 0 and spec.num_micro_batches % parallel.pp:
-        near = nearest_multiples(spec.data.global_batch, per_replica * parallel.pp)
-        problems.append(
-            FieldProblem(
-                field="data.global_batch",
-                message=f"is {spec.data.global_batch}, {spec.num_micro_batches} micro-batches for "
-                f"each replica; interleaved needs a multiple of parallel.pp = {parallel.pp}; "
-                f"allowed near it: {near}, or the schedule 1f1b",
-            )
-        )
     return problems
 
 
@@ -107,13 +105,16 @@ def _check_layer_lists(spec: JobSpec) -> list[FieldProblem]:
     split, chunks = parallel.layer_split, parallel.pp * parallel.virtual_stages
     if split is not None and (len(split) != chunks or sum(split) != layers or min(split) < 1):
         base, extra = divmod(layers, chunks)
-        even = [base + (1 if chunk < extra else 0) for chunk in range(chunks)]
+        example = ""
+        if chunks <= min(layers, _MAX_CHUNKS_SHOWN):
+            even = [base + (1 if chunk < extra else 0) for chunk in range(chunks)]
+            example = f", such as {even}"
         problems.append(
             FieldProblem(
                 field="parallel.layer_split",
                 message=f"is {list(split)}, {sum(split)} layers in {len(split)} chunks; allowed: "
                 f"pp x virtual_stages = {chunks} numbers of 1 or more that add up to "
-                f"model.layers = {layers}, such as {even}",
+                f"model.layers = {layers}{example}",
             )
         )
     modes = parallel.recompute
@@ -131,6 +132,9 @@ def _check_layer_lists(spec: JobSpec) -> list[FieldProblem]:
 def _check_zero(spec: JobSpec) -> list[FieldProblem]:
     zero = spec.parallel.zero
     problems = []
+    if zero.communication is not None and spec.parallel.dp == 1:
+        field = "parallel.zero.communication"
+        problems.append(only_with(field, zero.communication, "parallel.dp > 1", 1))
     if zero.reshard_after is not None and zero.level < 3:
         needed, field = "parallel.zero.level = 3", "parallel.zero.reshard_after"
         problems.append(only_with(field, zero.reshard_after, needed, zero.level))
@@ -151,14 +155,22 @@ def _check_batch(spec: JobSpec) -> list[FieldProblem]:
 
 def _check_resources(spec: JobSpec) -> list[FieldProblem]:
     world = spec.layout.world_size
+    if world > MAX_RANKS:
+        return [
+            FieldProblem(
+                field="parallel.dp",
+                message=f"is {spec.parallel.dp}, which makes tp x pp x dp = {world} ranks; "
+                f"allowed: {MAX_RANKS} ranks in all",
+            )
+        ]
     per_node = spec.workers_per_node
     if world % per_node:
-        divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+        allowed = ", ".join(str(n) for n in closest(divisors(world), per_node))
         return [
             FieldProblem(
                 field="resources.workers_per_node",
                 message=f"is {per_node}, which does not divide the world size "
-                f"tp x pp x dp = {world}; allowed: {divisors}",
+                f"tp x pp x dp = {world}; allowed: {allowed}",
             )
         ]
     needed = world // per_node

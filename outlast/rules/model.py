@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.problems import Divides, FieldProblem, only_with
+from outlast.problems import Divides, FieldProblem, changed, only_with
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec, ModelSpec
+
+# Of a share with six decimals.
+_FRACTION_ROUNDING = 1e-6
 
 
 def check(spec: JobSpec) -> list[FieldProblem]:
@@ -49,11 +52,19 @@ def _check_widths(model: ModelSpec) -> list[FieldProblem]:
 
 
 def _check_rotation(model: ModelSpec) -> list[FieldProblem]:
-    if model.positions != "rope" or model.hidden % model.heads:
+    if model.positions != "rope":
+        return [
+            only_with(f"model.{name}", value, "model.positions = rope", model.positions)
+            for name, value in changed(model).items()
+            if name.startswith("rope_")
+        ]
+    if model.hidden % model.heads:
         return []
     width = model.hidden // model.heads
     rotated = width * model.rope_fraction
-    if rotated >= 2 and rotated % 2 == 0:
+    # A share is written with a few digits: as floats 0.58 of 100 is not quite 58.
+    whole = round(rotated)
+    if whole >= 2 and whole % 2 == 0 and abs(rotated - whole) <= _FRACTION_ROUNDING * width:
         return []
     near = [pair for pair in (int(rotated) // 2 * 2, int(rotated) // 2 * 2 + 2) if pair >= 2]
     allowed = " or ".join(f"{pair / width:g}" for pair in near if pair <= width)
@@ -98,6 +109,9 @@ def _check_options(model: ModelSpec) -> list[FieldProblem]:
     if model.block == "serial" and model.block_norms == 2:
         # A serial block always has a norm before each of its two branches.
         problems.append(only_with("model.block_norms", 2, "model.block = parallel", "serial"))
+    if model.norm == "rmsnorm" and "norm_bias" in changed(model):
+        needed = "model.norm = layernorm"
+        problems.append(only_with("model.norm_bias", "false", needed, "rmsnorm, which has none"))
     if model.head_bias and model.tied_embeddings:
         needed = "model.tied_embeddings = false"
         problems.append(only_with("model.head_bias", "true", needed, "with a shared table"))

@@ -1,8 +1,8 @@
 """The layouts nearest to one that cannot work.
 
-Few enough candidates that all can be tried: tensor and pipeline degrees up to twice the
-wanted ones, replicas that keep the number of ranks or stand next to the wanted number, and
-micro-batches no larger than the wanted one.
+Few enough candidates that all can be tried, however large the numbers: for each degree a
+handful next to the wanted one. Tensor degrees divide what they split, replicas keep the number
+of ranks or stand next to the wanted number, micro-batches divide the wanted one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING
 
+from outlast.problems import closest, divisors, doublings
 from outlast.rules import layout
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 NUM_SHOWN = 3
 # Layouts of equal size come first: another number of ranks is another cluster.
 _COST_OF_WORLD = 4.0
+_NUM_TRIED = 8
 
 
 def nearest_layouts(spec: JobSpec) -> list[str]:
@@ -40,10 +42,11 @@ def nearest_layouts(spec: JobSpec) -> list[str]:
 def _candidates(spec: JobSpec) -> Iterator[ParallelSpec]:
     parallel = spec.parallel
     world = spec.layout.world_size
-    sizes = [spec.model.heads, spec.model.num_kv_heads, spec.model.mlp_hidden]
-    degrees = [tp for tp in range(1, 2 * parallel.tp + 1) if all(n % tp == 0 for n in sizes)]
-    stages = range(1, min(2 * parallel.pp, spec.model.layers) + 1)
-    for tp, pp, micro_batch in product(degrees, stages, _divisors(parallel.micro_batch)):
+    split = math.gcd(spec.model.heads, spec.model.num_kv_heads, spec.model.mlp_hidden)
+    degrees = closest(divisors(split), parallel.tp, _NUM_TRIED)
+    stages = _stages(parallel.pp, spec.model.layers)
+    micro_batches = closest(divisors(parallel.micro_batch), parallel.micro_batch, _NUM_TRIED)
+    for tp, pp, micro_batch in product(degrees, stages, micro_batches):
         near = _neighbours(parallel.dp, spec.data.global_batch // micro_batch)
         for dp in {world // (tp * pp), *near} - {0}:
             changes = {"tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch}
@@ -61,10 +64,6 @@ def _variants(parallel: ParallelSpec, degrees: dict[str, int]) -> Iterator[Paral
 
 def _distance(wanted: ParallelSpec, found: ParallelSpec) -> float:
     """Doublings between two layouts, the number of ranks counted most."""
-
-    def doublings(one: int, other: int) -> float:
-        return abs(math.log2(one / other))
-
     ranks = doublings(found.tp * found.pp * found.dp, wanted.tp * wanted.pp * wanted.dp)
     degrees = sum(
         doublings(getattr(found, name), getattr(wanted, name))
@@ -84,12 +83,19 @@ def _in_words(wanted: ParallelSpec, found: ParallelSpec) -> str:
     return words
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+def _stages(wanted: int, layers: int) -> list[int]:
+    """Numbers of stages that `layers` can fill: those beside `wanted`, and its divisors."""
+    last = min(wanted + _NUM_TRIED // 2, layers)
+    beside = range(max(1, last - _NUM_TRIED), last + 1)
+    fewer = [n for n in divisors(wanted) if n <= layers]
+    return sorted({*beside, *closest(fewer, wanted, _NUM_TRIED)})
 
 
 def _neighbours(wanted: int, number: int) -> list[int]:
     """The divisors of `number` next to `wanted`, below and above."""
-    below = [n for n in range(1, wanted + 1) if number % n == 0]
-    above = next((n for n in range(wanted, number + 1) if number % n == 0), None)
-    return [*below[-1:], *([above] if above is not None else [])]
+    if number < 1:
+        return []
+    found = divisors(number)
+    below = [n for n in found if n <= wanted]
+    above = [n for n in found if n >= wanted]
+    return [*below[-1:], *above[:1]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.problems import FieldProblem, only_with
+from outlast.problems import FieldProblem, changed, only_with
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
@@ -18,10 +18,9 @@ def check(spec: JobSpec) -> list[FieldProblem]:
 def _check_loss_scale(spec: JobSpec) -> list[FieldProblem]:
     scale = spec.loss_scale
     if spec.precision != "fp16":
-        changed = _changed(scale)
         return [
             only_with(f"loss_scale.{name}", value, "precision = fp16", spec.precision)
-            for name, value in changed.items()
+            for name, value in changed(scale).items()
         ]
     if scale.initial >= scale.minimum:
         return []
@@ -36,6 +35,9 @@ def _check_loss_scale(spec: JobSpec) -> list[FieldProblem]:
 
 def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
     schedule = spec.optimizer.schedule
+    if schedule.name == "constant" and "min_ratio" in changed(schedule):
+        needed = "a schedule that decays (cosine, linear or wsd)"
+        return [only_with("optimizer.schedule.min_ratio", schedule.min_ratio, needed, "constant")]
     if schedule.decay_steps is None:
         return []
     field = "optimizer.schedule.decay_steps"
@@ -59,7 +61,7 @@ def _check_lamb(spec: JobSpec) -> list[FieldProblem]:
     if optimizer.name != "lamb":
         return [
             only_with(f"optimizer.lamb.{name}", value, "optimizer.name = lamb", optimizer.name)
-            for name, value in _changed(bounds).items()
+            for name, value in changed(bounds).items()
         ]
     if bounds.phi_max is None or bounds.phi_min < bounds.phi_max:
         return []
@@ -70,11 +72,3 @@ def _check_lamb(spec: JobSpec) -> list[FieldProblem]:
             f"{bounds.phi_min:g}, or null",
         )
     ]
-
-
-def _changed(section: object) -> dict[str, object]:
-    """Fields that differ from their defaults: a spec that was written out has them all."""
-    defaults = type(section)()
-    return {
-        name: value for name, value in vars(section).items() if value != getattr(defaults, name)
-    }

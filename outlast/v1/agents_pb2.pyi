@@ -259,6 +259,7 @@ class RankSummary(google.protobuf.message.Message):
     LAST_OP_FIELD_NUMBER: builtins.int
     LAST_OP_AGE_S_FIELD_NUMBER: builtins.int
     STEP_AGE_S_FIELD_NUMBER: builtins.int
+    USE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     attempt: builtins.int
     rank: builtins.int
@@ -269,6 +270,10 @@ class RankSummary(google.protobuf.message.Message):
     last_op: builtins.str
     last_op_age_s: builtins.float
     step_age_s: builtins.float
+    @property
+    def use(self) -> global___RankUse:
+        """Absent before its first step."""
+
     def __init__(
         self,
         *,
@@ -281,10 +286,49 @@ class RankSummary(google.protobuf.message.Message):
         last_op: builtins.str = ...,
         last_op_age_s: builtins.float = ...,
         step_age_s: builtins.float = ...,
+        use: global___RankUse | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "job_id", b"job_id", "last_op", b"last_op", "last_op_age_s", b"last_op_age_s", "phase", b"phase", "rank", b"rank", "resumed_step", b"resumed_step", "step_age_s", b"step_age_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["use", b"use"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "job_id", b"job_id", "last_op", b"last_op", "last_op_age_s", b"last_op_age_s", "phase", b"phase", "rank", b"rank", "resumed_step", b"resumed_step", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
 
 global___RankSummary = RankSummary
+
+@typing.final
+class RankUse(google.protobuf.message.Message):
+    """Where the time of a rank's last steps went, as a mean of one step, and its memory."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPLIT_FIELD_NUMBER: builtins.int
+    PIPELINE_BUSY_S_FIELD_NUMBER: builtins.int
+    PIPELINE_WAITED_S_FIELD_NUMBER: builtins.int
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    EXPECTED_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    EXPECTED_BUBBLE_FIELD_NUMBER: builtins.int
+    pipeline_busy_s: builtins.float
+    """Of the pipeline's actions, and of what they waited for in between."""
+    pipeline_waited_s: builtins.float
+    peak_memory_bytes: builtins.int
+    """The most so far, and as `outlast plan` estimates it."""
+    expected_memory_bytes: builtins.int
+    expected_bubble: builtins.float
+    """The bubble that its schedule has in theory, as a share of a step."""
+    @property
+    def split(self) -> outlast.v1.common_pb2.StepSplit: ...
+    def __init__(
+        self,
+        *,
+        split: outlast.v1.common_pb2.StepSplit | None = ...,
+        pipeline_busy_s: builtins.float = ...,
+        pipeline_waited_s: builtins.float = ...,
+        peak_memory_bytes: builtins.int = ...,
+        expected_memory_bytes: builtins.int = ...,
+        expected_bubble: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["split", b"split"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["expected_bubble", b"expected_bubble", "expected_memory_bytes", b"expected_memory_bytes", "peak_memory_bytes", b"peak_memory_bytes", "pipeline_busy_s", b"pipeline_busy_s", "pipeline_waited_s", b"pipeline_waited_s", "split", b"split"]) -> None: ...
+
+global___RankUse = RankUse
 
 @typing.final
 class AgentEvent(google.protobuf.message.Message):

@@ -34,6 +34,47 @@ class TimelineEntry(google.protobuf.message.Message):
 global___TimelineEntry = TimelineEntry
 
 @typing.final
+class StepSplit(google.protobuf.message.Message):
+    """Where the time of a step goes, in seconds. Passes and the optimizer are a rank's own work,
+    without what it waited for others; communication is what it stood still for.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_S_FIELD_NUMBER: builtins.int
+    FORWARD_S_FIELD_NUMBER: builtins.int
+    BACKWARD_S_FIELD_NUMBER: builtins.int
+    OPTIMIZER_S_FIELD_NUMBER: builtins.int
+    TP_EXPOSED_S_FIELD_NUMBER: builtins.int
+    PP_EXPOSED_S_FIELD_NUMBER: builtins.int
+    DP_EXPOSED_S_FIELD_NUMBER: builtins.int
+    OTHER_EXPOSED_S_FIELD_NUMBER: builtins.int
+    data_s: builtins.float
+    forward_s: builtins.float
+    backward_s: builtins.float
+    optimizer_s: builtins.float
+    tp_exposed_s: builtins.float
+    pp_exposed_s: builtins.float
+    dp_exposed_s: builtins.float
+    other_exposed_s: builtins.float
+    """Of the gradient's norm and of tied embeddings."""
+    def __init__(
+        self,
+        *,
+        data_s: builtins.float = ...,
+        forward_s: builtins.float = ...,
+        backward_s: builtins.float = ...,
+        optimizer_s: builtins.float = ...,
+        tp_exposed_s: builtins.float = ...,
+        pp_exposed_s: builtins.float = ...,
+        dp_exposed_s: builtins.float = ...,
+        other_exposed_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backward_s", b"backward_s", "data_s", b"data_s", "dp_exposed_s", b"dp_exposed_s", "forward_s", b"forward_s", "optimizer_s", b"optimizer_s", "other_exposed_s", b"other_exposed_s", "pp_exposed_s", b"pp_exposed_s", "tp_exposed_s", b"tp_exposed_s"]) -> None: ...
+
+global___StepSplit = StepSplit
+
+@typing.final
 class StepReport(google.protobuf.message.Message):
     """A span of training, as the last pipeline stage measured it."""
 

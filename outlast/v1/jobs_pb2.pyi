@@ -46,6 +46,7 @@ class Job(google.protobuf.message.Message):
     PEAK_FLOPS_PER_S_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
+    STEP_USE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -91,6 +92,10 @@ class Job(google.protobuf.message.Message):
         without the change.
         """
 
+    @property
+    def step_use(self) -> global___StepUse:
+        """Of the last steps; absent while none was completed in this attempt."""
+
     def __init__(
         self,
         *,
@@ -122,9 +127,10 @@ class Job(google.protobuf.message.Message):
         peak_flops_per_s: builtins.float = ...,
         device: builtins.str = ...,
         ranks: builtins.int = ...,
+        step_use: global___StepUse | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "committed_step", b"committed_step", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "attempt", b"attempt", "committed_step", b"committed_step", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "committed_step", b"committed_step", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "committed_step", b"committed_step", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload
@@ -135,8 +141,45 @@ class Job(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_learning_rate", b"_learning_rate"]) -> typing.Literal["learning_rate"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_loss", b"_loss"]) -> typing.Literal["loss"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_step_use", b"_step_use"]) -> typing.Literal["step_use"] | None: ...
 
 global___Job = Job
+
+@typing.final
+class StepUse(google.protobuf.message.Message):
+    """What a step of a job uses, and what it should."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPLIT_FIELD_NUMBER: builtins.int
+    BUBBLE_FIELD_NUMBER: builtins.int
+    EXPECTED_BUBBLE_FIELD_NUMBER: builtins.int
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    EXPECTED_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    bubble: builtins.float
+    """Share of the ranks' time that the pipeline's bubble takes, and the same in theory."""
+    expected_bubble: builtins.float
+    peak_memory_bytes: builtins.int
+    """Of the rank that has used most, and of the one that `outlast plan` gives most."""
+    expected_memory_bytes: builtins.int
+    @property
+    def split(self) -> outlast.v1.common_pb2.StepSplit:
+        """Mean over its ranks."""
+
+    def __init__(
+        self,
+        *,
+        split: outlast.v1.common_pb2.StepSplit | None = ...,
+        bubble: builtins.float = ...,
+        expected_bubble: builtins.float = ...,
+        peak_memory_bytes: builtins.int = ...,
+        expected_memory_bytes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["split", b"split"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bubble", b"bubble", "expected_bubble", b"expected_bubble", "expected_memory_bytes", b"expected_memory_bytes", "peak_memory_bytes", b"peak_memory_bytes", "split", b"split"]) -> None: ...
+
+global___StepUse = StepUse
 
 @typing.final
 class SubmitRequest(google.protobuf.message.Message):

@@ -63,6 +63,7 @@ def test_heartbeat_says_where_each_rank_stands(
             and summary.resumed_step == 0
             and "dp all_reduce" in summary.last_op
             and summary.step_age_s < 5
+            and summary.HasField("use")
             for summary in ranks
         )
 

@@ -6,11 +6,15 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 
 from bench import gpu_single
 from bench.trainer.launch import run_ranks
 from bench.trainer.options import ratio_to_best
 from bench.trainer.shape import Shape
+from bench.trainer.twins import check_twins
+from trainer.model import fused
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -24,6 +28,20 @@ def test_a_gpt_trains_in_bf16_and_tells_where_the_time_went(
     assert row["model_flops_per_s"]["full"] > row["model_flops_per_s"]["windowed"] > 0
     assert row["phases_s"]["forward_backward"] > 0
     assert set(row["twins"]) >= {"layer_norm", "bias_swiglu", "causal_softmax"}
+    assert set(row["twins"]) >= {"windowed_attention", "vocab_loss"}
+
+
+def test_a_wrong_gradient_of_a_fused_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values are right: only what flows back through them is off."""
+    right = fused.rms_norm
+
+    def wrong(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        value = right(x, weight, eps)
+        return value + 0.2 * (value - value.detach())
+
+    monkeypatch.setattr(fused, "rms_norm", wrong)
+    with pytest.raises(ValueError, match=r"differ from their eager twins: \{'rms_norm'"):
+        check_twins(torch.device("cpu"))
 
 
 def test_a_large_model_without_a_gpu_is_refused(

@@ -74,11 +74,18 @@ def test_plan_with_one_rank_has_no_bubble_and_no_traffic() -> None:
 def test_plan_projects_a_step_on_a_device(spec_file: Path) -> None:
     done = outlast("plan", str(spec_file), "--device", "h100", "--link", "50GB/s")
     assert done.returncode == ExitCode.OK, done.stderr
-    for word in ("on h100", "66.9 TFLOP/s in fp32", "link 50 GB/s", "MFU", "tokens/s"):
+    for word in ("on h100", "66.9 TFLOP/s in fp32", "MFU", "tokens/s"):
         assert word in done.stdout
+    assert "link 50 GB/s, 450 GB/s inside a node (tp)" in done.stdout
     found = outlast_json("plan", str(spec_file), "--device", "90G")["projection"]
     assert found["peak_flops_per_s"] == 90e9
     assert 0 < found["mfu_windowed"] < found["mfu_full"] < 1
+
+
+def test_replicas_in_one_node_are_projected_on_its_links(spec_file: Path) -> None:
+    four = ("--set", "resources.workers_per_node=4")
+    done = outlast("plan", str(spec_file), "--device", "h100", *four)
+    assert "link 25 GB/s, 450 GB/s inside a node (tp, dp)" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,33 @@ def test_training_job_says_how_well_it_uses_its_devices() -> None:
     assert words.model_flops(running) == share
 
 
+def test_training_job_says_where_the_time_of_a_step_goes() -> None:
+    split = common_pb2.StepSplit(
+        data_s=0.001, forward_s=0.25, backward_s=0.5, optimizer_s=0.02, pp_exposed_s=1.5
+    )
+    use = jobs_pb2.StepUse(
+        split=split,
+        bubble=0.351,
+        expected_bubble=1 / 3,
+        peak_memory_bytes=3 * 2**29,
+        expected_memory_bytes=2**30,
+    )
+    running = job(step_use=use)
+    lines = dict(words.job_lines(running, NOW_S))
+    work, waiting = lines["step time"].splitlines()
+    assert work == "data 1 ms, forward 250 ms, backward 500 ms, optimizer 20 ms"
+    assert waiting == "waiting for others: tp 0 ms, pp 1.5 s, dp 0 ms, other 0 ms"
+    assert lines["bubble"] == "35.1 % of the pipeline's time, 33.3 % in theory"
+    assert lines["memory"] == "1.5 GiB at most on a rank; 1.0 GiB estimated"
+    found = output.facts(running)["step_use"]
+    assert (found["bubble"], found["split"]["forward_s"]) == (0.351, 0.25)
+    # One stage has no bubble; before the first step nothing is known.
+    running.step_use.expected_bubble = 0
+    assert "bubble" not in dict(words.job_lines(running, NOW_S))
+    assert "step time" not in dict(words.job_lines(job(), NOW_S))
+    assert output.facts(job())["step_use"] is None
+
+
 def test_finished_job_says_how_long_it_took() -> None:
     lines = dict(words.job_lines(job(state="SUCCEEDED", finished_s=NOW_S - 140), NOW_S))
     assert lines["took"].startswith("1 min 0 s")

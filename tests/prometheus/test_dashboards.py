@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.generate.catalogue import documents
 from tests.prometheus.test_rules import known_metrics
-from tests.prometheus.tools import DASHBOARDS, ROOT
+from tests.prometheus.tools import DASHBOARDS, ROOT, needs_prometheus, promtool
 
 GRAFANA = ROOT / "deploy" / "grafana"
 FILES = sorted(DASHBOARDS.glob("*.json"))
@@ -124,3 +125,35 @@ def test_provisioning_finds_the_dashboards_and_lets_nobody_change_them() -> None
     (source,) = yaml.safe_load(file.read_text())["datasources"]
     assert source["type"] == "prometheus"
     assert source["editable"] is False
+
+
+@needs_prometheus
+def test_measured_bubble_is_that_of_the_schedule(tmp_path: Path) -> None:
+    """Two stages, two micro-batches, 1F1B: a third. What stage 1 idles at the end is in no series.
+
+    The other job, which has no bubble, must not count.
+    """
+    (panel,) = [
+        panel for panel in load("outlast-job.json")["panels"] if panel["title"] == "Pipeline bubble"
+    ]
+    expression: str = panel["targets"][0]["expr"]
+    expression = expression.replace("$job_id", "a").replace("$__rate_interval", "5m")
+    counted = [("a", 0, "busy", 36), ("a", 0, "waiting", 18), ("a", 1, "busy", 36)]
+    counted += [("a", 1, "waiting", 6), ("b", 0, "busy", 60), ("b", 0, "waiting", 0)]
+    series = [
+        {
+            "series": "outlast_rank_pipeline_seconds_total"
+            f'{{job_id="{job}",rank="{rank}",stage="{rank}",state="{state}"}}',
+            "values": f"0+{per_minute}x10",
+        }
+        for job, rank, state, per_minute in counted
+    ]
+    check = {
+        "expr": f"round({expression}, 0.001)",
+        "eval_time": "10m",
+        "exp_samples": [{"labels": "{}", "value": 0.333}],
+    }
+    path = tmp_path / "bubble.yml"
+    whole = {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [check]}]}
+    path.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "1m", **whole}))
+    promtool("test", "rules", str(path))

@@ -96,9 +96,7 @@ class FaultProxy:
         for connection in self._connections:
             connection.cancel()
 
-    async def _connected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -146,9 +144,7 @@ class FaultProxy:
             self.sent_bytes += len(chunk)
             self.on_sent(self.sent_bytes)
 
-    async def _carry_down(
-        self, reader: asyncio.StreamReader, client: asyncio.StreamWriter
-    ) -> None:
+    async def _carry_down(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         num_bytes = 0
         while chunk := await _read(reader):
             num_bytes = 0 if chunk.startswith(b"HTTP/1.1") else num_bytes

@@ -90,9 +90,7 @@ def test_checkpoints_come_back_bitwise_and_old_ones_go(s3_url: str, tmp_path: Pa
     assert same_bits(restored, make_tensors(3))
 
 
-def test_large_payload_goes_in_parts_and_leaves_no_upload_open(
-    s3_url: str, tmp_path: Path
-) -> None:
+def test_large_payload_goes_in_parts_and_leaves_no_upload_open(s3_url: str, tmp_path: Path) -> None:
     save_large(tmp_path, 5)
     with uploading(s3_url, tmp_path, limits=SMALL_PARTS) as (uploader, news):
         assert uploader.drain(LONG_S)

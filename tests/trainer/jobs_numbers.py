@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from outlast.blackbox import Writer
-from outlast.spec import parse_spec
+from outlast.blackbox import Group, Writer
+from outlast.spec import JobSpec, parse_spec
 from tests.trainer.ranks import RankContext
 from trainer.loop import TrainLoop
 from trainer.meter import PeakMemory
 from trainer.parallel.mesh import build_mesh
-from trainer.state import build_state
+from trainer.state import TrainState, build_state
 
 
 class NoSaver:
@@ -45,23 +45,11 @@ def peak_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> 
     Counted by torch's own allocator, temporaries inside operations included.
     """
     spec = parse_spec(document)
-    box = Writer(folder / f"{context.rank}.box", rank=context.rank, world_size=1, attempt=1)
+    box = _box(context, folder)
     # The profiler announces itself on the standard error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with profile(profile_memory=True) as counted:
-        mesh = build_mesh(
-            spec.layout,
-            context.rank,
-            store=context.store(),
-            device=torch.device("cpu"),
-            timeout_s=60,
-            recorder=box,
-            tied_embeddings=spec.model.tied_embeddings,
-            gloo_interface="lo",
-        )
-        state = build_state(spec, mesh, folder / "data")
-        state.flat.initialise(spec.seed)
-        loop = TrainLoop(state, box, NoSaver(), stop_requested=lambda: False)
+        _, loop = _built(context, spec, box, folder)
         loop.run(0)
     box.close()
     changes = sorted(
@@ -74,3 +62,45 @@ def peak_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> 
         alive += size
         peak = max(peak, alive)
     return peak
+
+
+def sent_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> dict[Group, int]:
+    """What a rank hands to each kind of group in the second step of a training."""
+    box = _box(context, folder)
+    state, loop = _built(context, parse_spec(document), box, folder)
+    loop.train_step(1)
+    before = _counted(state)
+    loop.train_step(2)
+    sent = {group: count - before[group] for group, count in _counted(state).items()}
+    state.data_parallel.drain()
+    state.train_loader.close()
+    box.close()
+    return sent
+
+
+def _counted(state: TrainState) -> dict[Group, int]:
+    comms = state.mesh.comms
+    return {group: sum(comm.bytes_sent for comm in comms[group]) for group in comms}
+
+
+def _box(context: RankContext, folder: Path) -> Writer:
+    return Writer(folder / f"{context.rank}.box", rank=context.rank, world_size=1, attempt=1)
+
+
+def _built(
+    context: RankContext, spec: JobSpec, box: Writer, folder: Path
+) -> tuple[TrainState, TrainLoop]:
+    """A rank's model with its first weights, and what trains it."""
+    mesh = build_mesh(
+        spec.layout,
+        context.rank,
+        store=context.store(),
+        device=torch.device("cpu"),
+        timeout_s=60,
+        recorder=box,
+        tied_embeddings=spec.model.tied_embeddings,
+        gloo_interface="lo",
+    )
+    state = build_state(spec, mesh, folder / "data")
+    state.flat.initialise(spec.seed)
+    return state, TrainLoop(state, box, NoSaver(), stop_requested=lambda: False)

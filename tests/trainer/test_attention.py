@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.model.attention import masked_sdpa, weighted_attention
 from trainer.model.config import RopeConfig
-from trainer.model.rope import rotate
+from trainer.model.rope import rotate, rotated_width
 from trainer.model.window import flex_attention, windowed_attention
 
 
@@ -94,6 +94,17 @@ def test_spelled_out_weights_equal_sdpa_where_nothing_is_dropped() -> None:
     generator = torch.Generator().manual_seed(0)
     found = weighted_attention(q, k, v, None, rate=0.0, generator=generator)
     torch.testing.assert_close(found, _dense(q, k, v, 32), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("width", "fraction", "rotated"),
+    # As a float, 0.58 x 100 is a little less than 58.
+    [(100, 0.58, 58), (100, 0.14, 14), (96, 0.333333, 32), (64, 0.25, 16), (8, 1.0, 8)],
+)
+def test_as_many_values_turn_as_the_fraction_says(
+    width: int, fraction: float, rotated: int
+) -> None:
+    assert rotated_width(width, RopeConfig(theta=1e4, fraction=fraction, pairs="halves")) == rotated
 
 
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])

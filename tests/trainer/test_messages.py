@@ -43,6 +43,12 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return build(name, p, m, extra_warmup=extra)
 
 
+@st.composite
+def evaluations(draw: st.DrawFn) -> Schedule:
+    p, m, v = draw(st.integers(2, 5)), draw(st.integers(1, 12)), draw(st.integers(1, 3))
+    return forward_only(p, m, num_chunks=v)
+
+
 @unhurried
 @given(schedule=schedules())
 def test_no_two_messages_between_two_ranks_have_one_number(schedule: Schedule) -> None:
@@ -81,7 +87,36 @@ def test_1f1b_needs_as_many_buffers_as_its_neighbours_hold_micro_batches(p: int,
             expected[Lane(forward=True, chunk=0)] = in_flight[stage - 1]
         if stage < p - 1:
             expected[Lane(forward=False, chunk=0)] = in_flight[stage]
-        assert num_buffers(schedule, stage) == expected
+        assert num_buffers(schedule, {stage}) == {stage: expected}
+
+
+def buffers_by_definition(schedule: Schedule, stage: int) -> dict[Lane, int]:
+    """Before each of its actions `stage` is late: the others go on until they must wait."""
+    replay, others = Replay(schedule), [s for s in range(schedule.num_stages) if s != stage]
+    alive: Counter[Lane] = Counter()
+    most: dict[Lane, int] = {}
+    for action in schedule.actions[stage]:
+        ran = True
+        while ran:
+            done = [(other, replay.advance(other)) for other in others]
+            ran = any(what is not None for _, what in done)
+            for message in (outgoing(schedule, s, what) for s, what in done if what):
+                if message is not None and message.receiver == stage:
+                    alive[message.lane] += 1
+                    most[message.lane] = max(most.get(message.lane, 0), alive[message.lane])
+        replay.advance(stage)
+        alive.subtract(message.lane for message in last_used(schedule, stage, action))
+    limit = schedule.num_micro_batches if schedule.trains else 2 * schedule.num_stages
+    return {lane: min(count, limit) for lane, count in most.items()}
+
+
+@unhurried
+@given(schedule=st.one_of(schedules(), evaluations()))
+def test_buffers_are_those_of_a_stage_that_is_late_at_each_action(schedule: Schedule) -> None:
+    stages = range(schedule.num_stages)
+    expected = {stage: buffers_by_definition(schedule, stage) for stage in stages}
+    assert num_buffers(schedule, stages) == expected
+    assert num_buffers(schedule, {1}) == {1: expected[1]}
 
 
 class _Network:
@@ -190,8 +225,8 @@ def test_however_late_a_stage_is_each_send_finds_its_receive(schedule: Schedule,
 def test_evaluation_ends_though_senders_wait_for_buffers(p: int, m: int, v: int) -> None:
     """Nothing but the buffers holds a stage back, and they are enough to go on."""
     schedule = forward_only(p, m, num_chunks=v)
-    limits = [num_buffers(schedule, stage) for stage in range(p)]
-    assert all(count <= 2 * p for lanes in limits for count in lanes.values())
+    limits = num_buffers(schedule, range(p))
+    assert all(count <= 2 * p for lanes in limits.values() for count in lanes.values())
     free = {(stage, lane): count for stage in range(p) for lane, count in limits[stage].items()}
     replay = Replay(schedule)
     progress = True
@@ -217,10 +252,9 @@ def test_evaluation_ends_though_senders_wait_for_buffers(p: int, m: int, v: int)
 def test_buffers_do_not_grow_with_the_number_of_micro_batches() -> None:
     for name, num_chunks in (("1f1b", 1), ("interleaved", 2)):
         few, many = (build(name, 4, m, num_chunks=num_chunks) for m in (16, 64))
-        for stage in range(4):
-            assert num_buffers(few, stage) == num_buffers(many, stage)
+        assert num_buffers(few, range(4)) == num_buffers(many, range(4))
 
 
 @pytest.mark.parametrize("stage", range(4))
 def test_gpipe_may_have_to_hold_every_message(stage: int) -> None:
-    assert set(num_buffers(build("gpipe", 4, 9), stage).values()) == {9}
+    assert set(num_buffers(build("gpipe", 4, 9), {stage})[stage].values()) == {9}

@@ -73,7 +73,7 @@ def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None
     assert (use.forward_ns, use.backward_ns) == (140, 400)
     assert use.hidden_ns == {Group.TP: 80, Group.DP: 100}
     assert use.sent_bytes == {Group.TP: 0, Group.DP: 128}
-    assert use.bubble == pytest.approx(0.25)
+    assert (use.busy_ns, use.waited_ns) == (300_000_000, 100_000_000)
     assert heard.calls[:2] == ["before forward 1 0", "after forward 1 0"]
     assert heard.calls[-1] == "after backward 1 1 True"
 
@@ -83,11 +83,16 @@ def test_each_step_counts_for_itself(clock: list[int]) -> None:
     groups = {Group.PP: [stages]}
     found = StepMeter(groups, PeakMemory(torch.device("cpu")))
     assert found.take(Timing()).sent_bytes == {Group.PP: 0}
+    found.begin()
     found.before_forward(0, 0)
     clock[0] += 5
     found.after_forward(0, 0)
     stages.bytes_sent += 8
-    assert found.take(Timing()).forward_ns == 5
+    use = found.take(Timing())
+    assert (use.forward_ns, use.sent_bytes) == (5, {Group.PP: 8})
+    # An evaluation between two steps belongs to neither.
+    stages.bytes_sent += 100
+    found.begin()
     last = found.take(Timing())
     assert (last.forward_ns, last.sent_bytes) == (0, {Group.PP: 0})
 

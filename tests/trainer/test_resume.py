@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -319,13 +319,53 @@ def test_another_numeric_environment_is_noted_and_named(ranks: RankPool, folder:
     assert note["environment"]["torch"] == torch.__version__
     assert note["environment"]["threads_per_rank"] == "1"
     assert note["changes"] == []
-    # The checkpoint of rank 1 says that it was made by another torch.
+
+    def older_torch(extra: dict[str, Any]) -> object:
+        return {**extra, "environment": {**extra["environment"], "torch": "1.0.0"}}
+
+    _rewrite_extra(folder, older_torch)
+    results = ranks.run(train, 2, folder, spec, 2)
+    assert [result["code"] for result in results] == [DONE] * 2
+    changes = [
+        json.loads((folder / f"a2-rank-{rank}.environment.json").read_text())["changes"]
+        for rank in range(2)
+    ]
+    assert changes == [[], [f"torch 1.0.0 is now {torch.__version__}"]]
+
+
+def test_a_restore_that_fails_halfway_leaves_nothing_behind(ranks: RankPool, folder: Path) -> None:
+    """Rank 0 has loaded its state when rank 1 cannot, and storage has nothing yet."""
+    spec = spec_of(folder, steps=3, parallel={"pp": 2})
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, 2, whole, spec, 1)
+    ranks.run(train, 2, pieces, spec, 1, 2)
+    _rewrite_extra(pieces, lambda extra: [])
+    results = ranks.run(train, 2, pieces, spec, 2)
+    assert "step 1: corrupt on another rank" in log_of(pieces, 2)
+    assert curve(steps_of(pieces, 2, 0)) == curve(steps_of(whole, 1, 0))
+    assert [r["state"] for r in results] == [r["state"] for r in expected]
+
+
+def test_a_loss_that_is_not_a_number_ends_the_attempt_on_all_ranks(
+    ranks: RankPool, folder: Path
+) -> None:
+    spec = spec_of(folder, steps=20, parallel={"dp": 2}, optimizer={"lr": 1e30})
+    results = ranks.run(train, 2, folder, spec, 1)
+    assert [result["code"] for result in results] == [FAILED, FAILED]
+    for rank in range(2):
+        report = json.loads((folder / f"a1-rank-{rank}.error.json").read_text())
+        assert report["type"] == "trainer.loop.NonFiniteLossError"
+
+
+def _rewrite_extra(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Seal what rank 1 has in host memory again, with something else beside the tensors."""
     for slot in slotfile.open_existing(folder / "memory" / "job-1" / "rank-00001"):
         facts = slot.read()
         if not facts.sealed:
             continue
-        extra = json.loads(slot.extra())
-        extra["environment"]["torch"] = "1.0.0"
+        extra = change(json.loads(slot.extra()))
         slot.invalidate()
         slot.seal(
             Seal(
@@ -338,21 +378,3 @@ def test_another_numeric_environment_is_noted_and_named(ranks: RankPool, folder:
             ),
             canonical(extra),
         )
-    results = ranks.run(train, 2, folder, spec, 2)
-    assert [result["code"] for result in results] == [DONE] * 2
-    changes = [
-        json.loads((folder / f"a2-rank-{rank}.environment.json").read_text())["changes"]
-        for rank in range(2)
-    ]
-    assert changes == [[], [f"torch 1.0.0 is now {torch.__version__}"]]
-
-
-def test_a_loss_that_is_not_a_number_ends_the_attempt_on_all_ranks(
-    ranks: RankPool, folder: Path
-) -> None:
-    spec = spec_of(folder, steps=20, parallel={"dp": 2}, optimizer={"lr": 1e30})
-    results = ranks.run(train, 2, folder, spec, 1)
-    assert [result["code"] for result in results] == [FAILED, FAILED]
-    for rank in range(2):
-        report = json.loads((folder / f"a1-rank-{rank}.error.json").read_text())
-        assert report["type"] == "trainer.loop.NonFiniteLossError"

@@ -46,14 +46,13 @@ def test_bubble_is_the_papers(name: str, p: int, m: int) -> None:
 def test_interleaving_cuts_the_bubble_by_the_number_of_chunks(p: int, v: int, m: int) -> None:
     """(p - 1) / (v m + p - 1) where a round fills the pipeline (arXiv 2104.04473, 2.2).
 
-    The proof inside `check` holds for every m: those that p does not divide,
-    and those that do not even fill the pipeline.
+    Theory and the proof inside `check` hold for every m: those that p does not
+    divide, and those that do not even fill the pipeline.
     """
     timing = check(build("interleaved", p, m, num_chunks=v))
+    assert timing.bubble == pytest.approx(bubble_share(p, m, v))
     if m >= p:
-        assert timing.bubble == pytest.approx(bubble_share(p, m, v))
-    else:
-        assert bubble_share(p, m, v) - 1e-9 <= timing.bubble
+        assert timing.bubble == pytest.approx((p - 1) / (v * m + p - 1))
 
 
 @unhurried

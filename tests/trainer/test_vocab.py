@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from outlast.blackbox import Group
 from tests.trainer.jobs_model import LossCase, vocab_loss_case
 from tests.trainer.ranks import RankPool
+from trainer.parallel.comm import Comm
+from trainer.parallel.tensor import TensorParallel
+from trainer.parallel.vocab import vocab_loss
+
+ALONE = TensorParallel(comm=Comm(group=Group.TP, ranks=(0,), index=0), sequence_parallel=False)
 
 CASES = {
     "one chunk": LossCase(max_logits=10_000),
@@ -36,3 +44,36 @@ def test_logits_never_exist_for_more_than_a_chunk(ranks: RankPool) -> None:
     assert result["largest"] <= 40 * 2
     (whole,) = ranks.run_once(vocab_loss_case, 1, LossCase(max_logits=10_000))
     assert whole["largest"] >= 12 * 16
+
+
+def test_the_scale_of_a_loss_is_not_rounded_to_16_bits() -> None:
+    """A factor between two numbers of bf16, which is what one over the tokens can be."""
+    factor = 1 + 2**-8
+    torch.manual_seed(0)
+    hidden = torch.randn(64, 2, 16, dtype=torch.bfloat16)
+    weight = torch.randn(32, 16, dtype=torch.bfloat16)
+    targets = torch.randint(0, 32, (64, 2))
+    scaled, plain = (_gradients(hidden, weight, targets, by) for by in (factor, 1.0))
+    for found, expected in zip(scaled, plain, strict=True):
+        assert found.norm() / expected.norm() == pytest.approx(factor, rel=2.5e-3)
+
+
+def test_a_small_loss_scale_brings_large_sums_into_fp16() -> None:
+    """1024 tokens of one target add up to more than fp16 can say."""
+    hidden, weight = torch.full((1024, 1, 4), 200.0).half(), torch.zeros(2, 4).half()
+    targets = torch.zeros(1024, 1, dtype=torch.int64)
+    scale = 2.0**-6
+    _, of_weight = _gradients(hidden, weight, targets, scale)
+    expected = torch.tensor([-1.0, 1.0]).double().view(2, 1) * 1024 * 0.5 * 200 * scale
+    torch.testing.assert_close(of_weight, expected.expand(2, 4), rtol=1e-3, atol=0)
+    assert torch.isinf((expected / scale).half()).all(), "the sum itself would overflow"
+
+
+def _gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, factor: float
+) -> tuple[Tensor, Tensor]:
+    hidden, weight = (tensor.clone().requires_grad_() for tensor in (hidden, weight))
+    (vocab_loss(hidden, weight, targets, ALONE) * factor).backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return hidden.grad.double(), weight.grad.double()

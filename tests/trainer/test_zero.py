@@ -107,13 +107,15 @@ def test_bf16_on_the_wire_halves_the_bytes_of_gradients(ranks: RankPool) -> None
     np.testing.assert_allclose(halved_2["curve"], plain["curve"], rtol=1e-2)
 
 
-def test_level_3_holds_two_blocks_and_the_ends_at_most(ranks: RankPool) -> None:
+def test_level_3_holds_two_blocks_and_one_end_at_most(ranks: RankPool) -> None:
     case = ZeroCase(level=3, reshard="micro_batch", reduce="micro_batch", layers=8)
     found = ranks.run(train_cases, 2, Case(layout=Layout(dp=2)), (case,), 2)[0][0]
     block = max(found["blocks"])
-    ends = sum(found["elements"]) - sum(found["blocks"])
+    embedding, *_, output = found["elements"]
     assert len(found["blocks"]) == 8
-    assert found["most_gathered"] == 2 * block + ends
+    assert found["most_gathered"] == max(
+        2 * block + max(embedding, output), block + embedding + output
+    )
 
 
 def test_bf16_trains_close_to_fp32(ranks: RankPool) -> None:

@@ -19,6 +19,7 @@ from outlast.blackbox import (
     StepRecord,
     StepUse,
     Writer,
+    bubble_of,
 )
 
 
@@ -55,7 +56,6 @@ def test_use_of_steps_adds_up_beside_what_was_expected(path: Path) -> None:
     reader = Reader(path)
     assert reader.expected() is None
     assert reader.step_use() == StepUse()
-    assert reader.step_use().bubble is None
     writer.expect(Expected(memory_bytes=2**30, bubble=0.25))
     for peak in (100, 120):
         writer.used(
@@ -70,7 +70,8 @@ def test_use_of_steps_adds_up_beside_what_was_expected(path: Path) -> None:
             )
         )
     use = reader.step_use()
-    assert (use.forward_ns, use.backward_ns, use.bubble) == (20, 40, 0.25)
+    assert (use.forward_ns, use.backward_ns) == (20, 40)
+    assert (use.busy_ns, use.waited_ns) == (60, 20)
     assert use.hidden_ns == {Group.TP: 10}
     assert use.sent_bytes == {Group.TP: 128, Group.DP: 64}
     assert use.peak_memory_bytes == 120
@@ -90,6 +91,19 @@ def test_operation_entered_but_not_left_is_visible(path: Path) -> None:
     assert reader.present().last_op == "after dp all_reduce #1"
     assert writer.enter(Op.RECV, Group.PP, micro_batch=2) == 1
     assert [record.op for record in reader.ops()] == [Op.ALL_REDUCE]
+
+
+def test_idle_time_after_the_last_action_is_part_of_the_bubble() -> None:
+    """Two stages, two micro-batches, 1F1B: a third of the time by theory.
+
+    The last stage waits for its first input, and idles while the first runs its last backward.
+    """
+    first = StepUse(busy_ns=600, waited_ns=300)
+    last = StepUse(busy_ns=600, waited_ns=100)
+    assert bubble_of([first, last]) == pytest.approx(1 / 3)
+    assert bubble_of([StepUse(busy_ns=600)]) == 0
+    assert bubble_of([]) is None
+    assert bubble_of([StepUse()]) is None
 
 
 def test_each_step_record_is_read_once_and_bitwise(path: Path) -> None:

@@ -123,17 +123,41 @@ def test_grouped_queries_and_a_gate_change_the_projections() -> None:
     assert tiny().block_weights == 12 * 16 * 16
 
 
-def test_devices_are_found_by_name_by_peak_and_by_what_cuda_calls_them() -> None:
+def test_devices_are_found_by_name_and_by_peak() -> None:
     assert find_device("H100").peak_flops_per_s["bf16"] == pytest.approx(989.4e12)
     assert find_device("90G").peak_flops_per_s["fp32"] == 90e9
     assert find_device("a100-40gb").memory_bytes == 40e9
-    found = reported_device("NVIDIA A100-SXM4-80GB")
-    assert found is not None
-    assert found.name == "a100-80gb"
-    assert reported_device("x86_64") is None
     with pytest.raises(ValueError, match=r"'z80' is not known; allowed: .*h100"):
         find_device("z80")
     assert len({device.name for device in DEVICES}) == len(DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("cuda_name", "expected"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        # Of the same family, with other clocks, links or memory.
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA B200", None),
+        ("x86_64", None),
+        ("", None),
+    ],
+)
+def test_a_device_is_known_by_the_whole_name_that_cuda_has_for_it(
+    cuda_name: str, expected: str | None
+) -> None:
+    found = reported_device(cuda_name)
+    assert (None if found is None else found.name) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "fast", "-3G", "3X"])

@@ -30,6 +30,18 @@ MODEL_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"window": 4, "window_pattern": ["global"]}, "model.window_pattern", "at least one local"),
     ({"block_norms": 2}, "model.block_norms", "only with model.block = parallel"),
     ({"head_bias": True}, "model.head_bias", "only with model.tied_embeddings = false"),
+    ({"rope_theta": 5e5}, "model.rope_theta", "500000.0, .* model.positions = rope, not learned"),
+    ({"rope_fraction": 0.5}, "model.rope_fraction", "only with model.positions = rope"),
+    (
+        {"rope_pairs": "neighbours", "positions": "none"},
+        "model.rope_pairs",
+        "only with model.positions = rope, not none",
+    ),
+    (
+        {"norm": "rmsnorm", "norm_bias": False},
+        "model.norm_bias",
+        "only with model.norm = layernorm",
+    ),
 ]
 
 
@@ -67,12 +79,14 @@ LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
         "needs parallel.pp > 1",
     ),
     (
-        {
-            "parallel": {"pp": 4, "virtual_stages": 2, "schedule": "interleaved"},
-            "data": {"global_batch": 6},
-        },
-        "data.global_batch",
-        "allowed near it: 4 or 8",
+        {"parallel": {"extra_warmup": 1}},
+        "parallel.extra_warmup",
+        "is 1, which applies only with parallel.pp > 1, not 1; leave it out",
+    ),
+    (
+        {"parallel": {"zero": {"communication": "bf16"}}},
+        "parallel.zero.communication",
+        "is bf16, which applies only with parallel.dp > 1",
     ),
     (
         {"parallel": {"pp": 2, "schedule": "gpipe", "extra_warmup": 1}},
@@ -121,6 +135,11 @@ TRAINING_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
         "allowed: 1 to 10",
     ),
     (
+        {"optimizer": {"schedule": {"name": "constant", "min_ratio": 0.5}}},
+        "optimizer.schedule.min_ratio",
+        "is 0.5, which applies only with a schedule that decays",
+    ),
+    (
         {"optimizer": {"lamb": {"phi_max": None}}},
         "optimizer.lamb.phi_max",
         "only with optimizer.name = lamb",
@@ -144,6 +163,17 @@ def test_settings_that_nothing_would_read_are_refused(
 
 GOOD: list[dict[str, Any]] = [
     {"parallel": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}},
+    {
+        "parallel": {"pp": 4, "virtual_stages": 2, "schedule": "interleaved"},
+        "data": {"global_batch": 6},
+    },
+    {"parallel": {"pp": 2, "extra_warmup": 1}},
+    {"parallel": {"dp": 2, "zero": {"communication": "bf16"}}},
+    {"optimizer": {"schedule": {"name": "constant", "warmup_steps": 1000}}},
+    # As floats, 0.14 and 0.58 of 100 are not whole; six decimals must do for a third.
+    {"model": {"positions": "rope", "heads": 1, "hidden": 100, "rope_fraction": 0.14}},
+    {"model": {"positions": "rope", "heads": 1, "hidden": 100, "rope_fraction": 0.58}},
+    {"model": {"positions": "rope", "heads": 1, "hidden": 96, "rope_fraction": 0.333333}},
     {"parallel": {"pp": 2, "layer_split": [5, 3], "recompute": ["none"] * 4 + ["full"] * 4}},
     {"parallel": {"dp": 2, "zero": {"level": 3, "reshard_after": "step", "reduce_after": "step"}}},
     {"precision": "fp16", "loss_scale": {"growth_interval": 10}},

@@ -10,9 +10,13 @@ without stored dropout masks and with attention that keeps no scores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outlast.flops import Convention, mean_keys
-from trainer.core.sizes import PlanInput, layers_of
-from trainer.core.timing import peak_in_flight
+from trainer.core.partition import ModelPart
+from trainer.core.schedule import ActionKind
+from trainer.core.sizes import PlanInput
+from trainer.core.timing import peak_in_flight, training_schedule
 
 # Norm statistics and attention's sums of exponentials are at least fp32.
 _STATISTIC_BYTES = 4
@@ -21,22 +25,38 @@ _INDEX_BYTES = 8
 _MAX_LOGITS = 2**22
 # The smallest block of queries in `trainer.model.window`.
 _MIN_WINDOW_BLOCK = 64
+# Sums over tokens and over the vocabulary are fp32 at least.
+_NARROWEST_SUM_BYTES = 4
 
 
 def activation_bytes(facts: PlanInput, stage: int) -> int:
     """Kept between forward and backward, by all micro-batches in flight on a rank of `stage`."""
-    parts = facts.parts(stage)
-    in_flight = peak_in_flight(facts, stage)
-    # Micro-batches in flight are counted in chunks, which differ by a layer at most.
-    found = in_flight * sum(block_bytes(facts, layer) for layer in layers_of(parts)) // len(parts)
-    if any(part.is_first for part in parts):
-        found += -(-in_flight // len(parts)) * _input_bytes(facts)
-    if any(part.is_last for part in parts):
-        # Its backward follows at once in every schedule but GPipe.
-        held = facts.num_micro_batches if facts.schedule == "gpipe" else 1
-        found += held * _output_bytes(facts)
     # Token ids and targets of the whole step are read before it, and of the next one ahead.
-    return found + 4 * facts.num_micro_batches * facts.tokens * _INDEX_BYTES
+    ids = 4 * facts.num_micro_batches * facts.tokens * _INDEX_BYTES
+    chunks = [_chunk_bytes(facts, part) for part in facts.parts(stage)]
+    if len(chunks) == 1:
+        return peak_in_flight(facts, stage) * chunks[0] + ids
+    return _most_kept(facts, stage, chunks) + ids
+
+
+def _most_kept(facts: PlanInput, stage: int, chunks: Sequence[int]) -> int:
+    """The most that chunks of different sizes keep at once, over a step."""
+    kept = most = 0
+    for action in training_schedule(facts).actions[stage]:
+        size = chunks[action.chunk]
+        kept += size if action.kind is ActionKind.FORWARD else -size
+        most = max(most, kept)
+    return most
+
+
+def _chunk_bytes(facts: PlanInput, part: ModelPart) -> int:
+    """What a chunk keeps of one micro-batch."""
+    found = sum(block_bytes(facts, layer) for layer in part.layers)
+    if part.is_first:
+        found += _input_bytes(facts)
+    if part.is_last:
+        found += _output_bytes(facts)
+    return found
 
 
 def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
@@ -68,11 +88,12 @@ def loss_bytes(facts: PlanInput) -> int:
     whole = facts.tokens * facts.model.shape.hidden
     logits = min(facts.tokens, max(1, _MAX_LOGITS // vocab)) * vocab
     # Sums over the vocabulary are fp32 where weights are narrower, and come back beside them.
-    wide = logits * max(size, 4) + (logits * size if size < 4 else 0)
+    sums = max(size, _NARROWEST_SUM_BYTES)
+    beside = size if size < sums else 0
     gathered = whole * size if facts.sequence_parallel else 0
-    forward = wide + gathered + whole * size + facts.stream_values * size
+    forward = logits * (sums + beside) + gathered + whole * size + facts.stream_values * size
     # The kept gradient of the table is scaled into a new one.
-    backward = (_table_values(facts) + 2 * facts.stream_values) * size
+    backward = _table_values(facts) * (sums + beside) + 2 * facts.stream_values * size
     return max(forward, backward)
 
 
@@ -125,7 +146,8 @@ def _input_bytes(facts: PlanInput) -> int:
 
 def _output_bytes(facts: PlanInput) -> int:
     """The last norm's input, and the gradients that are made with the loss."""
-    return (2 * facts.stream_values + _table_values(facts)) * facts.sizes.weight
+    size = facts.sizes.weight
+    return 2 * facts.stream_values * size + _table_values(facts) * max(size, _NARROWEST_SUM_BYTES)
 
 
 def _table_values(facts: PlanInput) -> int:

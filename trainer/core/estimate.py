@@ -59,5 +59,5 @@ def plan(facts: PlanInput) -> Plan:
         ranks=ranks,
         bubble=bubble(facts),
         peak_in_flight=tuple(peak_in_flight(facts, stage) for stage in stages),
-        communication=communication(facts, ranks),
+        communication=communication(facts),
     )

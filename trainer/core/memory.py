@@ -16,6 +16,7 @@ from trainer.core.activations import activation_bytes, block_bytes, loss_bytes
 from trainer.core.schedule import build, forward_only
 from trainer.core.schedule.messages import num_buffers
 from trainer.core.sizes import PlanInput, Units, layers_of, stage_units
+from trainer.core.traffic import message_bytes
 
 # The stager keeps two rotating slots and one more for the upload in flight.
 NUM_HOST_SLOTS = 3
@@ -79,7 +80,7 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
         gradients_bytes=gradients,
         optimizer_bytes=optimizer,
         activations_bytes=activations,
-        buffers_bytes=_message_bytes(facts, stage) + _gathered_bytes(facts, units),
+        buffers_bytes=_receive_bytes(facts, stage) + _gathered_bytes(facts, units),
         working_bytes=_working_bytes(facts, stage, units, activations),
         host_slots_bytes=NUM_HOST_SLOTS * _saved_bytes(facts, units),
         host_memory_bytes=NUM_HOST_SLOTS * (_saved_bytes(facts, units) + _slot_overhead(units)),
@@ -99,26 +100,27 @@ def _state_values(facts: PlanInput, units: Units) -> tuple[int, int, int]:
     # Gradients that are reduced once a step must wait for it whole, at any level.
     waits = level < 2 or not facts.zero.reduces_each
     gradients = sizes.gradient * (total if waits else share)
-    if level >= 2 and waits and facts.layout.dp > 1:
+    if level >= 2 and waits:
         gradients += sizes.gradient * share
     optimizer = (sizes.master + 2 * sizes.moment) * (share if level >= 1 else total)
     return weights, gradients, optimizer
 
 
 def _gathered_bytes(facts: PlanInput, units: Units) -> int:
-    """Whole weights at level 3: all of a step, or of two blocks and the ends of the model."""
+    """Whole weights at level 3: all of a step, or of two units and what stays beside them."""
     zero = facts.zero
-    if zero.level < 3 or facts.layout.dp == 1:
+    if zero.level < 3:
         return 0
-    ends = units.input_ends + units.output_ends
-    some = min(units.total, ends + _GATHERED_BLOCKS * max(units.blocks))
+    block = max(units.blocks)
+    amid_blocks = _GATHERED_BLOCKS * block + max(units.input_ends, units.output_ends)
+    some = min(units.total, max(amid_blocks, block + units.input_ends + units.output_ends))
     return facts.sizes.weight * (some if zero.reshards_each else units.total)
 
 
 def _reduced_bytes(facts: PlanInput, units: Units) -> int:
     """Whole gradients that exist on their way to the replicas, and what comes from there."""
     replicas = facts.layout.dp
-    if facts.zero.level < 2 or not facts.zero.reduces_each or replicas == 1:
+    if facts.zero.level < 2 or not facts.zero.reduces_each:
         return 0
     received = units.largest * (replicas - 1) // replicas
     return facts.sizes.gradient * (min(units.total, _REDUCED_BUCKETS * units.largest) + received)
@@ -140,7 +142,7 @@ def _slot_overhead(units: Units) -> int:
 # Messages and moments
 
 
-def _message_bytes(facts: PlanInput, stage: int) -> int:
+def _receive_bytes(facts: PlanInput, stage: int) -> int:
     """Receive buffers, of training and of evaluation."""
     stages, micro_batches = facts.layout.pp, facts.num_micro_batches
     if stages == 1:
@@ -152,8 +154,7 @@ def _message_bytes(facts: PlanInput, stage: int) -> int:
     count = _num_buffers(
         facts.schedule, stages, micro_batches, facts.virtual_stages, facts.extra_warmup
     )[stage]
-    message = facts.tokens * facts.model.shape.hidden // facts.layout.tp
-    return count * message * facts.sizes.weight
+    return count * message_bytes(facts)
 
 
 # One plan asks for every stage.
@@ -163,10 +164,8 @@ def _num_buffers(
 ) -> tuple[int, ...]:
     training = build(name, stages, micro_batches, num_chunks=chunks, extra_warmup=extra_warmup)
     evaluation = forward_only(stages, micro_batches, num_chunks=chunks)
-    return tuple(
-        sum(sum(num_buffers(each, stage).values()) for each in (training, evaluation))
-        for stage in range(stages)
-    )
+    both = [num_buffers(each, range(stages)) for each in (training, evaluation)]
+    return tuple(sum(sum(lanes[stage].values()) for lanes in both) for stage in range(stages))
 
 
 def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int) -> int:
@@ -181,9 +180,11 @@ def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int)
     ]
     if any(part.is_last for part in parts):
         needs.append(loss_bytes(facts))
-    # The optimizer goes by buckets; all activations are gone by then.
+    # All activations are gone when the optimizer comes. It goes by buckets, but LAMB knows
+    # how far a tensor moves only once it has every bucket's direction.
     share = facts.layout.dp if facts.zero.level else 1
-    needs.append(units.largest // share * facts.sizes.moment - activations)
+    directions = units.total if facts.optimizer == "lamb" else units.largest
+    needs.append(directions // share * facts.sizes.moment - activations)
     return max(needs)
 
 

@@ -36,7 +36,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroFacts:
-    """What replicas share. `*_each`: after each micro-batch, not once a step."""
+    """What replicas share; level 0 where there is one. `*_each`: each micro-batch, not once."""
 
     level: int = 0
     reshards_each: bool = False
@@ -75,6 +75,7 @@ class PlanInput:
     """Mode of every layer."""
     micro_batch: int
     global_batch: int
+    optimizer: str = "adamw"
     sizes: ValueBytes = ValueBytes()
 
     @property
@@ -151,6 +152,23 @@ def stage_units(facts: PlanInput, stage: int) -> Units:
     )
 
 
+def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
+    """Parameters that all tensor ranks hold, of what one rank of `stage` updates.
+
+    Where replicas share, of the one with most of them: they come last in a bucket.
+    """
+    model, units = facts.model, stage_units(facts, stage)
+    table = _table_parameters(model, facts.layout.tp) if facts.splits_tied_table else 0
+    # A tied table that two chunks hold is a bucket of its own.
+    buckets = [(block, _replicated_parameters(model)) for block in units.blocks]
+    if units.input_ends:
+        buckets.append((units.input_ends - table, _position_parameters(model)))
+    if units.output_ends:
+        buckets.append((units.output_ends - table, model.norm_vectors * model.shape.hidden))
+    share = facts.layout.dp if facts.zero.level else 1
+    return sum(min(replicated, -(-size // share)) for size, replicated in buckets)
+
+
 def layers_of(parts: Iterable[ModelPart]) -> list[int]:
     """The layers of some parts, by number."""
     return [layer for part in parts for layer in part.layers]
@@ -158,28 +176,37 @@ def layers_of(parts: Iterable[ModelPart]) -> list[int]:
 
 def _block_parameters(model: ModelFacts, tp: int) -> int:
     shape = model.shape
-    width = shape.hidden
     sharded = shape.block_weights
     if model.attention_bias:
         sharded += shape.qkv_width
     if model.mlp_bias:
         sharded += shape.mlp_in_width
+    return sharded // tp + _replicated_parameters(model)
+
+
+def _replicated_parameters(model: ModelFacts) -> int:
+    """Norms of a block, and biases of what goes back into the stream."""
     row_biases = model.attention_bias + model.mlp_bias
     if model.parallel_block:
         # One projection back into the stream serves both branches, and has one bias.
         row_biases = min(1, row_biases)
-    replicated = model.norms_per_block * model.norm_vectors * width + row_biases * width
-    return sharded // tp + replicated
+    return (model.norms_per_block * model.norm_vectors + row_biases) * model.shape.hidden
 
 
 def _input_parameters(model: ModelFacts, tp: int) -> int:
-    shape = model.shape
-    positions = shape.seq_len * shape.hidden if model.learned_positions else 0
-    return shape.vocab_size * shape.hidden // tp + positions
+    return _table_parameters(model, tp) + _position_parameters(model)
+
+
+def _table_parameters(model: ModelFacts, tp: int) -> int:
+    return model.shape.vocab_size * model.shape.hidden // tp
+
+
+def _position_parameters(model: ModelFacts) -> int:
+    return model.shape.seq_len * model.shape.hidden if model.learned_positions else 0
 
 
 def _output_parameters(model: ModelFacts, tp: int, *, has_table: bool) -> int:
     shape = model.shape
-    table = shape.vocab_size * shape.hidden // tp if has_table else 0
+    table = _table_parameters(model, tp) if has_table else 0
     bias = shape.vocab_size // tp if model.head_bias else 0
     return model.norm_vectors * shape.hidden + table + bias

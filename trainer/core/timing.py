@@ -6,7 +6,9 @@ measures the same of a schedule that was built; a test holds them together.
 
 from __future__ import annotations
 
-from trainer.core.schedule import bubble_share
+from functools import lru_cache
+
+from trainer.core.schedule import Schedule, bubble_share, build
 from trainer.core.sizes import PlanInput
 
 
@@ -23,7 +25,27 @@ def peak_in_flight(facts: PlanInput, stage: int) -> int:
         case "gpipe":
             return whole
         case "interleaved":
-            return min(whole, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
+            # As long as the pipeline where that divides the micro-batches, else a little longer.
+            num_rounds = max(1, facts.num_micro_batches // stages)
+            longest_round = -(-facts.num_micro_batches // num_rounds)
+            return min(whole, 2 * (stages - stage - 1) + (chunks - 1) * longest_round + 1)
         case _:
             further = facts.extra_warmup if stage < stages - 1 else 0
             return min(whole, stages - stage + further)
+
+
+def training_schedule(facts: PlanInput) -> Schedule:
+    """The schedule that the trainer will run."""
+    return _built(
+        facts.schedule,
+        facts.layout.pp,
+        facts.num_micro_batches,
+        facts.virtual_stages,
+        facts.extra_warmup,
+    )
+
+
+# One plan asks for every stage.
+@lru_cache(maxsize=8)
+def _built(name: str, stages: int, micro_batches: int, chunks: int, extra_warmup: int) -> Schedule:
+    return build(name, stages, micro_batches, num_chunks=chunks, extra_warmup=extra_warmup)

@@ -1,22 +1,24 @@
 """Bytes that a rank sends per step, by the group it sends them in.
 
 A gather or a reduce-scatter over n ranks sends (n - 1)/n of the whole, an
-all-reduce twice that. Sources: Korthikanti et al. (arXiv 2205.05198) for tensor
-parallelism, ZeRO (arXiv 1910.02054) for replicas.
+all-reduce twice that. A test holds the sums beside what the trainer's groups
+count. Sources: Korthikanti et al. (arXiv 2205.05198) for tensor parallelism,
+ZeRO (arXiv 1910.02054) for replicas.
+
+What does not belong here: evaluations, and the few numbers that all ranks agree
+on once a step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.core.memory import RankMemory
-from trainer.core.sizes import PlanInput, layers_of
+from trainer.core.sizes import PlanInput, layers_of, stage_units, summed_by_tensor_ranks
 
-# With sequence parallelism a pair of linear layers gathers, then reduce-scatters. Backward it
-# does both the other way round, and gathers the input again, of which it kept a shard.
-_PAIR_FORWARD, _PAIR_BACKWARD = 2, 3
-# Without, one all-reduce each way, as many bytes as a gather and a reduce-scatter.
-_WHOLE_FORWARD, _WHOLE_BACKWARD = 2, 2
+# Of the sums over the vocabulary: largest logit, normaliser, the target's logit.
+_NUMBERS_PER_TOKEN = 3
+# Losses are at least fp32.
+_LOSS_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,68 +35,144 @@ class Communication:
         return self.tp_bytes + self.pp_bytes + self.dp_bytes + self.embedding_bytes
 
 
-def communication(facts: PlanInput, ranks: tuple[RankMemory, ...]) -> Communication:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaMessages:
+    """What a rank sends to its replicas, and in how many of a step's passes."""
+
+    gathered_bytes: int
+    """One gather of all weights."""
+    gathered_again_bytes: int
+    """One gather of what a backward pass needs: all but the token and position tables."""
+    reduced_bytes: int
+    """One sum of all gradients."""
+    forward_gathers: int
+    backward_gathers: int
+    reductions: int
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.forward_gathers * self.gathered_bytes
+            + self.backward_gathers * self.gathered_again_bytes
+            + self.reductions * self.reduced_bytes
+        )
+
+
+def communication(facts: PlanInput) -> Communication:
     """What the busiest rank of each dimension sends."""
     stages = range(facts.layout.pp)
-    sizes, tp = facts.sizes, facts.layout.tp
-    table = facts.model.shape.vocab_size * facts.model.shape.hidden // tp
     return Communication(
         tp_bytes=max(_tensor_bytes(facts, stage) for stage in stages),
         pp_bytes=max(_pipeline_bytes(facts, stage) for stage in stages),
-        dp_bytes=max(_replica_bytes(facts, rank.parameters) for rank in ranks),
-        # Two ranks swap their gradients.
-        embedding_bytes=table * sizes.gradient
-        if facts.splits_tied_table and facts.layout.pp > 1
-        else 0,
+        dp_bytes=max(replica_messages(facts, stage).total_bytes for stage in stages),
+        embedding_bytes=embedding_bytes(facts),
     )
 
 
+def layer_bytes(facts: PlanInput, stage: int) -> float:
+    """What a stage's linear layers send to their tensor group for one micro-batch."""
+    passes = sum(
+        sum(layer_passes(facts, facts.recompute[layer])) for layer in layers_of(facts.parts(stage))
+    )
+    return passes * _stream_bytes(facts)
+
+
 def layer_passes(facts: PlanInput, mode: str) -> tuple[int, int]:
-    """Messages of one layer and micro-batch, forward and backward, in streams of (t - 1)/t."""
-    pairs = 1 if facts.model.parallel_block else 2
+    """Messages of one layer and micro-batch, forward and backward, in streams of (t - 1)/t.
+
+    With sequence parallelism linear layers gather before columns and reduce-scatter
+    after rows. Backward it is the other way round, and columns gather their input
+    again, of which they kept a shard. Without, rows end in an all-reduce, which is as
+    many bytes as both, and so does the backward pass of columns.
+    """
+    model = facts.model
+    columns, rows = 2, 1 if model.parallel_block else 2
+    if model.parallel_block and model.norms_per_block == 1:
+        # One projection of the one input serves both branches.
+        columns = 1
     if facts.sequence_parallel:
-        forward, backward = _PAIR_FORWARD, _PAIR_BACKWARD
+        forward, backward = columns + rows, 2 * columns + rows
     else:
-        forward, backward = _WHOLE_FORWARD, _WHOLE_BACKWARD
+        forward, backward = 2 * rows, 2 * columns
     again = forward if mode == "full" else 0
-    return pairs * forward, pairs * (backward + again)
+    return forward, backward + again
 
 
-def stream_bytes(facts: PlanInput) -> float:
-    """What one gather of a micro-batch's residual stream sends."""
-    tp = facts.layout.tp
-    return facts.tokens * facts.model.shape.hidden * facts.sizes.weight * (tp - 1) / tp
+def end_bytes(facts: PlanInput, stage: int) -> float:
+    """What else a stage sends to its tensor group for one micro-batch.
+
+    The embedding's sum, the head's input and its gradient, the loss of each token; and
+    without sequence parallelism the gathers of what came from other stages in parts.
+    """
+    parts, tp = facts.parts(stage), facts.layout.tp
+    # Both ends are one all-reduce, or a gather and a reduce-scatter.
+    passes = sum(2 * part.is_first + 2 * part.is_last for part in parts)
+    if not facts.sequence_parallel:
+        passes += _boundaries(facts, stage)
+    sums = 0
+    if any(part.is_last for part in parts):
+        width = max(_LOSS_BYTES, facts.sizes.weight)
+        sums = _NUMBERS_PER_TOKEN * facts.tokens * width * (tp - 1)
+    return passes * _stream_bytes(facts) + sums
+
+
+def message_bytes(facts: PlanInput) -> int:
+    """What one rank sends from a chunk to the next one: 1/t of the stream."""
+    hidden = facts.model.shape.hidden
+    return facts.tokens * hidden // facts.layout.tp * facts.sizes.weight
+
+
+def replica_messages(facts: PlanInput, stage: int) -> ReplicaMessages:
+    """Level 0: an all-reduce. Above, gradients are reduced to shards and weights gathered."""
+    sizes, zero, dp = facts.sizes, facts.zero, facts.layout.dp
+    units, each = stage_units(facts, stage), facts.num_micro_batches
+    again = units.total - units.input_ends
+    reduced = units.total * sizes.gradient_sent * (dp - 1) // dp
+    gathers_each = zero.level == 3 and zero.reshards_each
+    return ReplicaMessages(
+        gathered_bytes=units.total * sizes.weight * (dp - 1) // dp,
+        gathered_again_bytes=again * sizes.weight * (dp - 1) // dp,
+        reduced_bytes=2 * reduced if zero.level == 0 else reduced,
+        forward_gathers=(each if gathers_each else 1) if zero.level else 0,
+        backward_gathers=each if gathers_each else 0,
+        reductions=each if zero.level >= 2 and zero.reduces_each else 1,
+    )
+
+
+def embedding_bytes(facts: PlanInput) -> int:
+    """Two stages swap the gradients of a tied table that each has a copy of."""
+    if not facts.splits_tied_table or facts.layout.pp == 1:
+        return 0
+    table = facts.model.shape.vocab_size * facts.model.shape.hidden // facts.layout.tp
+    # Replicas have summed them before, with ZeRO into shards.
+    share = facts.layout.dp if facts.zero.level else 1
+    return table // share * facts.sizes.gradient
 
 
 def _tensor_bytes(facts: PlanInput, stage: int) -> int:
-    parts = facts.parts(stage)
-    passes = sum(sum(layer_passes(facts, facts.recompute[n])) for n in layers_of(parts))
-    if any(part.is_first for part in parts):
-        passes += 2
-    if any(part.is_last for part in parts):
-        passes += 3 if facts.sequence_parallel else 2
-    return round(facts.num_micro_batches * passes * stream_bytes(facts))
+    each = layer_bytes(facts, stage) + end_bytes(facts, stage)
+    tp = facts.layout.tp
+    once = 0.0
+    if facts.sequence_parallel:
+        # Each rank's gradients of what all of them hold are of its part of the sequence.
+        summed = summed_by_tensor_ranks(facts, stage) * facts.sizes.gradient
+        once = 2 * summed * (tp - 1) / tp
+    return round(facts.num_micro_batches * each + once)
 
 
 def _pipeline_bytes(facts: PlanInput, stage: int) -> int:
-    """Each chunk sends its output on, and the gradient of its input back; 1/t of it each rank."""
+    """Each chunk sends its output on, and the gradient of its input back."""
+    return facts.num_micro_batches * _boundaries(facts, stage) * message_bytes(facts)
+
+
+def _boundaries(facts: PlanInput, stage: int) -> int:
+    """Sides of a stage's chunks that face another stage; each sends one way, receives the other."""
     if facts.layout.pp == 1:
         return 0
-    sends = sum((not part.is_first) + (not part.is_last) for part in facts.parts(stage))
-    boundary = facts.tokens * facts.model.shape.hidden // facts.layout.tp
-    return facts.num_micro_batches * sends * boundary * facts.sizes.weight
+    return sum((not part.is_first) + (not part.is_last) for part in facts.parts(stage))
 
 
-def _replica_bytes(facts: PlanInput, parameters: int) -> int:
-    """Level 0: an all-reduce. Above, gradients are reduced to shards and weights gathered."""
-    sizes, zero, dp = facts.sizes, facts.zero, facts.layout.dp
-    reduced = parameters * sizes.gradient_sent
-    if zero.level == 0:
-        return 2 * reduced * (dp - 1) // dp
-    if zero.level >= 2 and zero.reduces_each:
-        reduced *= facts.num_micro_batches
-    gathered = parameters * sizes.weight
-    if zero.level == 3 and zero.reshards_each:
-        # Before the forward and again before the backward of each micro-batch.
-        gathered *= 2 * facts.num_micro_batches
-    return (reduced + gathered) * (dp - 1) // dp
+def _stream_bytes(facts: PlanInput) -> float:
+    """What one gather of a micro-batch's residual stream sends."""
+    tp = facts.layout.tp
+    return facts.tokens * facts.model.shape.hidden * facts.sizes.weight * (tp - 1) / tp

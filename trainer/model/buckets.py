@@ -77,6 +77,9 @@ def _units(chunk: nn.Module, facts: Mapping[str, ParameterFacts]) -> dict[str, l
         elif unit.startswith(_BLOCKS):
             unit = "head"
         units.setdefault("tied" if facts[name].tied else unit, []).append(name)
+    if "tied" in units and not facts[units["tied"][0]].counted:
+        # The copy at the end of the model is used after the blocks.
+        units["tied"] = units.pop("tied")
     return units
 
 

@@ -34,7 +34,8 @@ def rotate(x_SBHC: Tensor, config: RopeConfig) -> Tensor:
 
 def rotated_width(head_width: int, config: RopeConfig) -> int:
     """Values of a head that turn: an even number."""
-    return int(head_width * config.fraction) // 2 * 2
+    # Rounded, as the spec's rules do: as floats 0.58 of 100 is not quite 58.
+    return round(head_width * config.fraction) // 2 * 2
 
 
 # Every layer of a rank uses the same one; evaluation may use another length.

@@ -36,6 +36,11 @@ class FlatAdamW:
         self.exp_avg = flat.new_state()
         self.exp_avg_sq = flat.new_state()
 
+    def reset(self) -> None:
+        """Forget all steps."""
+        self.exp_avg.zero_()
+        self.exp_avg_sq.zero_()
+
     @torch.no_grad()
     def step(
         self, step: int, learning_rate: float, updated: Callable[[Part], None] | None = None

@@ -51,6 +51,11 @@ class FlatLamb:
         self.exp_avg_sq = flat.new_state()
         self._names = [name for name, facts in flat.facts.items() if facts.decays]
 
+    def reset(self) -> None:
+        """Forget all steps."""
+        self.exp_avg.zero_()
+        self.exp_avg_sq.zero_()
+
     @torch.no_grad()
     def step(
         self, step: int, learning_rate: float, updated: Callable[[Part], None] | None = None

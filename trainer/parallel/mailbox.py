@@ -42,6 +42,8 @@ class Mailbox:
     def __init__(self, mesh: Mesh, schedule: Schedule, like: Tensor) -> None:
         """`like` has the shape, type and device of every message."""
         stage = mesh.at.pp
+        neighbours = {(stage + 1) % schedule.num_stages, (stage - 1) % schedule.num_stages}
+        buffers = num_buffers(schedule, {stage, *neighbours})
         self._mesh = mesh
         self._num_micro_batches = schedule.num_micro_batches
         self._links = links(schedule)
@@ -50,13 +52,13 @@ class Mailbox:
         self._arrivals = arrivals(schedule, stage)
         self._free = {
             lane: [like.new_empty(like.shape) for _ in range(count)]
-            for lane, count in num_buffers(schedule, stage).items()
+            for lane, count in buffers[stage].items()
         }
         # As many sends may be under way as the receiver has buffers for.
         self._capacity = {
             (receiver, lane): count
-            for receiver in {(stage + 1) % schedule.num_stages, (stage - 1) % schedule.num_stages}
-            for lane, count in num_buffers(schedule, receiver).items()
+            for receiver in neighbours
+            for lane, count in buffers[receiver].items()
         }
         self._expected: dict[int, deque[Message]] = {}
         self._received: dict[Message, _Received] = {}

@@ -90,19 +90,22 @@ class _VocabLoss(Function):
             loss += head.chunk_loss(x_ND, targets_N, grad_ND)
         if grad_SBD is not None:
             shard = tp.comm.reduce_scatter if tp.sequence_parallel else tp.comm.all_reduce
-            ctx.save_for_backward(shard(grad_SBD), *head.gradients())
+            ctx.save_for_backward(shard(grad_SBD), head.weight_grad, head.bias_grad)
+            ctx.dtype = hidden_SBD.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # The scale of a loss may be no number of a 16-bit type, and sums may be too large for it.
         of_hidden, of_weight, of_bias = (
-            None if saved is None else saved * grad.to(saved.dtype) for saved in ctx.saved_tensors
+            None if saved is None else (saved.to(grad.dtype) * grad).to(ctx.dtype)
+            for saved in ctx.saved_tensors
         )
         return of_hidden, of_weight, of_bias, None, None
 
 
 class _Head:
-    """The output projection, and its gradients as they add up over chunks."""
+    """The output projection, and its gradients as they add up over chunks, in `sum_dtype`."""
 
     def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, options: _Options) -> None:
         self._weight, self._bias = weight_VD, bias_V
@@ -111,7 +114,7 @@ class _Head:
         differentiated = [
             tensor if options.differentiated else None for tensor in (weight_VD, bias_V)
         ]
-        self._weight_grad, self._bias_grad = (
+        self.weight_grad, self.bias_grad = (
             None if tensor is None else torch.zeros_like(tensor, dtype=self.sum_dtype)
             for tensor in differentiated
         )
@@ -137,24 +140,16 @@ class _Head:
     def _differentiate(self, x_ND: Tensor, of_logits_NV: Tensor, grad_ND: Tensor) -> None:
         if self._scale != 1.0:
             of_logits_NV *= self._scale
-        if self._bias_grad is not None:
-            self._bias_grad += of_logits_NV.sum(dim=0)
+        if self.bias_grad is not None:
+            self.bias_grad += of_logits_NV.sum(dim=0)
         grad_NV = of_logits_NV.to(x_ND.dtype)
         torch.mm(grad_NV, self._weight, out=grad_ND)
-        assert self._weight_grad is not None
-        if self.sum_dtype == x_ND.dtype:
-            self._weight_grad.addmm_(grad_NV.t(), x_ND)
+        assert self.weight_grad is not None
+        if x_ND.is_cuda and self.sum_dtype != x_ND.dtype:
+            # Factors of 16 bits are fast there; their sum over tokens may not fit into as many.
+            self.weight_grad += torch.mm(grad_NV.t(), x_ND, out_dtype=self.sum_dtype)
         else:
-            self._weight_grad += grad_NV.t() @ x_ND
-
-    def gradients(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of the weight and the bias, in their own type."""
-        weight, bias = self._weight_grad, self._bias_grad
-        dtype = self._weight.dtype
-        return (
-            None if weight is None else weight.to(dtype),
-            None if bias is None else bias.to(dtype),
-        )
+            self.weight_grad.addmm_(of_logits_NV.t(), x_ND.to(self.sum_dtype))
 
 
 def _over_ranks(own_3N: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,10 @@ they are used (Rajbhandari et al., arXiv 1910.02054).
 
 Each gather is launched before its bucket is needed: at ZeRO 1 and 2 right after
 the optimizer, behind whatever comes before the next forward pass; at ZeRO 3 one
-block ahead of the computation, the first ones behind data loading. So at ZeRO 3
-the whole weights that have memory are those of one block in use, one block on its
-way, and the chunk's ends (embedding and output), which stay as long as their chunk
-is used.
+unit (embedding, block, output) ahead of the computation, the first ones behind data
+loading. So at ZeRO 3 the whole weights that have memory are those of one block in
+use, one block on its way, and the chunk's ends (embedding and output), which stay
+as long as their chunk is used. A backward pass needs no weights of an embedding.
 
 What does not belong here: how messages travel, how buckets lie in memory.
 """
@@ -23,8 +23,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters, Part
 from trainer.parallel.gradients import GradientReducer
 from trainer.parallel.mesh import Mesh
@@ -47,13 +48,48 @@ class ZeroConfig:
     wire: torch.dtype | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Units:
+    """The buckets of a chunk, in the order in which a forward pass needs them."""
+
+    embedding: tuple[Part, ...]
+    blocks: tuple[Part, ...]
+    output: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], chunk: int, module: GptChunk) -> _Units:
+        own = [part for part in parts if part.bucket.chunk == chunk]
+        blocks = tuple(part for part in own if part.bucket.is_block)
+        ends = [part for part in own if not part.bucket.is_block]
+        embeds = {"embedding", "tied"} if module.part.is_first else {"embedding"}
+        return cls(
+            embedding=tuple(part for part in ends if part.bucket.unit in embeds),
+            blocks=blocks,
+            output=tuple(part for part in ends if part.bucket.unit not in embeds),
+        )
+
+    @property
+    def all(self) -> tuple[Part, ...]:
+        return (*self.embedding, *self.blocks, *self.output)
+
+    @property
+    def first(self) -> tuple[Part, ...]:
+        """What a forward pass needs first, and what it looks ahead to."""
+        return (*self.embedding, *(self.blocks[:1] or self.output))
+
+    @property
+    def last(self) -> tuple[Part, ...]:
+        """What a backward pass needs first."""
+        return (*self.output, *self.blocks[-1:])
+
+
 class DataParallel:
     """Keeps replicas equal; the pipeline engine calls it around each use of a chunk."""
 
     def __init__(
         self,
         flat: FlatParameters,
-        chunks: Sequence[nn.Module],
+        chunks: Sequence[GptChunk],
         mesh: Mesh,
         config: ZeroConfig,
         *,
@@ -73,39 +109,35 @@ class DataParallel:
             wire=config.wire,
             done=self._weights_used,
         )
-        self._ends = [self._parts(chunk, is_block=False) for chunk in range(len(chunks))]
-        self._blocks = [self._parts(chunk, is_block=True) for chunk in range(len(chunks))]
+        self._units = [_Units.of(flat.parts, chunk, module) for chunk, module in enumerate(chunks)]
         if flat.level:
-            for blocks in self._blocks:
-                for position, part in enumerate(blocks):
-                    module = chunks[part.bucket.chunk].get_submodule(part.bucket.unit)
-                    module.register_forward_pre_hook(partial(self._enter_block, part, position))
-                    module.register_forward_hook(partial(self._leave_block, part, position))
+            for chunk, module in enumerate(chunks):
+                self._watch(chunk, module)
 
     def prefetch(self) -> None:
         """Launch what the next forward pass needs first."""
-        for part in self._flat.parts if self._flat.level < 3 else self._first_of(0):
-            self.weights.start(part)
+        self._start(self._flat.parts if self._flat.level < 3 else self._units[0].first)
 
     def begin_step(self, num_micro_batches: int) -> None:
         """Backward passes of a new step follow, so many through each chunk."""
-        self._backwards_left = dict.fromkeys(range(len(self._blocks)), num_micro_batches)
+        self._backwards_left = dict.fromkeys(range(len(self._units)), num_micro_batches)
         self._gradients.begin_step()
 
     def before_forward(self, chunk: int, micro_batch: int) -> None:
         self._is_backward = False
-        self._gather(self._first_of(chunk), self._ends[chunk])
+        self._start(self._units[chunk].first)
+        self._ensure(self._units[chunk].embedding)
 
     def after_forward(self, chunk: int, micro_batch: int) -> None:
         if self._reshards:
             self._release(chunk)
-        elif chunk + 1 < len(self._blocks):
-            for part in self._first_of(chunk + 1):
-                self.weights.start(part)
+        elif chunk + 1 < len(self._units):
+            self._start(self._units[chunk + 1].first)
 
     def before_backward(self, chunk: int, micro_batch: int) -> None:
         self._is_backward = True
-        self._gather([*self._ends[chunk], *self._blocks[chunk][-1:]], self._ends[chunk])
+        self._start(self._units[chunk].last)
+        self._ensure(self._units[chunk].output)
         self._backwards_left[chunk] -= 1
         self._gradients.begin_backward(chunk, last=self._backwards_left[chunk] == 0)
 
@@ -136,36 +168,41 @@ class DataParallel:
             else:
                 self.weights.release(part)
 
-    def _parts(self, chunk: int, *, is_block: bool) -> list[Part]:
-        return [
-            part
-            for part in self._flat.parts
-            if part.bucket.chunk == chunk and part.bucket.is_block == is_block
-        ]
+    def _watch(self, chunk: int, module: GptChunk) -> None:
+        units = self._units[chunk]
+        for position, part in enumerate(units.blocks):
+            block = module.get_submodule(part.bucket.unit)
+            block.register_forward_pre_hook(partial(self._enter_block, part, position))
+            block.register_forward_hook(partial(self._leave_block, part, position))
+        if units.output:
+            # The norm before the output layer is the first that needs its bucket.
+            module.norm.register_forward_pre_hook(lambda *_: self._ensure(units.output))
 
-    def _first_of(self, chunk: int) -> list[Part]:
-        return [*self._ends[chunk], *self._blocks[chunk][:1]]
-
-    def _gather(self, launched: Sequence[Part], needed: Sequence[Part]) -> None:
-        for part in launched:
+    def _start(self, parts: Sequence[Part]) -> None:
+        for part in parts:
             self.weights.start(part)
-        for part in needed:
+
+    def _ensure(self, parts: Sequence[Part]) -> None:
+        for part in parts:
             self.weights.ensure(part)
 
     def _release(self, chunk: int) -> None:
-        for part in (*self._ends[chunk], *self._blocks[chunk]):
+        for part in self._units[chunk].all:
             self.weights.release(part)
 
     def _enter_block(self, part: Part, position: int, *_: Any) -> None:
         """A block is about to compute, forwards, backwards or once more for backwards."""
         self.weights.ensure(part)
-        following = position + (-1 if self._is_backward else 1)
-        blocks = self._blocks[part.bucket.chunk]
-        if 0 <= following < len(blocks):
-            self.weights.start(blocks[following])
+        units = self._units[part.bucket.chunk]
+        if self._is_backward:
+            self._start(units.blocks[max(0, position - 1) : position])
+        elif position + 1 < len(units.blocks):
+            self._start(units.blocks[position + 1 : position + 2])
+        else:
+            self._start(units.output)
 
     def _leave_block(
-        self, part: Part, position: int, module: nn.Module, inputs: object, output: Tensor
+        self, part: Part, position: int, module: object, inputs: object, output: Tensor
     ) -> None:
         if output.requires_grad:
             # torch's stubs leave this method untyped.

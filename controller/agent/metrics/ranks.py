@@ -62,8 +62,9 @@ SENT = Counter(
 )
 PIPELINE = Counter(
     "outlast_rank_pipeline_seconds_total",
-    "Time of the pipeline's actions (busy), and of what they waited for in between (waiting): "
-    "waiting as a share of both is the bubble",
+    "Time of the pipeline's actions (busy), and of what they waited for in between (waiting); "
+    "what a rank idles after its last action is in neither. The bubble is 1 - sum(busy) / (ranks "
+    "x the largest busy + waiting of a rank)",
     (*_BY_RANK, "state"),
 )
 BUBBLE = Gauge(

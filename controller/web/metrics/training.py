@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
+from controller.core.environments import device_in
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.families import Counter, Family, Gauge, Histogram
@@ -107,7 +108,7 @@ class _Peak:
 
 
 def _peak(job: JobRecord, sources: Sources) -> _Peak | None:
-    device = reported_device(job.environment)
+    device = reported_device(device_in(job.environment))
     if device is not None:
         peak = device.peak_flops_per_s[spec_of(job.spec_json).precision]
         return _Peak(name=device.name, flops_per_s=peak * job.plan.world_size)

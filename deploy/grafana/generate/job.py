@@ -17,6 +17,12 @@ from deploy.grafana.generate.panels import (
 )
 
 _JOB = 'job_id="$job_id"'
+_PIPELINE = "outlast_rank_pipeline_seconds_total"
+# 1 - sum(busy) / (ranks x longest): what a rank idles after its last action it does not note.
+_BUBBLE = (
+    f'1 - avg(rate({_PIPELINE}{{{_JOB},state="busy"}}[$__rate_interval])) / '
+    f"max(sum by (rank) (rate({_PIPELINE}{{{_JOB}}}[$__rate_interval])))"
+)
 
 
 def dashboard() -> builders.Dashboard:
@@ -144,14 +150,10 @@ def _time(whole: builders.Dashboard) -> None:
         ),
         graph(
             "Pipeline bubble",
-            "Share of the pipeline's time that ranks wait, beside what the schedule has in theory.",
+            "Share of the time of all ranks in which they do not compute, as long as the rank that "
+            "takes longest over the pipeline; beside what the schedule has in theory.",
             "percentunit",
-            Query(
-                "sum(rate(outlast_rank_pipeline_seconds_total"
-                f'{{{_JOB},state="waiting"}}[$__rate_interval])) / '
-                f"sum(rate(outlast_rank_pipeline_seconds_total{{{_JOB}}}[$__rate_interval]))",
-                "measured",
-            ),
+            Query(_BUBBLE, "measured"),
             Query(f"max(outlast_rank_expected_bubble_ratio{{{_JOB}}})", "theory"),
         ),
         graph(

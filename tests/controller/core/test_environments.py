@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.core import events as ev
-from controller.core.environments import EnvironmentTable
+from controller.core.environments import EnvironmentTable, device_in
 from outlast.ids import Attempt, NodeId
 from tests.controller.core.driver import JOB, Driver
 
@@ -28,6 +28,9 @@ def test_what_an_older_attempt_said_is_dropped() -> None:
     table.told(JOB, Attempt(1), N1, OLD, ())
     table.told(JOB, Attempt(0), N1, NEW, ("late",))
     assert (table.of(job), table.changes(job)) == ("device x86_64, torch 2.13.0", ())
+    assert device_in(table.of(job)) == "x86_64"
+    assert device_in("cuda 13.0, device NVIDIA H200 NVL, nccl 2.28.9") == "NVIDIA H200 NVL"
+    assert device_in("torch 2.13.0") == ""
     table.told(JOB, Attempt(2), N1, NEW, ("early",))
     assert (table.of(job), table.changes(job)) == ("", ())
     table.forget(JOB)

@@ -8,7 +8,7 @@ that zero-bubble schedules need). A stage may hold several model chunks; chunk
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -32,13 +32,22 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The order of work of every stage; `actions[stage]` runs first to last."""
+    """The order of work of every stage; `actions[stage]` runs first to last.
+
+    `trains`: some stage does more than forwards.
+    """
 
     name: str
     num_stages: int
     num_micro_batches: int
     num_chunks: int = 1
     actions: tuple[tuple[Action, ...], ...]
+    trains: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Found once: it is asked for at every action, and an evaluation has to look at all.
+        trains = any(a.kind is not ActionKind.FORWARD for work in self.actions for a in work)
+        object.__setattr__(self, "trains", trains)
 
     @property
     def last_position(self) -> int:
@@ -48,8 +57,3 @@ class Schedule:
     def position(self, stage: int, chunk: int) -> int:
         """Where in the model a chunk of `stage` stands."""
         return chunk * self.num_stages + stage
-
-    @property
-    def trains(self) -> bool:
-        """Whether any stage does more than forwards."""
-        return any(a.kind is not ActionKind.FORWARD for work in self.actions for a in work)

@@ -12,7 +12,7 @@ posted, however late this stage is: more would never be used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -98,48 +98,76 @@ def links(schedule: Schedule) -> tuple[tuple[int, int], ...]:
     turn, so that a long pipeline takes no longer.
     """
     found = {
-        (sender, stage)
-        for stage in range(schedule.num_stages)
-        for sender in arrivals(schedule, stage)
+        (sender, message.receiver)
+        for sender, actions in enumerate(schedule.actions)
+        for action in actions
+        if (message := outgoing(schedule, sender, action)) is not None
     }
     return tuple(sorted(found, key=lambda link: (abs(link[0] - link[1]), min(link) % 2, link)))
 
 
-def num_buffers(schedule: Schedule, stage: int) -> dict[Lane, int]:
-    """Most messages of each lane into `stage` that can be sent and not yet used up.
+def num_buffers(schedule: Schedule, stages: Collection[int]) -> dict[int, dict[Lane, int]]:
+    """For each of `stages`, most messages of each lane that can be sent and not yet used up.
 
-    Found by letting the other stages run as far as they can before each action
-    of this one. Where nothing holds the others back (evaluation), two rounds of
+    That is while the other stages have run as far as they can and the stage itself
+    is late. Where nothing holds the others back (evaluation), two rounds of
     the pipeline are enough to keep it busy, and the sender waits.
     """
-    replay = Replay(schedule)
+    limit = schedule.num_micro_batches if schedule.trains else 2 * schedule.num_stages
+    arrived = _soonest_arrivals(schedule, stages)
+    return {
+        stage: {
+            lane: min(count, limit)
+            for lane, count in _most_alive(schedule, stage, arrived[stage]).items()
+        }
+        for stage in stages
+    }
+
+
+def _soonest_arrivals(
+    schedule: Schedule, stages: Collection[int]
+) -> dict[int, Counter[tuple[int, Lane]]]:
+    """For each of `stages`, how many messages can arrive as soon as it has done so many actions.
+
+    An action of another stage needs as many of them as the action before it, and as
+    the message that it waits for: one run on paper finds all.
+    """
+    arrived: dict[int, Counter[tuple[int, Lane]]] = {stage: Counter() for stage in stages}
+    # What each stage, and each message on its way, needs to be done of every one of `stages`.
+    done = [dict.fromkeys(stages, 0) for _ in range(schedule.num_stages)]
+    carried: dict[tuple[int, Lane, int], dict[int, int]] = {}
+    for stage, action in Replay(schedule).run():
+        own = done[stage]
+        needed = incoming(schedule, stage, action)
+        if needed is not None:
+            theirs = carried.pop((stage, needed.lane, needed.micro_batch))
+            own = done[stage] = {late: max(own[late], theirs[late]) for late in stages}
+        if stage in own:
+            own = done[stage] = {**own, stage: own[stage] + 1}
+        made = outgoing(schedule, stage, action)
+        if made is not None:
+            carried[made.receiver, made.lane, made.micro_batch] = own
+            if made.receiver in own:
+                arrived[made.receiver][own[made.receiver], made.lane] += 1
+    return arrived
+
+
+def _most_alive(
+    schedule: Schedule, stage: int, arrived: Mapping[tuple[int, Lane], int]
+) -> dict[Lane, int]:
+    """The most messages of each lane that have arrived and are not used up, over a step."""
+    by_action: dict[int, list[tuple[Lane, int]]] = {}
+    for (num_done, lane), count in arrived.items():
+        by_action.setdefault(num_done, []).append((lane, count))
     alive: Counter[Lane] = Counter()
     most: dict[Lane, int] = {}
-    for action in schedule.actions[stage]:
-        for message in _sent_by_others(schedule, stage, replay):
-            alive[message.lane] += 1
-            most[message.lane] = max(most.get(message.lane, 0), alive[message.lane])
-        replay.advance(stage)
+    for num_done, action in enumerate(schedule.actions[stage]):
+        for lane, count in by_action.get(num_done, ()):
+            alive[lane] += count
+            most[lane] = max(most.get(lane, 0), alive[lane])
         for message in last_used(schedule, stage, action):
             alive[message.lane] -= 1
-    limit = schedule.num_micro_batches if schedule.trains else 2 * schedule.num_stages
-    return {lane: min(count, limit) for lane, count in most.items()}
-
-
-def _sent_by_others(schedule: Schedule, stage: int, replay: Replay) -> list[Message]:
-    """What reaches `stage` if it does nothing and all others go on until they must wait."""
-    found: list[Message] = []
-    others = [other for other in range(schedule.num_stages) if other != stage]
-    progress = True
-    while progress:
-        progress = False
-        for other in others:
-            while (action := replay.advance(other)) is not None:
-                progress = True
-                message = outgoing(schedule, other, action)
-                if message is not None and message.receiver == stage:
-                    found.append(message)
-    return found
+    return most
 
 
 # Up or down the model; weight gradients stay where they are.
@@ -155,8 +183,8 @@ _WAYS: Mapping[ActionKind, int] = MappingProxyType(
 
 def _message(schedule: Schedule, action: Action, source: int, target: int) -> Message | None:
     """What goes between two positions; None if they are one, or the model ends before."""
-    positions = range(schedule.last_position + 1)
-    if source == target or source not in positions or target not in positions:
+    last = schedule.last_position
+    if source == target or not 0 <= source <= last or not 0 <= target <= last:
         return None
     chunk, receiver = divmod(target, schedule.num_stages)
     return Message(

@@ -47,12 +47,8 @@ def check(schedule: Schedule, costs: Mapping[ActionKind, float] = DEFAULT_COSTS)
 
 def _makespan(schedule: Schedule, costs: Mapping[ActionKind, float]) -> float:
     replay = Replay(schedule, costs)
-    progress = True
-    while progress:
-        progress = False
-        for stage in range(schedule.num_stages):
-            while replay.advance(stage) is not None:
-                progress = True
+    for _ in replay.run():
+        pass
     for stage in range(schedule.num_stages):
         stuck = replay.next_action(stage)
         if stuck is not None:

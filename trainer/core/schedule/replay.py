@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from trainer.core.schedule.actions import Action, ActionKind, Schedule
@@ -46,6 +46,16 @@ class Replay:
         self._costs = costs
         self._done: dict[_Node, float] = {}
         self._next_index = [0] * schedule.num_stages
+
+    def run(self) -> Iterator[tuple[int, Action]]:
+        """Do all actions that can be done, each with its stage, after all that it needs."""
+        progress = True
+        while progress:
+            progress = False
+            for stage in range(self._schedule.num_stages):
+                while (action := self.advance(stage)) is not None:
+                    progress = True
+                    yield stage, action
 
     def next_action(self, stage: int) -> Action | None:
         """What `stage` does next; None when it has done everything."""
