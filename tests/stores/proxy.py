@@ -87,10 +87,11 @@ class FaultProxy:
         self._loop.run_forever()
         server.close()
         self._drop_all()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        waiting = asyncio.gather(*self._connections, return_exceptions=True)
-        self._loop.run_until_complete(waiting)
+        self._loop.run_until_complete(self._all_ended())
         self._loop.close()
+
+    async def _all_ended(self) -> None:
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _drop_all(self) -> None:
         for connection in self._connections:
@@ -100,11 +101,11 @@ class FaultProxy:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         try:
             there, to_there = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
             _reset(writer)
-            self._connections.discard(task)
             return
         up = asyncio.create_task(self._carry_up(reader, to_there, writer))
         down = asyncio.create_task(self._carry_down(there, writer))
@@ -113,13 +114,13 @@ class FaultProxy:
         except asyncio.CancelledError:
             _reset(writer)
         finally:
-            self._connections.discard(task)
             for part in (up, down):
                 part.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
             for end in (writer, to_there):
+                end.close()
                 with contextlib.suppress(OSError):
-                    end.close()
+                    await end.wait_closed()
 
     async def _carry_up(
         self,
