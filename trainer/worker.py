@@ -46,7 +46,6 @@ from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
 from trainer.resume import OtherJob, Sources, restore
 from trainer.room import check_room
-from trainer.room import check_room
 from trainer.state import TrainState, build_state, environment
 
 EXIT_DONE = 0
