@@ -200,7 +200,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         configure.zero_config(spec),
         sequence_parallel=splits_sequence(spec, mesh),
     )
-    meter = StepMeter(mesh.comms, memory, data_parallel)
+    meter = StepMeter(mesh.comms, memory, mesh.timeline, data_parallel)
     train_engine, eval_engine = _engines(spec, mesh, chunks, (meter, data_parallel))
     files = prepare(data_dir, configure.data_options(spec))
     return TrainState(

@@ -38,7 +38,9 @@ from checkpoint.peers import Peers
 from checkpoint.slotfile import TABLE_FILE
 from checkpoint.stage import Stager
 from outlast.blackbox import Phase, StartMark, Writer
+from trainer import rehearsal
 from trainer.assignment import Assignment
+from trainer.device import set_up_device
 from trainer.lookout import Lookout
 from trainer.loop import TrainLoop
 from trainer.parallel.hosts import join_hosts
@@ -112,7 +114,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
     box.mark(StartMark.GROUPS_READY)
     state = build_state(spec, mesh, assignment.data_dir)
     box.mark(StartMark.MODEL_READY)
-    box.expect(expected_of(spec, mesh.at.pp))
+    box.expect(expected_of(spec, mesh.at.pp, on_gpu=device.type == "cuda"))
 
     box.phase(Phase.RESTORE)
     join = partial(
@@ -134,6 +136,8 @@ def _train(assignment: Assignment, box: Writer) -> int:
     saver.resumed(resumed_step)
     box.resumed(resumed_step)
     box.mark(StartMark.RESTORED)
+    if rehearsal.is_needed(mesh):
+        rehearsal.rehearse(state, resumed_step + 1)
 
     stop = _Stop()
     # Before this point SIGTERM simply ends the process: there is nothing to save.
@@ -154,13 +158,7 @@ def _set_up_torch(assignment: Assignment) -> torch.device:
         # The attribute is a property of the module that torch's stubs do not show.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(assignment.spec.seed)
-    if assignment.device != "cuda":
-        return torch.device("cpu")
-    # cuBLAS reads this when its first handle is made.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    device = torch.device("cuda", assignment.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return set_up_device(assignment)
 
 
 def _rendezvous(assignment: Assignment, timeout_s: float) -> Store | None:
