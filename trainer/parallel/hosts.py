@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from checkpoint.peers import Alone, Peers, Pending
 from outlast.blackbox import Group, Op
 from trainer.parallel.comm import BackendComm, PeerLostError, Recorder
+from trainer.parallel.timeline import HostTimeline
 
 # Whoever waits for a reader waits for its store: two tries of a minute each, and as much
 # again for what that reader itself waits for.
@@ -57,6 +58,7 @@ def join_hosts(
         ranks=tuple(range(world_size)),
         index=rank,
         recorder=recorder,
+        timeline=HostTimeline(),
     )
 
 
