@@ -91,7 +91,6 @@ def verify(storage: Storage, step: int, on_bytes: OnBytes) -> list[str]:
         except CorruptCheckpointError as error:
             problems.append(error.what)
         for part in manifest.parts:
-            problems += _verify_record(storage, folder, part)
             try:
                 for piece in _verified_pieces(storage, folder, part):
                     on_bytes(len(piece))
@@ -122,7 +121,6 @@ def copy(source: Storage, step: int, target: Storage, on_bytes: OnBytes) -> None
         folder = names.attempt_folder(step, commit.attempt)
         for part in manifest.parts:
             _copy_payload(source, target, folder, part, on_bytes)
-            target.write_bytes(_record_path(folder, part), part.to_json())
         if manifest.metadata_sha256:
             check_description(source, manifest)
             described = f"{folder}/{names.METADATA}"
@@ -163,26 +161,11 @@ def remove(storage: Storage, steps: Sequence[int], *, force: bool) -> None:
         storage.delete_file(names.pin_path(step))
 
 
-def _records(
-    storage: Storage, step: int
-) -> tuple[CommitRecord | None, Manifest | None, str]:
+def _records(storage: Storage, step: int) -> tuple[CommitRecord | None, Manifest | None, str]:
     try:
         return *storage.read_commit(step), ""
     except CorruptCheckpointError as error:
         return None, None, error.what
-
-
-def _record_path(folder: str, part: PartRecord) -> str:
-    return f"{folder}/{names.PARTS}/{names.part_name(part.rank)}"
-
-
-def _verify_record(storage: Storage, folder: str, part: PartRecord) -> list[str]:
-    path = _record_path(folder, part)
-    try:
-        is_same = storage.read_bytes(path) == part.to_json()
-    except FileNotFoundError:
-        return [f"{path} is missing"]
-    return [] if is_same else [f"{path} is not the record that the manifest holds"]
 
 
 def _copy_payload(
@@ -226,9 +209,7 @@ def _verified_pieces(storage: Storage, folder: str, part: PartRecord) -> Iterato
             yield ahead.popleft().result()
 
 
-def _read_verified(
-    storage: Storage, path: str, part: PartRecord, place: tuple[int, int]
-) -> bytes:
+def _read_verified(storage: Storage, path: str, part: PartRecord, place: tuple[int, int]) -> bytes:
     start, end = place
     problem = ""
     # A second read tells a bad transfer from bad bytes.

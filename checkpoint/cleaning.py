@@ -47,14 +47,19 @@ class Cleaner:
         Raises:
             StorageUnavailableError: storage does not answer, or does not delete.
         """
+        self._clean(waiting, deletes=True)
+
+    def sweep(self) -> None:
+        """Delete only what dead uploads left; every checkpoint stays."""
+        self._clean((), deletes=False)
+
+    def _clean(self, waiting: Collection[tuple[int, int]], *, deletes: bool) -> None:
         storage = self._storage
         now_s = storage.now_s()
         committed = self._committed(now_s)
-        folders = attempt_folders(storage)
-        plan = plan_cleanup(
-            committed, folders, self._policy, busy={*waiting, *quarantined(storage)}
-        )
-        for step in plan.delete_steps:
+        busy = {*waiting, *quarantined(storage)}
+        plan = plan_cleanup(committed, attempt_folders(storage), self._policy, busy=busy)
+        for step in plan.delete_steps if deletes else ():
             storage.delete_step(step)
             self._known.pop(step, None)
         newest_first = [one.step for one in committed]

@@ -255,7 +255,7 @@ class Coordinator:
             size_bytes=winner.size_bytes,
             upload_s=time.monotonic() - pending.began_s,
             total_s=max(0.0, (time.time_ns() - pending.sealed_at_ns) / 1e9),
-            is_behind=self._cadence.is_behind_after(winner.step),
+            is_behind=self._cadence.is_behind_after(winner.step, time.monotonic()),
         )
 
     def _put_manifest(self, manifest: Manifest) -> bytes:

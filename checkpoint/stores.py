@@ -122,6 +122,7 @@ class FsspecStore:
             found = self._fs.ls(self._at(path), detail=True, **self._limit)
         except FileNotFoundError:
             return []
+        own = self._at(path).strip("/")
         return [
             Entry(
                 name=str(info["name"]).rstrip("/").rpartition("/")[2],
@@ -130,6 +131,8 @@ class FsspecStore:
                 written_at_s=_written_at_s(info),
             )
             for info in found
+            # Object stores that show folders list an empty one as an object within itself.
+            if str(info["name"]).strip("/") != own
         ]
 
     def delete_file(self, path: str) -> None:

@@ -127,8 +127,10 @@ class Transfer:
                 # The call still has the file, and may yet write to it.
                 raise
             except StorageUnavailableError as error:
+                # Something like "no such upload": the store has forgotten what went before.
+                is_forgotten = isinstance(error.__cause__, FileNotFoundError)
                 is_final = num_failures == _PART_TRIES or not file.writer.takes_any_order
-                if is_final or error.lasting:
+                if is_final or is_forgotten or error.lasting:
                     raise
                 trouble = error
                 wait_s = backoff_s(num_failures, self._jitter())
@@ -140,9 +142,7 @@ class Transfer:
         with self._lock:
             return self._pace.delay_s(nbytes, time.monotonic())
 
-    def _wait(
-        self, file: _File, wait_s: float, trouble: StorageUnavailableError | None
-    ) -> None:
+    def _wait(self, file: _File, wait_s: float, trouble: StorageUnavailableError | None) -> None:
         """Wait, unless there is no reason to go on then."""
         left_s = file.deadline_s - time.monotonic()
         if left_s <= 0 or wait_s > left_s:

@@ -20,8 +20,10 @@ _MAX_PARTS = 10_000
 # the deadline of an upload.
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
-# One late upload is chance, two may be a burst of somebody else's traffic.
+# One late upload is chance, two may be a burst of somebody else's traffic; and a job whose
+# interval takes seconds loses nothing that is worth an incident.
 _LATE_IN_ROW = 3
+_LATE_FOR_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +92,17 @@ class Cadence:
         self._interval_steps = interval_steps
         self._last_step: int | None = None
         self._late_in_row = 0
+        self._late_since_s = 0.0
 
-    def is_behind_after(self, step: int) -> bool:
-        """Whether, with a checkpoint of `step` committed, storage has been too slow for a while."""
+    def is_behind_after(self, step: int, now_s: float) -> bool:
+        """Whether, with `step` committed at `now_s`, storage has been too slow for a while."""
         last, self._last_step = self._last_step, step
         # A restart goes back, and says nothing about storage.
         waited = last is not None and step > last + self._interval_steps
-        if waited or step % self._interval_steps:
-            self._late_in_row += 1
-        else:
+        if not waited and step % self._interval_steps == 0:
             self._late_in_row = 0
-        return self._late_in_row >= _LATE_IN_ROW
+            return False
+        if self._late_in_row == 0:
+            self._late_since_s = now_s
+        self._late_in_row += 1
+        return self._late_in_row >= _LATE_IN_ROW and now_s - self._late_since_s >= _LATE_FOR_S

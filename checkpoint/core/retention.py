@@ -81,7 +81,8 @@ def plan_cleanup(
     or they were found corrupt and a person may want to look at them.
     """
     kept = kept_steps(committed, policy)
-    if not kept:
+    if committed and not kept:
+        # Records that all cannot be read are a riddle for a person, not for us.
         return Cleanup(delete_steps=(), sweep=())
     named = {one.step: one.attempt for one in committed}
     deleted = tuple(sorted(step for step in named if step not in kept))

@@ -31,9 +31,7 @@ Url = Annotated[
     ),
 ]
 Step = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Step of a checkpoint.")]
-Steps = Annotated[
-    list[int], typer.Argument(metavar="STEP...", min=0, help="Steps of checkpoints.")
-]
+Steps = Annotated[list[int], typer.Argument(metavar="STEP...", min=0, help="Steps of checkpoints.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +45,7 @@ def register(app: typer.Typer) -> None:
     group.command("pin")(pin)
     group.command("unpin")(unpin)
     group.command("rm")(remove)
+    group.command("sweep")(sweep)
     group.command("copy")(copy)
     group.command("convert")(convert)
     app.add_typer(group, name="ckpt")
@@ -157,6 +156,22 @@ def remove(
     print(f"removed: {', '.join(str(step) for step in steps)}")
 
 
+def sweep(
+    url: Url,
+    idle_s: Annotated[
+        float,
+        typer.Option("--idle-s", min=0, help="Only what nobody has written to for so long."),
+    ] = 7200.0,
+) -> None:
+    """Delete what dead uploads left behind; a job that runs does so by itself."""
+    from checkpoint.cleaning import Cleaner
+    from checkpoint.core.retention import RetentionPolicy
+
+    with _opened(url) as storage:
+        Cleaner(storage, RetentionPolicy(keep=1), grace_s=idle_s).sweep()
+    print("swept")
+
+
 def copy(
     url: Url,
     step: Step,
@@ -235,16 +250,17 @@ def _parts(manifest: Manifest) -> list[dict[str, Any]]:
 
 def _lines(one: Listed, manifest: Manifest | None, reason: str) -> list[tuple[str, str]]:
     lines = [
-        (label.lower(), value)
-        for label, value in zip(_HEADER, _row(one), strict=True)
-        if value
+        (label.lower(), value) for label, value in zip(_HEADER, _row(one), strict=True) if value
     ]
     if reason:
         lines.append(("pinned for", reason))
     if manifest is not None:
         lines.append(("world size", str(manifest.world_size)))
         lines += [
-            ("files", f"{part['file']}  {words.size(part['size_bytes'])}, {part['tensors']} tensors")
+            (
+                "files",
+                f"{part['file']}  {words.size(part['size_bytes'])}, {part['tensors']} tensors",
+            )
             for part in _parts(manifest)
         ]
     return lines

@@ -137,6 +137,21 @@ def test_unfinished_files_of_dead_writers_go(url: str, tmp_path: Path, root: Pat
     assert storage.unfinished() == []
 
 
+def test_sweeping_by_hand_deletes_remains_and_no_checkpoint(
+    url: str, tmp_path: Path, root: Path
+) -> None:
+    """A job that died before its first commit, or was forgotten, leaves nobody to clean up."""
+    commit_steps(url, tmp_path / "memory", [1, 2, 3])
+    remains = root / "step-00000004.7"
+    remains.mkdir()
+    (remains / "file").write_bytes(b"half")
+    age(remains, GRACE_S + 1)
+    storage = Storage(url)
+    Cleaner(storage, RetentionPolicy(keep=1), grace_s=GRACE_S).sweep()
+    assert not remains.exists()
+    assert storage.committed_steps() == [3, 2, 1]
+
+
 def test_clock_of_this_machine_does_not_matter(
     url: str, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -22,8 +20,6 @@ class WebHdfs(MemoryFileSystem):
     """Files in memory, and renames as WebHDFS answers them. A test says how they go wrong."""
 
     protocol = ("webhdfs", "webHDFS")
-    store: dict[str, Any] = {}
-    pseudo_dirs = [""]
     says = True
     does = True
 
@@ -40,8 +36,6 @@ class NativeHdfs(MemoryFileSystem):
     """Files in memory, and renames as hdfs-native does them."""
 
     protocol = "hdfs"
-    store: dict[str, Any] = {}
-    pseudo_dirs = [""]
 
     @property
     def client(self) -> NativeHdfs:

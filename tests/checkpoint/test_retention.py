@@ -138,10 +138,17 @@ def test_loser_of_a_race_is_swept_and_the_winner_is_not() -> None:
     assert plan.sweep == (folder(10, 1),)
 
 
-def test_nothing_is_deleted_before_there_is_a_checkpoint() -> None:
-    plan = plan_cleanup([], [folder(10), folder(20)], RetentionPolicy(keep=2))
+def test_nothing_is_deleted_while_no_record_can_be_read() -> None:
+    damaged = [CommittedStep(step=step, attempt=None) for step in (10, 20)]
+    plan = plan_cleanup(damaged, [folder(10), folder(15)], RetentionPolicy(keep=1))
     assert plan.delete_steps == ()
     assert plan.sweep == ()
+
+
+def test_remains_may_go_before_there_is_a_checkpoint() -> None:
+    plan = plan_cleanup([], [folder(10), folder(20)], RetentionPolicy(keep=2), busy={(20, 1)})
+    assert plan.delete_steps == ()
+    assert plan.sweep == (folder(10),)
 
 
 @pytest.mark.parametrize(

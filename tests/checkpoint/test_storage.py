@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 import threading
@@ -124,6 +125,19 @@ def test_file_appears_only_when_it_is_whole(url: str) -> None:
     assert not any(entry.name.startswith("__") for entry in storage.entries("step-00000001.1"))
     writer.abort()
     assert storage.entries("step-00000001.1") == []
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_large_file_is_whole_wherever_its_bytes_lie(url: str, shift: int) -> None:
+    """Aligned memory goes past the page cache, other memory through it."""
+    nbytes, part_bytes = (5 << 20) + 123, 2 << 20
+    memory = mmap.mmap(-1, nbytes + shift)
+    memory.write((bytes(range(251)) * (nbytes // 251 + 2))[: nbytes + shift])
+    payload = memoryview(memory)[shift:]
+    chunks = [payload[at : at + part_bytes] for at in range(0, nbytes, part_bytes)]
+    storage = Storage(url)
+    storage.write_chunks("file", chunks, nbytes=nbytes, part_bytes=part_bytes)
+    assert storage.read_bytes("file") == payload
 
 
 @both_stores

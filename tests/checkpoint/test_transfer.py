@@ -120,7 +120,13 @@ def test_part_that_fails_is_sent_again_alone(
 
 @pytest.mark.parametrize(
     ("error", "num_tries"),
-    [(OSError("connection reset"), 6), (PermissionError("403"), 1), (OSError(28, "full"), 1)],
+    [
+        (OSError("connection reset"), 6),
+        (PermissionError("403"), 1),
+        (OSError(28, "full"), 1),
+        # What s3fs makes of NoSuchUpload, after a server has lost it.
+        (FileNotFoundError("no such upload"), 1),
+    ],
 )
 def test_part_that_keeps_failing_fails_the_file_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, num_tries: int

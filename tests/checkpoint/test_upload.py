@@ -37,6 +37,10 @@ from tests.checkpoint.test_storage import StuckFileSystem, stuck_url
 __all__ = ["stuck_url"]  # the fixture is found by its name in this module
 
 
+def make_coordinator(storage: Storage, savers: Sequence[int], *, timeout_s: float) -> Coordinator:
+    return Coordinator(storage, savers, Describer(describe_here), commit_rules(timeout_s=timeout_s))
+
+
 def upload_states(memory: Path, rank: int = 0) -> dict[int, UploadState]:
     slots = [slot.read() for slot in slotfile.open_existing(memory / memory_folder(rank))]
     return {slot.step: slot.upload for slot in slots if slot.sealed}
@@ -192,9 +196,7 @@ def test_of_two_attempts_exactly_one_commits_a_step(url: str, tmp_path: Path) ->
     coordinators = []
     for attempt in (1, 2):
         upload_part(url, tmp_path / f"memory-{attempt}", attempt)
-        coordinators.append(
-            Coordinator(storage, [0], Describer(describe_here), commit_rules(timeout_s=30.0))
-        )
+        coordinators.append(make_coordinator(storage, [0], timeout_s=30.0))
         coordinators[-1].expect(5, attempt, sealed_at_ns=0)
     together = threading.Barrier(2)
     said: list[Committed | Trouble] = []
@@ -243,7 +245,7 @@ def test_damaged_commit_record_is_set_aside_for_a_whole_checkpoint(
     record.unlink()
     upload_part(url, tmp_path / "memory-2", 2)
     record.write_bytes(upload_record[:-3])
-    coordinator = Coordinator(storage, [0], Describer(describe_here), commit_rules(timeout_s=30.0))
+    coordinator = make_coordinator(storage, [0], timeout_s=30.0)
     coordinator.expect(5, 2, sealed_at_ns=0)
     assert [type(one) for one in coordinator.poll()] == [Committed]
     assert storage.read_commit(5)[0].attempt == 2
@@ -254,7 +256,7 @@ def test_half_a_checkpoint_of_a_larger_world_is_never_committed(url: str, tmp_pa
     """Two of four parts arrived; later the job runs with two savers."""
     for rank in (0, 1):
         upload_part(url, tmp_path / "memory", 1, rank=rank, savers=(0, 1, 2, 3))
-    coordinator = Coordinator(Storage(url), [0, 1], Describer(describe_here), commit_rules(timeout_s=0.0))
+    coordinator = make_coordinator(Storage(url), [0, 1], timeout_s=0.0)
     coordinator.adopt()
     assert coordinator.is_waiting
     assert list(coordinator.poll()) == []
@@ -267,7 +269,7 @@ def test_part_that_does_not_arrive_in_time_is_reported_and_its_room_given_back(
 ) -> None:
     upload_part(url, tmp_path / "memory", 1, rank=0, savers=(0, 1))
     storage = Storage(url)
-    coordinator = Coordinator(storage, [0, 1], Describer(describe_here), commit_rules(timeout_s=0.0))
+    coordinator = make_coordinator(storage, [0, 1], timeout_s=0.0)
     coordinator.expect(5, 1, sealed_at_ns=0)
     [trouble] = coordinator.poll()
     assert isinstance(trouble, Trouble)
@@ -281,7 +283,7 @@ def test_part_shorter_than_its_record_is_never_committed(url: str, tmp_path: Pat
     upload_part(url, tmp_path / "memory", 1)
     payload = tmp_path / "store/job-1/step-00000005.1/__0_0.distcp"
     payload.write_bytes(payload.read_bytes()[:-1])
-    coordinator = Coordinator(Storage(url), [0], Describer(describe_here), commit_rules(timeout_s=30.0))
+    coordinator = make_coordinator(Storage(url), [0], timeout_s=30.0)
     coordinator.expect(5, 1, sealed_at_ns=0)
     [trouble] = coordinator.poll()
     assert isinstance(trouble, Trouble)

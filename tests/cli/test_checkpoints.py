@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,18 @@ def test_rm_removes_what_is_not_needed(url: str) -> None:
     done = outlast("ckpt", "rm", url, "50", "100")
     assert done.stdout == "removed: 50, 100\n"
     assert Storage(url).committed_steps() == [150]
+
+
+def test_sweep_removes_what_a_dead_upload_left(url: str, tmp_path: Path) -> None:
+    remains = tmp_path / "store/job-1/step-00000200.1/__0_0.distcp"
+    remains.parent.mkdir()
+    remains.write_bytes(b"half")
+    assert outlast("ckpt", "sweep", url).returncode == ExitCode.OK
+    assert remains.exists()
+    os.utime(remains, (1, 1))
+    assert outlast("ckpt", "sweep", url).stdout == "swept\n"
+    assert not remains.parent.exists()
+    assert Storage(url).committed_steps() == [150, 100, 50]
 
 
 def test_copy_makes_it_exist_elsewhere(url: str, tmp_path: Path) -> None:

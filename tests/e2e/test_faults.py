@@ -277,10 +277,11 @@ def start_agent(process: Controller, folder: Path) -> subprocess.Popen[bytes]:
 def test_a_new_job_goes_on_from_another_ones_checkpoint_with_fewer_nodes(cluster: Cluster) -> None:
     first = cluster.submit(steps=20)
     cluster.wait_state(first, "SUCCEEDED")
-    root = f"file://{cluster.state_dir}/checkpoints/{first}"
-    second = cluster.submit(
-        steps=30, parallel={"dp": 1}, checkpoint={"load": root, "load_step": 20}
-    )
+    folder = cluster.state_dir / "checkpoints" / first
+    # A job may succeed before its last upload has.
+    wait_for((folder / "commits" / "00000020.json").exists, "the last checkpoint to be committed")
+    load = {"load": f"file://{folder}", "load_step": 20}
+    second = cluster.submit(steps=30, parallel={"dp": 1}, checkpoint=load)
     job = cluster.wait_state(second, "SUCCEEDED")
     assert list(cluster.losses(second)) == list(range(21, 31))
     assert not cluster.incidents(second)

@@ -87,26 +87,25 @@ class FaultProxy:
         self._loop.run_forever()
         server.close()
         self._drop_all()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        waiting = asyncio.gather(*self._connections, return_exceptions=True)
-        self._loop.run_until_complete(waiting)
+        self._loop.run_until_complete(self._all_ended())
         self._loop.close()
+
+    async def _all_ended(self) -> None:
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _drop_all(self) -> None:
         for connection in self._connections:
             connection.cancel()
 
-    async def _connected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         try:
             there, to_there = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
             _reset(writer)
-            self._connections.discard(task)
             return
         up = asyncio.create_task(self._carry_up(reader, to_there, writer))
         down = asyncio.create_task(self._carry_down(there, writer))
@@ -115,13 +114,13 @@ class FaultProxy:
         except asyncio.CancelledError:
             _reset(writer)
         finally:
-            self._connections.discard(task)
             for part in (up, down):
                 part.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
             for end in (writer, to_there):
+                end.close()
                 with contextlib.suppress(OSError):
-                    end.close()
+                    await end.wait_closed()
 
     async def _carry_up(
         self,
@@ -146,9 +145,7 @@ class FaultProxy:
             self.sent_bytes += len(chunk)
             self.on_sent(self.sent_bytes)
 
-    async def _carry_down(
-        self, reader: asyncio.StreamReader, client: asyncio.StreamWriter
-    ) -> None:
+    async def _carry_down(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         num_bytes = 0
         while chunk := await _read(reader):
             num_bytes = 0 if chunk.startswith(b"HTTP/1.1") else num_bytes

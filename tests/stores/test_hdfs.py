@@ -95,9 +95,7 @@ def test_safe_mode_is_reported_in_words_and_the_next_upload_succeeds(
         wait_for(lambda: news.committed == [2], "the next upload", timeout_s=LONG_S)
 
 
-def test_data_node_that_hangs_fails_a_write_at_its_deadline(
-    hdfs_url: str, hadoop: Hadoop
-) -> None:
+def test_data_node_that_hangs_fails_a_write_at_its_deadline(hdfs_url: str, hadoop: Hadoop) -> None:
     storage = Storage(hdfs_url, deadline_s=3.0)
     storage.probe()
     hadoop.freeze_data_node()

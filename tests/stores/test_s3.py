@@ -62,7 +62,7 @@ def assert_whole(url: str, step: int) -> None:
 
 def test_probe_passes_and_leaves_nothing(s3_url: str) -> None:
     Storage(s3_url).probe()
-    assert Storage(s3_url).entries("") == []
+    assert not any(Storage(s3_url).entries(entry.name) for entry in Storage(s3_url).entries(""))
 
 
 def test_of_many_writers_exactly_one_creates_a_record(s3_url: str) -> None:
@@ -83,16 +83,16 @@ def test_checkpoints_come_back_bitwise_and_old_ones_go(s3_url: str, tmp_path: Pa
     commit_steps(s3_url, tmp_path, [1, 2, 3], keep=2)
     storage = Storage(s3_url)
     assert storage.committed_steps() == [3, 2]
-    folders = [entry.name for entry in storage.entries("") if entry.name.startswith("step-")]
-    assert sorted(folders) == ["step-00000002.1", "step-00000003.1"]
+    # Of the oldest no byte is left; SeaweedFS keeps empty folders for a while.
+    for name in ("manifest.json", "__0_0.distcp", ".metadata"):
+        with pytest.raises(FileNotFoundError):
+            storage.size(f"step-00000001.1/{name}")
     restored = make_tensors(9)
     assert load_alone(storage, 3, restored) == {"step": 3}
     assert same_bits(restored, make_tensors(3))
 
 
-def test_large_payload_goes_in_parts_and_leaves_no_upload_open(
-    s3_url: str, tmp_path: Path
-) -> None:
+def test_large_payload_goes_in_parts_and_leaves_no_upload_open(s3_url: str, tmp_path: Path) -> None:
     save_large(tmp_path, 5)
     with uploading(s3_url, tmp_path, limits=SMALL_PARTS) as (uploader, news):
         assert uploader.drain(LONG_S)

@@ -271,8 +271,6 @@ def worked(
         "forked_at_ns": time.time_ns(),
         "device": "cpu",
     }
-    # As its agent does.
-    Path(fields["memory_dir"]).mkdir(parents=True, exist_ok=True)
     log = os.open(fields["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)
     states: list[TrainState] = []
