@@ -165,7 +165,8 @@ def _table(chunks: Sequence[tuple[str, ForeignChunk]]) -> ShardTable:
     try:
         table = lay_out(0, 1, [_rectangle(name, chunk) for name, chunk in chunks])
         check_owned_once(table.tensors)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:
+        # Shapes are a stranger's: some are larger than any memory, or than any number.
         raise ForeignCheckpointError(str(error)) from error
     return table
 

@@ -71,7 +71,7 @@ def describe_in_child(manifest: bytes, *, is_stopping: Callable[[], bool]) -> by
 
 
 def _answer(
-    child: subprocess.Popen[bytes], question: bytes, is_stopping: Callable[[], bool]
+    child: subprocess.Popen[bytes], question: bytes | None, is_stopping: Callable[[], bool]
 ) -> tuple[bytes, bytes]:
     """What a child writes to its output and to its error output until it ends."""
     ends_at = time.monotonic() + DEADLINE_S
@@ -79,6 +79,8 @@ def _answer(
         try:
             return child.communicate(question, timeout=_CHECK_S)
         except subprocess.TimeoutExpired:
+            # It is being written already.
+            question = None
             if is_stopping() or time.monotonic() > ends_at:
                 child.kill()
                 raise DescriptionError(f"not made in {DEADLINE_S:g} s") from None

@@ -19,8 +19,16 @@ from outlast.errors import FatalError
 
 # Bytes of one item, of the types that a checkpoint of ours can hold.
 ITEM_BYTES: Mapping[str, int] = {
-    **{"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2},
-    **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
 }
 
 

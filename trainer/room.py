@@ -25,6 +25,7 @@ def check_room(assignment: Assignment) -> None:
     ranks = [rank for rank, place in enumerate(assignment.rank_nodes) if place == node]
     needed = host_memory_bytes(assignment.spec, ranks)
     job_dir = assignment.memory_dir.parent
+    job_dir.mkdir(parents=True, exist_ok=True)
     room = free_bytes(job_dir) + _taken_bytes(job_dir)
     if needed > room:
         raise FatalError(

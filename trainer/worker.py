@@ -39,8 +39,8 @@ from trainer.assignment import Assignment
 from trainer.loop import TrainLoop
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
-from trainer.room import check_room
 from trainer.resume import restore
+from trainer.room import check_room
 from trainer.state import TrainState, build_state, environment
 
 EXIT_DONE = 0

@@ -46,7 +46,11 @@ _MAX_NAMES = 8
 
 
 def convert(
-    source: _Source, target: _Target, step: _Step, rename: _Renames = [], json: Json = False  # noqa: B006
+    source: _Source,
+    target: _Target,
+    step: _Step,
+    rename: _Renames = [],  # noqa: B006
+    json: Json = False,
 ) -> None:
     """Make a checkpoint of plain torch.distributed.checkpoint one that a job goes on from.
 

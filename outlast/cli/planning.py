@@ -79,8 +79,9 @@ def plan(
     """Check a job spec and print what it will need. Runs nothing.
 
     Prints the layout, parameters, memory of a rank by part, tmpfs that a node needs for
-    checkpoints in host memory, pipeline bubble and communication per step; with --device also the time of a step and its MFU, and
-    whether the job fits. Warns of what will be slow or will not fit.
+    checkpoints in host memory, pipeline bubble and communication per step; with --device
+    also the time of a step and its MFU, and whether the job fits. Warns of what will be
+    slow or will not fit.
     """
     from outlast.cli.plan_text import print_plan, warnings
     from outlast.cli.specfile import load_spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from typer.testing import CliRunner
 
@@ -58,9 +60,7 @@ def save_as_torch_does(folder: Path) -> list[NamedTensor]:
 
 def blank(tensors: list[NamedTensor]) -> list[NamedTensor]:
     return [
-        NamedTensor(
-            named.name, torch.full_like(named.tensor, 7), named.global_shape, named.offsets
-        )
+        NamedTensor(named.name, torch.full_like(named.tensor, 7), named.global_shape, named.offsets)
         for named in tensors
     ]
 
@@ -148,6 +148,29 @@ def test_a_step_that_exists_is_not_replaced(tmp_path: Path, url: str) -> None:
         convert(Storage(str(tmp_path / "theirs")), Storage(url), step=1)
 
 
+def describe_one(folder: Path, *, size: int, file_bytes: int) -> None:
+    """A description of one tensor, `model.w`, in a file from its beginning."""
+    index = metadata.MetadataIndex("model.w", [0])
+    # Some of these sizes torch itself could not say.
+    chunk = metadata.ChunkStorageMetadata((0,), (size,))  # type: ignore[arg-type]
+    properties = metadata.TensorProperties(torch.float32)
+    tensor = metadata.TensorStorageMetadata(properties, (size,), [chunk])  # type: ignore[arg-type]
+    place = filesystem._StorageInfo("__0_0.distcp", 0, file_bytes)
+    described = metadata.Metadata({"model.w": tensor}, storage_data={index: place})
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(described))
+
+
+@pytest.mark.parametrize("size", [1 << 61, 1 << 70])
+def test_a_description_of_impossible_tensors_is_refused(
+    size: int, tmp_path: Path, url: str
+) -> None:
+    describe_one(tmp_path / "theirs", size=size, file_bytes=100)
+    with pytest.raises(ForeignCheckpointError):
+        convert(Storage(str(tmp_path / "theirs")), Storage(url), step=1)
+    assert Storage(url).committed_steps() == []
+
+
 class Calls:
     def __init__(self, command: str) -> None:
         self.command = command
@@ -156,13 +179,19 @@ class Calls:
         return (os.system, (self.command,))
 
 
-def test_a_tensor_that_is_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, url: str) -> None:
-    save_as_torch_does(tmp_path / "theirs")
-    [payload] = (tmp_path / "theirs").glob("*.distcp")
-    raw = pickle.dumps(Calls(f"touch {tmp_path}/ran"))
-    # Of the first tensor there is room for, and torch reads pickles of its own older format.
-    payload.write_bytes(raw + payload.read_bytes()[len(raw) :])
-    with pytest.raises(ForeignCheckpointError, match="distcp, tensor"):
+@pytest.mark.parametrize("file_format", ["torch", "plain pickle"])
+def test_a_tensor_that_is_a_hostile_pickle_is_refused_and_not_run(
+    file_format: str, tmp_path: Path, url: str
+) -> None:
+    calls = Calls(f"touch {tmp_path}/ran")
+    file = io.BytesIO()
+    if file_format == "torch":
+        torch.save(calls, file)
+    else:
+        pickle.dump(calls, file)
+    describe_one(tmp_path / "theirs", size=2, file_bytes=len(file.getvalue()))
+    (tmp_path / "theirs/__0_0.distcp").write_bytes(file.getvalue())
+    with pytest.raises(ForeignCheckpointError, match=r"__0_0\.distcp, tensor model\.w"):
         convert(Storage(str(tmp_path / "theirs")), Storage(url), step=1)
     assert not (tmp_path / "ran").exists()
     assert Storage(url).committed_steps() == []

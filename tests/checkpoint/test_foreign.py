@@ -116,7 +116,10 @@ def described(**changes: object) -> Metadata:
     tensor = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([2]), [chunk])
     place = torch.distributed.checkpoint.filesystem._StorageInfo("__0_0.distcp", 0, 100)
     index = torch.distributed.checkpoint.metadata.MetadataIndex("w", [0])
-    fields: dict[str, object] = {"state_dict_metadata": {"w": tensor}, "storage_data": {index: place}}
+    fields: dict[str, object] = {
+        "state_dict_metadata": {"w": tensor},
+        "storage_data": {index: place},
+    }
     for path, value in changes.items():
         match path:
             case "file":

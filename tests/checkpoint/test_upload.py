@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,37 @@ def test_nodes_that_share_only_the_store_make_one_checkpoint(url: str, tmp_path:
         restored = make_tensors(9, rank=rank, ranks=3)
         load_alone(Storage(url), 3, restored)
         assert same_bits(restored, make_tensors(3, rank=rank, ranks=3))
+
+
+@both_stores
+def test_a_rank_that_owns_nothing_has_an_empty_part(url: str, tmp_path: Path) -> None:
+    others = [replace(named, owned=False) for named in make_tensors(3)]
+    stagers = [
+        make_stager(tmp_path, tensors, rank=rank, world_size=2)
+        for rank, tensors in enumerate((make_tensors(3), others))
+    ]
+    with uploading(url, tmp_path, local=(0, 1), savers=(0, 1)) as (uploader, news):
+        for stager in stagers:
+            stager.save(3, {}, upload=True, common_step=-1)
+        assert uploader.drain(DEADLINE_S)
+    assert (news.committed, news.trouble) == ([3], [])
+    _, manifest = Storage(url).read_commit(3)
+    assert [part.nbytes > 0 for part in manifest.parts] == [True, False]
+    restored = make_tensors(9)
+    load_alone(Storage(url), 3, restored)
+    assert same_bits(restored, make_tensors(3))
+
+
+def test_ranks_that_both_own_a_tensor_make_no_checkpoint(url: str, tmp_path: Path) -> None:
+    stagers = [make_stager(tmp_path, make_tensors(3), rank=rank, world_size=2) for rank in (0, 1)]
+    with uploading(url, tmp_path, local=(0, 1), savers=(0, 1)) as (uploader, news):
+        for stager in stagers:
+            stager.save(3, {}, upload=True, common_step=-1)
+        assert uploader.drain(DEADLINE_S)
+    [(step, stage, detail)] = news.trouble
+    assert (step, stage) == (3, "commit")
+    assert "tensor model.weight at (0, 0) has two owners" in detail
+    assert Storage(url).committed_steps() == []
 
 
 def test_upload_of_a_worker_that_died_is_finished(url: str, tmp_path: Path) -> None:

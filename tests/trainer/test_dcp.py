@@ -15,10 +15,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from checkpoint.convert import convert
 from checkpoint.core.names import memory_folder
 from checkpoint.storage import Storage
+from outlast.blackbox import Reader
 from outlast.spec import JobSpec, parse_spec
 from tests.checkpoint.helpers import DEADLINE_S, uploading
+from tests.trainer.jobs import train
 from tests.trainer.jobs_checkpoint import Shown, train_and_show
 from tests.trainer.ranks import RankPool
 from trainer.core.memory import rank_memory
@@ -160,3 +163,34 @@ def test_torchs_command_line_reads_a_checkpoint(ranks: RankPool, tmp_path: Path)
     command = [sys.executable, "-m", "torch.distributed.checkpoint.format_utils", "dcp_to_torch"]
     subprocess.run([*command, str(folder), str(tmp_path / "whole.pt")], check=True)
     assert_same(torch.load(tmp_path / "whole.pt", weights_only=True), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_job_goes_on_from_what_plain_torch_has_saved(ranks: RankPool, tmp_path: Path) -> None:
+    """Ours to torch's, by its converter; saved by torch alone; and back to ours."""
+    (tmp_path / "text.txt").write_text(" ".join(f"step {n};" for n in range(2000)))
+    spec = parse_spec(
+        {
+            "name": "job",
+            "steps": 6,
+            "model": {"layers": 2, "hidden": 16, "heads": 2, "seq_len": 16},
+            "data": {"source": str(tmp_path / "text.txt"), "global_batch": 4},
+            "checkpoint": {"storage_interval_steps": 3},
+        }
+    ).model_dump(mode="json")
+    whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
+    for folder in (whole, first, second):
+        folder.mkdir()
+    expected = ranks.run(train, 1, whole, spec, 1)
+    ranks.run(train, 1, first, spec, 1, 3)
+    with uploading(str(first / "store/job-1"), first / "memory/job-1") as (uploader, _):
+        assert uploader.drain(DEADLINE_S)
+    dcp_to_torch_save(first / "store/job-1/step-00000003.1", tmp_path / "whole.pt")
+    state = torch.load(tmp_path / "whole.pt", weights_only=True)
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+
+    convert(Storage(str(tmp_path / "theirs")), Storage(str(second / "store/job-1")), step=3)
+    assert ranks.run(train, 1, second, spec, 1) == expected
+    reader = Reader(second / "a1-rank-0.blackbox")
+    assert reader.new_steps()[0].step == 4
+    reader.close()

@@ -27,9 +27,18 @@ def assignment(folder: Path) -> Assignment:
     return Assignment.parse(
         {
             **{name: str(folder / name) for name in paths},
-            **{"job_id": "job-1", "attempt": 1, "rank": 0, "local_rank": 0, "world_size": 4},
-            **{"rendezvous_host": "127.0.0.1", "rendezvous_port": 1, "rendezvous_fd": None},
-            **{"committed_step": 0, "forked_at_ns": 0, "device": "cpu", "checkpoint_url": ""},
+            "job_id": "job-1",
+            "attempt": 1,
+            "rank": 0,
+            "local_rank": 0,
+            "world_size": 4,
+            "rendezvous_host": "127.0.0.1",
+            "rendezvous_port": 1,
+            "rendezvous_fd": None,
+            "committed_step": 0,
+            "forked_at_ns": 0,
+            "device": "cpu",
+            "checkpoint_url": "",
             "rank_nodes": ["a", "a", "b", "b"],
             "memory_dir": str(folder / "job-1" / "rank-00000"),
             "spec": SPEC,
@@ -42,9 +51,7 @@ def needed() -> int:
     return host_memory_bytes(parse_spec(SPEC), [0, 1])
 
 
-def test_enough_is_enough(
-    needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_enough_is_enough(needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "free_bytes", lambda folder: needed)
     room.check_room(assignment(tmp_path))
 
