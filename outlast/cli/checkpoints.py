@@ -31,7 +31,7 @@ Url = Annotated[
     ),
 ]
 Step = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Step of a checkpoint.")]
-Steps = Annotated[list[int], typer.Argument(metavar="STEP...", min=0, help="Steps of checkpoints.")]
+Steps = Annotated[list[int], typer.Argument(metavar="STEP", min=0, help="Steps of checkpoints.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +67,7 @@ def list_checkpoints(url: Url, json: Json = False) -> None:
 def show(
     url: Url,
     step: Annotated[
-        int | None, typer.Argument(metavar="[STEP]", min=0, help="The newest unless given.")
+        int | None, typer.Argument(metavar="STEP", min=0, help="The newest unless given.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -90,7 +90,7 @@ def verify(
     url: Url,
     steps: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[STEP]...", min=0, help="The newest unless given."),
+        typer.Argument(metavar="STEP", min=0, help="The newest unless given."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All that exist.")] = False,
     json: Json = False,

@@ -103,24 +103,24 @@ class FaultProxy:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         try:
-            there, to_there = await asyncio.open_connection("127.0.0.1", self._target_port)
-        except OSError:
+            await self._join(reader, writer)
+        except (OSError, asyncio.CancelledError):
             _reset(writer)
-            return
+        finally:
+            await _close(writer)
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry both ways until one end has closed."""
+        there, to_there = await asyncio.open_connection("127.0.0.1", self._target_port)
         up = asyncio.create_task(self._carry_up(reader, to_there, writer))
         down = asyncio.create_task(self._carry_down(there, writer))
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            _reset(writer)
         finally:
             for part in (up, down):
                 part.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
-            for end in (writer, to_there):
-                end.close()
-                with contextlib.suppress(OSError):
-                    await end.wait_closed()
+            await _close(to_there)
 
     async def _carry_up(
         self,
@@ -182,3 +182,9 @@ def _reset(writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
