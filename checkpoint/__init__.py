@@ -7,17 +7,17 @@
   own tools by a child process, `dcp.py`;
 - `transfer.py` sends one file, `cleaning.py` deletes what is not kept, `keeping.py`
   has pins and leases, `catalog.py` what people do with checkpoints by hand;
-- `restore.py` brings either back;
+- `restore.py` brings either back, from storage onto any layout: `readahead.py` reads
+  and verifies, `passing.py` passes on, `peers.py` says what that takes of other ranks;
 - `slotfile.py` is the slot format that worker and uploader share;
 - `storage.py` is the edge to storage, with a deadline on every call; `stores.py`
   (fsspec), `local.py` and `hdfs.py` are the kinds of store behind it;
 - `convert.py` takes over what plain torch has saved, which `foreign.py` parses;
 - `core/` decides: names, manifest, who owns what, which slot to write, what to delete.
 
-Agents upload without torch: only `stage.py`, `frames.py`, `restore.py`, `dcp.py` and
-`convert.py` import it.
+Agents upload without torch: only `stage.py`, `frames.py`, `restore.py` and what it uses,
+`dcp.py` and `convert.py` import it.
 
 What comes later has its place: replicas on a peer node beside `upload.py`, with
-their placement in `core/`; the plan for loading another layout in `core/`, read
-by `restore.py`.
+their placement in `core/`.
 """

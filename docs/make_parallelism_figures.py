@@ -115,7 +115,7 @@ def _pairs(
     axes.bar([place - 0.2 for place in places], ours, 0.4, color=OURS, label=names[0])
     axes.bar([place + 0.2 for place in places], theirs, 0.4, color=THEIRS, label=names[1])
     axes.set_xticks(list(places), labels, rotation=25, ha="right")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def _best_baseline(speeds: Mapping[str, float]) -> float:

@@ -21,7 +21,8 @@ whole one. The header is made of 64-bit words, each stored and loaded whole:
 then (measured: 3 reads in 1,000).
 
 Times are `time.time_ns()` at the ends of operations and steps: all ranks of a
-node share that clock.
+node share that clock. Operations of a device have the moments at which it came to
+them and left them, by the same clock; they are noted when the host learns of it.
 
 What does not belong here: decisions. This is a recorder.
 """
@@ -154,7 +155,8 @@ class TimeUse:
     """Where a rank's time has gone, in seconds since it opened its box.
 
     Operations lie within phases: what remains of a phase is the rank's own work.
-    On a GPU these are the host's times.
+    On a GPU phases are the host's, which mostly waits in GRADIENT_SYNC for what it gave the
+    device before; operations are the device's.
     """
 
     phases_s: dict[Phase, float]
@@ -243,6 +245,7 @@ class Writer:
         self._phase_since_ns = time.time_ns()
         self._seqs = [0] * len(Group)
         self._entered = (0, 0, 0, 0, 0)
+        self._ended: OpRecord | None = None
         for index in range(_OP_GROUP, _OP_LEFT + 1):
             self._words[index] = 0
         for index in range(_PHASE_TOTALS, _END_OF_TOTALS):
@@ -286,8 +289,50 @@ class Writer:
         """Note that the operation entered last has ended."""
         end_ns = time.time_ns()
         self._words[_OP_LEFT] = end_ns
+        self._keep(self._entered, end_ns)
+
+    def stands_in(self, operation: OpRecord) -> None:
+        """Note that a device has come to an operation that was entered before.
+
+        A device does later what it is given: this says which of it holds it up.
+        """
+        words = self._words
+        words[_OP_LEFT] = 0
+        words[_OP_GROUP] = operation.op | operation.group << 32
+        words[_OP_SEQ] = operation.seq
+        words[_OP_MICRO_BATCH] = operation.micro_batch
+        words[_OP_ENTERED] = operation.start_ns
+
+    def waits_for_device(self) -> None:
+        """Note that the host gives a device no more work until it has caught up.
+
+        Until then the box said what was given last; from now on it says how far the
+        device has come, first of all to the end of the last operation that has ended.
+        """
+        if self._ended is not None:
+            self.stands_in(self._ended)
+            self._words[_OP_LEFT] = self._ended.end_ns
+
+    def ended(self, operation: OpRecord) -> None:
+        """Note that a device has left an operation; the operation entered last may be another."""
+        self._ended = operation
+        words = self._words
+        here = (operation.op | operation.group << 32, operation.seq)
+        if (words[_OP_GROUP], words[_OP_SEQ]) == here:
+            words[_OP_LEFT] = operation.end_ns
+        entered = (
+            operation.op,
+            operation.group,
+            operation.seq,
+            operation.micro_batch,
+            operation.start_ns,
+        )
+        self._keep(entered, operation.end_ns)
+
+    def _keep(self, entered: tuple[int, int, int, int, int], end_ns: int) -> None:
+        """Put an operation that has ended into the ring; `entered` as `enter` noted it."""
         at = _OPS_AT + self._ops % NUM_OP_RECORDS * _OP.size
-        op, group, seq, micro_batch, start_ns = self._entered
+        op, group, seq, micro_batch, start_ns = entered
         self._ops += 1
         self._words[_OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
         _OP.pack_into(self._map, at, op, group, seq, micro_batch, start_ns, end_ns, self._ops)

@@ -19,7 +19,7 @@ from outlast.layout import Layout
 from outlast.problems import FieldProblem, SpecError, nearest_multiples
 from outlast.rules.check import check
 
-__all__ = ["FieldProblem", "JobSpec", "SpecError", "parse_spec", "set_value"]
+__all__ = ["FieldProblem", "JobSpec", "SpecError", "parse_spec"]
 
 
 class _Section(BaseModel):
@@ -257,6 +257,14 @@ class CheckpointSpec(_Section):
         None,
         description="fsspec URL of the checkpoint root; the controller's own folder unless given.",
     )
+    load: str | None = Field(
+        None,
+        description="Begin with a checkpoint of another job: its checkpoint root, which is its "
+        "checkpoint.url with its job id. Layouts may differ, models may not.",
+    )
+    load_step: int | None = Field(
+        None, ge=1, description="Which of them; the newest that can be loaded unless given."
+    )
     memory_interval_steps: int = Field(
         1, ge=1, description="Copy the state to host memory every so many steps."
     )
@@ -452,27 +460,6 @@ def _with_dp(spec: JobSpec) -> JobSpec:
         raise SpecError((problem,))
     parallel = spec.parallel.model_copy(update={"dp": ranks // per_replica})
     return spec.model_copy(update={"parallel": parallel})
-
-
-def set_value(document: dict[str, Any], assignment: str) -> None:
-    """Apply one `--set a.b.c=value` to a parsed spec, in place.
-
-    The value is read as JSON where it is JSON, else as a string.
-    """
-    path, equals, text = assignment.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
-        raise ValueError(f"--set {assignment!r}: expected path=value, such as parallel.tp=2")
-    target = document
-    for key in keys[:-1]:
-        inner = target.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ValueError(f"--set {assignment!r}: {key} is a value, not a section")
-        target = inner
-    try:
-        target[keys[-1]] = json.loads(text)
-    except json.JSONDecodeError:
-        target[keys[-1]] = text
 
 
 def _explain(detail: Any) -> FieldProblem:

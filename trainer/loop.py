@@ -80,9 +80,11 @@ class TrainLoop:
         return self._end(done=True)
 
     def _end(self, *, done: bool) -> bool:
-        """Leave nothing under way."""
+        """Leave nothing under way: on a GPU, `drain` only tells the device to wait."""
         self._state.data_parallel.drain()
         self._state.train_loader.close()
+        # A process that ends while it sends takes its peers' results with it.
+        self._await_device(self._spec.recovery.hang_timeout_s)
         return done
 
     def train_step(self, step: int) -> Agreed:
@@ -176,7 +178,7 @@ class TrainLoop:
                 torch.tensor(flags, dtype=torch.float64, device=mesh.device),
             )
         )
-        squared_norm, scaled_loss, common, busy, stop = mesh.fold(row, _combine).tolist()
+        squared_norm, scaled_loss, common, busy, stop = self._read(mesh.fold(row, _combine))
         norm = math.sqrt(squared_norm) / scale
         return Agreed(
             # An overflow gives infinities or their differences: one name for both.
@@ -186,6 +188,20 @@ class TrainLoop:
             upload_busy=busy < 0,
             stop=stop < 0,
         )
+
+    def _read(self, row: Tensor) -> list[float]:
+        """The numbers of `row`, for which the host waits."""
+        self._await_device()
+        numbers: list[float] = row.tolist()
+        return numbers
+
+    def _await_device(self, timeout_s: float | None = None) -> None:
+        """Follow a GPU to the end of its work; the black box says how far it has come.
+
+        One that hangs does so in an operation that it was given long ago.
+        """
+        self._box.waits_for_device()
+        self._mesh.timeline.finish(timeout_s)
 
     def _evaluates(self, step: int) -> bool:
         interval = self._spec.eval.interval_steps
@@ -201,7 +217,7 @@ class TrainLoop:
             total += self._state.eval_engine.run(micro_batches, 1.0 / (self._tokens * num_batches))
         if self._mesh.at.tp > 0:
             total.zero_()
-        loss = self._mesh.fold(total.view(1), sum_in_order).item()
+        (loss,) = self._read(self._mesh.fold(total.view(1), sum_in_order))
         self._evaluation = {"step": step, "loss": loss}
         if self._mesh.rank == 0:
             print(f"step {step}: held-out loss {loss:.4f}", flush=True)

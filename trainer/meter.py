@@ -3,7 +3,8 @@
 The meter stands between the pipeline engine and whoever else listens to its chunks:
 it notes how long forward and backward passes take, and takes out what they waited
 for others. At the end of a step it adds what the groups say of their messages.
-These are the host's times: on a GPU they say when work was given to the device.
+Times are those of whoever does the work: on a GPU the device's, as far as they are
+known when the step is taken.
 
 What does not belong here: the meaning of the numbers. `outlast.blackbox` has that.
 """
@@ -11,13 +12,13 @@ What does not belong here: the meaning of the numbers. `outlast.blackbox` has th
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from outlast.blackbox import Group, StepUse
+from trainer.parallel.timeline import Timeline
 
 
 class Messages(Protocol):
@@ -63,11 +64,13 @@ class StepMeter:
         self,
         groups: Mapping[Group, Sequence[Messages]],
         memory: PeakMemory,
+        timeline: Timeline,
         inner: Listener | None = None,
     ) -> None:
         """`groups` has all that one kind of group sends; a pipeline may have two."""
         self._groups = groups
         self._memory = memory
+        self._timeline = timeline
         self._inner = inner
         self._forward_ns = 0
         self._backward_ns = 0
@@ -77,20 +80,20 @@ class StepMeter:
     def before_forward(self, chunk: int, micro_batch: int) -> None:
         if self._inner is not None:
             self._inner.before_forward(chunk, micro_batch)
-        self._began_ns = self._own_clock_ns()
+        self._timeline.stamp(self._begin)
 
     def after_forward(self, chunk: int, micro_batch: int) -> None:
-        self._forward_ns += self._own_clock_ns() - self._began_ns
+        self._timeline.stamp(self._end_forward)
         if self._inner is not None:
             self._inner.after_forward(chunk, micro_batch)
 
     def before_backward(self, chunk: int, micro_batch: int) -> None:
         if self._inner is not None:
             self._inner.before_backward(chunk, micro_batch)
-        self._began_ns = self._own_clock_ns()
+        self._timeline.stamp(self._begin)
 
     def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
-        self._backward_ns += self._own_clock_ns() - self._began_ns
+        self._timeline.stamp(self._end_backward)
         if self._inner is not None:
             self._inner.after_backward(chunk, micro_batch, last=last)
 
@@ -115,10 +118,18 @@ class StepMeter:
     def _read(self) -> dict[Group, _Reading]:
         return {group: _Reading(messages) for group, messages in self._groups.items()}
 
-    def _own_clock_ns(self) -> int:
+    def _begin(self, now_ns: int) -> None:
+        self._began_ns = self._own_ns(now_ns)
+
+    def _end_forward(self, now_ns: int) -> None:
+        self._forward_ns += self._own_ns(now_ns) - self._began_ns
+
+    def _end_backward(self, now_ns: int) -> None:
+        self._backward_ns += self._own_ns(now_ns) - self._began_ns
+
+    def _own_ns(self, now_ns: int) -> int:
         """A clock that stands still while the rank waits for others."""
-        waited_ns = sum(one.waited_ns for messages in self._groups.values() for one in messages)
-        return time.monotonic_ns() - waited_ns
+        return now_ns - sum(one.waited_ns for messages in self._groups.values() for one in messages)
 
 
 class _Reading:

@@ -14,8 +14,8 @@ from trainer.core.timing import bubble
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
-def plan_input(spec: JobSpec) -> PlanInput:
-    """The numbers of `spec` that decide what it needs."""
+def plan_input(spec: JobSpec, *, on_gpu: bool = False) -> PlanInput:
+    """The numbers of `spec` that decide what it needs; `on_gpu` changes what a moment needs."""
     parallel, zero = spec.parallel, spec.parallel.zero
     modes = parallel.recompute
     # One gather of a pipeline's step serves all of its micro-batches.
@@ -41,12 +41,13 @@ def plan_input(spec: JobSpec) -> PlanInput:
         global_batch=spec.data.global_batch,
         optimizer=spec.optimizer.name,
         sizes=_value_bytes(spec),
+        on_gpu=on_gpu,
     )
 
 
-def expected_of(spec: JobSpec, stage: int) -> Expected:
+def expected_of(spec: JobSpec, stage: int, *, on_gpu: bool) -> Expected:
     """What a rank of `stage` should need, to be held beside what it measures."""
-    facts = plan_input(spec)
+    facts = plan_input(spec, on_gpu=on_gpu)
     return Expected(memory_bytes=rank_memory(facts, stage).device_bytes, bubble=bubble(facts))
 
 

@@ -1,16 +1,19 @@
 """Where an attempt goes on from: all ranks agree on one step, then load it.
 
 Host memory comes first: the newest step that every rank has sealed in the same
-attempt, unless storage is known to be ahead. Then storage, newest commit first: state
-that replicas hold alike is read by one of them, a ZeRO shard by its owner. A checkpoint that
-turns out corrupt on any rank is dropped by all, loudly, for the next older.
+attempt, unless storage is known to be ahead. Then storage, newest commit first, of
+whatever layout it is. A checkpoint that turns out corrupt on any rank is dropped by
+all, loudly, for the next older. A job that has nothing of its own yet may begin with
+another job's checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from checkpoint.keeping import reading
+from checkpoint.peers import agree
 from checkpoint.restore import (
     CorruptCheckpointError,
+    Peers,
     SealedStep,
     load_memory,
     load_storage,
@@ -28,11 +34,11 @@ from checkpoint.restore import (
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from outlast.errors import FatalError
-from trainer.parallel.comm import Comm
+from trainer.lookout import Lookout
 from trainer.parallel.mesh import Mesh
 
 # Numbers that ranks compare: step and attempt of each host-memory slot, of which there
-# are three or four, or the newest commits.
+# are three or four.
 _MAX_NUMBERS = 16
 _NONE = -1
 
@@ -41,81 +47,144 @@ Load = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A step that was loaded, and what came with it besides tensors."""
+    """A step that was loaded, and what came with it besides tensors.
+
+    `skipped` are newer checkpoints in storage that could not be loaded: step and reason.
+    """
 
     step: int
     source: str
     extra: dict[str, Any]
+    skipped: tuple[tuple[int, str], ...] = ()
 
 
-def restore(
-    tensors: Sequence[NamedTensor],
-    mesh: Mesh,
-    *,
-    holders: Comm,
-    memory_dir: Path,
-    checkpoint_url: str,
-    committed_step: int,
-) -> Restored | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherJob:
+    """The checkpoints of another job that this one begins with.
+
+    `step` None: the newest. It must come before `last_step`, at which this job ends.
+    """
+
+    url: str
+    step: int | None
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where a rank's state may come from.
+
+    `committed_step` is the newest that the controller knows to be in the job's own
+    storage. `join` makes the group of all ranks, which only storage needs.
+    """
+
+    memory_dir: Path
+    own: Lookout
+    committed_step: int
+    other: OtherJob | None
+    join: Callable[[], Peers]
+
+
+def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Restored | None:
     """Load the newest common state into `tensors`; None when there is none at all.
-
-    `holders` are the ranks with the same state as this one: its first member reads storage
-    for all of them. `committed_step` is the newest that the controller knows to be in storage.
 
     Raises:
         FatalError: checkpoints exist, but none of them can be loaded.
     """
-    in_memory = _common(mesh, sealed_steps(memory_dir, tensors))
+    in_memory = _common(mesh, sealed_steps(sources.memory_dir, tensors))
     loads = [
-        (sealed.step, partial(load_memory, memory_dir, sealed, tensors))
+        (sealed.step, partial(load_memory, sources.memory_dir, sealed, tensors))
         for sealed in in_memory
-        if sealed.step >= committed_step
+        if sealed.step >= sources.committed_step
     ]
-    restored = _first_loadable(mesh, loads, "host memory")
+    restored, _ = _first_loadable(mesh, loads, "host memory")
     if restored is not None:
         return restored
-
-    storage = Storage(checkpoint_url)
-    try:
-        committed = _committed(mesh, storage)
-        restored = _from_storage(tensors, mesh, storage, committed, holders)
-    finally:
-        storage.close()
-    if restored is None and (committed or committed_step > 0):
-        raise FatalError(
-            f"no checkpoint below {checkpoint_url} can be loaded (committed: {committed}, "
-            f"known to the controller: {committed_step}); bring one back or submit a new job"
-        )
+    peers = sources.join()
+    restored = _from_own(tensors, mesh, peers, sources)
+    if restored is None and sources.other is not None:
+        restored = _from_other(tensors, mesh, peers, sources.other)
     return restored
 
 
-def _committed(mesh: Mesh, storage: Storage) -> list[int]:
-    """The newest committed steps as rank 0 sees them: a listing may differ between readers."""
-    steps = storage.committed_steps() if mesh.rank == 0 else []
-    return _unpack(mesh.from_rank_0(_pack(steps, mesh.device)))
-
-
-def _from_storage(
-    tensors: Sequence[NamedTensor],
-    mesh: Mesh,
-    storage: Storage,
-    committed: Sequence[int],
-    holders: Comm,
+def _from_own(
+    tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, sources: Sources
 ) -> Restored | None:
-    def broadcast(tensor: Tensor) -> None:
-        holders.broadcast(tensor)
+    """The newest checkpoint of this job that can be loaded; None when it has none."""
+    with _opened(peers, sources.own) as (storage, committed):
 
+        def quarantine(step: int) -> None:
+            # Out of the way, so that the step can be committed again; its bytes are kept.
+            if mesh.rank == 0:
+                storage.quarantine_step(step)
+
+        loads = _loads(storage, committed, tensors, peers)
+        restored, skipped = _first_loadable(mesh, loads, "storage", drop=quarantine)
+    if restored is not None:
+        return replace(restored, skipped=skipped)
+    if committed or sources.committed_step > 0:
+        raise FatalError(
+            f"no checkpoint below {storage.url} can be loaded (committed: {committed}, known to "
+            f"the controller: {sources.committed_step}{_in_words(skipped)}); bring one back or "
+            "submit a new job"
+        )
+    return None
+
+
+def _from_other(
+    tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, other: OtherJob
+) -> Restored:
+    """What this job was told to begin with; there must be such a checkpoint."""
+    lookout = Lookout(other.url, lists=peers.rank == 0)
+    with _opened(peers, lookout) as (storage, committed):
+        steps = [step for step in committed if other.step in (None, step)]
+        if steps and steps[0] >= other.last_step:
+            raise FatalError(
+                f"checkpoint.load: step {steps[0]} below {other.url} is not before the end of this "
+                f"job, steps = {other.last_step}; raise steps, or say an earlier load_step"
+            )
+        # It is not ours: a corrupt one is left as it is.
+        loads = _loads(storage, steps, tensors, peers)
+        restored, skipped = _first_loadable(mesh, loads, storage.url)
+    if restored is None:
+        wanted = "no checkpoint" if other.step is None else f"no checkpoint of step {other.step}"
+        raise FatalError(
+            f"checkpoint.load: {wanted} below {other.url} can be loaded (committed: {committed}"
+            f"{_in_words(skipped)}); a checkpoint root is checkpoint.url of the other job with "
+            "its job id"
+        )
+    return replace(restored, skipped=skipped)
+
+
+def _in_words(skipped: Sequence[tuple[int, str]]) -> str:
+    return "".join(f"; step {step}: {reason}" for step, reason in skipped)
+
+
+@contextmanager
+def _opened(peers: Peers, lookout: Lookout) -> Iterator[tuple[Storage, list[int]]]:
+    """A storage and its committed steps as rank 0 sees them: listings may differ."""
+    storage, steps = lookout.take()
+    problem = storage if isinstance(storage, Exception) else None
+    if isinstance(steps, Exception):
+        problem = problem or steps
+    agree(peers, 0, problem)
+    assert isinstance(storage, Storage), "or the ranks would have agreed on its failure"
+    try:
+        yield storage, json.loads(peers.from_rank_0(json.dumps(steps).encode()))
+    finally:
+        storage.close()
+
+
+def _loads(
+    storage: Storage, steps: Sequence[int], tensors: Sequence[NamedTensor], peers: Peers
+) -> list[tuple[int, Load]]:
     def load(step: int) -> dict[str, Any]:
-        is_reader = holders.index == 0
-        return load_storage(storage, step, tensors, is_reader=is_reader, broadcast=broadcast)
+        # One lease is enough to keep all of it from being deleted.
+        lease = reading(storage, step) if peers.rank == 0 else nullcontext()
+        with lease:
+            return load_storage(storage, step, tensors, peers)
 
-    def quarantine(step: int) -> None:
-        # Out of the way, so that the step can be committed again; its bytes are kept.
-        if mesh.rank == 0:
-            storage.quarantine_step(step)
-
-    loads = [(step, partial(load, step)) for step in committed]
-    return _first_loadable(mesh, loads, "storage", drop=quarantine)
+    return [(step, partial(load, step)) for step in steps]
 
 
 def _first_loadable(
@@ -124,8 +193,9 @@ def _first_loadable(
     source: str,
     *,
     drop: Callable[[int], None] | None = None,
-) -> Restored | None:
-    """Load the first step that is whole on every rank; `drop` those before it."""
+) -> tuple[Restored | None, tuple[tuple[int, str], ...]]:
+    """Load the first step that is whole on every rank; `drop` those before it, and say why."""
+    skipped: list[tuple[int, str]] = []
     for index, (step, load) in enumerate(loads):
         problem = ""
         extra: dict[str, Any] = {}
@@ -134,7 +204,7 @@ def _first_loadable(
         except CorruptCheckpointError as error:
             problem = error.what
         if _all_ranks(mesh, problem == ""):
-            return Restored(step=step, source=source, extra=extra)
+            return Restored(step=step, source=source, extra=extra), tuple(skipped)
         rest = loads[index + 1 :]
         following = f"step {rest[0][0]}" if rest else "an older source"
         reason = problem or "corrupt on another rank"
@@ -143,9 +213,10 @@ def _first_loadable(
             file=sys.stderr,
             flush=True,
         )
+        skipped.append((step, reason))
         if drop is not None:
             drop(step)
-    return None
+    return None, tuple(skipped)
 
 
 def _common(mesh: Mesh, sealed: Sequence[SealedStep]) -> list[SealedStep]:

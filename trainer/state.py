@@ -115,7 +115,12 @@ class TrainState:
         self.optimizer.reset()
 
     def extra(self, step: int) -> dict[str, Any]:
-        """What a checkpoint of `step` holds besides tensors."""
+        """What a checkpoint of `step` holds besides tensors.
+
+        A rank of another layout can go on from any rank's: samples follow from the step,
+        and all ranks draw alike from the global generator, because what differs between
+        them is drawn by name.
+        """
         return {
             "step": step,
             "loader": {
@@ -126,6 +131,7 @@ class TrainState:
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
             "rng": {"torch_cpu": bytes(torch.get_rng_state().numpy()).hex()},
             "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
+            "layout": _layout(self.spec),
             "environment": environment(self.mesh.device),
         }
 
@@ -151,8 +157,9 @@ class TrainState:
         own = self.extra(extra["step"])
         if loader != own["loader"]:
             raise ValueError(
-                f"the checkpoint of step {extra['step']} is of another job: its loader stood at "
-                f"{loader}, this job's is at {own['loader']}"
+                f"the checkpoint of step {extra['step']} was trained on other samples: its loader "
+                f"stood at {loader}, this job's is at {own['loader']}; go on with the same "
+                "data, seed and data.global_batch"
             )
         if self.loss_scale is not None:
             if extra["loss_scale"] is None:
@@ -161,8 +168,9 @@ class TrainState:
                     f"in {self.spec.precision!r}; go on in the precision that it was trained in"
                 )
             self.loss_scale.restore(extra["loss_scale"])
-        before = extra["environment"] | extra["schedule"]
-        now = own["environment"] | own["schedule"]
+        before, now = (
+            each["environment"] | each["layout"] | each["schedule"] for each in (extra, own)
+        )
         return [
             f"{name} {before.get(name)} is now {now.get(name)}"
             for name in dict.fromkeys((*before, *now))
@@ -192,7 +200,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         configure.zero_config(spec),
         sequence_parallel=splits_sequence(spec, mesh),
     )
-    meter = StepMeter(mesh.comms, memory, data_parallel)
+    meter = StepMeter(mesh.comms, memory, mesh.timeline, data_parallel)
     train_engine, eval_engine = _engines(spec, mesh, chunks, (meter, data_parallel))
     files = prepare(data_dir, configure.data_options(spec))
     return TrainState(
@@ -312,6 +320,15 @@ def _processor() -> str:
             if name.strip() == "model name":
                 return value.strip()
     return platform.machine()
+
+
+def _layout(spec: JobSpec) -> dict[str, str]:
+    """What decides the order of sums, and with it their bits."""
+    parallel = spec.parallel
+    axes = ("tp", "pp", "dp", "virtual_stages", "layer_split", "micro_batch", "sequence_parallel")
+    return {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes} | {
+        "parallel.zero.level": str(parallel.zero.level)
+    }
 
 
 def _loader(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:

@@ -18,9 +18,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,13 +34,19 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
     TCPStore,
 )
 
+from checkpoint.peers import Peers
+from checkpoint.slotfile import TABLE_FILE
 from checkpoint.stage import Stager
 from outlast.blackbox import Phase, StartMark, Writer
+from trainer import rehearsal
 from trainer.assignment import Assignment
+from trainer.device import set_up_device
+from trainer.lookout import Lookout
 from trainer.loop import TrainLoop
+from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
-from trainer.resume import restore
+from trainer.resume import OtherJob, Sources, restore
 from trainer.room import check_room
 from trainer.state import TrainState, build_state, environment
 
@@ -86,25 +93,39 @@ def _train(assignment: Assignment, box: Writer) -> int:
     check_room(assignment)
     device = _set_up_torch(assignment)
     box.phase(Phase.GROUPS)
+    lookout = Lookout(assignment.checkpoint_url, lists=assignment.rank == 0)
+    if not (assignment.memory_dir / TABLE_FILE).exists():
+        # Nothing in host memory: storage will be asked.
+        lookout.begin()
     # Hangs are found by the agent; this only bounds the life of an orphan.
     timeout_s = max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
+    store = _rendezvous(assignment, timeout_s)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     mesh = build_mesh(
         spec.layout,
         assignment.rank,
-        store=_rendezvous(assignment, timeout_s),
+        store=store,
         device=device,
         timeout_s=timeout_s,
         recorder=box,
         tied_embeddings=spec.model.tied_embeddings,
-        gloo_interface=os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0],
+        gloo_interface=interface,
     )
     box.mark(StartMark.GROUPS_READY)
     state = build_state(spec, mesh, assignment.data_dir)
     box.mark(StartMark.MODEL_READY)
-    box.expect(expected_of(spec, mesh.at.pp))
+    box.expect(expected_of(spec, mesh.at.pp, on_gpu=device.type == "cuda"))
 
     box.phase(Phase.RESTORE)
-    resumed_step = _restore(assignment, state)
+    join = partial(
+        join_hosts,
+        assignment.rank,
+        assignment.world_size,
+        store=store,
+        recorder=box,
+        gloo_interface=interface,
+    )
+    resumed_step = _restore(assignment, state, lookout, join)
     saver = Stager(
         assignment.memory_dir,
         rank=assignment.rank,
@@ -115,6 +136,8 @@ def _train(assignment: Assignment, box: Writer) -> int:
     saver.resumed(resumed_step)
     box.resumed(resumed_step)
     box.mark(StartMark.RESTORED)
+    if rehearsal.is_needed(mesh):
+        rehearsal.rehearse(state, resumed_step + 1)
 
     stop = _Stop()
     # Before this point SIGTERM simply ends the process: there is nothing to save.
@@ -135,13 +158,7 @@ def _set_up_torch(assignment: Assignment) -> torch.device:
         # The attribute is a property of the module that torch's stubs do not show.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(assignment.spec.seed)
-    if assignment.device != "cuda":
-        return torch.device("cpu")
-    # cuBLAS reads this when its first handle is made.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    device = torch.device("cuda", assignment.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return set_up_device(assignment)
 
 
 def _rendezvous(assignment: Assignment, timeout_s: float) -> Store | None:
@@ -173,17 +190,26 @@ def _check_same_data(state: TrainState) -> None:
         )
 
 
-def _restore(assignment: Assignment, state: TrainState) -> int:
+def _restore(
+    assignment: Assignment, state: TrainState, lookout: Lookout, join: Callable[[], Peers]
+) -> int:
     mesh: Mesh = state.mesh
     _check_same_data(state)
-    restored = restore(
-        state.named_tensors(),
-        mesh,
-        holders=state.holders,
+    load = assignment.spec.checkpoint.load
+    sources = Sources(
         memory_dir=assignment.memory_dir,
-        checkpoint_url=assignment.checkpoint_url,
+        own=lookout,
         committed_step=assignment.committed_step,
+        other=None
+        if load is None
+        else OtherJob(
+            url=load,
+            step=assignment.spec.checkpoint.load_step,
+            last_step=assignment.spec.steps,
+        ),
+        join=join,
     )
+    restored = restore(state.named_tensors(), mesh, sources)
     at = mesh.at
     who = f"rank {mesh.rank} (pp {at.pp}, dp {at.dp}, tp {at.tp}), attempt {assignment.attempt}"
     if restored is None:
@@ -194,8 +220,13 @@ def _restore(assignment: Assignment, state: TrainState) -> int:
         print(f"{who}: training on after step {restored.step}, from {restored.source}", flush=True)
         changes = state.apply_extra(restored.extra)
     state.data_parallel.refresh()
-    # Equal bits are promised for an equal environment only: what it is goes to the controller.
-    document = {"environment": environment(mesh.device), "changes": changes}
+    # Equal bits are promised for an equal environment only: what it is goes to the controller,
+    # and so do checkpoints that should have been loaded.
+    document = {
+        "environment": environment(mesh.device),
+        "changes": changes,
+        "skipped": () if restored is None else restored.skipped,
+    }
     _write_whole(assignment.environment_path, document)
     return 0 if restored is None else restored.step
 

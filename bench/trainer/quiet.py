@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # a re-export
 
-from outlast.blackbox import Group, Op
+from outlast.blackbox import Group, Op, OpRecord
 from outlast.layout import Layout
 from trainer.parallel.mesh import Mesh, build_mesh
 
@@ -22,6 +22,12 @@ class NoBox:
         return 0
 
     def leave(self) -> None:
+        pass
+
+    def stands_in(self, operation: OpRecord) -> None:
+        pass
+
+    def ended(self, operation: OpRecord) -> None:
         pass
 
 

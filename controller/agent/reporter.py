@@ -108,6 +108,10 @@ class _Attempt:
         """What is no longer as it was when the resumed state was saved, on any local rank."""
         return list(dict.fromkeys(line for note in self._notes() for line in note.changes))
 
+    def skipped_checkpoints(self) -> tuple[tuple[int, str], ...]:
+        """What the attempt could not load, if rank 0 is here: every rank says the same."""
+        return self._notes()[0].skipped if 0 in self.ranks else ()
+
     def _notes(self) -> list[EnvironmentNote]:
         if not self._environments:
             self._environments = [
@@ -241,6 +245,16 @@ class Reporter:
         )
         self._emit(event, Weight.STEPS)
 
+    def _report_skipped(self, key: tuple[str, int], attempt: _Attempt) -> None:
+        """Say what could not be loaded. An agent that restarts says it again."""
+        job_id, number = key
+        for step, why in attempt.skipped_checkpoints():
+            trouble = agents_pb2.CheckpointTrouble(step=step, stage="load", detail=why)
+            event = agents_pb2.AgentEvent(
+                job_id=job_id, attempt=number, at_s=time.time(), checkpoint_trouble=trouble
+            )
+            self._emit(event, Weight.LASTING)
+
     def _send_progress(self, key: tuple[str, int], attempt: _Attempt) -> bool:
         """Say how far the slowest local rank is, if that is news; whether it was."""
         lasts = [rank.last for rank in attempt.ranks.values() if rank.last is not None]
@@ -249,8 +263,10 @@ class Reporter:
         slowest = min(lasts, key=lambda record: (record.step, -record.end_ns))
         if slowest.step <= attempt.progress_step:
             return False
-        attempt.progress_step = slowest.step
         job_id, number = key
+        if attempt.progress_step < 0:
+            self._report_skipped(key, attempt)
+        attempt.progress_step = slowest.step
         progress = agents_pb2.ProgressMade(
             completed_step=slowest.step,
             resumed_step=min(rank.resumed_step for rank in attempt.ranks.values()),

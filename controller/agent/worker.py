@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,10 +41,14 @@ class WorkerPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentNote:
-    """What a rank wrote of its numeric environment when it started."""
+    """What a rank wrote of its numeric environment when it started.
+
+    `skipped` are checkpoints that its attempt could not load: step and reason.
+    """
 
     environment: Mapping[str, str]
     changes: tuple[str, ...]
+    skipped: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,12 +151,21 @@ def read_environment(path: Path) -> EnvironmentNote:
     """What a rank wrote before its first step; nothing where the file is not what it should be."""
     document = _read_object(path)
     environment, changes = document.get("environment"), document.get("changes")
+    skipped = document.get("skipped")
     return EnvironmentNote(
         environment={str(name): str(value) for name, value in environment.items()}
         if isinstance(environment, dict)
         else {},
         changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
+        skipped=tuple(_skipped_steps(skipped)),
     )
+
+
+def _skipped_steps(document: object) -> Iterator[tuple[int, str]]:
+    for item in document if isinstance(document, list) else ():
+        match item:
+            case [int(step), str(why)]:
+                yield step, why
 
 
 def tail(path: Path, num_bytes: int) -> bytes:

@@ -275,13 +275,14 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
-    """An upload was given up; training goes on."""
+    """An upload was given up, or a checkpoint could not be loaded; training goes on."""
 
     job_id: JobId
     node: NodeId
     step: int
     detail: str
     at_s: float
+    was_stored: bool = False
 
 
 NodeEvent = (

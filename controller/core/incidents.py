@@ -97,7 +97,7 @@ def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
 
 
 def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
-    """An upload was given up. Training goes on; the incident says so."""
+    """A checkpoint cannot be stored or loaded. Training goes on; the incident says so."""
     job = ctx.state.jobs.get(event.job_id)
     if job is None or job.state in (JobState.FAILED, JobState.CANCELLED):
         return
@@ -112,13 +112,7 @@ def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
     if trouble is not None:
         ctx.add_evidence(trouble, evidence)
         return
-    _open_storage_trouble(
-        ctx,
-        job,
-        evidence,
-        f"a checkpoint could not be stored ({event.detail}); training goes on from host "
-        "memory, and the next upload is tried as planned",
-    )
+    _open_storage_trouble(ctx, job, evidence, _trouble_in_words(event))
 
 
 def _storage_is_slow(ctx: Context, job: JobRecord, step: int) -> None:
@@ -148,6 +142,18 @@ def _open_storage_trouble(ctx: Context, job: JobRecord, evidence: Evidence, reas
     incident = _new(ctx, job, number, evidence, IncidentState.OPEN)
     ctx.put_incident(incident, cause=Cause.STORAGE, reason=reason)
     ctx.put_job(job, num_incidents=number)
+
+
+def _trouble_in_words(event: CheckpointFailed) -> str:
+    if event.was_stored:
+        return (
+            f"the checkpoint of step {event.step} could not be loaded ({event.detail}); training "
+            "went on from an older one, and its files are kept for people to look at"
+        )
+    return (
+        f"a checkpoint could not be stored ({event.detail}); training goes on from host memory, "
+        "and the next upload is tried as planned"
+    )
 
 
 def tend(ctx: Context) -> None:

@@ -275,6 +275,7 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
                     step=trouble.step,
                     detail=f"{trouble.stage}: {trouble.detail}",
                     at_s=event.at_s,
+                    was_stored=trouble.stage == "load",
                 )
             ]
         case other:

@@ -87,8 +87,10 @@ def plan(
     from outlast.cli.specfile import load_spec
 
     checked = load_spec(spec, set_)
-    found = estimate(checked)
     projected = project(checked, device, link, kernels) if device else None
+    # A number is no name: what it is the peak of is not known.
+    on_gpu = projected is not None and projected.device.reported_as != ""
+    found = estimate(checked, on_gpu=on_gpu)
     if json:
         facts = plan_facts(checked, found)
         if projected is not None:
@@ -106,12 +108,12 @@ def schema() -> None:
     output.print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **document})
 
 
-def estimate(spec: JobSpec) -> Plan:
+def estimate(spec: JobSpec, *, on_gpu: bool = False) -> Plan:
     """What the job will need."""
     from trainer.core.estimate import plan as plan_job
     from trainer.planning import plan_input
 
-    return plan_job(plan_input(spec))
+    return plan_job(plan_input(spec, on_gpu=on_gpu))
 
 
 def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +24,6 @@ def load_document(path: Path, assignments: Sequence[str] = ()) -> dict[str, Any]
         CliError: the file cannot be read, is not YAML, or is not a mapping.
     """
     import yaml
-
-    from outlast.spec import set_value
 
     try:
         document = yaml.safe_load(_read(path))
@@ -52,6 +51,27 @@ def load_spec(path: Path, assignments: Sequence[str] = ()) -> JobSpec:
         return parse_spec(load_document(path, assignments))
     except SpecError as error:
         raise CliError(describe_problems(path, error)) from error
+
+
+def set_value(document: dict[str, Any], assignment: str) -> None:
+    """Apply one `--set a.b.c=value` to a parsed spec, in place.
+
+    The value is read as JSON where it is JSON, else as a string.
+    """
+    path, equals, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ValueError(f"--set {assignment!r}: expected path=value, such as parallel.tp=2")
+    target = document
+    for key in keys[:-1]:
+        inner = target.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"--set {assignment!r}: {key} is a value, not a section")
+        target = inner
+    try:
+        target[keys[-1]] = json.loads(text)
+    except json.JSONDecodeError:
+        target[keys[-1]] = text
 
 
 def describe_problems(what: Path | str, error: SpecError) -> str:

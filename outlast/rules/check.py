@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem
-from outlast.rules import job, layout, model, training
+from outlast.rules import checkpoint, job, layout, model, training
 from outlast.rules.nearest import nearest_layouts
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def check(spec: JobSpec) -> list[FieldProblem]:
     of_layout = layout.check(spec)
     problems = [
         *job.check_name(spec),
+        *checkpoint.check(spec),
         *model.check(spec),
         *of_layout,
         *training.check(spec),

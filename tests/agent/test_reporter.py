@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,38 @@ def write_steps(attempt_dir: Path, rank: int, num_steps: int) -> None:
             )
         )
     box.close()
+
+
+def test_checkpoints_that_an_attempt_could_not_load_are_told_with_its_first_step(
+    tmp_path: Path,
+) -> None:
+    paths = WorkerPaths.below(tmp_path, 0)
+    write_steps(tmp_path, rank=0, num_steps=3)
+    skipped = [[8, "a file is short"], "nonsense"]
+    paths.environment.write_text(json.dumps({"skipped": skipped}))
+    events: list[agents_pb2.AgentEvent] = []
+
+    async def run() -> None:
+        reporter = Reporter(lambda event, weight: events.append(event), lambda: True)
+        worker = Worker(
+            job_id="job",
+            attempt=1,
+            rank=0,
+            paths=paths,
+            requested_ns=0,
+            gone=asyncio.get_running_loop().create_future(),
+        )
+        reporter.watch([worker])
+        worker.exit = agents_pb2.WorkerExit(code=0)
+        worker.gone.set_result(None)
+        reporter.worker_ended(worker)
+        worker.close()
+
+    asyncio.run(run())
+    troubles = [event for event in events if event.HasField("checkpoint_trouble")]
+    assert [(told.job_id, told.attempt) for told in troubles] == [("job", 1)]
+    trouble = troubles[0].checkpoint_trouble
+    assert (trouble.step, trouble.stage, trouble.detail) == (8, "load", "a file is short")
 
 
 def steps_told(events: list[agents_pb2.AgentEvent]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from checkpoint.core.manifest import Manifest
 from checkpoint.core.names import memory_folder
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.restore import load_storage
+from checkpoint.restore import Alone, load_storage
 from checkpoint.stage import NamedTensor, Stager
 from checkpoint.storage import Storage
 from checkpoint.upload import Uploader
@@ -160,27 +161,82 @@ def commit_steps(url: str, memory: Path, steps: Sequence[int], *, keep: int = 5)
 
 
 def load_alone(storage: Storage, step: int, tensors: Sequence[NamedTensor]) -> dict[str, object]:
-    """Load as the only rank of a data-parallel group."""
-    return load_storage(storage, step, tensors, is_reader=True, broadcast=lambda tensor: None)
+    """Load as the only rank there is."""
+    return load_storage(storage, step, tensors, Alone())
 
 
-class ThreadGroup:
-    """A data-parallel group of threads; rank 0 is the reader."""
+class ThreadPeers:
+    """One of several ranks that are threads of this process; make them with `of`."""
 
-    def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=DEADLINE_S)
-        self._sent: list[Tensor] = []
-        self.num_bytes = 0
+    def __init__(self, rank: int, size: int, shared: _Shared) -> None:
+        self.rank = rank
+        self.size = size
+        self._shared = shared
 
-    def broadcast_of(self, rank: int) -> Callable[[Tensor], None]:
-        def broadcast(tensor: Tensor) -> None:
-            if rank == 0:
-                self._sent = [tensor]
-                self.num_bytes += tensor.numel() * tensor.element_size()
-            self._barrier.wait()
-            if rank != 0:
-                assert tensor.shape == self._sent[0].shape
-                tensor.copy_(self._sent[0])
-            self._barrier.wait()
+    @classmethod
+    def of(cls, size: int) -> list[ThreadPeers]:
+        shared = _Shared(threading.Barrier(size, timeout=DEADLINE_S), [b""] * size)
+        return [cls(rank, size, shared) for rank in range(size)]
 
-        return broadcast
+    def largest(self, number: int) -> int:
+        return max(int(raw) for raw in self.gather(str(number).encode()))
+
+    def gather(self, own: bytes) -> list[bytes]:
+        self._shared.given[self.rank] = own
+        self._shared.barrier.wait()
+        given = list(self._shared.given)
+        self._shared.barrier.wait()
+        return given
+
+    def from_rank_0(self, own: bytes) -> bytes:
+        return self.gather(own)[0]
+
+    def send(self, message: Tensor, peer: int, tag: int) -> _Message:
+        post = self._shared.post(self.rank, peer, tag)
+        post.contents.put(message)
+        return _Message(None, post)
+
+    def receive(self, message: Tensor, peer: int, tag: int) -> _Message:
+        post = self._shared.post(peer, self.rank, tag)
+        post.is_awaited.set()
+        return _Message(message, post)
+
+
+@dataclass
+class _Shared:
+    """What threads that are ranks have in common."""
+
+    barrier: threading.Barrier
+    given: list[bytes]
+    posts: dict[tuple[int, int, int], _Post] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def post(self, sender: int, receiver: int, tag: int) -> _Post:
+        with self.lock:
+            return self.posts.setdefault((sender, receiver, tag), _Post())
+
+
+@dataclass
+class _Post:
+    """Where one thread leaves a message for another."""
+
+    contents: queue.Queue[Tensor] = field(default_factory=queue.Queue)
+    is_awaited: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class _Message:
+    """A message under way; `content` None at its sender.
+
+    As with gloo a send ends only once its receive is posted, so whoever would deadlock
+    there does so here.
+    """
+
+    content: Tensor | None
+    post: _Post
+
+    def wait(self) -> None:
+        if self.content is None:
+            assert self.post.is_awaited.wait(DEADLINE_S), "nobody receives it"
+            return
+        self.content.copy_(self.post.contents.get(timeout=DEADLINE_S))

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from checkpoint.errors import (
     CorruptCheckpointError,
@@ -14,11 +14,12 @@ from checkpoint.errors import (
     StorageUnavailableError,
 )
 from checkpoint.restore import load_storage
+from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import (
     DEADLINE_S,
-    ThreadGroup,
+    ThreadPeers,
     commit_steps,
     load_alone,
     make_stager,
@@ -31,23 +32,20 @@ from tests.checkpoint.helpers import (
 def load_together(
     storage: Storage, step: int, size: int
 ) -> list[dict[str, object] | BaseException]:
-    """What every rank of a group gets, or raises."""
-    group = ThreadGroup(size)
+    """What each of several ranks that want the same gets, or raises."""
     wanted = make_tensors(step)
 
-    def load(rank: int) -> dict[str, object] | BaseException:
+    def load(peers: ThreadPeers) -> dict[str, object] | BaseException:
         tensors = make_tensors(99)
         try:
-            extra = load_storage(
-                storage, step, tensors, is_reader=rank == 0, broadcast=group.broadcast_of(rank)
-            )
+            extra = load_storage(storage, step, tensors, peers)
         except (CorruptCheckpointError, StorageUnavailableError, LayoutMismatchError) as error:
             return error
         assert same_bits(tensors, wanted)
         return extra
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(load, range(size)))
+        return list(pool.map(load, ThreadPeers.of(size)))
 
 
 @contextmanager
@@ -64,7 +62,7 @@ def damaged(path: Path, content: bytes | None) -> Iterator[None]:
         path.write_bytes(before)
 
 
-def test_one_rank_reads_and_its_replicas_get_the_same_bits(url: str, tmp_path: Path) -> None:
+def test_all_replicas_get_the_same_bits(url: str, tmp_path: Path) -> None:
     commit_steps(url, tmp_path / "memory", [4])
     assert load_together(Storage(url), 4, 3) == [{"step": 4}] * 3
 
@@ -171,29 +169,65 @@ def test_storage_that_fails_is_not_called_corruption(url: str, tmp_path: Path) -
     assert {type(verdict) for verdict in verdicts} == {StorageUnavailableError}
 
 
-def test_other_layout_is_refused_with_the_first_tensor_that_differs(
+def test_another_model_is_refused_with_the_first_tensor_that_differs(
     url: str, tmp_path: Path
 ) -> None:
     commit_steps(url, tmp_path / "memory", [4])
-    with pytest.raises(LayoutMismatchError, match=r"1 of 7 tensors, first model.weight"):
-        load_alone(Storage(url), 4, make_tensors(4, width=16))
+    storage, tensors = Storage(url), make_tensors(4)
+    with pytest.raises(LayoutMismatchError, match=r"holds model.weight as float32 \(4, 8\)"):
+        load_alone(storage, 4, make_tensors(4, width=16))
+    with pytest.raises(LayoutMismatchError, match=r"1 tensors that this model has not.*turned"):
+        load_alone(storage, 4, tensors[:-1])
+    more = NamedTensor("model.more", torch.zeros(2), (2,), (0,))
+    with pytest.raises(LayoutMismatchError, match=r"has no tensor model.more"):
+        load_alone(storage, 4, [*tensors, more])
 
 
-def test_each_rank_finds_its_own_shards(url: str, tmp_path: Path) -> None:
+def commit_shards(url: str, memory: Path, step: int, num_ranks: int) -> list[torch.Tensor]:
+    """A checkpoint of several ranks; returns the whole of each tensor."""
     stagers = []
-    for rank in (0, 1):
-        tensors = make_tensors(6, rank=rank, ranks=2)
-        stagers.append(make_stager(tmp_path / "memory", tensors, rank=rank, world_size=2))
-    with uploading(url, tmp_path / "memory", local=(0, 1), savers=(0, 1)) as (uploader, news):
+    for rank in range(num_ranks):
+        tensors = make_tensors(step, rank=rank, ranks=num_ranks)
+        stagers.append(make_stager(memory, tensors, rank=rank, world_size=num_ranks))
+    everyone = range(num_ranks)
+    with uploading(url, memory, local=everyone, savers=everyone) as (uploader, news):
         for rank, stager in enumerate(stagers):
-            stager.save(6, {"rank": rank}, upload=True, common_step=-1)
+            stager.save(step, {"rank": rank}, upload=True, common_step=-1)
         assert uploader.drain(DEADLINE_S)
-        assert news.committed == [6]
-    shutil.rmtree(tmp_path / "memory")
-    for rank in (0, 1):
-        tensors = make_tensors(99, rank=rank, ranks=2)
-        load_alone(Storage(url), 6, tensors)
-        assert same_bits(tensors, make_tensors(6, rank=rank, ranks=2))
+        assert news.committed == [step]
+    for stager in stagers:
+        stager.close()
+    shards = [make_tensors(step, rank=rank, ranks=num_ranks) for rank in everyone]
+    first = torch.cat([tensors[0].tensor for tensors in shards])
+    return [first, *(named.tensor for named in shards[0][1:])]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 6])
+def test_checkpoint_of_two_ranks_loads_on_any_number(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    """The first tensor has eight rows: they are cut evenly, unevenly, and not at all."""
+    monkeypatch.setattr("checkpoint.upload.BLOCK_BYTES", 37)
+    whole = commit_shards(url, tmp_path / "memory", 6, 2)
+    storage = Storage(url)
+    cuts = [round(8 * rank / num_ranks) for rank in range(num_ranks + 1)]
+
+    def load(peers: ThreadPeers) -> dict[str, object]:
+        first, last = cuts[peers.rank : peers.rank + 2]
+        tensors = [
+            NamedTensor("model.weight", torch.zeros(last - first, 8), (8, 8), (first, 0)),
+            *make_tensors(99)[1:],
+        ]
+        extra = load_storage(storage, 6, tensors, peers)
+        assert torch.equal(tensors[0].tensor, whole[0][first:last])
+        for named, wanted in zip(tensors[1:], whole[1:], strict=True):
+            assert torch.equal(named.tensor, wanted)
+        return extra
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        extras = list(pool.map(load, ThreadPeers.of(num_ranks)))
+    # The layout that saved finds its own; any other is given the first.
+    assert extras == ([{"rank": 0}, {"rank": 1}] if num_ranks == 2 else [{"rank": 0}] * num_ranks)
 
 
 def test_every_byte_leaves_the_store_once(url: str, tmp_path: Path) -> None:
@@ -207,6 +241,6 @@ def test_every_byte_leaves_the_store_once(url: str, tmp_path: Path) -> None:
         return read_range(path, start, end)
 
     storage.read_range = counted  # type: ignore[method-assign]  # a meter on the real one
-    load_together(storage, 4, 4)
+    assert load_together(storage, 4, 4) == [{"step": 4}] * 4
     _, manifest = storage.read_commit(4)
-    assert sum(num_read) == manifest.size_bytes
+    assert sum(num_read) == sum(part.nbytes for part in manifest.parts)

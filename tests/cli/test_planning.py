@@ -88,6 +88,17 @@ def test_replicas_in_one_node_are_projected_on_its_links(spec_file: Path) -> Non
     assert "link 25 GB/s, 450 GB/s inside a node (tp, dp)" in done.stdout
 
 
+def test_a_named_gpu_is_planned_with_its_larger_moments(spec_file: Path) -> None:
+    """It computes the loss of more tokens at a time; of a number of FLOP/s nothing is known."""
+    wide = ("--set", "model.vocab_size=262144", "--set", "model.hidden=16")
+    number, gpu = (
+        outlast_json("plan", str(spec_file), "--device", device, *wide)["ranks"][-1]
+        for device in ("90G", "h100")
+    )
+    assert gpu["working_bytes"] - number["working_bytes"] == 32 * 131_072 * 4
+    assert gpu["activations_bytes"] == number["activations_bytes"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from checkpoint.stage import Stager
-from outlast.blackbox import Group, Op
+from outlast.blackbox import Group, Op, OpRecord
 from outlast.layout import Layout
 from outlast.spec import JobSpec
 from tests.trainer.ranks import RankContext
@@ -44,6 +44,12 @@ class Silent:
         return len(self.entered)
 
     def leave(self) -> None:
+        pass
+
+    def stands_in(self, operation: OpRecord) -> None:
+        pass
+
+    def ended(self, operation: OpRecord) -> None:
         pass
 
 

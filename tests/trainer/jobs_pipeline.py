@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -163,6 +164,46 @@ def overtaken(context: RankContext, tags: bool) -> tuple[float, list[float]]:
     engine = PipelineEngine(chunks, mesh, schedule, boundary=SHAPE)
     loss = engine.run(batches(4), 1.0).item()
     return loss, [chunk.factor.grad.item() for chunk in chunks if chunk.factor.grad is not None]
+
+
+class Reluctant(Comm):
+    """Bounds the receives that are posted and not waited for, as NCCL's group does."""
+
+    def __init__(self, inner: Comm, most_receives: int) -> None:
+        super().__init__(group=inner.group, ranks=inner.ranks, index=inner.index)
+        self.most_receives = most_receives
+        self.largest = 0
+        self._inner = inner
+        self._posted: Counter[int] = Counter()
+        self._senders: dict[int, int] = {}
+
+    def post_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return self._inner.post_send(tensor, peer, tag)
+
+    def post_recv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        work = self._inner.post_recv(tensor, peer, tag)
+        self._senders[id(work)] = peer
+        self._posted[peer] += 1
+        self.largest = max(self.largest, self._posted[peer])
+        return work
+
+    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
+        self._inner.wait(works, op, micro_batch)
+        if op is Op.RECV:
+            for work in works:
+                self._posted[self._senders.pop(id(work))] -= 1
+
+
+def run_reluctantly(
+    context: RankContext, schedule: Schedule, most_receives: int
+) -> tuple[float, int]:
+    """The loss of two steps, and the most receives from one stage that were posted at once."""
+    mesh = mesh_of(context, Layout(pp=schedule.num_stages), tied=False)
+    comm = Reluctant(mesh.pp, most_receives)
+    mesh = replace(mesh, pp=comm, pp_back=comm)
+    engine = PipelineEngine(stand_ins(mesh, schedule.num_chunks), mesh, schedule, boundary=SHAPE)
+    found = batches(schedule.num_micro_batches)
+    return engine.run(found, 1.0).item() + engine.run(found, 1.0).item(), comm.largest
 
 
 class _Counting(Comm):

@@ -16,6 +16,7 @@ from tests.trainer.ranks import RankContext
 from trainer.parallel.comm import Comm
 from trainer.parallel.nccl import NcclComm
 from trainer.parallel.tensor import TensorParallel, column_linear, row_linear, vocab_embedding
+from trainer.parallel.timeline import HostTimeline
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 # Of finite differences; the layers are linear, so only rounding limits it.
@@ -323,6 +324,7 @@ def native_collectives(context: RankContext, case: LinearCase) -> dict[str, Any]
         ranks=gloo.ranks,
         index=gloo.index,
         recorder=Silent(),
+        timeline=HostTimeline(),
     )
     own = torch.randn(comm.size * 5, 3, generator=torch.Generator().manual_seed(context.rank))
     gathered, part, rounded = torch.empty(comm.size * 5, 3), torch.empty(5, 3), torch.empty(5, 3)

@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.model.attention import masked_sdpa, weighted_attention
 from trainer.model.config import RopeConfig
 from trainer.model.rope import rotate, rotated_width
-from trainer.model.window import flex_attention, windowed_attention
+from trainer.model.window import flex_attention, window_block_mask, windowed_attention
 
 
 def _qkv(seq_len: int, *, heads: int = 4, groups: int = 2) -> tuple[Tensor, ...]:
@@ -70,6 +71,7 @@ class _Work(TorchDispatchMode):
         super().__init__()
         self.scores = 0
         self.written = 0
+        self.largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -78,7 +80,9 @@ class _Work(TorchDispatchMode):
             query, key = args[1:3] if "backward" in str(func) else args[:2]
             self.scores += query.numel() // query.shape[-1] * key.shape[2]
         outs = out if isinstance(out, (tuple, list)) else (out,)
-        self.written += sum(tensor.numel() for tensor in outs if isinstance(tensor, Tensor))
+        sizes = [tensor.numel() for tensor in outs if isinstance(tensor, Tensor)]
+        self.written += sum(sizes)
+        self.largest = max(self.largest, *sizes, 0)
         return out
 
 
@@ -87,6 +91,34 @@ def test_flex_attention_sees_the_same_window() -> None:
     q, k, v = (tensor.detach().float() for tensor in _qkv(256))
     found = flex_attention(q, k, v, 100, compiled=False)
     torch.testing.assert_close(found, _dense(q, k, v, 100), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "window"),
+    [(128, 1), (512, 128), (512, 129), (640, 200), (300, 100), (1000, 256), (100, 500), (700, 700)],
+)
+def test_block_mask_by_arithmetic_is_that_of_every_pair(seq_len: int, window: int) -> None:
+    found = window_block_mask(seq_len, window, torch.device("cpu"))
+    index = torch.arange(seq_len)
+    ahead = index[:, None] - index
+    assert found.mask_mod is not None
+    visible = found.mask_mod(index[0], index[0], index[:, None], index)
+    assert torch.equal(visible, (ahead >= 0) & (ahead < window))
+    expected = create_block_mask(found.mask_mod, None, None, seq_len, seq_len, device="cpu")
+    assert found.shape == expected.shape
+    for name in ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices"):
+        for part in (name, f"full_{name}"):
+            own, other = getattr(found, part), getattr(expected, part)
+            assert (own.dtype, own.device) == (other.dtype, other.device)
+            assert torch.equal(own, other), part
+
+
+def test_no_part_of_a_block_mask_is_as_large_as_the_sequence_squared() -> None:
+    """Of 16k tokens a mask of all pairs has 2**28 numbers, one of all pairs of blocks 2**14."""
+    with _Work() as work:
+        window_block_mask(2**14, 1024, torch.device("cpu"))
+    # torch puts one more column beside the blocks when it turns them around.
+    assert work.largest <= 129 * 128
 
 
 def test_spelled_out_weights_equal_sdpa_where_nothing_is_dropped() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from trainer.model import fused
 
@@ -87,6 +88,22 @@ def test_operation_equals_its_eager_twin(name: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(own, other, rtol=1e-11, atol=1e-13)
+
+
+def test_all_blocks_of_a_window_share_a_few_graphs() -> None:
+    """A new graph for each block would pass dynamo's limit of 8, and run uncompiled."""
+    counter = CompileCounter()
+    softmax = fused.compiled(fused.eager_masked_softmax, dynamic=True, backend=counter)
+    blocks = [(64, 64), (64, 128), (64, 192), (64, 256), (64, 319), (40, 295)]
+    for queries, keys in blocks:
+        allowed = fused.causal_mask(queries, keys, device=torch.device("cpu"))
+        scores = torch.zeros(2, 3, 4, queries, keys, requires_grad=True)
+        expected = fused.eager_masked_softmax(scores, allowed, 0.3)
+        torch.testing.assert_close(softmax(scores, allowed, 0.3), expected)
+        with torch.no_grad():
+            torch.testing.assert_close(softmax(scores, allowed, 0.3), expected)
+    # With gradients and without; a block whose queries are its keys has a graph of its own.
+    assert counter.frame_count <= 4
 
 
 def test_gradient_of_the_masked_softmax() -> None:

@@ -10,8 +10,9 @@ import torch
 from outlast.blackbox import Group
 from tests.trainer.jobs_numbers import memory_growth
 from tests.trainer.ranks import RankPool
-from trainer import meter
 from trainer.meter import PeakMemory, StepMeter
+from trainer.parallel import timeline
+from trainer.parallel.timeline import HostTimeline
 
 
 @dataclass
@@ -49,14 +50,14 @@ class Heard:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [0]
-    monkeypatch.setattr(meter.time, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(timeline.time, "monotonic_ns", lambda: now[0])
     return now
 
 
 def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None:
     tensor, replicas, heard = Messages(), Messages(), Heard()
     groups = {Group.TP: [tensor], Group.DP: [replicas]}
-    found = StepMeter(groups, PeakMemory(torch.device("cpu")), heard)
+    found = StepMeter(groups, PeakMemory(torch.device("cpu")), HostTimeline(), heard)
     for micro_batch in range(2):
         found.before_forward(1, micro_batch)
         clock[0] += 100
@@ -81,7 +82,7 @@ def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None
 def test_each_step_counts_for_itself(clock: list[int]) -> None:
     stages = Messages(bytes_sent=500, in_flight_ns=9)
     groups = {Group.PP: [stages]}
-    found = StepMeter(groups, PeakMemory(torch.device("cpu")))
+    found = StepMeter(groups, PeakMemory(torch.device("cpu")), HostTimeline())
     assert found.take(Timing()).sent_bytes == {Group.PP: 0}
     found.begin()
     found.before_forward(0, 0)

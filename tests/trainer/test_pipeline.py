@@ -14,6 +14,7 @@ from tests.trainer.jobs_pipeline import (
     connect,
     numbers_sent,
     overtaken,
+    run_reluctantly,
     run_stand_ins,
 )
 from tests.trainer.ranks import RankPool
@@ -94,6 +95,30 @@ def test_messages_that_overtake_others_are_told_apart(ranks: RankPool) -> None:
     assert [grads for _, grads in right] == [[pytest.approx(loss / FACTOR)] * 2] * 2
     crossed = ranks.run(overtaken, 2, False)
     assert crossed[1][0] != loss
+
+
+@pytest.mark.parametrize("most_receives", [1, 2])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        build("gpipe", 3, 6),
+        build("1f1b", 4, 9, extra_warmup=1),
+        build("interleaved", 2, 7, num_chunks=3),
+        build("interleaved", 4, 8, num_chunks=2),
+        forward_only(2, 24, num_chunks=3),
+        forward_only(4, 24, num_chunks=2),
+    ],
+    ids=lambda schedule: f"{schedule.name}-{schedule.num_stages}-{schedule.num_micro_batches}",
+)
+def test_a_step_ends_with_few_receives_posted(
+    ranks: RankPool, schedule: Schedule, most_receives: int
+) -> None:
+    """A gloo send ends when its receive is posted: who waited for the other would hang here."""
+    found = ranks.run(run_reluctantly, schedule.num_stages, schedule, most_receives)
+    loss = expected_loss(schedule.num_micro_batches, schedule.last_position + 1)
+    assert [result for result, _ in found] == [0.0] * (len(found) - 1) + [2 * loss]
+    # What is needed before others of the same sender is posted in any case.
+    assert max(largest for _, largest in found) <= most_receives + 1
 
 
 def test_stages_can_connect_one_link_after_the_other(ranks: RankPool) -> None:

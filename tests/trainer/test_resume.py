@@ -12,57 +12,30 @@ import pytest
 import torch
 
 from checkpoint import slotfile
-from checkpoint.commit import CommitRules
-from checkpoint.core.retention import RetentionPolicy
 from checkpoint.core.sealed import canonical
 from checkpoint.slotfile import Seal
 from checkpoint.storage import Storage
-from checkpoint.upload import Uploader
 from outlast.blackbox import Phase, Reader, StartMark, StepRecord
 from outlast.spec import parse_spec
-from tests.checkpoint.helpers import describe_here
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
+from tests.trainer.resuming import (
+    curve,
+    log_of,
+    make_text,
+    spec_of,
+    steps_of,
+    train_and_upload,
+)
 
 DONE, FAILED, STOPPED = 0, 1, 75
 FOUR_LAYERS = {"layers": 4, "hidden": 16, "heads": 2, "seq_len": 16}
 INTERLEAVED = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}
 
 
-def spec_of(folder: Path, *, steps: int, **sections: Any) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "name": "job",
-        "steps": steps,
-        "model": {"layers": 2, "hidden": 16, "heads": 2, "seq_len": 16},
-        "data": {"source": str(folder / "text.txt"), "global_batch": 4},
-        "optimizer": {"lr": 0.01},
-        "eval": {"interval_steps": 10, "batches": 1},
-        "checkpoint": {"storage_interval_steps": 4},
-    }
-    document |= sections
-    return parse_spec(document).model_dump(mode="json")
-
-
-def steps_of(folder: Path, attempt: int, rank: int) -> list[StepRecord]:
-    reader = Reader(folder / f"a{attempt}-rank-{rank}.blackbox")
-    records = reader.new_steps()
-    reader.close()
-    return records
-
-
-def curve(records: list[StepRecord]) -> list[tuple[int, float, float, float | None]]:
-    """What must not depend on when a run was interrupted."""
-    return [(r.step, r.loss, r.grad_norm, r.eval_loss) for r in records]
-
-
-def log_of(folder: Path, attempt: int, rank: int = 0) -> str:
-    return (folder / f"a{attempt}-rank-{rank}.log").read_text()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    words = [f"step {n} of {n * n}; " for n in range(1500)]
-    (tmp_path / "text.txt").write_text("".join(words))
+    make_text(tmp_path)
     yield tmp_path
     shutil.rmtree(tmp_path)
 
@@ -186,15 +159,19 @@ def test_shards_are_brought_back_by_their_owners(
     assert saved == 3 * 4 * parameters_of(spec)
 
 
-def test_a_checkpoint_of_another_zero_level_is_refused(ranks: RankPool, folder: Path) -> None:
-    sharded = spec_of(folder, steps=6, parallel={"dp": 2, "zero": {"level": 1}})
-    train_and_upload(ranks, folder, sharded, attempt=1, stop_after=5)
-    plain = spec_of(folder, steps=6, parallel={"dp": 2})
-    results = ranks.run(train, 2, folder, plain, 2)
+def test_a_checkpoint_of_another_model_is_refused_by_all_ranks(
+    ranks: RankPool, folder: Path
+) -> None:
+    spec = spec_of(folder, steps=6, parallel={"dp": 2})
+    train_and_upload(ranks, folder, spec, attempt=1, stop_after=5)
+    deeper = spec_of(folder, steps=6, parallel={"dp": 2}, model=FOUR_LAYERS)
+    results = ranks.run(train, 2, folder, deeper, 2)
     assert [result["code"] for result in results] == [FAILED] * 2
-    report = json.loads((folder / "a2-rank-1.error.json").read_text())
-    assert report["type"] == "checkpoint.errors.LayoutMismatchError"
-    assert "resume with the layout that saved it" in report["message"]
+    for rank in range(2):
+        report = json.loads((folder / f"a2-rank-{rank}.error.json").read_text())
+        assert report["type"] == "checkpoint.errors.LayoutMismatchError"
+        assert "has no tensor model.blocks.2." in report["message"]
+        assert "load it with the model section that saved it" in report["message"]
 
 
 def test_fp16_skips_steps_that_overflow_and_resumes_alike(ranks: RankPool, folder: Path) -> None:
@@ -243,33 +220,6 @@ def test_storage_ahead_of_host_memory_wins(ranks: RankPool, folder: Path) -> Non
     (folder / "old").rename(folder / "memory")
     ranks.run(train, 2, folder, spec, 3, 0, 4)
     assert steps_of(folder, 3, 0)[0].step == 5
-
-
-def train_and_upload(
-    ranks: RankPool, folder: Path, spec: dict[str, Any], *, attempt: int, stop_after: int
-) -> None:
-    """Some steps, and the uploads that they asked for."""
-    layout = parse_spec(spec).layout
-    ranks.run(train, layout.world_size, folder, spec, attempt, stop_after)
-    troubles: list[str] = []
-    uploader = Uploader(
-        str(folder / "store" / "job-1"),
-        "job-1",
-        folder / "memory" / "job-1",
-        range(layout.world_size),
-        range(layout.world_size),
-        True,
-        CommitRules(retention=RetentionPolicy(keep=3), timeout_s=30.0, interval_steps=1),
-        lambda _: None,
-        lambda _, stage, detail: troubles.append(f"{stage}: {detail}"),
-        describe=describe_here,
-    )
-    uploader.start()
-    try:
-        assert uploader.drain(30.0)
-    finally:
-        uploader.stop()
-    assert troubles == []
 
 
 def test_the_loss_curve_is_the_same_on_every_layout(ranks: RankPool, folder: Path) -> None:

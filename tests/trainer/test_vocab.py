@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from outlast.blackbox import Group
+from outlast.spec import parse_spec
 from tests.trainer.jobs_model import LossCase, vocab_loss_case
 from tests.trainer.ranks import RankPool
+from trainer.core.activations import loss_bytes
+from trainer.core.loss_chunks import loss_chunk_tokens
 from trainer.parallel.comm import Comm
 from trainer.parallel.tensor import TensorParallel
 from trainer.parallel.vocab import vocab_loss
+from trainer.planning import plan_input
 
 ALONE = TensorParallel(comm=Comm(group=Group.TP, ranks=(0,), index=0), sequence_parallel=False)
 
@@ -67,6 +71,21 @@ def test_a_small_loss_scale_brings_large_sums_into_fp16() -> None:
     expected = torch.tensor([-1.0, 1.0]).double().view(2, 1) * 1024 * 0.5 * 200 * scale
     torch.testing.assert_close(of_weight, expected.expand(2, 4), rtol=1e-3, atol=0)
     assert torch.isinf((expected / scale).half()).all(), "the sum itself would overflow"
+
+
+@pytest.mark.parametrize(
+    ("rows", "on_cpu", "on_gpu"), [(8_192, 512, 8_192), (131_072, 32, 1_024), (2**23, 1, 1_024)]
+)
+def test_a_gpu_takes_more_tokens_at_once(rows: int, on_cpu: int, on_gpu: int) -> None:
+    assert loss_chunk_tokens(rows, on_gpu=False) == on_cpu
+    assert loss_chunk_tokens(rows, on_gpu=True) == on_gpu
+
+
+def test_the_plan_counts_the_logits_of_the_device() -> None:
+    model = {"hidden": 16, "heads": 2, "seq_len": 2048, "vocab_size": 131_072}
+    spec = parse_spec({"name": "a", "precision": "fp32", "model": model})
+    on_cpu, on_gpu = (loss_bytes(plan_input(spec, on_gpu=on_gpu)) for on_gpu in (False, True))
+    assert on_gpu - on_cpu == (1024 - 32) * 131_072 * 4
 
 
 def _gradients(

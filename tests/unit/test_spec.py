@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from outlast.spec import JobSpec, SpecError, parse_spec, set_value
+from outlast.cli.specfile import set_value
+from outlast.spec import JobSpec, SpecError, parse_spec
 
 
 def problems(document: object) -> dict[str, str]:
@@ -116,6 +117,28 @@ def test_equal_specs_have_equal_canonical_text_that_parses_back() -> None:
     again = JobSpec.model_validate_json(spec.canonical_json())
     assert again == spec
     assert again.canonical_json() == spec.canonical_json()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/checkpoints/gpt-abc12", "/checkpoints/gpt-abc12"])
+def test_a_job_may_begin_with_another_ones_checkpoint(url: str) -> None:
+    section = {"load": url, "load_step": 40}
+    spec = parse_spec({"name": "a", "steps": 50, "checkpoint": section})
+    assert (spec.checkpoint.load, spec.checkpoint.load_step) == (url, 40)
+
+
+def test_a_checkpoint_to_begin_with_has_a_place_and_comes_before_the_end() -> None:
+    document: dict[str, Any] = {"name": "a", "steps": 50}
+    assert problems({**document, "checkpoint": {"load_step": 40}}) == {
+        "checkpoint.load_step": "is 40, which applies only with checkpoint.load, not none; "
+        "leave it out"
+    }
+    assert problems({**document, "checkpoint": {"load": "gpt-abc12"}}) == {
+        "checkpoint.load": "is 'gpt-abc12'; allowed: an absolute path or an fsspec URL such as "
+        "file:///checkpoints/gpt-abc12 or s3://bucket/checkpoints/gpt-abc12"
+    }
+    assert problems({**document, "checkpoint": {"load": "/x/a-1", "load_step": 50}}) == {
+        "checkpoint.load_step": "is 50; allowed: 1 to 49, so that steps = 50 leaves some to train"
+    }
 
 
 def test_set_overrides_nested_values() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.flops import Convention, mean_keys
+from trainer.core.loss_chunks import loss_chunk_tokens
 from trainer.core.partition import ModelPart
 from trainer.core.schedule import ActionKind
 from trainer.core.sizes import PlanInput
@@ -21,8 +22,6 @@ from trainer.core.timing import peak_in_flight, training_schedule
 # Norm statistics and attention's sums of exponentials are at least fp32.
 _STATISTIC_BYTES = 4
 _INDEX_BYTES = 8
-# `trainer.parallel.vocab` makes no more logits at once.
-_MAX_LOGITS = 2**22
 # The smallest block of queries in `trainer.model.window`.
 _MIN_WINDOW_BLOCK = 64
 # Sums over tokens and over the vocabulary are fp32 at least.
@@ -86,7 +85,7 @@ def loss_bytes(facts: PlanInput) -> int:
     """The most that exists for a moment while the loss is computed chunk by chunk."""
     size, vocab = facts.sizes.weight, facts.model.shape.vocab_size // facts.layout.tp
     whole = facts.tokens * facts.model.shape.hidden
-    logits = min(facts.tokens, max(1, _MAX_LOGITS // vocab)) * vocab
+    logits = min(facts.tokens, loss_chunk_tokens(vocab, on_gpu=facts.on_gpu)) * vocab
     # Sums over the vocabulary are fp32 where weights are narrower, and come back beside them.
     sums = max(size, _NARROWEST_SUM_BYTES)
     beside = size if size < sums else 0

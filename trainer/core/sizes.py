@@ -77,6 +77,7 @@ class PlanInput:
     global_batch: int
     optimizer: str = "adamw"
     sizes: ValueBytes = ValueBytes()
+    on_gpu: bool = False
 
     @property
     def num_micro_batches(self) -> int:

@@ -52,7 +52,7 @@ def eager_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def bias_gelu(x: Tensor, bias: Tensor | None, kind: Gelu) -> Tensor:
     """GELU of x + bias, exact or by its tanh approximation."""
     if x.is_cuda:
-        return _compiled(eager_bias_gelu)(x, bias, kind)
+        return compiled(eager_bias_gelu)(x, bias, kind)
     biased = x if bias is None else x + bias
     return F.gelu(biased, approximate="tanh" if kind == "gelu_tanh" else "none")
 
@@ -68,7 +68,7 @@ def eager_bias_gelu(x: Tensor, bias: Tensor | None, kind: Gelu) -> Tensor:
 def bias_swiglu(gate: Tensor, x: Tensor, gate_bias: Tensor | None, x_bias: Tensor | None) -> Tensor:
     """silu(gate + its bias) * (x + its bias) (arXiv 2002.05202)."""
     if x.is_cuda:
-        return _compiled(eager_bias_swiglu)(gate, x, gate_bias, x_bias)
+        return compiled(eager_bias_swiglu)(gate, x, gate_bias, x_bias)
     gate = gate if gate_bias is None else gate + gate_bias
     return F.silu(gate) * (x if x_bias is None else x + x_bias)
 
@@ -85,7 +85,7 @@ def bias_dropout_add(
 ) -> Tensor:
     """residual + keep * (x + bias); `keep` is 0 or 1 / (1 - p) at each value, None: no dropout."""
     if x.is_cuda:
-        return _compiled(eager_bias_dropout_add)(x, bias, residual, keep)
+        return compiled(eager_bias_dropout_add)(x, bias, residual, keep)
     biased = x if bias is None else x + bias
     return residual + biased if keep is None else torch.addcmul(residual, biased, keep)
 
@@ -103,7 +103,9 @@ def masked_softmax(scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
     Every row needs a place that is allowed.
     """
     if scores.is_cuda:
-        return _compiled(eager_masked_softmax)(scores, allowed, scale)
+        # The blocks of a window have up to six shapes, each with and without gradients:
+        # more than dynamo compiles for fixed sizes before it goes on without compiling.
+        return compiled(eager_masked_softmax, dynamic=True)(scores, allowed, scale)
     out: Tensor = _MaskedSoftmax.apply(scores, allowed, scale)  # type: ignore[no-untyped-call]
     return out
 
@@ -151,6 +153,12 @@ class _MaskedSoftmax(Function):
 
 
 @functools.cache
-def _compiled(twin: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def compiled(
+    twin: Callable[..., Tensor],
+    *,
+    dynamic: bool = False,
+    backend: str | Callable[..., Any] = "inductor",
+) -> Callable[..., Tensor]:
+    """A twin as one kernel each way; `dynamic`: one for all sizes instead of one for each."""
     # On CUDA only: torch.compile imports torch._dynamo (2.7 s), which no CPU worker needs.
-    return torch.compile(twin, dynamic=False)
+    return torch.compile(twin, dynamic=dynamic, backend=backend)

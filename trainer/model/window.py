@@ -26,6 +26,8 @@ Core = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 # Short blocks waste little of a window, but each is a call. A quarter of the window
 # was the fastest or near it for windows of 256 and 1024; below 64 calls dominate.
 _MIN_BLOCK = 64
+# Queries and keys of a block of FlexAttention's: its own default, which its kernels fit.
+_FLEX_BLOCK = 128
 
 
 def windowed_attention(
@@ -82,9 +84,42 @@ def _flex(seq_len: int, window: int, device: torch.device, *, compiled: bool) ->
     # Late, for CUDA only: it imports torch._dynamo (2.7 s), which no CPU worker needs.
     from torch.nn.attention import flex_attention as flex
 
+    kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
+    return kernel, window_block_mask(seq_len, window, device)
+
+
+def window_block_mask(seq_len: int, window: int, device: torch.device) -> Any:
+    """FlexAttention's `BlockMask` of a window, from the ends of its blocks.
+
+    The same as `create_block_mask` gives, which asks about every pair of a query and a
+    key and so makes a mask of the whole sequence. Here nothing is larger than one
+    number for a pair of blocks of 128.
+    """
+    # Late, for CUDA only: see `_flex`.
+    from torch.nn.attention.flex_attention import BlockMask
+
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (key > query - window)
 
-    mask = flex.create_block_mask(visible, None, None, seq_len, seq_len, device=device)
-    kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
-    return kernel, mask
+    firsts = torch.arange(0, seq_len, _FLEX_BLOCK, device=device)
+    lasts = (firsts + _FLEX_BLOCK).clamp(max=seq_len) - 1
+    whole = lasts - firsts == _FLEX_BLOCK - 1
+    # Queries go down, keys across.
+    query_first, query_last, query_whole = (ends[:, None] for ends in (firsts, lasts, whole))
+    some = (firsts <= query_last) & (lasts > query_first - window)
+    every = query_whole & whole & (lasts <= query_first) & (firsts > query_last - window)
+    return BlockMask.from_kv_blocks(
+        *_ordered(some & ~every),
+        *_ordered(every),
+        BLOCK_SIZE=_FLEX_BLOCK,
+        mask_mod=visible,
+        seq_lengths=(seq_len, seq_len),
+    )
+
+
+def _ordered(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries has, and which, for every batch and head."""
+    counts = chosen_QK.sum(dim=-1, dtype=torch.int32)
+    # The chosen ones first, each kind from left to right.
+    order = chosen_QK.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return counts[None, None], order.to(torch.int32)[None, None]

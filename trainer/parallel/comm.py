@@ -15,16 +15,18 @@ groups exist is decided in `trainer.parallel.mesh`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from outlast.blackbox import Group, Op
+from outlast.blackbox import Group, Op, OpRecord
 from outlast.errors import RetryableError
+from trainer.parallel.timeline import Timeline
 
 # Tags from here up to the first one of collectives belong to whoever posts messages.
 FIRST_FREE_TAG = 16
@@ -43,6 +45,12 @@ class Recorder(Protocol):
     def enter(self, op: Op, group: Group, micro_batch: int = -1) -> int: ...
 
     def leave(self) -> None: ...
+
+    def stands_in(self, operation: OpRecord) -> None:
+        """A device has come to an operation that was entered before."""
+
+    def ended(self, operation: OpRecord) -> None:
+        """A device has left an operation, which takes the place of `leave`."""
 
 
 class Pending(Protocol):
@@ -83,11 +91,14 @@ class Comm:
 
     `bytes_sent` is what this member has handed to the network. `in_flight_ns` is
     the time during which at least one operation was under way, from its start to
-    the end of its `wait`; `waited_ns` is the part of it that this thread spent
-    waiting: exposed communication. The difference is an upper bound of the hidden
-    part, because gloo does not say when a message arrived. On a GPU both are the
-    host's times, which are next to nothing.
+    the end of its `wait`; `waited_ns` is the part of it that was spent waiting:
+    exposed communication. The difference is an upper bound of the hidden part,
+    because nobody says when a message arrived. On a GPU both are the device's times,
+    between what it computes before and after, and known only later.
     """
+
+    # Receives from one member that may be posted and not yet be waited for; None: any number.
+    most_receives: int | None = None
 
     def __init__(self, *, group: Group, ranks: tuple[int, ...], index: int) -> None:
         self.group = group
@@ -170,6 +181,16 @@ class Comm:
         """Wait for messages under way."""
 
 
+@dataclass(slots=True)
+class _Wait:
+    """One wait for other ranks."""
+
+    op: Op
+    seq: int
+    micro_batch: int
+    since_ns: int = 0
+
+
 class BackendComm(Comm):
     """What the real groups share: the black box, the counters, the meaning of errors."""
 
@@ -181,10 +202,12 @@ class BackendComm(Comm):
         ranks: tuple[int, ...],
         index: int,
         recorder: Recorder,
+        timeline: Timeline,
     ) -> None:
         super().__init__(group=group, ranks=ranks, index=index)
         self._backend = backend
         self._recorder = recorder
+        self._timeline = timeline
         self._num_in_flight = 0
         self._in_flight_since_ns = 0
 
@@ -210,15 +233,11 @@ class BackendComm(Comm):
 
     def departed(self) -> None:
         """Note that an operation is under way from now on."""
-        if self._num_in_flight == 0:
-            self._in_flight_since_ns = time.monotonic_ns()
-        self._num_in_flight += 1
+        self._timeline.stamp(self._depart)
 
     def landed(self) -> None:
         """Note that an operation under way has ended."""
-        self._num_in_flight -= 1
-        if self._num_in_flight == 0:
-            self.in_flight_ns += time.monotonic_ns() - self._in_flight_since_ns
+        self._timeline.stamp(self._land)
 
     @contextmanager
     def waiting(self, op: Op, micro_batch: int = -1) -> Iterator[None]:
@@ -227,17 +246,49 @@ class BackendComm(Comm):
         Raises:
             PeerLostError: what is inside failed.
         """
-        seq = self._recorder.enter(op, self.group, micro_batch)
-        self.departed()
-        since_ns = time.monotonic_ns()
+        wait = _Wait(op, self._recorder.enter(op, self.group, micro_batch), micro_batch)
+        self._timeline.stamp(partial(self._begin_wait, wait))
         try:
             yield
         except (RuntimeError, PeerLostError) as error:
             # The box keeps saying "in" this operation: that is what happened.
-            raise self._lost(f"{op.name.lower()} #{seq}", error) from error
-        self.waited_ns += time.monotonic_ns() - since_ns
-        self.landed()
-        self._recorder.leave()
+            raise self._lost(f"{op.name.lower()} #{wait.seq}", error) from error
+        self._timeline.stamp(partial(self._end_wait, wait))
+
+    def _depart(self, now_ns: int) -> None:
+        if self._num_in_flight == 0:
+            self._in_flight_since_ns = now_ns
+        self._num_in_flight += 1
+
+    def _land(self, now_ns: int) -> None:
+        self._num_in_flight -= 1
+        if self._num_in_flight == 0:
+            self.in_flight_ns += now_ns - self._in_flight_since_ns
+
+    def _begin_wait(self, wait: _Wait, now_ns: int) -> None:
+        wait.since_ns = now_ns
+        self._depart(now_ns)
+        # While the host gives work, the box says what it gives: that may block too.
+        if self._timeline.is_waited_for:
+            self._recorder.stands_in(self._record(wait, 0))
+
+    def _end_wait(self, wait: _Wait, now_ns: int) -> None:
+        self.waited_ns += now_ns - wait.since_ns
+        self._land(now_ns)
+        if self._timeline.is_late:
+            self._recorder.ended(self._record(wait, now_ns))
+        else:
+            self._recorder.leave()
+
+    def _record(self, wait: _Wait, end_ns: int) -> OpRecord:
+        return OpRecord(
+            op=wait.op,
+            group=self.group,
+            seq=wait.seq,
+            micro_batch=wait.micro_batch,
+            start_ns=wait.since_ns,
+            end_ns=end_ns,
+        )
 
     def _lost(self, what: str, error: Exception) -> PeerLostError:
         group = self.group.name.lower()

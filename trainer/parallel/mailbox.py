@@ -7,7 +7,8 @@ buffers a lane needs so that no send ever waits for a late receiver.
 
 All is posted ahead only as far as the schedule can need: posting a whole step
 would hold as many buffers as there are micro-batches, and on NCCL, which has no
-tags, a receive must not be posted before one whose message comes first.
+tags, a receive must not be posted before one whose message comes first. There even
+fewer are posted: each is a kernel that keeps its stream until the message comes.
 
 Every message has a tag of its own, so that with two stages and several chunks,
 where the next stage is also the previous one, none takes another's place.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +36,42 @@ class _Received:
 
     work: Pending | None
     buffer: Tensor
+
+
+class Mail(Protocol):
+    """Where the engine takes messages from and sends them to."""
+
+    def open(self) -> None: ...
+
+    def take(self, message: Message) -> Tensor: ...
+
+    def release(self, message: Message) -> None: ...
+
+    def send(self, message: Message, tensor: Tensor) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoMail:
+    """A mailbox that reaches nobody: what is taken is zeros, what is sent is dropped."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._zeros = torch.zeros_like(like)
+
+    def open(self) -> None:
+        """Nothing to post."""
+
+    def take(self, message: Message) -> Tensor:
+        return self._zeros
+
+    def release(self, message: Message) -> None:
+        """Nothing to post."""
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Nobody receives it."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
 
 
 class Mailbox:
@@ -61,6 +99,8 @@ class Mailbox:
             for lane, count in buffers[receiver].items()
         }
         self._expected: dict[int, deque[Message]] = {}
+        # Of each sender, receives that are posted and not yet waited for.
+        self._num_posted: dict[int, int] = {}
         self._received: dict[Message, _Received] = {}
         self._sends: dict[tuple[int, Lane], deque[tuple[Message, Pending, Tensor]]] = {}
 
@@ -81,22 +121,28 @@ class Mailbox:
         self._connected = True
 
     def open(self) -> None:
-        """Begin a step: post every receive that there is a buffer for."""
+        """Begin a step: post what there is a buffer for, as far as the group allows."""
         if not self._connected:
             self.connect()
         self._expected = {sender: deque(messages) for sender, messages in self._arrivals.items()}
+        self._num_posted = dict.fromkeys(self._expected, 0)
         self._sends = {}
         for sender in self._expected:
             self._post(sender)
 
     def take(self, message: Message) -> Tensor:
         """Wait for a message; the tensor is good until `release`."""
+        while message not in self._received:
+            # What is needed now is posted, however many are waiting.
+            self._post_next(message.sender)
         received = self._received[message]
         assert received.work is not None, "a message is taken once"
         self._comm(message.sender, message.receiver).wait(
             [received.work], Op.RECV, message.micro_batch
         )
         received.work = None
+        self._num_posted[message.sender] -= 1
+        self._post(message.sender)
         return received.buffer
 
     def release(self, message: Message) -> None:
@@ -126,14 +172,20 @@ class Mailbox:
     def _post(self, sender: int) -> None:
         # Strictly in the sender's order. When the first has no free buffer, it cannot
         # have been sent yet, and so neither can those after it.
-        expected = self._expected[sender]
+        expected, most = self._expected[sender], self._comm(sender, self._mesh.at.pp).most_receives
         while expected and self._free[expected[0].lane]:
-            message = expected.popleft()
-            buffer = self._free[message.lane].pop()
-            work = self._comm(message.sender, message.receiver).post_recv(
-                buffer, sender, self._tag(message)
-            )
-            self._received[message] = _Received(work, buffer)
+            if most is not None and self._num_posted[sender] >= most:
+                return
+            self._post_next(sender)
+
+    def _post_next(self, sender: int) -> None:
+        message = self._expected[sender].popleft()
+        buffer = self._free[message.lane].pop()
+        work = self._comm(message.sender, message.receiver).post_recv(
+            buffer, sender, self._tag(message)
+        )
+        self._received[message] = _Received(work, buffer)
+        self._num_posted[sender] += 1
 
     def _wait_for_send(self, message: Message, work: Pending, _: Tensor) -> None:
         self._comm(message.sender, message.receiver).wait([work], Op.SEND, message.micro_batch)

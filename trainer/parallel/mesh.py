@@ -1,15 +1,16 @@
 """The groups of the 3D layout that one rank belongs to.
 
 Each rank builds its own few groups from the layout, in one pass: no rank
-creates groups that it is not in, and there is no barrier per group. There is
-no world group either: what all ranks must agree on is folded over tp, then dp,
+creates groups that it is not in, and there is no barrier per group. On gloo they
+share their connections (`trainer.parallel.gloo_network`). There is no world group:
+what all ranks must agree on is folded over tp, then dp,
 then pp, which needs no connection that training does not need anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +23,9 @@ from outlast.blackbox import Group
 from outlast.layout import Coordinate, Layout
 from trainer.parallel.comm import Comm, Recorder
 from trainer.parallel.gloo import GlooComm
+from trainer.parallel.gloo_network import GlooNetwork
 from trainer.parallel.nccl import NcclComm
+from trainer.parallel.timeline import HostTimeline, Timeline, timeline_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,8 @@ class Mesh:
     `pp_back` carries what flows from later stages to earlier ones. On NCCL it is
     a group of its own, because messages between two ranks keep their order per
     group; with gloo's tags it is `pp` itself. `embedding` joins the first and
-    last stage when they share tied embeddings.
+    last stage when they share tied embeddings. `timeline` tells when the rank's work is
+    done.
     """
 
     layout: Layout
@@ -44,6 +48,7 @@ class Mesh:
     pp: Comm
     pp_back: Comm
     embedding: Comm
+    timeline: Timeline = field(default_factory=HostTimeline)
 
     @property
     def is_first_stage(self) -> bool:
@@ -97,16 +102,25 @@ def build_mesh(
     `gloo_interface` is the network interface for gloo, "" for the host's default.
     """
     at = layout.coordinate(rank)
+    timeline = timeline_of(device)
     joiner = _Joiner(
-        store, device, timedelta(seconds=timeout_s), recorder, gloo_interface=gloo_interface
+        layout,
+        rank,
+        store,
+        device,
+        timedelta(seconds=timeout_s),
+        recorder,
+        timeline,
+        gloo_interface=gloo_interface,
     )
-    tp = joiner.join(Group.TP, layout.group_of("tp", rank), rank)
-    dp = joiner.join(Group.DP, layout.group_of("dp", rank), rank)
+    tp = joiner.join(Group.TP, layout.group_of("tp", rank))
+    dp = joiner.join(Group.DP, layout.group_of("dp", rank))
     pipeline = layout.group_of("pp", rank)
-    pp = joiner.join(Group.PP, pipeline, rank)
-    pp_back = joiner.join(Group.PP, pipeline, rank, name="back") if device.type == "cuda" else pp
+    pp = joiner.join(Group.PP, pipeline)
+    pp_back = joiner.join(Group.PP, pipeline, name="back") if device.type == "cuda" else pp
     ends = (pipeline[0], pipeline[-1]) if tied_embeddings and layout.pp > 1 else (rank,)
-    embedding = joiner.join(Group.EMBEDDING, ends if rank in ends else (rank,), rank)
+    embedding = joiner.join(Group.EMBEDDING, ends if rank in ends else (rank,))
+    joiner.connect()
     return Mesh(
         layout=layout,
         rank=rank,
@@ -117,59 +131,62 @@ def build_mesh(
         pp=pp,
         pp_back=pp_back,
         embedding=embedding,
+        timeline=timeline,
     )
 
 
 class _Joiner:
-    """Makes process groups that share one network device."""
+    """Makes a rank's groups, on the backend of its device."""
 
     def __init__(
         self,
+        layout: Layout,
+        rank: int,
         store: Store | None,
         device: torch.device,
         timeout: timedelta,
         recorder: Recorder,
+        timeline: Timeline,
         *,
         gloo_interface: str,
     ) -> None:
-        self._interface = gloo_interface
+        self._rank = rank
         self._store = store
-        self._device = device
         self._timeout = timeout
         self._recorder = recorder
-        self._gloo_options: Any = None
+        self._timeline = timeline
+        self._network: GlooNetwork | None = None
+        if device.type != "cuda" and store is not None:
+            self._network = GlooNetwork(
+                store, rank, layout.world_size, timeout=timeout, interface=gloo_interface
+            )
 
-    def join(self, group: Group, ranks: tuple[int, ...], rank: int, *, name: str = "") -> Comm:
-        index = ranks.index(rank)
+    def join(self, group: Group, ranks: tuple[int, ...], *, name: str = "") -> Comm:
+        index = ranks.index(self._rank)
         if len(ranks) == 1:
             return Comm(group=group, ranks=ranks, index=index)
         if self._store is None:
             raise ValueError(f"{group.name} group {ranks} needs a rendezvous store")
-        prefix = f"{group.name.lower()}{name}-{ranks[0]}-{ranks[-1]}/"
-        store = PrefixStore(prefix, self._store)
-        if self._device.type == "cuda":
+        if self._network is not None:
+            backend: Any = self._network.group(group, ranks)
+            kind: type[GlooComm] | type[NcclComm] = GlooComm
+        else:
+            prefix = f"{group.name.lower()}{name}-{ranks[0]}-{ranks[-1]}/"
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
-            backend: Any = dist.ProcessGroupNCCL(store, index, len(ranks), options)
-            kind: type[GlooComm] | type[NcclComm] = NcclComm
-        else:
-            # Bare backends instead of init_process_group and new_group: no world
-            # group, no registry, and a third of the time.
-            backend = dist.ProcessGroupGloo(store, index, len(ranks), self._options())
-            kind = GlooComm
-        return kind(backend, group=group, ranks=ranks, index=index, recorder=self._recorder)
+            store = PrefixStore(prefix, self._store)
+            backend = dist.ProcessGroupNCCL(store, index, len(ranks), options)
+            kind = NcclComm
+        return kind(
+            backend,
+            group=group,
+            ranks=ranks,
+            index=index,
+            recorder=self._recorder,
+            timeline=self._timeline,
+        )
 
-    def _options(self) -> Any:
-        """One listening device for all groups: fewer threads, sockets and look-ups."""
-        if self._gloo_options is None:
-            # The bindings exist; torch's stubs leave them out.
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = self._timeout
-            options._threads = 1
-            options._devices = [
-                dist.ProcessGroupGloo.create_device(interface=self._interface)
-                if self._interface
-                else dist.ProcessGroupGloo.create_default_device()
-            ]
-            self._gloo_options = options
-        return self._gloo_options
+    def connect(self) -> None:
+        """Return once all members of this rank's groups are connected to it."""
+        if self._network is not None:
+            self._network.connect()

@@ -9,9 +9,8 @@ business (`trainer.core.schedule`), what an action computes is the chunk's
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,8 +24,9 @@ from torch import Tensor
 from trainer.core.schedule import Action, ActionKind, Schedule
 from trainer.core.schedule.messages import Message, incoming, last_used, outgoing
 from trainer.parallel.boundary import Boundary
-from trainer.parallel.mailbox import Mailbox
+from trainer.parallel.mailbox import Mail, Mailbox, NoMail
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.timeline import timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +89,25 @@ class NoHooks:
 
 @dataclass(slots=True)
 class StepTiming:
-    """Where the time of one `run` went, by the host's clock.
+    """Where the time of one `run` went.
 
     `busy_s` was spent in chunks, `waited_s` waiting for messages. The rest of
-    `elapsed_s` is hooks and bookkeeping. On CUDA work is only launched, so these
-    are not the device's times.
+    `elapsed_s` is hooks and bookkeeping. On CUDA these are the device's times, which
+    are there once the mesh's timeline has finished.
     """
 
     busy_s: float = 0.0
     waited_s: float = 0.0
     elapsed_s: float = 0.0
+
+    def add_busy(self, ns: int) -> None:
+        self.busy_s += ns / 1e9
+
+    def add_waited(self, ns: int) -> None:
+        self.waited_s += ns / 1e9
+
+    def add_elapsed(self, ns: int) -> None:
+        self.elapsed_s += ns / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +125,7 @@ class _Work:
 class _Step:
     """What lives for the length of one step; keys are (chunk, micro-batch)."""
 
+    mail: Mail
     micro_batches: Sequence[MicroBatch]
     loss_scale: float
     number: int
@@ -160,6 +170,7 @@ class PipelineEngine:
         self._chunks = tuple(chunks)
         self._hooks = hooks or NoHooks()
         self._boundary = Boundary(shape=boundary, replicas=mesh.tp if replicated else None)
+        self._timeline = mesh.timeline
         self._trains = schedule.trains
         self._first_micro_batch = mesh.at.dp * schedule.num_micro_batches
         self._loss_chunk = schedule.num_chunks - 1 if mesh.is_last_stage else None
@@ -167,6 +178,7 @@ class PipelineEngine:
         dtype = next(iter(chunks[0].parameters())).dtype
         like = torch.empty(self._boundary.message_shape, dtype=dtype, device=mesh.device)
         self._mailbox = Mailbox(mesh, schedule, like)
+        self._no_mail = NoMail(like)
         # Sums of losses need more digits than activations do.
         self._zero_loss = torch.zeros(
             (), dtype=torch.promote_types(dtype, torch.float32), device=mesh.device
@@ -180,32 +192,52 @@ class PipelineEngine:
         Returns the sum of the micro-batches' losses times `loss_scale` on the
         last stage, zero elsewhere.
         """
-        self.last_timing = StepTiming()
         state = _Step(
+            mail=self._mailbox,
             micro_batches=micro_batches,
             loss_scale=loss_scale,
             number=step,
             loss=self._zero_loss.clone(),
         )
-        start_s = time.perf_counter()
+        self._run(state)
+        return state.loss
+
+    def rehearse(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Do as in `run`, hooks included, but with zeros for the other stages' messages.
+
+        Gradients add up in the parameters, and mean nothing.
+        """
+        state = _Step(
+            mail=self._no_mail,
+            micro_batches=micro_batches,
+            loss_scale=1.0,
+            number=0,
+            loss=self._zero_loss.clone(),
+        )
+        self._run(state)
+
+    def _run(self, state: _Step) -> None:
+        self.last_timing = StepTiming()
         for chunk in self._chunks:
             chunk.train(self._trains)
-        self._mailbox.open()
+        with timed(self._timeline, self.last_timing.add_elapsed):
+            self._run_schedule(state)
+
+    def _run_schedule(self, state: _Step) -> None:
+        state.mail.open()
         for work in self._work:
             if work.action.kind is ActionKind.FORWARD:
                 self._forward(state, work)
             else:
                 self._backward(state, work)
         with self._waiting():
-            self._mailbox.close()
-        self.last_timing.elapsed_s = time.perf_counter() - start_s
-        return state.loss
+            state.mail.close()
 
     def _forward(self, state: _Step, work: _Work) -> None:
         index, number = work.action.chunk, work.action.micro_batch
         batch, chunk = state.micro_batches[number], self._chunks[index]
         self._hooks.before_forward(index, number)
-        hidden = self._receive(work.needs)
+        hidden = self._receive(state, work.needs)
         if hidden is not None:
             # A tensor of its own on the buffer's storage: a leaf for this micro-batch.
             hidden = hidden.detach().requires_grad_(self._trains)
@@ -218,51 +250,45 @@ class PipelineEngine:
             state.loss += output.detach()
         if self._trains:
             state.inputs[index, number], state.outputs[index, number] = hidden, output
-        self._release(work)
-        self._send(work.makes, output)
+        self._release(state, work)
+        self._send(state, work.makes, output)
         self._hooks.after_forward(index, number)
 
     def _backward(self, state: _Step, work: _Work) -> None:
         key = index, number = work.action.chunk, work.action.micro_batch
         self._hooks.before_backward(index, number)
-        grad = self._receive(work.needs)
+        grad = self._receive(state, work.needs)
         hidden = state.inputs.pop(key)
         with self._computing():
             torch.autograd.backward(state.outputs.pop(key), grad)
-        self._release(work)
+        self._release(state, work)
         if hidden is not None:
             assert hidden.grad is not None, "a chunk's output depends on its input"
-            self._send(work.makes, hidden.grad)
+            self._send(state, work.makes, hidden.grad)
         self._hooks.after_backward(index, number, last=work.is_last_backward)
 
-    def _receive(self, message: Message | None) -> Tensor | None:
+    def _receive(self, state: _Step, message: Message | None) -> Tensor | None:
         if message is None:
             return None
         with self._waiting():
-            return self._boundary.incoming(self._mailbox.take(message))
+            return self._boundary.incoming(state.mail.take(message))
 
-    def _release(self, work: _Work) -> None:
+    def _release(self, state: _Step, work: _Work) -> None:
         # Before the send: gloo sends only to a receiver that has said it is ready, and
         # what says so would have to queue behind the message.
         for message in work.last_used:
-            self._mailbox.release(message)
+            state.mail.release(message)
 
-    def _send(self, message: Message | None, tensor: Tensor) -> None:
+    def _send(self, state: _Step, message: Message | None, tensor: Tensor) -> None:
         if message is not None:
             with self._waiting():
-                self._mailbox.send(message, self._boundary.outgoing(tensor.detach()))
+                state.mail.send(message, self._boundary.outgoing(tensor.detach()))
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        start_s = time.perf_counter()
-        yield
-        self.last_timing.busy_s += time.perf_counter() - start_s
+    def _computing(self) -> AbstractContextManager[None]:
+        return timed(self._timeline, self.last_timing.add_busy)
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        start_s = time.perf_counter()
-        yield
-        self.last_timing.waited_s += time.perf_counter() - start_s
+    def _waiting(self) -> AbstractContextManager[None]:
+        return timed(self._timeline, self.last_timing.add_waited)
 
 
 def _work(schedule: Schedule, stage: int) -> tuple[_Work, ...]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
@@ -110,10 +111,12 @@ class _VocabEmbedding(Function):
     def backward(ctx: Any, grad_SBD: Tensor) -> tuple[Tensor | None, ...]:
         rows_SB, inside_SB = ctx.saved_tensors
         full_SBD = _whole_sequence(grad_SBD, ctx.tp)
-        masked_ND = (full_SBD * inside_SB.unsqueeze(-1)).flatten(0, 1)
+        # A common token adds up thousands of rows: 16-bit sums would lose the last of them.
+        wide_SBD = full_SBD.to(torch.promote_types(full_SBD.dtype, torch.float32))
+        masked_ND = (wide_SBD * inside_SB.unsqueeze(-1)).flatten(0, 1)
         grad_VD = masked_ND.new_zeros((ctx.num_rows, masked_ND.shape[1]))
         grad_VD.index_add_(0, rows_SB.flatten(), masked_ND)
-        return None, grad_VD, None
+        return None, grad_VD.to(full_SBD.dtype), None
 
 
 def own_rows(ids: Tensor, num_rows: int, comm: Comm) -> tuple[Tensor, Tensor]:

@@ -23,12 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from trainer.core.loss_chunks import loss_chunk_tokens
 from trainer.parallel.comm import Comm
 from trainer.parallel.tensor import TensorParallel, own_rows
-
-# 4 Mi logits are 16 MiB in fp32: small beside a layer's activations, and still
-# matrix products of hundreds of rows at a vocabulary of 8k.
-_MAX_LOGITS = 2**22
 
 
 def vocab_loss(
@@ -39,18 +36,22 @@ def vocab_loss(
     *,
     bias_V: Tensor | None = None,
     logit_scale: float = 1.0,
-    max_logits: int = _MAX_LOGITS,
+    max_logits: int | None = None,
 ) -> Tensor:
     """The summed loss of all tokens; logits are logit_scale * (hidden @ weight^T + bias).
 
     `hidden_SBD` is the shard of the sequence under sequence parallelism, `targets_SB`
     always the whole. No more than `max_logits` logits, but those of one token, exist
-    at a time on a rank. In 16-bit types softmax, loss and sums are fp32.
+    at a time on a rank; None leaves it to the device. In 16-bit types softmax, loss and
+    sums are fp32.
     """
+    num_rows = weight_VD.shape[0]
     options = _Options(
         tp=tp,
         logit_scale=logit_scale,
-        chunk_tokens=max(1, max_logits // weight_VD.shape[0]),
+        chunk_tokens=loss_chunk_tokens(num_rows, on_gpu=weight_VD.is_cuda)
+        if max_logits is None
+        else max(1, max_logits // num_rows),
         differentiated=torch.is_grad_enabled(),
     )
     arguments = (hidden_SBD, weight_VD, bias_V, targets_SB, options)

@@ -311,6 +311,19 @@ def test_a_failed_upload_opens_an_incident_and_training_goes_on() -> None:
     assert driver.commit(60) == ["job.i1 CLOSED"]
 
 
+def test_a_checkpoint_that_cannot_be_loaded_is_told_and_the_next_one_ends_it() -> None:
+    driver = Driver().running()
+    failed = ev.CheckpointFailed(
+        job_id=JOB, node=NodeId("n1"), step=50, detail="load: x is short", at_s=1.0, was_stored=True
+    )
+    assert driver.send(failed) == ["job.i1 OPEN"]
+    assert driver.incident().reason == (
+        "the checkpoint of step 50 could not be loaded (load: x is short); training went on from "
+        "an older one, and its files are kept for people to look at"
+    )
+    assert driver.commit(60) == ["job.i1 CLOSED"]
+
+
 def test_storage_that_stays_too_slow_is_one_incident_until_it_keeps_up() -> None:
     driver = Driver().running()
     assert driver.commit(50) == []

@@ -1,0 +1,61 @@
+"""Training with and without a rehearsal before it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outlast.blackbox import Group, Reader, Writer
+from outlast.spec import parse_spec
+from tests.trainer.jobs import mesh_of
+from tests.trainer.ranks import RankContext
+from trainer.loop import TrainLoop
+from trainer.rehearsal import rehearse
+from trainer.state import build_state
+
+
+@dataclass(frozen=True, slots=True)
+class _SavesNothing:
+    newest_sealed: int = -1
+    upload_busy: bool = False
+
+    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool:
+        return True
+
+
+def train(
+    context: RankContext, document: dict[str, Any], folder: Path, rehearses: bool
+) -> dict[str, Any]:
+    """Three steps: what ranks agreed on, weights, random state and bytes sent."""
+    spec = parse_spec(document)
+    path = folder / f"{rehearses}-{context.rank}.box"
+    box = Writer(path, rank=context.rank, world_size=context.world_size, attempt=1)
+    mesh = mesh_of(context, spec.layout, tied=spec.model.tied_embeddings, recorder=box)
+    state = build_state(spec, mesh, folder / "data")
+    state.flat.initialise(spec.seed)
+    state.data_parallel.refresh()
+    torch.manual_seed(spec.seed)
+    if rehearses:
+        rehearse(state, 1)
+    loop = TrainLoop(state, box, _SavesNothing(), stop_requested=lambda: False)
+    agreed = [asdict(loop.train_step(step)) for step in (1, 2, 3)]
+    weights = hashlib.sha256()
+    for part in state.flat.parts:
+        weights.update(part.master.numpy().tobytes())
+    reader = Reader(path)
+    return {
+        "agreed": agreed,
+        "eval": [record.eval_loss for record in reader.new_steps()],
+        "weights": weights.hexdigest(),
+        "random": torch.get_rng_state().tolist(),
+        "sent": {
+            # Weights that ZeRO gathers before the first step are gathered for a rehearsal.
+            group: sent
+            for group, sent in reader.step_use().sent_bytes.items()
+            if group is not Group.DP
+        },
+    }

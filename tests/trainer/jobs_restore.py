@@ -1,0 +1,162 @@
+"""What ranks do in tests of loading checkpoints."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoint.local import LocalFolder
+from checkpoint.readahead import ReadAhead
+from checkpoint.storage import Storage
+from outlast.errors import OutlastError
+from outlast.spec import JobSpec, parse_spec
+from tests.trainer.jobs import Silent
+from tests.trainer.ranks import RankContext
+from trainer import lookout
+from trainer.parallel.hosts import join_hosts
+from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.resume import Sources, restore
+from trainer.state import build_state
+
+
+def resumed_state(context: RankContext, folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """Everything that a rank gets back, by name and place, and the bytes that it read of each file.
+
+    From host memory where there is any, else from storage.
+    """
+    parsed = parse_spec(spec)
+    store = context.store()
+    mesh = _mesh_of(context, store, parsed)
+    state = build_state(parsed, mesh, folder / "data")
+    tensors = state.named_tensors()
+    read_bytes = _counting_reads()
+    restored = restore(tensors, mesh, _sources(context, folder, store, timeout_s=20.0))
+    assert restored is not None
+    return {
+        "step": restored.step,
+        "source": restored.source,
+        "read_bytes": read_bytes,
+        "tensors": [
+            (named.name, named.global_shape, named.offsets, named.tensor.numpy().copy())
+            for named in tensors
+        ],
+    }
+
+
+def restore_with_trouble(
+    context: RankContext, folder: Path, spec: dict[str, Any], trouble: str, culprit: int
+) -> str:
+    """What a restore from storage raises when one rank's reads go wrong.
+
+    `trouble`: it "leaves", it "hangs", or its store is "silent".
+    """
+    parsed = parse_spec(spec)
+    store = context.store()
+    mesh = _mesh_of(context, store, parsed)
+    state = build_state(parsed, mesh, folder / "data")
+    # This process is a child of its own: what is replaced here ends with it.
+    lookout.Storage = partial(Storage, deadline_s=1.0)
+    if context.rank == culprit:
+        _break_reads(trouble)
+    try:
+        restore(state.named_tensors(), mesh, _sources(context, folder, store, timeout_s=3.0))
+    except (OutlastError, KeyboardInterrupt) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def messages_of_hosts(context: RankContext) -> dict[str, Any]:
+    """Every operation of the group of all ranks."""
+    peers = _join(context, context.store(), 20.0)
+    own = bytes([context.rank]) * context.rank
+    after = (context.rank + 1) % context.world_size
+    before = (context.rank - 1) % context.world_size
+    incoming = [torch.empty(4, dtype=torch.uint8) for _ in range(2)]
+    receives = [peers.receive(incoming[tag], before, tag) for tag in (0, 1)]
+    sends = [
+        peers.send(torch.full((4,), 10 * context.rank + tag, dtype=torch.uint8), after, tag)
+        for tag in (1, 0)
+    ]
+    for pending in (*receives, *sends):
+        pending.wait()
+    return {
+        "largest": peers.largest(context.rank),
+        "gathered": peers.gather(own),
+        "from_rank_0": peers.from_rank_0(b"hello" if context.rank == 0 else b"ignored"),
+        "nothing": peers.from_rank_0(b""),
+        "received": [int(content[0]) for content in incoming],
+    }
+
+
+def _mesh_of(context: RankContext, store: Any, spec: JobSpec) -> Mesh:
+    return build_mesh(
+        spec.layout,
+        context.rank,
+        store=store,
+        device=torch.device("cpu"),
+        timeout_s=60,
+        recorder=Silent(),
+        tied_embeddings=spec.model.tied_embeddings,
+        gloo_interface="lo",
+    )
+
+
+def _sources(context: RankContext, folder: Path, store: Any, *, timeout_s: float) -> Sources:
+    return Sources(
+        memory_dir=folder / "memory" / "job-1" / f"rank-{context.rank:05d}",
+        own=lookout.Lookout(str(folder / "store" / "job-1"), lists=context.rank == 0),
+        committed_step=0,
+        other=None,
+        join=partial(_join, context, store, timeout_s),
+    )
+
+
+def _join(context: RankContext, store: Any, timeout_s: float) -> Any:
+    return join_hosts(
+        context.rank,
+        context.world_size,
+        store=store,
+        recorder=Silent(),
+        gloo_interface="lo",
+        timeout_s=timeout_s,
+    )
+
+
+def _counting_reads() -> dict[str, int]:
+    """Bytes of each file that this process reads from now on."""
+    found: dict[str, int] = {}
+    read_range = Storage.read_range
+
+    def counted(self: Storage, path: str, start: int, end: int) -> bytes:
+        found[path] = found.get(path, 0) + end - start
+        return read_range(self, path, start, end)
+
+    # This process is a child of its own: what is replaced here ends with it.
+    Storage.read_range = counted  # type: ignore[method-assign]
+    return found
+
+
+def _break_reads(trouble: str) -> None:
+    """Let the first read of this process go wrong."""
+    nothing = threading.Event()
+
+    def take(self: ReadAhead) -> Tensor:
+        # Peers give up after 3 s.
+        nothing.wait(0.0 if trouble == "leaves" else 8.0)
+        raise KeyboardInterrupt
+
+    def read(self: LocalFolder, path: str, start: int | None, end: int | None) -> bytes:
+        if start is not None:
+            nothing.wait()
+        return whole(self, path, start, end)
+
+    whole = LocalFolder.read
+    if trouble == "silent":
+        LocalFolder.read = read  # type: ignore[method-assign]
+    else:
+        ReadAhead.take = take  # type: ignore[method-assign]

@@ -1,0 +1,122 @@
+"""A job that begins with a checkpoint of another job, on as many ranks as it likes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.storage import Storage
+from outlast.spec import parse_spec
+from tests.trainer.jobs import train
+from tests.trainer.ranks import RankPool
+from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of, train_and_upload
+
+DONE, FAILED, STOPPED = 0, 1, 75
+
+
+@pytest.fixture
+def first(ranks: RankPool, tmp_path: Path) -> Path:
+    """The folder of a job of two ranks with checkpoints of steps 2 and 4; its end is step 8."""
+    make_text(tmp_path)
+    spec = job(tmp_path, {"dp": 2})
+    train_and_upload(ranks, tmp_path, spec, attempt=1, stop_after=2)
+    train_and_upload(ranks, tmp_path, spec, attempt=2, stop_after=2)
+    return tmp_path
+
+
+def job(texts: Path, parallel: dict[str, Any], *, steps: int = 8, **checkpoint: Any) -> Any:
+    return spec_of(
+        texts,
+        steps=steps,
+        precision="fp64",
+        parallel=parallel,
+        eval={"interval_steps": None},
+        checkpoint={"storage_interval_steps": 2, **checkpoint},
+    )
+
+
+def run(
+    ranks: RankPool, folder: Path, spec: dict[str, Any], attempt: int = 1, stop_after: int = 0
+) -> set[int]:
+    folder.mkdir(exist_ok=True)
+    world_size = parse_spec(spec).layout.world_size
+    results = ranks.run(train, world_size, folder, spec, attempt, stop_after)
+    return {result["code"] for result in results}
+
+
+def error_of(folder: Path, rank: int) -> str:
+    return str(json.loads((folder / f"a1-rank-{rank}.error.json").read_text())["message"])
+
+
+def test_it_goes_on_where_the_other_was_with_more_ranks(ranks: RankPool, first: Path) -> None:
+    root = str(first / "store" / "job-1")
+    whole, second = first / "whole", first / "second"
+    assert run(ranks, whole, job(first, {})) == {DONE}
+    assert run(ranks, second, job(first, {"tp": 2, "dp": 2}, load=root)) == {DONE}
+    for one, two in zip(steps_of(whole, 1, 0)[4:], steps_of(second, 1, 3), strict=True):
+        assert (two.step, two.loss) == (one.step, pytest.approx(one.loss, rel=1e-9))
+    # Sums are in another order from here on, and the job says so.
+    note = json.loads((second / "a1-rank-3.environment.json").read_text())
+    assert note["changes"] == ["parallel.tp 1 is now 2"]
+
+
+def test_an_older_step_of_the_other_may_be_chosen(ranks: RankPool, first: Path) -> None:
+    root, second = str(first / "store" / "job-1"), first / "second"
+    assert run(ranks, second, job(first, {}, load=root, load_step=2)) == {DONE}
+    assert steps_of(second, 1, 0)[0].step == 3
+
+
+def test_its_own_checkpoints_come_first_once_it_has_any(ranks: RankPool, first: Path) -> None:
+    root, second = str(first / "store" / "job-1"), first / "second"
+    spec = job(first, {"pp": 2}, load=root)
+    second.mkdir()
+    train_and_upload(ranks, second, spec, attempt=1, stop_after=2)
+    shutil.rmtree(second / "memory")
+    assert run(ranks, second, spec, attempt=2) == {DONE}
+    assert steps_of(second, 2, 1)[0].step == 7
+
+
+def test_a_corrupt_checkpoint_of_the_other_is_passed_over_and_left_alone(
+    ranks: RankPool, first: Path
+) -> None:
+    store, second = first / "store" / "job-1", first / "second"
+    storage = Storage(str(store))
+    _, manifest = storage.read_commit(4)
+    storage.close()
+    payload = store / f"step-00000004.2/{manifest.parts[0].file}"
+    payload.write_bytes(payload.read_bytes()[:-1])
+    assert run(ranks, second, job(first, {"tp": 2}, load=str(store))) == {DONE}
+    assert curve(steps_of(second, 1, 0))[0][0] == 3
+    assert "falling back to step 2" in log_of(second, 1, 1)
+    assert (store / "commits" / "00000004.json").exists()
+    assert not (store / "quarantine").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"load_step": 3}, "no checkpoint of step 3 below"),
+        ({"load": "/nowhere/job-7"}, "no checkpoint below /nowhere/job-7 can be loaded"),
+        ({"steps": 4}, "is not before the end of this job, steps = 4"),
+    ],
+)
+def test_what_cannot_be_begun_with_is_named_on_every_rank(
+    ranks: RankPool, first: Path, settings: dict[str, Any], said: str
+) -> None:
+    second = first / "second"
+    spec = job(first, {"dp": 2}, **({"load": str(first / "store" / "job-1")} | settings))
+    assert run(ranks, second, spec) == {FAILED}
+    assert said in error_of(second, 0)
+    assert said in error_of(second, 1)
+
+
+def test_other_samples_than_the_other_job_read_are_refused(ranks: RankPool, first: Path) -> None:
+    second = first / "second"
+    spec = job(first, {}, load=str(first / "store" / "job-1")) | {"seed": 5}
+    assert run(ranks, second, spec) == {FAILED}
+    assert "its loader stood at" in error_of(second, 0)
+    assert "seed and data.global_batch" in error_of(second, 0)

@@ -1,0 +1,219 @@
+"""A checkpoint saved on one layout is the same model on any other, and trains on alike."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from checkpoint.storage import Storage
+from outlast.spec import parse_spec
+from tests.trainer.jobs import train
+from tests.trainer.jobs_restore import messages_of_hosts, restore_with_trouble, resumed_state
+from tests.trainer.ranks import RankPool
+from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of, train_and_upload
+
+SAVED_AT, STEPS = 4, 8
+PLAIN = {"layers": 4, "hidden": 16, "heads": 4, "seq_len": 16}
+# Planes of gates, grouped queries, a head of its own, fused projections.
+FANCY = PLAIN | {
+    "block": "parallel",
+    "activation": "swiglu",
+    "norm": "rmsnorm",
+    "positions": "rope",
+    "kv_heads": 2,
+    "tied_embeddings": False,
+}
+INTERLEAVED = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "micro_batch": 1}
+CASES = {
+    "tp2-pp2 to dp2-zero1": ({"tp": 2, "pp": 2}, {"dp": 2, "zero": {"level": 1}}, PLAIN),
+    "dp2-zero3 to tp4": ({"dp": 2, "zero": {"level": 3}}, {"tp": 4}, PLAIN),
+    "interleaved to tp2-dp2": (INTERLEAVED, {"tp": 2, "dp": 2}, PLAIN),
+    "dense to tp2-pp2-dp2-zero2": (
+        {},
+        {"tp": 2, "pp": 2, "dp": 2, "zero": {"level": 2}},
+        PLAIN,
+    ),
+    "tp2-dp2-zero1 to dense": ({"tp": 2, "dp": 2, "zero": {"level": 1}}, {}, FANCY),
+    "uneven pp2 to uneven pp3": (
+        {"pp": 2, "layer_split": [1, 3]},
+        {"pp": 3, "layer_split": [2, 1, 1]},
+        FANCY,
+    ),
+    "dp4 to tp2-pp2-dp2": ({"dp": 4}, {"tp": 2, "pp": 2, "dp": 2}, FANCY),
+    "tp2-dp2-zero2 to dp4-zero3": (
+        {"tp": 2, "dp": 2, "zero": {"level": 2}},
+        {"dp": 4, "zero": {"level": 3}},
+        PLAIN,
+    ),
+}
+
+
+def spec_for(folder: Path, parallel: dict[str, Any], model: dict[str, Any], **more: Any) -> Any:
+    return spec_of(
+        folder,
+        steps=STEPS,
+        model=model,
+        parallel=parallel,
+        **({"precision": "fp64", "eval": {"interval_steps": None}} | more),
+    )
+
+
+def dense_of(ranks: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Whole tensors put together from what all ranks hold; replicas must hold the same bits."""
+    whole: dict[str, NDArray[Any]] = {}
+    seen: dict[str, NDArray[Any]] = {}
+    for rank in ranks:
+        for name, global_shape, offsets, values in rank["tensors"]:
+            dense = whole.setdefault(name, np.zeros(global_shape, values.dtype))
+            known = seen.setdefault(name, np.zeros(global_shape, bool))
+            pairs = zip(offsets, values.shape, strict=True)
+            place = tuple(slice(first, first + size) for first, size in pairs)
+            assert np.array_equal(dense[place][known[place]], values[known[place]])
+            dense[place], known[place] = values, True
+    assert all(known.all() for known in seen.values())
+    return whole
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_text(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_state_is_bitwise_that_of_the_other_layout_and_trains_on_like_a_dense_model(
+    ranks: RankPool, folder: Path, case: str
+) -> None:
+    saved, loaded, model = CASES[case]
+    before, after = spec_for(folder, saved, model), spec_for(folder, loaded, model)
+    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
+    expected = ranks.run(resumed_state, parse_spec(before).layout.world_size, folder, before)
+    assert {(rank["step"], rank["source"]) for rank in expected} == {(SAVED_AT, "host memory")}
+    shutil.rmtree(folder / "memory")
+
+    world_size = parse_spec(after).layout.world_size
+    found = ranks.run(resumed_state, world_size, folder, after)
+    assert {(rank["step"], rank["source"]) for rank in found} == {(SAVED_AT, "storage")}
+    whole, back = dense_of(expected), dense_of(found)
+    assert whole.keys() == back.keys()
+    assert any(name.endswith(".exp_avg_sq") for name in whole)
+    for name, values in whole.items():
+        assert values.tobytes() == back[name].tobytes(), name
+    check_that_every_byte_left_the_store_once(folder, found)
+
+    ranks.run(train, world_size, folder, after, 2)
+    dense = folder / "dense"
+    dense.mkdir()
+    ranks.run(train, 1, dense, spec_for(folder, {}, model), 1)
+    for one, two in zip(steps_of(dense, 1, 0)[SAVED_AT:], steps_of(folder, 2, 0), strict=True):
+        assert (two.step, two.loss) == (one.step, pytest.approx(one.loss, rel=1e-9))
+        assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
+
+
+def check_that_every_byte_left_the_store_once(folder: Path, found: list[dict[str, Any]]) -> None:
+    """Of each file all ranks together have read as many bytes as it has."""
+    read: Counter[str] = Counter()
+    for rank in found:
+        read.update(rank["read_bytes"])
+    storage = Storage(str(folder / "store" / "job-1"))
+    _, manifest = storage.read_commit(SAVED_AT)
+    storage.close()
+    assert read == {f"step-{SAVED_AT:08d}.1/{part.file}": part.nbytes for part in manifest.parts}
+
+
+def test_single_precision_trains_on_within_its_own_tolerance(ranks: RankPool, folder: Path) -> None:
+    """bf16 weights with fp32 masters: what is saved and loaded is the master."""
+    for precision, tolerance in (("fp32", 1e-4), ("bf16", 3e-2)):
+        place = folder / precision
+        dense = place / "dense"
+        dense.mkdir(parents=True)
+        before = spec_for(folder, {"tp": 2, "dp": 2}, PLAIN, precision=precision)
+        after = spec_for(folder, {"pp": 2}, PLAIN, precision=precision)
+        train_and_upload(ranks, place, before, attempt=1, stop_after=SAVED_AT)
+        shutil.rmtree(place / "memory")
+        ranks.run(train, 2, place, after, 2)
+        ranks.run(train, 1, dense, spec_for(folder, {}, PLAIN, precision=precision), 1)
+        for one, two in zip(steps_of(dense, 1, 0)[SAVED_AT:], steps_of(place, 2, 0), strict=True):
+            assert two.loss == pytest.approx(one.loss, rel=tolerance)
+
+
+def test_ranks_of_all_hosts_exchange_messages(ranks: RankPool) -> None:
+    for rank, found in enumerate(ranks.run(messages_of_hosts, 4)):
+        assert found == {
+            "largest": 3,
+            "gathered": [b"", b"\x01", b"\x02\x02", b"\x03\x03\x03"],
+            "from_rank_0": b"hello",
+            "nothing": b"",
+            "received": [10 * ((rank - 1) % 4), 10 * ((rank - 1) % 4) + 1],
+        }
+
+
+def test_a_corrupt_block_that_one_rank_reads_sends_all_back_together(
+    ranks: RankPool, folder: Path
+) -> None:
+    """Two checkpoints of two ranks; the newer has a flipped bit, and four other ranks load."""
+    before = spec_for(folder, {"tp": 2}, PLAIN, checkpoint={"storage_interval_steps": 2})
+    after = spec_for(folder, {"pp": 2, "dp": 2}, PLAIN)
+    train_and_upload(ranks, folder, before, attempt=1, stop_after=2)
+    train_and_upload(ranks, folder, before, attempt=2, stop_after=2)
+    shutil.rmtree(folder / "memory")
+    storage = Storage(str(folder / "store" / "job-1"))
+    _, manifest = storage.read_commit(SAVED_AT)
+    storage.close()
+    (payload,) = (folder / "store").glob(f"**/step-{SAVED_AT:08d}.2/{manifest.parts[-1].file}")
+    raw = bytearray(payload.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    payload.write_bytes(raw)
+
+    ranks.run(train, 4, folder, after, 3)
+    curves = [curve(steps_of(folder, 3, rank)) for rank in range(4)]
+    assert curves[0][0][0] == 3
+    assert all(other == curves[0] for other in curves)
+    reasons = {
+        line.split(": ", 1)[1]
+        for rank in range(4)
+        for line in log_of(folder, 3, rank).splitlines()
+        if line.startswith(f"checkpoint step {SAVED_AT}")
+    }
+    assert len(reasons) == 1
+    assert f"{payload.name}: bytes " in reasons.pop()
+    note = json.loads((folder / "a3-rank-0.environment.json").read_text())
+    ((step, reason),) = note["skipped"]
+    assert (step, f"{payload.name}: bytes " in reason) == (SAVED_AT, True)
+    # It is out of the way, and its bytes are kept.
+    assert [path.name for path in (folder / "store").glob("**/quarantine/*")] == ["00000004.2.json"]
+    assert payload.exists()
+
+
+@pytest.mark.parametrize("trouble", ["leaves", "hangs"])
+def test_a_reader_that_is_gone_or_silent_ends_the_restore_of_all(
+    ranks: RankPool, folder: Path, trouble: str
+) -> None:
+    """The others wait for it until their deadline, or until its connections break."""
+    before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
+    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
+    shutil.rmtree(folder / "memory")
+    found = ranks.run(restore_with_trouble, 4, folder, after, trouble, 1)
+    assert found.pop(1).startswith("KeyboardInterrupt")
+    for told in found:
+        assert re.match(r"PeerLostError: (restore waited for rank \d: )?world .* failed: ", told)
+    assert any("restore waited for rank 1: world recv" in told for told in found)
+
+
+def test_a_store_that_is_silent_for_one_rank_is_the_same_error_on_all(
+    ranks: RankPool, folder: Path
+) -> None:
+    before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
+    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
+    shutil.rmtree(folder / "memory")
+    told = set(ranks.run(restore_with_trouble, 4, folder, after, "silent", 1))
+    assert len(told) == 1
+    assert re.match(r"StorageUnavailableError: .*cannot read .*: no answer in 1 s", told.pop())

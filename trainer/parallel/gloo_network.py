@@ -1,0 +1,90 @@
+"""The connections of one rank over gloo, which all of its groups share.
+
+A gloo backend for each group would cost a thread, a rendezvous and a connection to
+each member, also where two ranks share several groups. One backend over all ranks,
+whose connections are made at their first message, needs one of each, and none to
+ranks that share no group: a job of thousands pays for its few neighbours. Groups are
+told apart by their tags.
+
+What does not belong here: what a group computes (`trainer.parallel.gloo`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
+
+from outlast.blackbox import Group
+from trainer.parallel.comm import Pending
+
+# A group's tags lie below this; gloo takes 31 bits, which leaves room for 32 groups.
+_TAGS_PER_GROUP = 1 << 26
+
+
+class GlooNetwork:
+    """One rank's end; nothing is connected before `connect`.
+
+    `interface` is the network interface, "" for the host's default.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, *, timeout: timedelta, interface: str
+    ) -> None:
+        self._rank = rank
+        self._peers: set[int] = set()
+        # The bindings exist; torch's stubs leave them out.
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timeout
+        options._threads = 1
+        options._devices = [
+            dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=True)
+            if interface
+            else dist.ProcessGroupGloo.create_default_device(lazy_init=True)
+        ]
+        # A bare backend instead of init_process_group: no registry, no world group's barrier.
+        backend = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, world_size, options)
+        self._backend: Any = backend
+
+    def group(self, group: Group, ranks: Sequence[int]) -> GroupBackend:
+        """The backend of one of this rank's groups, of which there is one of each kind."""
+        self._peers |= set(ranks) - {self._rank}
+        return GroupBackend(self._backend, tuple(ranks), group * _TAGS_PER_GROUP)
+
+    def connect(self) -> None:
+        """Return once this rank can reach every member of its groups.
+
+        A first message waits for the other end to begin too. All ranks take their peers
+        in ascending order, so the pairs are made in one order everywhere.
+        """
+        own = torch.zeros(1)
+        works = []
+        for peer in sorted(self._peers):
+            works.append(self._backend.recv([torch.empty(1)], peer, 0))
+            works.append(self._backend.send([own], peer, 0))
+        for work in works:
+            work.wait()
+
+
+class GroupBackend:
+    """A group's share of the network: its members by index, and tags of its own."""
+
+    def __init__(self, backend: Any, ranks: tuple[int, ...], first_tag: int) -> None:
+        self._backend = backend
+        self._ranks = ranks
+        self._first_tag = first_tag
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> Pending:
+        """Start to send to the member at index `peer`."""
+        work: Pending = self._backend.send(tensors, self._ranks[peer], self._first_tag + tag)
+        return work
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Pending:
+        """Start to receive from the member at index `peer`."""
+        work: Pending = self._backend.recv(tensors, self._ranks[peer], self._first_tag + tag)
+        return work

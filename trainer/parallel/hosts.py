@@ -1,0 +1,132 @@
+"""All ranks of an attempt as one group, through host memory whatever the device.
+
+Only a restore from storage needs it: which ranks talk to each other follows from
+two layouts, not from the mesh. Connections are made at the first message between
+two ranks, so a job of thousands pays for the few pairs that exchange something.
+
+Messages wait for `timeout_s` at most, far less than training's operations do:
+nothing here takes longer than a store's slowest answer.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
+
+from checkpoint.peers import Alone, Peers, Pending
+from outlast.blackbox import Group, Op
+from trainer.parallel.comm import BackendComm, PeerLostError, Recorder
+from trainer.parallel.timeline import HostTimeline
+
+# Whoever waits for a reader waits for its store: two tries of a minute each, and as much
+# again for what that reader itself waits for.
+TIMEOUT_S = 240.0
+
+
+def join_hosts(
+    rank: int,
+    world_size: int,
+    *,
+    store: Store | None,
+    recorder: Recorder,
+    gloo_interface: str = "",
+    timeout_s: float = TIMEOUT_S,
+) -> Peers:
+    """This rank's end of the group of all ranks; nothing is connected yet."""
+    if world_size == 1:
+        return Alone()
+    if store is None:
+        raise ValueError(f"a group of {world_size} ranks needs a rendezvous store")
+    # The bindings exist; torch's stubs leave them out.
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._threads = 1
+    options._devices = [
+        dist.ProcessGroupGloo.create_device(interface=gloo_interface, lazy_init=True)
+        if gloo_interface
+        else dist.ProcessGroupGloo.create_default_device(lazy_init=True)
+    ]
+    backend = dist.ProcessGroupGloo(PrefixStore("hosts/", store), rank, world_size, options)
+    return _HostGroup(
+        backend,
+        group=Group.WORLD,
+        ranks=tuple(range(world_size)),
+        index=rank,
+        recorder=recorder,
+        timeline=HostTimeline(),
+    )
+
+
+class _HostGroup(BackendComm):
+    """`checkpoint.peers.Peers` over gloo's own collectives: few connections, small messages."""
+
+    _backend: Any
+
+    @property
+    def rank(self) -> int:
+        return self.index
+
+    def largest(self, number: int) -> int:
+        row = torch.tensor([number], dtype=torch.int64)
+        options = dist.AllreduceOptions()
+        # The stubs know two names of one type.
+        options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
+        with self.waiting(Op.ALL_REDUCE):
+            self._backend.allreduce([row], options).wait()
+        return int(row)
+
+    def gather(self, own: bytes) -> list[bytes]:
+        lengths = self._gather_rows(torch.tensor([len(own)], dtype=torch.int64))
+        padded = torch.zeros(max(1, *(int(length) for length in lengths)), dtype=torch.uint8)
+        padded[: len(own)] = _tensor_of(own)
+        rows = self._gather_rows(padded)
+        return [
+            row[: int(length)].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)
+        ]
+
+    def from_rank_0(self, own: bytes) -> bytes:
+        length = self.largest(len(own) if self.index == 0 else 0)
+        content = _tensor_of(own) if self.index == 0 else torch.zeros(length, dtype=torch.uint8)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        if length:
+            with self.waiting(Op.BROADCAST):
+                self._backend.broadcast([content], options).wait()
+        return content.numpy().tobytes()
+
+    def send(self, message: Tensor, peer: int, tag: int) -> Pending:
+        return _Message(self, self.post_send(message, peer, tag), Op.SEND, peer)
+
+    def receive(self, message: Tensor, peer: int, tag: int) -> Pending:
+        return _Message(self, self.post_recv(message, peer, tag), Op.RECV, peer)
+
+    def _gather_rows(self, own: Tensor) -> list[Tensor]:
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        with self.waiting(Op.ALL_GATHER):
+            self._backend.allgather([rows], [own]).wait()
+        return rows
+
+
+class _Message:
+    """A message under way; its wait is in the black box."""
+
+    def __init__(self, comm: BackendComm, work: Pending, op: Op, peer: int) -> None:
+        self._comm = comm
+        self._work = work
+        self._op = op
+        self._peer = peer
+
+    def wait(self) -> None:
+        try:
+            self._comm.wait([self._work], self._op)
+        except PeerLostError as error:
+            raise PeerLostError(f"restore waited for rank {self._peer}: {error}") from error
+
+
+def _tensor_of(raw: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
