@@ -14,6 +14,7 @@ from checkpoint.describe import Describer, DescriptionError, describe_in_child
 from checkpoint.storage import Storage
 from tests.checkpoint.helpers import (
     DEADLINE_S,
+    commit_rules,
     commit_steps,
     describe_here,
     load_alone,
@@ -92,7 +93,7 @@ def test_a_coordinator_that_comes_after_leaves_a_manifest_and_what_it_names(
     for part in manifest.parts:
         storage.write_bytes("step-00000004.1/parts/rank-00000.json", part.to_json())
     coordinator = Coordinator(
-        storage, [0], Describer(lambda raw: b"other"), keep=2, timeout_s=DEADLINE_S
+        storage, [0], Describer(lambda raw: b"other"), commit_rules(timeout_s=DEADLINE_S)
     )
     coordinator.adopt()
     assert [type(news).__name__ for news in coordinator.poll()] == ["Committed"]
