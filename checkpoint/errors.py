@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from outlast.errors import FatalError, RetryableError
+from checkpoint.core.wrong import CorruptCheckpointError, LayoutMismatchError
+from outlast.errors import RetryableError
 
-
-class CorruptCheckpointError(FatalError):
-    """A checkpoint that must not be loaded; an older one may be whole.
-
-    `step` is the checkpoint's, `what` says which file is wrong and how.
-    """
-
-    def __init__(self, step: int, what: str) -> None:
-        super().__init__(f"checkpoint step {step}: {what}")
-        self.step = step
-        self.what = what
-
-
-class LayoutMismatchError(FatalError):
-    """A checkpoint whose shards are cut otherwise than the tensors to fill."""
+__all__ = [
+    "CorruptCheckpointError",
+    "LayoutMismatchError",
+    "StorageTimeoutError",
+    "StorageUnavailableError",
+]
 
 
 class StorageUnavailableError(RetryableError):

@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.shards import ShardTensor
 from checkpoint.core.strips import Box, Strip, strips
-from checkpoint.errors import CorruptCheckpointError, LayoutMismatchError
+from checkpoint.core.wrong import CorruptCheckpointError, LayoutMismatchError
 
 _Item = TypeVar("_Item")
 

@@ -1,0 +1,161 @@
+"""What a rank notes of itself: the words and records of its black box.
+
+What does not belong here: how they are written and read (`outlast/blackbox.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """What a rank is busy with."""
+
+    STARTING = 0
+    GROUPS = 1
+    RESTORE = 2
+    DATA = 3
+    FORWARD_BACKWARD = 4
+    GRADIENT_SYNC = 5
+    OPTIMIZER = 6
+    CHECKPOINT = 7
+    EVALUATION = 8
+    FINISHED = 9
+
+
+class StartMark(IntEnum):
+    """Moments of a worker's start, for the split of a recovery."""
+
+    FORKED = 0
+    GROUPS_READY = 1
+    MODEL_READY = 2
+    RESTORED = 3
+    FIRST_STEP = 4
+
+
+class Op(IntEnum):
+    """Operations that can wait for another rank."""
+
+    NONE = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    SEND = 5
+    RECV = 6
+    BARRIER = 7
+    ALL_TO_ALL = 8
+
+
+class Group(IntEnum):
+    """Which peers an operation involves."""
+
+    WORLD = 0
+    TP = 1
+    DP = 2
+    PP = 3
+    EMBEDDING = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One completed step. `loss` is the mean over the global batch."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    start_ns: int
+    end_ns: int
+    eval_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRecord:
+    """One operation that has ended."""
+
+    op: Op
+    group: Group
+    seq: int
+    micro_batch: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeUse:
+    """Where a rank's time has gone, in seconds since it opened its box.
+
+    Operations lie within phases: what remains of a phase is the rank's own work.
+    On a GPU phases are the host's, which mostly waits in GRADIENT_SYNC for what it gave the
+    device before; operations are the device's.
+    """
+
+    phases_s: dict[Phase, float]
+    operations_s: dict[tuple[Phase, Group], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepUse:
+    """What steps used: of one when written, of all so far when read."""
+
+    forward_ns: int = 0
+    """Time in forward passes, waiting for others left out; `backward_ns` likewise."""
+    backward_ns: int = 0
+    busy_ns: int = 0
+    """Time of the pipeline's actions; `waited_ns`: of what they waited for in between."""
+    waited_ns: int = 0
+    hidden_ns: Mapping[Group, int] = field(default_factory=dict)
+    """Time that messages were under way while the rank did something else."""
+    sent_bytes: Mapping[Group, int] = field(default_factory=dict)
+    peak_memory_bytes: int = 0
+    """The largest so far. On a CPU: by how much the process has grown."""
+
+
+def bubble_of(uses: Sequence[StepUse]) -> float | None:
+    """Share of the time of a job's ranks that its pipeline's bubble takes; None before a step.
+
+    A rank does not note how long it idles after its last action, so the rank that takes
+    longest over its actions and what they wait for says how long the pipeline takes.
+    """
+    whole_ns = len(uses) * max((use.busy_ns + use.waited_ns for use in uses), default=0)
+    return 1 - sum(use.busy_ns for use in uses) / whole_ns if whole_ns else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What `outlast plan` says of a rank: to be held beside what it measures."""
+
+    memory_bytes: int
+    bubble: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """Where a rank stands now."""
+
+    rank: int
+    attempt: int
+    pid: int
+    phase: Phase
+    phase_since_ns: int
+    completed_step: int
+    resumed_step: int
+    op: Op
+    group: Group
+    op_seq: int
+    micro_batch: int
+    op_entered_ns: int
+    # Zero while the operation is still going on.
+    op_left_ns: int
+
+    @property
+    def last_op(self) -> str:
+        """The last operation entered, in words."""
+        if self.op is Op.NONE:
+            return ""
+        state = "in" if self.op_left_ns == 0 else "after"
+        return f"{state} {self.group.name.lower()} {self.op.name.lower()} #{self.op_seq}"
