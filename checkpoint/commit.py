@@ -22,7 +22,7 @@ from checkpoint.core.ownership import check_owned_once
 from checkpoint.core.pacing import Cadence
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.core.sealed import RecordError, sha256
-from checkpoint.describe import Describer, DescriptionError
+from checkpoint.describe import Describer
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
 
@@ -95,13 +95,11 @@ class Coordinator:
         self,
         storage: Storage,
         saver_ranks: Sequence[int],
-        describer: Describer,
         rules: CommitRules,
     ) -> None:
         self._storage = storage
         self._saver_ranks = frozenset(saver_ranks)
-        self._describer = describer
-        self._undescribed = ""
+        self._describer = Describer()
         self._timeout_s = rules.timeout_s
         self._cadence = Cadence(rules.interval_steps)
         # Nobody writes on after its own deadline; twice that, for what it was late to hear of.
@@ -180,8 +178,6 @@ class Coordinator:
             for other in [other for other in self._pending if other[0] <= done.step]:
                 del self._pending[other]
             yield done
-            if self._undescribed:
-                yield Trouble(step=done.step, stage="commit", detail=self._undescribed)
             yield from self._clean_up(done.step)
         elif overdue:
             missing = sorted(self._saver_ranks - arrived)
@@ -291,13 +287,7 @@ class Coordinator:
 
     def _described(self, manifest: Manifest) -> Manifest:
         """The manifest that names torch's description, which it writes beside the payloads."""
-        self._undescribed = ""
-        try:
-            description = self._describer.description(manifest)
-        except DescriptionError as error:
-            # Ours to load all the same: only torch's tools need it.
-            self._undescribed = f"torch's tools cannot read this checkpoint, no .metadata: {error}"
-            return manifest
+        description = self._describer.description(manifest)
         folder = names.attempt_folder(manifest.step, manifest.attempt)
         self._storage.write_bytes(f"{folder}/{names.METADATA}", description)
         return replace(manifest, metadata_sha256=sha256(description))

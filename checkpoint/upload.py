@@ -29,7 +29,6 @@ from checkpoint.core.manifest import BLOCK_BYTES, PartRecord
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits, backoff_s
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState, next_upload
-from checkpoint.describe import Describer, describe_in_child
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.slotfile import SlotFile
 from checkpoint.storage import CALL_DEADLINE_S, Storage
@@ -59,8 +58,6 @@ class Uploader:
     `saver_ranks`; this node has those of them that are in `local_ranks`, below
     `memory_dir`. The coordinator also commits, and keeps what `rules` say. Uploads take no
     more of the node than `limits`; `jitter` is chance in 0..1 for the waits between tries.
-    `describe` makes torch's description of a manifest; a child process does unless another
-    way is given.
 
     `on_committed(committed)` and `on_trouble(step, stage, detail)` are called in the
     uploader's thread.
@@ -80,7 +77,6 @@ class Uploader:
         *,
         limits: TransferLimits = DEFAULT_LIMITS,
         jitter: Callable[[], float] = random.random,
-        describe: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._url = url
         self._job_id = job_id
@@ -99,9 +95,6 @@ class Uploader:
         self._transfer: Transfer | None = None
         self._coordinator: Coordinator | None = None
         self._stopping = threading.Event()
-        self._describer = Describer(
-            describe or partial(describe_in_child, is_stopping=self._stopping.is_set)
-        )
         self._passed = threading.Condition()
         self._passes_begun = 0
         self._last_idle_pass = 0
@@ -177,9 +170,7 @@ class Uploader:
             return None
         if self._coordinator is None:
             try:
-                coordinator = Coordinator(
-                    self._open(), self._saver_ranks, self._describer, self._rules
-                )
+                coordinator = Coordinator(self._open(), self._saver_ranks, self._rules)
                 coordinator.adopt()
             except StorageUnavailableError as error:
                 # Nothing is lost yet; an upload will meet the same and report it.

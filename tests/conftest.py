@@ -1,6 +1,11 @@
 """Options of the whole suite; pytest takes them from here only."""
 
 import pytest
+from hypothesis import settings
+
+# A machine that does other things too makes any example slow now and then.
+settings.register_profile("outlast", deadline=None)
+settings.load_profile("outlast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,9 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint import dcp
 from checkpoint.commit import CommitRules, Committed
-from checkpoint.core.manifest import Manifest
 from checkpoint.core.names import memory_folder
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
 from checkpoint.core.retention import RetentionPolicy
@@ -101,11 +99,6 @@ class News:
         self.trouble.append((step, stage, detail))
 
 
-def describe_here(manifest: bytes) -> bytes:
-    """What the child process makes, without its seconds of importing torch."""
-    return dcp.describe(Manifest.from_json(manifest))
-
-
 def commit_rules(*, keep: int = 2, timeout_s: float = 30.0) -> CommitRules:
     return CommitRules(retention=RetentionPolicy(keep=keep), timeout_s=timeout_s, interval_steps=1)
 
@@ -121,7 +114,6 @@ def uploading(
     keep: int = 2,
     timeout_s: float = 30.0,
     limits: TransferLimits = DEFAULT_LIMITS,
-    describe: Callable[[bytes], bytes] | None = None,
 ) -> Iterator[tuple[Uploader, News]]:
     """An uploader at work, and what it says."""
     news = News()
@@ -136,7 +128,6 @@ def uploading(
         news.on_committed,
         news.on_trouble,
         limits=limits,
-        describe=describe or describe_here,
     )
     uploader.start()
     try:

@@ -1,27 +1,33 @@
-"""torch's description of a checkpoint comes from a child process, and damage to it is noticed."""
+"""torch's description of a checkpoint is what torch itself would pickle."""
 
 from __future__ import annotations
 
-import os
-import threading
+import dataclasses
+import pickle
 from pathlib import Path
 
-import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
+from checkpoint import dcp
 from checkpoint.commit import Coordinator
 from checkpoint.core.manifest import Manifest
-from checkpoint.describe import Describer, DescriptionError, describe_in_child
+from checkpoint.describe import Describer
 from checkpoint.storage import Storage
 from tests.checkpoint.helpers import (
     DEADLINE_S,
     commit_rules,
     commit_steps,
-    describe_here,
     load_alone,
-    make_stager,
     make_tensors,
-    same_bits,
-    uploading,
 )
 
 
@@ -30,71 +36,62 @@ def manifest_of(url: str, tmp_path: Path) -> Manifest:
     return Storage(url).read_commit(4)[1]
 
 
-def test_a_child_process_describes_as_this_one_does(url: str, tmp_path: Path) -> None:
-    raw = manifest_of(url, tmp_path).to_json()
-    made = describe_in_child(raw, is_stopping=lambda: False)
-    assert made == describe_here(raw)
-    assert (tmp_path / "store/job-1/step-00000004.1/.metadata").read_bytes() == made
+def described_by_torch(manifest: Manifest) -> Metadata:
+    tensors: dict[str, TensorStorageMetadata] = {}
+    places = {}
+    for part in manifest.parts:
+        for shard in part.tensors:
+            properties = TensorProperties(dtype=getattr(torch, shard.dtype))
+            size = torch.Size(shard.global_shape)
+            known = tensors.setdefault(shard.name, TensorStorageMetadata(properties, size, []))
+            chunk = ChunkStorageMetadata(torch.Size(shard.offsets), torch.Size(shard.shape))
+            known.chunks.append(chunk)
+            places[MetadataIndex(shard.name, shard.offsets)] = _StorageInfo(
+                part.file, shard.frame_offset, shard.frame_nbytes
+            )
+    return Metadata(
+        state_dict_metadata=dict(tensors),
+        planner_data={name: tuple(name.split(".", 1)) for name in tensors},
+        storage_data=places,
+        storage_meta=StorageMeta(),
+        version=CURRENT_DCP_VERSION,
+    )
 
 
-def test_a_child_that_fails_says_why_in_one_line() -> None:
-    with pytest.raises(DescriptionError, match="RecordError"):
-        describe_in_child(b"no manifest", is_stopping=lambda: False)
-
-
-def test_an_uploader_that_stops_ends_its_child(url: str, tmp_path: Path) -> None:
-    raw = manifest_of(url, tmp_path).to_json()
-    stopping = threading.Event()
-    stopping.set()
-    with pytest.raises(DescriptionError):
-        describe_in_child(raw, is_stopping=stopping.is_set)
-    # Nobody is left behind.
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-
-
-def test_one_layout_is_described_once(url: str, tmp_path: Path) -> None:
+def test_torch_reads_what_it_would_have_written(url: str, tmp_path: Path) -> None:
     manifest = manifest_of(url, tmp_path)
-    asked: list[bytes] = []
+    found = pickle.loads(dcp.describe(manifest))
+    # As torch's own reader would get it: a pickle adds what a class does not keep.
+    expected = pickle.loads(pickle.dumps(described_by_torch(manifest)))
+    assert found == expected
+    for name, tensor in expected.state_dict_metadata.items():
+        theirs, ours = tensor.properties, found.state_dict_metadata[name].properties
+        assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
+    stored = (tmp_path / "store/job-1/step-00000004.1/.metadata").read_bytes()
+    assert stored == dcp.describe(manifest)
 
-    def counted(raw: bytes) -> bytes:
-        asked.append(raw)
-        return describe_here(raw)
 
-    describer = Describer(counted)
-    assert describer.description(manifest) == describer.description(manifest)
-    assert len(asked) == 1
-
-
-def test_a_checkpoint_that_torch_cannot_be_told_of_is_still_one(url: str, tmp_path: Path) -> None:
-    def fail(raw: bytes) -> bytes:
-        raise DescriptionError("No module named 'torch'")
-
-    stager = make_stager(tmp_path / "memory", make_tensors(4))
-    with uploading(url, tmp_path / "memory", describe=fail) as (uploader, news):
-        stager.save(4, {}, upload=True, common_step=-1)
-        assert uploader.drain(DEADLINE_S)
-    assert news.committed == [4]
-    [(step, stage, detail)] = news.trouble
-    assert (step, stage) == (4, "commit")
-    assert "no .metadata: No module named 'torch'" in detail
-    restored = make_tensors(9)
-    load_alone(Storage(url), 4, restored)
-    assert same_bits(restored, make_tensors(4))
+def test_one_layout_has_one_description(url: str, tmp_path: Path) -> None:
+    manifest = manifest_of(url, tmp_path)
+    describer = Describer()
+    later = dataclasses.replace(
+        manifest,
+        step=5,
+        parts=tuple(dataclasses.replace(part, step=5) for part in manifest.parts),
+    )
+    assert describer.description(manifest) is describer.description(later)
 
 
 def test_a_coordinator_that_comes_after_leaves_a_manifest_and_what_it_names(
     url: str, tmp_path: Path
 ) -> None:
-    """The one before wrote the manifest and died; another torch describes otherwise."""
+    """The one before wrote the manifest and died."""
     manifest = manifest_of(url, tmp_path)
     storage = Storage(url)
     storage.delete_file("commits/00000004.json")
     for part in manifest.parts:
         storage.write_bytes("step-00000004.1/parts/rank-00000.json", part.to_json())
-    coordinator = Coordinator(
-        storage, [0], Describer(lambda raw: b"other"), commit_rules(timeout_s=DEADLINE_S)
-    )
+    coordinator = Coordinator(storage, [0], commit_rules(timeout_s=DEADLINE_S))
     coordinator.adopt()
     assert [type(news).__name__ for news in coordinator.poll()] == ["Committed"]
     assert storage.read_commit(4)[1] == manifest

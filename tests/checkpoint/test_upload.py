@@ -16,7 +16,6 @@ from checkpoint import slotfile
 from checkpoint.commit import Committed, Coordinator, Trouble
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
-from checkpoint.describe import Describer
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from tests.checkpoint.conftest import both_stores
@@ -24,7 +23,6 @@ from tests.checkpoint.helpers import (
     DEADLINE_S,
     commit_rules,
     commit_steps,
-    describe_here,
     load_alone,
     make_stager,
     make_tensors,
@@ -38,7 +36,7 @@ __all__ = ["stuck_url"]  # the fixture is found by its name in this module
 
 
 def make_coordinator(storage: Storage, savers: Sequence[int], *, timeout_s: float) -> Coordinator:
-    return Coordinator(storage, savers, Describer(describe_here), commit_rules(timeout_s=timeout_s))
+    return Coordinator(storage, savers, commit_rules(timeout_s=timeout_s))
 
 
 def upload_states(memory: Path, rank: int = 0) -> dict[int, UploadState]:

@@ -318,8 +318,9 @@ class _Works:
 def native_collectives(context: RankContext, case: LinearCase) -> dict[str, Any]:
     """What `NcclComm` calls, on a backend that needs no GPU, and a layer over it."""
     gloo: Any = mesh_of(context, Layout(tp=context.world_size)).tp
+    # All ranks are one group here, so the backend below the group's is of the same members.
     comm = NcclComm(
-        _StandIn(gloo._backend),
+        _StandIn(gloo._backend._backend),
         group=gloo.group,
         ranks=gloo.ranks,
         index=gloo.index,

@@ -10,7 +10,6 @@ from checkpoint.core.retention import RetentionPolicy
 from checkpoint.upload import Uploader
 from outlast.blackbox import Reader, StepRecord
 from outlast.spec import parse_spec
-from tests.checkpoint.helpers import describe_here
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 
@@ -68,7 +67,6 @@ def train_and_upload(
         CommitRules(retention=RetentionPolicy(keep=3), timeout_s=30.0, interval_steps=1),
         lambda _: None,
         lambda _, stage, detail: troubles.append(f"{stage}: {detail}"),
-        describe=describe_here,
     )
     uploader.start()
     try:
