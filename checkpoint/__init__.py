@@ -3,8 +3,8 @@
 - `stage.py` copies a rank's tensors into memory-mapped slots, step after step, inside
   the `frames.py` that make them files of torch's format;
 - `upload.py` moves what each rank owns of a sealed slot to storage in the background,
-  `commit.py` makes it a checkpoint that exists, `describe.py` has it described for torch's
-  own tools by a child process, `dcp.py`;
+  `commit.py` makes it a checkpoint that exists, `describe.py` and `dcp.py` describe it for
+  torch's own tools;
 - `transfer.py` sends one file, `cleaning.py` deletes what is not kept, `keeping.py`
   has pins and leases, `catalog.py` what people do with checkpoints by hand;
 - `restore.py` brings either back, from storage onto any layout: `readahead.py` reads
