@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -231,3 +232,19 @@ class _Message:
             assert self.post.is_awaited.wait(DEADLINE_S), "nobody receives it"
             return
         self.content.copy_(self.post.contents.get(timeout=DEADLINE_S))
+
+
+def assert_one_of_many_creates(storage: Storage) -> bytes:
+    """Eight writers of one record: exactly one wins, and the record is its own. What it wrote."""
+    together = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        together.wait(DEADLINE_S)
+        return storage.put_if_absent("commits/00000001.json", b"writer %d" % number)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(create, range(8)))
+    assert won.count(True) == 1
+    winner = b"writer %d" % won.index(True)
+    assert storage.read_bytes("commits/00000001.json") == winner
+    return winner

@@ -19,7 +19,7 @@ from checkpoint import local
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
 from tests.checkpoint.conftest import both_stores
-from tests.checkpoint.helpers import DEADLINE_S, commit_steps
+from tests.checkpoint.helpers import DEADLINE_S, assert_one_of_many_creates, commit_steps
 
 
 class StuckFileSystem(MemoryFileSystem):
@@ -89,18 +89,9 @@ def test_missing_file_is_told_from_storage_that_fails(url: str) -> None:
 @both_stores
 def test_of_many_writers_exactly_one_creates_a_record(url: str) -> None:
     storage = Storage(url)
-    together = threading.Barrier(8)
-
-    def create(number: int) -> bool:
-        together.wait(DEADLINE_S)
-        return storage.put_if_absent("commits/00000001.json", b"writer %d" % number)
-
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(create, range(8)))
-    assert won.count(True) == 1
-    assert storage.read_bytes("commits/00000001.json") == b"writer %d" % won.index(True)
+    winner = assert_one_of_many_creates(storage)
     # A request that was sent twice is ours both times.
-    assert storage.put_if_absent("commits/00000001.json", b"writer %d" % won.index(True))
+    assert storage.put_if_absent("commits/00000001.json", winner)
 
 
 def test_folder_without_hard_links_still_has_one_winner(

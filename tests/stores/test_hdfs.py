@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from checkpoint import catalog
 from checkpoint.errors import StorageUnavailableError
 from checkpoint.storage import Storage
 from tests.checkpoint.helpers import (
-    DEADLINE_S,
+    assert_one_of_many_creates,
     commit_steps,
     load_alone,
     make_stager,
@@ -33,16 +31,7 @@ def test_probe_passes_and_leaves_nothing(hdfs_url: str) -> None:
 
 def test_of_many_writers_exactly_one_creates_a_record(hdfs_url: str) -> None:
     storage = Storage(hdfs_url)
-    together = threading.Barrier(8)
-
-    def create(number: int) -> bool:
-        together.wait(DEADLINE_S)
-        return storage.put_if_absent("commits/00000001.json", b"writer %d" % number)
-
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(create, range(8)))
-    assert won.count(True) == 1
-    assert storage.read_bytes("commits/00000001.json") == b"writer %d" % won.index(True)
+    assert_one_of_many_creates(storage)
     # Nothing is left of the losers.
     assert [entry.name for entry in storage.entries("commits")] == ["00000001.json"]
 

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from checkpoint.stage import NamedTensor, Stager
 from checkpoint.storage import Storage
 from checkpoint.transfer import Transfer
 from tests.checkpoint.helpers import (
-    DEADLINE_S,
+    assert_one_of_many_creates,
     commit_steps,
     load_alone,
     make_stager,
@@ -66,17 +65,7 @@ def test_probe_passes_and_leaves_nothing(s3_url: str) -> None:
 
 
 def test_of_many_writers_exactly_one_creates_a_record(s3_url: str) -> None:
-    storage = Storage(s3_url)
-    together = threading.Barrier(8)
-
-    def create(number: int) -> bool:
-        together.wait(DEADLINE_S)
-        return storage.put_if_absent("commits/00000001.json", b"writer %d" % number)
-
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(create, range(8)))
-    assert won.count(True) == 1
-    assert storage.read_bytes("commits/00000001.json") == b"writer %d" % won.index(True)
+    assert_one_of_many_creates(Storage(s3_url))
 
 
 def test_checkpoints_come_back_bitwise_and_old_ones_go(s3_url: str, tmp_path: Path) -> None:

@@ -38,18 +38,9 @@ class GlooNetwork:
     ) -> None:
         self._rank = rank
         self._peers: set[int] = set()
-        # The bindings exist; torch's stubs leave them out.
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timeout
-        options._threads = 1
-        options._devices = [
-            dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=True)
-            if interface
-            else dist.ProcessGroupGloo.create_default_device(lazy_init=True)
-        ]
-        # A bare backend instead of init_process_group: no registry, no world group's barrier.
-        backend = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, world_size, options)
-        self._backend: Any = backend
+        self._backend = lazy_gloo(
+            PrefixStore("gloo/", store), rank, world_size, timeout=timeout, interface=interface
+        )
 
     def group(self, group: Group, ranks: Sequence[int]) -> GroupBackend:
         """The backend of one of this rank's groups, of which there is one of each kind."""
@@ -88,3 +79,20 @@ class GroupBackend:
         """Start to receive from the member at index `peer`."""
         work: Pending = self._backend.recv(tensors, self._ranks[peer], self._first_tag + tag)
         return work
+
+
+def lazy_gloo(
+    store: Store, rank: int, world_size: int, *, timeout: timedelta, interface: str
+) -> Any:
+    """A backend over all ranks whose connections are made at their first message."""
+    # The bindings exist; torch's stubs leave them out.
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._threads = 1
+    options._devices = [
+        dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=True)
+        if interface
+        else dist.ProcessGroupGloo.create_default_device(lazy_init=True)
+    ]
+    # A bare backend instead of init_process_group: no registry, no world group's barrier.
+    return dist.ProcessGroupGloo(store, rank, world_size, options)

@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from checkpoint.peers import Alone, Peers, Pending
 from outlast.blackbox import Group, Op
 from trainer.parallel.comm import BackendComm, PeerLostError, Recorder
+from trainer.parallel.gloo_network import lazy_gloo
 from trainer.parallel.timeline import HostTimeline
 
 # Whoever waits for a reader waits for its store: two tries of a minute each, and as much
@@ -42,18 +43,14 @@ def join_hosts(
         return Alone()
     if store is None:
         raise ValueError(f"a group of {world_size} ranks needs a rendezvous store")
-    # The bindings exist; torch's stubs leave them out.
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=timeout_s)
-    options._threads = 1
-    options._devices = [
-        dist.ProcessGroupGloo.create_device(interface=gloo_interface, lazy_init=True)
-        if gloo_interface
-        else dist.ProcessGroupGloo.create_default_device(lazy_init=True)
-    ]
-    backend = dist.ProcessGroupGloo(PrefixStore("hosts/", store), rank, world_size, options)
     return _HostGroup(
-        backend,
+        lazy_gloo(
+            PrefixStore("hosts/", store),
+            rank,
+            world_size,
+            timeout=timedelta(seconds=timeout_s),
+            interface=gloo_interface,
+        ),
         group=Group.WORLD,
         ranks=tuple(range(world_size)),
         index=rank,
