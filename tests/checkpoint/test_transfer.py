@@ -182,7 +182,7 @@ def test_budget_spaces_the_parts(tmp_path: Path) -> None:
     send(transfer)
     # The first goes at once; the last waits for what three parts take of the budget.
     assert len(pauses.asked_s) == 3
-    assert max(pauses.asked_s) == pytest.approx(0.75, abs=0.2)
+    assert 0 < max(pauses.asked_s) <= 0.75
 
 
 def test_store_that_takes_files_in_order_gets_them_in_order() -> None:

@@ -169,7 +169,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_all_ranks(
     assert [result["code"] for result in results] == [FAILED] * 2
     for rank in range(2):
         report = json.loads((folder / f"a2-rank-{rank}.error.json").read_text())
-        assert report["type"] == "checkpoint.errors.LayoutMismatchError"
+        assert report["type"] == "checkpoint.core.wrong.LayoutMismatchError"
         assert "has no tensor model.blocks.2." in report["message"]
         assert "load it with the model section that saved it" in report["message"]
 
