@@ -105,6 +105,20 @@ def test_nodes_and_their_link_are_checked_between_a_fault_and_the_restart(
     assert "storage" in [finding.test for finding in run.findings if finding.metric]
 
 
+def test_a_new_job_goes_on_from_another_ones_checkpoint_with_fewer_nodes(cluster: Cluster) -> None:
+    first = cluster.submit(steps=20)
+    cluster.wait_state(first, "SUCCEEDED")
+    folder = cluster.state_dir / "checkpoints" / first
+    # A job may succeed before its last upload has.
+    wait_for((folder / "commits" / "00000020.json").exists, "the last checkpoint to be committed")
+    load = {"load": f"file://{folder}", "load_step": 20}
+    second = cluster.submit(steps=30, parallel={"dp": 1}, checkpoint=load)
+    job = cluster.wait_state(second, "SUCCEEDED")
+    assert list(cluster.losses(second)) == list(range(21, 31))
+    assert not cluster.incidents(second)
+    assert any("parallel.dp 2 is now 1" in line for line in job.environment_changes)
+
+
 def test_user_error_fails_the_job_after_one_confirming_restart(cluster: Cluster) -> None:
     job_id = cluster.submit(data={"source": "/no/such/text"})
     job = cluster.wait_state(job_id, "FAILED")
@@ -272,17 +286,3 @@ def start_agent(process: Controller, folder: Path) -> subprocess.Popen[bytes]:
     command += ["--data-dir", str(process.state_dir / "data")]
     with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-
-def test_a_new_job_goes_on_from_another_ones_checkpoint_with_fewer_nodes(cluster: Cluster) -> None:
-    first = cluster.submit(steps=20)
-    cluster.wait_state(first, "SUCCEEDED")
-    folder = cluster.state_dir / "checkpoints" / first
-    # A job may succeed before its last upload has.
-    wait_for((folder / "commits" / "00000020.json").exists, "the last checkpoint to be committed")
-    load = {"load": f"file://{folder}", "load_step": 20}
-    second = cluster.submit(steps=30, parallel={"dp": 1}, checkpoint=load)
-    job = cluster.wait_state(second, "SUCCEEDED")
-    assert list(cluster.losses(second)) == list(range(21, 31))
-    assert not cluster.incidents(second)
-    assert any("parallel.dp 2 is now 1" in line for line in job.environment_changes)
