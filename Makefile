@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-kube test-prometheus test-stores lint proto clean
+.PHONY: demo test test-crash test-seeds test-kube test-prometheus test-stores chaos \
+	chaos-full lint proto clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,7 +24,16 @@ demo: $(STAMP)
 LONG_TESTS := tests/netns tests/e2e tests/kube/test_scenario.py tests/test_demo.py
 test: $(STAMP) lint
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder \
-		--ignore tests/prometheus/test_real.py --ignore tests/stores $(LONG_TESTS) tests
+		--ignore tests/prometheus/test_real.py --ignore tests/stores \
+		--ignore tests/crash/test_cluster.py $(LONG_TESTS) tests
+
+# One training on real nodes loses a process of every kind; `make test` kills at every named point.
+test-crash: $(STAMP)
+	$(BIN)/pytest tests/crash/test_cluster.py
+
+# A thousand seeds of the simulated world, in two processes; `make test` runs 200 of them.
+test-seeds: $(STAMP)
+	$(BIN)/python -m controller.sim.run --seed 0 --count 1000 --processes 2 --quiet
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP)
@@ -39,6 +49,16 @@ test-prometheus: $(STAMP)
 test-stores: $(STAMP)
 	tests/stores/servers.sh $(BIN)/python
 	$(BIN)/pytest tests/stores
+
+# Faults at every moment in real processes, some of the combinations (another SEED takes
+# others), and beside them training in which nothing goes wrong.
+SEED ?= 1
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --seed $(SEED) --healthy-s 300 $(ARGS)
+
+# All of them take hours; when it is called again, it goes on with those that have not passed.
+chaos-full: $(STAMP)
+	$(BIN)/python -m tests.chaos --full --healthy-s 3600 --output tests/chaos/results/full.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -8,7 +8,8 @@
 - `transfer.py` sends one file, `cleaning.py` deletes what is not kept, `keeping.py`
   has pins and leases, `catalog.py` what people do with checkpoints by hand;
 - `restore.py` brings either back, from storage onto any layout: `readahead.py` reads
-  and verifies, `passing.py` passes on, `peers.py` says what that takes of other ranks;
+  and verifies, `passing.py` passes on, `peers.py` says what that takes of other ranks,
+  `sharing.py` has the memory that ranks of one node pass it on in;
 - `slotfile.py` is the slot format that worker and uploader share;
 - `storage.py` is the edge to storage, with a deadline on every call; `stores.py`
   (fsspec), `local.py` and `hdfs.py` are the kinds of store behind it;

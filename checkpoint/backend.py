@@ -50,6 +50,10 @@ class Backend(Protocol):
 
     def read(self, path: str, start: int | None, end: int | None) -> bytes: ...
 
+    def read_into(self, path: str, start: int, into: memoryview) -> int:
+        """Fill `into` from byte `start` on; says how much of it, less where the file ends."""
+        ...
+
     def size(self, path: str) -> int: ...
 
     def writer(self, path: str, nbytes: int, part_bytes: int) -> FileWriter:

@@ -24,6 +24,7 @@ from checkpoint.core.retention import (
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.keeping import drop_expired_leases, leased_steps, pinned_steps
 from checkpoint.storage import Storage
+from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +57,13 @@ class Cleaner:
     def _clean(self, waiting: Collection[tuple[int, int]], *, deletes: bool) -> None:
         storage = self._storage
         now_s = storage.now_s()
+        reach(CrashPoint.CLEANING)
         committed = self._committed(now_s)
         busy = {*waiting, *quarantined(storage)}
         plan = plan_cleanup(committed, attempt_folders(storage), self._policy, busy=busy)
         for step in plan.delete_steps if deletes else ():
             storage.delete_step(step)
+            reach(CrashPoint.STEP_DELETED)
             self._known.pop(step, None)
         newest_first = [one.step for one in committed]
         oldest_kept = min(newest_first[: self._policy.keep], default=0)
@@ -71,6 +74,7 @@ class Cleaner:
             if one.begun_at_s is not None and now_s - one.begun_at_s > self._grace_s:
                 logger.info("unfinished file discarded: %s %s", storage.url, one.path)
                 storage.discard(one)
+        reach(CrashPoint.CLEANED)
 
     def _sweep(self, folder: AttemptFolder, *, now_s: float, oldest_kept: int) -> None:
         name = names.attempt_folder(folder.step, folder.attempt)
@@ -84,6 +88,7 @@ class Cleaner:
         ):
             logger.info("remains of an upload deleted: %s %s", self._storage.url, name)
             self._storage.delete_folder(name)
+            reach(CrashPoint.REMAINS_DELETED)
 
     def _committed(self, now_s: float) -> list[CommittedStep]:
         """What exists, newest first."""

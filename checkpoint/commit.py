@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 from checkpoint.cleaning import Cleaner, attempt_folders, quarantined
 from checkpoint.core import names
@@ -25,6 +25,7 @@ from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.describe import Describer
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
+from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class Coordinator:
         # Nobody writes on after its own deadline; twice that, for what it was late to hear of.
         self._cleaner = Cleaner(storage, rules.retention, grace_s=2 * rules.timeout_s)
         self._pending: dict[tuple[int, int], _Pending] = {}
+        self._is_clean = True
 
     @property
     def is_waiting(self) -> bool:
@@ -131,7 +133,12 @@ class Coordinator:
         """
         newest = max(self._storage.committed_steps(), default=-1)
         corrupt = quarantined(self._storage)
-        for folder in attempt_folders(self._storage):
+        folders = attempt_folders(self._storage)
+        # Whoever committed last may have died before it had cleaned up.
+        self._is_clean = not folders
+        for folder in folders:
+            if folder.step == newest:
+                self._delete(f"{names.attempt_folder(*astuple(folder))}/{names.PARTS}")
             # What was found corrupt must not come back under another record.
             is_corrupt = (folder.step, folder.attempt) in corrupt
             if folder.step > newest and not is_corrupt:
@@ -154,6 +161,9 @@ class Coordinator:
 
     def poll(self) -> Iterator[Committed | Trouble]:
         """Commit what is complete, drop what is overdue or outdated."""
+        if not self._is_clean:
+            self._is_clean = True
+            self._tidy()
         for key, pending in sorted(self._pending.items()):
             now_s = time.monotonic()
             if key not in self._pending or now_s < pending.next_poll_s:
@@ -192,7 +202,9 @@ class Coordinator:
     def _abandon(self, pending: _Pending, detail: str) -> Iterator[Trouble]:
         del self._pending[(pending.step, pending.attempt)]
         if pending.adopted:
+            # Swept with other remains, now or later: when nobody can be writing it any more.
             logger.info("unfinished checkpoint left: %s: %s", pending.folder, detail)
+            self._tidy()
             return
         self._discard(pending)
         yield Trouble(step=pending.step, stage="commit", detail=detail)
@@ -225,7 +237,9 @@ class Coordinator:
             check_owned_once(tensor for part in parts for tensor in part.tensors)
         except ValueError as error:
             raise CorruptCheckpointError(pending.step, str(error)) from error
+        reach(CrashPoint.PARTS_ARRIVED)
         raw = self._put_manifest(manifest)
+        reach(CrashPoint.MANIFEST_STORED)
         commit = CommitRecord(
             step=pending.step,
             attempt=pending.attempt,
@@ -234,6 +248,7 @@ class Coordinator:
             manifest_sha256=sha256(raw),
         )
         winner = self._put(commit)
+        reach(CrashPoint.COMMITTED)
         if winner != commit:
             logger.info(
                 "checkpoint committed by another attempt: step=%d attempt=%d winner=%d",
@@ -246,6 +261,7 @@ class Coordinator:
         # The manifest says it all: from here on every file of a checkpoint is one that is
         # verified whenever it is read.
         self._delete(f"{pending.folder}/{names.PARTS}")
+        reach(CrashPoint.RECORDS_DELETED)
         return Committed(
             step=winner.step,
             size_bytes=winner.size_bytes,
@@ -266,6 +282,7 @@ class Coordinator:
         if found is not None:
             return found
         raw = self._described(manifest).to_json()
+        reach(CrashPoint.DESCRIPTION_STORED)
         if not self._storage.put_if_absent(path, raw):
             found = self._sound_manifest(path)
             if found is not None:
@@ -293,19 +310,22 @@ class Coordinator:
         return replace(manifest, metadata_sha256=sha256(description))
 
     def _put(self, commit: CommitRecord) -> CommitRecord:
-        """Create the commit record; returns the one that is there afterwards."""
+        """Create the commit record; returns the one that is there afterwards.
+
+        It is always read back, with the manifest: a store that says it has created a file and
+        has not would make a checkpoint that nobody finds again.
+        """
         path = names.commit_path(commit.step)
         if self._storage.put_if_absent(path, commit.to_json()):
-            return commit
+            return self._storage.read_commit(commit.step)[0]
         try:
             return self._storage.read_commit(commit.step)[0]
         except CorruptCheckpointError as error:
             # A damaged record must not keep a whole checkpoint from existing.
             logger.warning("committed checkpoint set aside: %s", error)
             self._storage.quarantine_step(commit.step)
-        if not self._storage.put_if_absent(path, commit.to_json()):
-            return self._storage.read_commit(commit.step)[0]
-        return commit
+        self._storage.put_if_absent(path, commit.to_json())
+        return self._storage.read_commit(commit.step)[0]
 
     def _read_part(self, pending: _Pending, rank: int) -> PartRecord:
         path = f"{pending.folder}/{names.PARTS}/{names.part_name(rank)}"
@@ -325,6 +345,7 @@ class Coordinator:
         except StorageUnavailableError as error:
             logger.info("unfinished checkpoint left: %s: %s", pending.folder, error)
             return
+        reach(CrashPoint.GIVING_UP)
         # Where the step exists, it may be this very folder; the sweep looks closer.
         if not committed:
             self._delete(pending.folder)
@@ -334,6 +355,13 @@ class Coordinator:
             self._storage.delete_folder(folder)
         except StorageUnavailableError as error:
             logger.info("unfinished checkpoint left: %s: %s", folder, error)
+
+    def _tidy(self) -> None:
+        """Clean up as after a commit. Storage that does not let us will say so of an upload."""
+        try:
+            self._cleaner.clean(waiting=self._pending)
+        except (StorageUnavailableError, CorruptCheckpointError) as error:
+            logger.info("not cleaned up: %s", error)
 
     def _clean_up(self, step: int) -> Iterator[Trouble]:
         try:

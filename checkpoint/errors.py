@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from checkpoint.core.wrong import CorruptCheckpointError, LayoutMismatchError
+from checkpoint.core.errors import CorruptCheckpointError, LayoutMismatchError
 from outlast.errors import RetryableError
 
 __all__ = [
     "CorruptCheckpointError",
     "LayoutMismatchError",
+    "RootTakenError",
     "StorageTimeoutError",
     "StorageUnavailableError",
 ]
@@ -27,3 +28,10 @@ class StorageUnavailableError(RetryableError):
 
 class StorageTimeoutError(StorageUnavailableError):
     """A call to storage did not come back within its deadline; it may still be going on."""
+
+
+class RootTakenError(StorageUnavailableError):
+    """The checkpoint root belongs to another job; waiting does not help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, lasting=True)

@@ -1,7 +1,7 @@
 """Verified bytes of a checkpoint, read in the background before they are asked for.
 
-Threads hide the latency of a store; what they hold is bounded in bytes. Every
-block is compared with its checksum before anybody sees it.
+Threads hide the latency of a store; what they hold is bounded by the buffers of a pool.
+Every block is compared with its checksum before anybody sees it.
 """
 
 from __future__ import annotations
@@ -10,56 +10,45 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import torch
-from torch import Tensor
-
 from checkpoint.checksums import block_checksum
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.names import attempt_folder
 from checkpoint.core.reading import Unit
 from checkpoint.errors import CorruptCheckpointError
+from checkpoint.sharing import NUM_READING, Buffer, Pool
 from checkpoint.storage import Storage
-
-# Requests under way at a time: an object store gives one of them 50 to 100 MB/s.
-_NUM_THREADS = 4
-# Four requests of 16 MiB under way, and as much again read and not yet taken.
-READ_AHEAD_BYTES = 128 << 20
 
 
 class ReadAhead:
     """The units that one rank reads, handed out in the order given. Not thread-safe."""
 
     def __init__(
-        self,
-        storage: Storage,
-        manifest: Manifest,
-        units: Sequence[Unit],
-        *,
-        max_bytes: int = READ_AHEAD_BYTES,
+        self, storage: Storage, manifest: Manifest, units: Sequence[Unit], pool: Pool
     ) -> None:
         self._storage = storage
         self._manifest = manifest
         self._folder = attempt_folder(manifest.step, manifest.attempt)
         self._left = deque(units)
-        self._under_way: deque[tuple[Unit, Future[Tensor]]] = deque()
-        self._num_bytes = 0
-        self._max_bytes = max_bytes
-        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="checkpoint-read")
+        self._under_way: deque[Future[Buffer]] = deque()
+        self._buffers = pool
+        self._pool = ThreadPoolExecutor(NUM_READING, thread_name_prefix="checkpoint-read")
         self._submit()
 
-    def take(self) -> Tensor:
-        """The bytes of the next unit, in host memory.
+    def take(self) -> Buffer:
+        """The bytes of the next unit, in host memory; `give_back` them.
 
         Raises:
             CorruptCheckpointError: the file is missing, or a block does not fit its checksum.
             StorageUnavailableError: the store did not answer.
         """
-        unit, future = self._under_way.popleft()
-        try:
-            return future.result()
-        finally:
-            self._num_bytes -= unit.end - unit.start
-            self._submit()
+        if not self._under_way:
+            raise AssertionError("buffers are given back before the next are asked for")
+        return self._under_way.popleft().result()
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Nobody looks at a unit any more: another may be read in its place."""
+        self._buffers.give_back(buffer)
+        self._submit()
 
     def close(self) -> None:
         """Begin no further read; those under way end by the store's deadlines."""
@@ -80,34 +69,33 @@ class ReadAhead:
             )
 
     def _submit(self) -> None:
-        """Begin to read as much as fits, but one unit at least."""
+        """Begin to read into every buffer that is free."""
         while self._left:
-            nbytes = self._left[0].end - self._left[0].start
-            if self._under_way and self._num_bytes + nbytes > self._max_bytes:
+            unit = self._left[0]
+            buffer = self._buffers.take(unit.end - unit.start)
+            if buffer is None:
                 return
-            unit = self._left.popleft()
-            self._num_bytes += nbytes
-            self._under_way.append((unit, self._pool.submit(self._read, unit)))
+            self._left.popleft()
+            self._under_way.append(self._pool.submit(self._read, unit, buffer))
 
-    def _read(self, unit: Unit) -> Tensor:
+    def _read(self, unit: Unit, buffer: Buffer) -> Buffer:
         path = f"{self._folder}/{self._manifest.parts[unit.part].file}"
+        view = buffer.content.numpy().data
         problem = ""
         # A second read tells a bad transfer from bad bytes.
         for _ in range(2):
             try:
-                raw = self._storage.read_range(path, unit.start, unit.end)
+                count = self._storage.read_into(path, unit.start, view)
             except FileNotFoundError as error:
                 raise CorruptCheckpointError(self._manifest.step, f"{path} is missing") from error
-            problem = self._problem(unit, raw)
+            problem = self._problem(unit, view[:count])
             if not problem:
-                # torch wants memory that it could write to.
-                return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+                return buffer
         raise CorruptCheckpointError(self._manifest.step, f"{path}: {problem}")
 
-    def _problem(self, unit: Unit, raw: bytes) -> str:
+    def _problem(self, unit: Unit, view: memoryview) -> str:
         """What is wrong with the bytes of a unit, "" when nothing is."""
         part = self._manifest.parts[unit.part]
-        view = memoryview(raw)
         for index in range(unit.first_block, unit.first_block + unit.num_blocks):
             start, end = part.block_range(index)
             block = view[start - unit.start : end - unit.start]

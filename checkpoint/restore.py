@@ -24,6 +24,7 @@ from checkpoint import slotfile
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.reading import plan_reading
 from checkpoint.core.sealed import canonical
+from checkpoint.core.shards import ShardTable, ShardTensor
 from checkpoint.core.tiles import Tiles, Wanted
 from checkpoint.describe import check_description
 from checkpoint.errors import (
@@ -34,14 +35,17 @@ from checkpoint.errors import (
 from checkpoint.passing import Passing, Target
 from checkpoint.peers import Alone, Peers, agree, outcome
 from checkpoint.readahead import ReadAhead
+from checkpoint.sharing import Neighbours, Node
 from checkpoint.slotfile import SlotFile
 from checkpoint.stage import NamedTensor, make_table, map_tensors
 from checkpoint.storage import Storage
+from outlast.crashpoints import CrashPoint, reach
 
 __all__ = [
     "Alone",
     "CorruptCheckpointError",
     "LayoutMismatchError",
+    "Node",
     "Peers",
     "SealedStep",
     "StorageUnavailableError",
@@ -96,20 +100,28 @@ def load_memory(
             extra = _parse_extra(slot.extra())
         except ValueError as error:
             raise CorruptCheckpointError(sealed.step, f"host memory: {error}") from error
-        _copy_out(slot, tensors)
+        reach(CrashPoint.RESTORE_FROM_MEMORY)
+        table = slotfile.read_table(folder)
+        assert table is not None, "or no slot would have matched"
+        _copy_out(slot, table, tensors)
         return extra
     finally:
         _close(slots)
 
 
 def load_storage(
-    storage: Storage, step: int, tensors: Sequence[NamedTensor], peers: Peers
+    storage: Storage,
+    step: int,
+    tensors: Sequence[NamedTensor],
+    peers: Peers,
+    *,
+    node: Node | None = None,
 ) -> dict[str, object]:
     """Fill `tensors` from the committed checkpoint of `step`; returns what was saved as `extra`.
 
     All ranks call it together. They need not be as many as saved it, nor hold the same
-    rectangles: each byte that anybody needs is read by one of them and passed on. After
-    an error the tensors hold anything.
+    rectangles: each byte that anybody needs is read by one of them and passed on, to ranks of
+    its `node` through memory that they share. After an error the tensors hold anything.
 
     Raises, on every rank alike:
         CorruptCheckpointError: a file is missing, short or does not fit its checksum.
@@ -119,14 +131,18 @@ def load_storage(
     manifest = _manifest_for_all(storage, step, peers)
     tiles = Tiles(manifest)
     units = plan_reading(tiles, _wanted_by_all(tensors, peers), peers.rank)
-    source = ReadAhead(storage, manifest, [unit for unit in units if unit.reader == peers.rank])
+    own = [unit for unit in units if unit.reader == peers.rank]
+    neighbours = Neighbours.meet(peers, node, own)
+    source = ReadAhead(storage, manifest, own, neighbours.pool)
     try:
         own_share = range(len(manifest.parts))[peers.rank :: peers.size]
         agree(peers, step, _check_sizes(source, own_share))
         targets = [Target(named.tensor) for named in tensors]
-        Passing(peers, units, source, targets).run(step)
+        reach(CrashPoint.RESTORE_FROM_STORAGE)
+        Passing(peers, units, source, neighbours, targets).run(step)
     finally:
         source.close()
+        neighbours.close()
     for target in targets:
         target.finish()
     return _extra_for(manifest, peers)
@@ -192,7 +208,7 @@ def _extra_for(manifest: Manifest, peers: Peers) -> dict[str, object]:
 def _matching_slots(folder: Path, tensors: Sequence[NamedTensor]) -> list[SlotFile]:
     """The folder's slots that hold exactly these tensors, sealed or not."""
     table = slotfile.read_table(folder)
-    if table is None or make_table(table.rank, table.world_size, tensors) != table:
+    if table is None or _places(table, tensors) is None:
         return []
     slots = slotfile.open_existing(folder)
     digest = table.digest
@@ -200,11 +216,24 @@ def _matching_slots(folder: Path, tensors: Sequence[NamedTensor]) -> list[SlotFi
     return [slot for slot in slots if not slot.is_closed]
 
 
-def _copy_out(slot: SlotFile, tensors: Sequence[NamedTensor]) -> None:
+def _places(table: ShardTable, tensors: Sequence[NamedTensor]) -> list[ShardTensor] | None:
+    """Where each of these tensors lies in the payload; None unless it holds just these.
+
+    What came from a rank that holds the same state has another order: a rank's own come first.
+    """
+    by_rectangle = {shard.rectangle: shard for shard in table.tensors}
+    wanted = [shard.rectangle for shard in make_table(0, 1, tensors).tensors]
+    if len(wanted) != len(by_rectangle) or not all(one in by_rectangle for one in wanted):
+        return None
+    return [by_rectangle[one] for one in wanted]
+
+
+def _copy_out(slot: SlotFile, table: ShardTable, tensors: Sequence[NamedTensor]) -> None:
     # The views die with this frame: a mapping cannot be closed under them.
-    table = make_table(0, 1, tensors).tensors
+    places = _places(table, tensors)
+    assert places is not None, "or the slot would not have matched"
     with torch.no_grad():
-        for view, named in zip(map_tensors(slot, table, tensors), tensors, strict=True):
+        for view, named in zip(map_tensors(slot, places, tensors), tensors, strict=True):
             named.tensor.copy_(view)
 
 

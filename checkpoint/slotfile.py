@@ -13,7 +13,8 @@ when an attached process is killed).
 
 Who may do what is settled by flock, which dies with its holder: an uploader
 reads under a shared lock, a stager overwrites under an exclusive one. The upload
-word is written by the stager when it seals, and by the uploader under its lock.
+word is written by the stager when it seals, and by the uploader under its lock; the
+replica word likewise, by the stager and by whoever sends copies to another node.
 
 What does not belong here: torch, and the choice of slots (`core/slots.py`).
 """
@@ -33,7 +34,14 @@ from pathlib import Path
 
 from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ShardTable
-from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState
+from checkpoint.core.slots import (
+    NUM_SLOTS,
+    NUM_SLOTS_WITH_REPLICAS,
+    ReplicaState,
+    Slot,
+    UploadState,
+)
+from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError
 
 HEADER_BYTES = 4096
@@ -56,6 +64,7 @@ _MAGIC = int.from_bytes(b"OUTLSLT1", "little")
     _OWNED_BYTES,
 ) = range(10)
 _UPLOAD = 16
+_REPLICA = 17
 _COMMIT = 32
 
 
@@ -69,6 +78,7 @@ class Seal:
     table_digest: int
     sealed_at_ns: int
     upload: UploadState
+    replica: ReplicaState = ReplicaState.NONE
 
 
 class SlotFile:
@@ -104,13 +114,14 @@ class SlotFile:
         """What the header says now."""
         words = self._words
         step = words[_STEP]
-        state = words[_UPLOAD]
+        state, replica = words[_UPLOAD], words[_REPLICA]
         return Slot(
             index=self.index,
             sealed=words[_COMMIT] == step + 1,
             step=step,
             attempt=words[_ATTEMPT],
             upload=UploadState(state) if state in _UPLOAD_STATES else UploadState.NONE,
+            replica=ReplicaState(replica) if replica in _REPLICA_STATES else ReplicaState.NONE,
         )
 
     @property
@@ -122,6 +133,15 @@ class SlotFile:
     def sealed_at_ns(self) -> int:
         """When the slot was sealed, in nanoseconds since the epoch."""
         return self._words[_SEALED_AT_NS]
+
+    @property
+    def rank(self) -> int:
+        """Whose state it is."""
+        return self._words[_RANK]
+
+    def fileno(self) -> int:
+        """The open file, for whoever sends from it."""
+        return self._handle
 
     @property
     def payload(self) -> memoryview:
@@ -151,6 +171,7 @@ class SlotFile:
         """Say that the slot holds nothing. Overwrite it only after this."""
         self._words[_COMMIT] = 0
         self._words[_UPLOAD] = UploadState.NONE
+        self._words[_REPLICA] = ReplicaState.NONE
 
     def seal(self, seal: Seal, extra: bytes) -> None:
         """Say that the payload is whole; it must have been written before."""
@@ -166,11 +187,17 @@ class SlotFile:
         words[_TABLE_DIGEST] = seal.table_digest
         words[_SEALED_AT_NS] = seal.sealed_at_ns
         words[_UPLOAD] = seal.upload
+        words[_REPLICA] = seal.replica
+        reach(CrashPoint.SLOT_HEADER_WRITTEN)
         words[_COMMIT] = seal.step + 1
 
     def set_upload(self, state: UploadState) -> None:
         """Say what becomes of the slot's upload."""
         self._words[_UPLOAD] = state
+
+    def set_replica(self, state: ReplicaState) -> None:
+        """Say what becomes of the slot's copy on another node."""
+        self._words[_REPLICA] = state
 
     def try_lock(self, *, exclusive: bool) -> bool:
         """Take the file's lock without waiting; says whether that worked."""
@@ -200,6 +227,7 @@ class SlotFile:
 
 
 _UPLOAD_STATES = frozenset(UploadState)
+_REPLICA_STATES = frozenset(ReplicaState)
 
 
 def slot_path(folder: Path, index: int) -> Path:
@@ -218,7 +246,7 @@ def read_table(folder: Path) -> ShardTable | None:
 def open_existing(folder: Path) -> list[SlotFile]:
     """The slots that lie in a rank's folder, sealed or not."""
     found = []
-    for index in range(NUM_SLOTS):
+    for index in range(NUM_SLOTS_WITH_REPLICAS):
         try:
             found.append(SlotFile(slot_path(folder, index), index))
         except (FileNotFoundError, ValueError):
@@ -227,7 +255,11 @@ def open_existing(folder: Path) -> list[SlotFile]:
 
 
 def prepare(
-    folder: Path, table: ShardTable, constants: Sequence[tuple[int, bytes]] = ()
+    folder: Path,
+    table: ShardTable,
+    constants: Sequence[tuple[int, bytes]] = (),
+    *,
+    num_slots: int = NUM_SLOTS,
 ) -> list[SlotFile]:
     """All slots of a rank, allocated, mapped and faulted in.
 
@@ -244,13 +276,15 @@ def prepare(
         leftover.unlink(missing_ok=True)
     if read_table(folder) != table:
         # Unlinking leaves the bytes to an uploader that still has them mapped.
-        for index in range(NUM_SLOTS):
+        for index in range(NUM_SLOTS_WITH_REPLICAS):
             slot_path(folder, index).unlink(missing_ok=True)
         _write_table(folder, table)
+    for index in range(num_slots, NUM_SLOTS_WITH_REPLICAS):
+        slot_path(folder, index).unlink(missing_ok=True)
     file_bytes = PAYLOAD_AT + table.payload_bytes
-    missing = [index for index in range(NUM_SLOTS) if not _fits(folder, index, file_bytes)]
+    missing = [index for index in range(num_slots) if not _fits(folder, index, file_bytes)]
     _create(folder, missing, table, constants)
-    return [SlotFile(slot_path(folder, index), index, populate=True) for index in range(NUM_SLOTS)]
+    return [SlotFile(slot_path(folder, index), index, populate=True) for index in range(num_slots)]
 
 
 def free_bytes(folder: Path) -> int:
@@ -295,8 +329,10 @@ def _create(
             new = folder / f".new-{index}"
             made.append(new)
             _allocate(new, file_bytes, table, constants)
+        reach(CrashPoint.SLOTS_ALLOCATED)
         for index, new in zip(missing, made, strict=True):
             new.rename(slot_path(folder, index))
+        reach(CrashPoint.SLOTS_MADE)
     except OSError as error:
         for new in made:
             new.unlink(missing_ok=True)

@@ -32,6 +32,7 @@ from checkpoint.errors import (
     StorageUnavailableError,
 )
 from checkpoint.stores import open_store
+from outlast.crashpoints import CrashPoint, reach
 
 __all__ = ["CorruptCheckpointError", "Storage", "StorageUnavailableError"]
 
@@ -110,6 +111,16 @@ class Storage:
         """
         return self._call("read", path, lambda: self._backend.read(path, start, end))
 
+    def read_into(self, path: str, start: int, into: memoryview) -> int:
+        """Fill `into` from byte `start` of a file on; says how much of it, less at its end.
+
+        A call that did not come back in time may fill it later: use it for nothing else then.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        return self._call("read", path, lambda: self._backend.read_into(path, start, into))
+
     def read_bytes(self, path: str) -> bytes:
         """A whole small file; FileNotFoundError when there is none."""
         return self._call("read", path, lambda: self._backend.read(path, None, None))
@@ -161,6 +172,7 @@ class Storage:
     def delete_step(self, step: int) -> None:
         """Delete a checkpoint: first its commit record, so that none exists without its data."""
         self.delete_file(names.commit_path(step))
+        reach(CrashPoint.COMMIT_DELETED)
         for entry in self.entries(""):
             parsed = names.parse_attempt_folder(entry.name)
             if parsed is not None and parsed[0] == step:

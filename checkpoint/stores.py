@@ -27,6 +27,7 @@ from checkpoint.core import names
 from checkpoint.errors import StorageUnavailableError
 from checkpoint.hdfs import create_by_rename, has_rename
 from checkpoint.local import LocalFolder
+from checkpoint.multipart import MultipartWriter, left_open, uploads_below
 
 # Loaded here and not at the first URL: a worker that restarts has inherited it then.
 fsspec.get_filesystem_class("file")
@@ -103,6 +104,11 @@ class FsspecStore:
 
     def read(self, path: str, start: int | None, end: int | None) -> bytes:
         return bytes(self._fs.cat_file(self._at(path), start=start, end=end, **self._limit))
+
+    def read_into(self, path: str, start: int, into: memoryview) -> int:
+        raw = self.read(path, start, start + len(into))
+        into[: len(raw)] = raw
+        return len(raw)
 
     def size(self, path: str) -> int:
         self._fs.invalidate_cache()
@@ -189,32 +195,19 @@ class S3Store(FsspecStore):
         if part_bytes < _S3_MIN_PART_BYTES:
             return super().writer(path, nbytes, part_bytes)
         bucket, key, _ = self._fs.split_path(self._at(path))
-        return _MultipartWriter(partial(self._call, Bucket=bucket, Key=key))
+        upload = left_open(partial(self._call, Bucket=bucket), key)
+        return MultipartWriter(partial(self._call, Bucket=bucket, Key=key), upload)
 
     def unfinished(self) -> list[Unfinished]:
         bucket, prefix, _ = self._fs.split_path(self._at(""))
-        found: list[Unfinished] = []
-        marker: dict[str, str] = {}
-        while True:
-            answer = self._call(
-                "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/", **marker
+        return [
+            Unfinished(
+                path=str(upload["Key"]).removeprefix(f"{prefix}/"),
+                token=str(upload["UploadId"]),
+                begun_at_s=_seconds(upload.get("Initiated")),
             )
-            for upload in answer.get("Uploads") or ():
-                # Some servers take no notice of the prefix.
-                if str(upload["Key"]).startswith(f"{prefix}/"):
-                    found.append(
-                        Unfinished(
-                            path=str(upload["Key"]).removeprefix(f"{prefix}/"),
-                            token=str(upload["UploadId"]),
-                            begun_at_s=_seconds(upload.get("Initiated")),
-                        )
-                    )
-            if not answer.get("IsTruncated"):
-                return found
-            marker = {
-                "KeyMarker": answer["NextKeyMarker"],
-                "UploadIdMarker": answer["NextUploadIdMarker"],
-            }
+            for upload in uploads_below(partial(self._call, Bucket=bucket), f"{prefix}/")
+        ]
 
     def discard(self, one: Unfinished) -> None:
         bucket, key, _ = self._fs.split_path(self._at(one.path))
@@ -244,35 +237,6 @@ class _PutWriter:
 
     def abort(self) -> None:
         """Nothing was begun that is not whole."""
-
-
-class _MultipartWriter:
-    """An S3 multipart upload: nothing is there under its name before it is complete."""
-
-    takes_any_order = True
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._upload = str(call("create_multipart_upload")["UploadId"])
-        self._tags: dict[int, str] = {}
-
-    def write(self, index: int, chunk: memoryview) -> None:
-        answer = self._call(
-            "upload_part", UploadId=self._upload, PartNumber=index + 1, Body=bytes(chunk)
-        )
-        self._tags[index] = answer["ETag"]
-
-    def finish(self) -> None:
-        parts = [
-            {"PartNumber": index + 1, "ETag": tag} for index, tag in sorted(self._tags.items())
-        ]
-        self._call(
-            "complete_multipart_upload", UploadId=self._upload, MultipartUpload={"Parts": parts}
-        )
-
-    def abort(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._call("abort_multipart_upload", UploadId=self._upload)
 
 
 class _SequentialWriter:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from checkpoint.core.pacing import Pace, TransferLimits, backoff_s
 from checkpoint.errors import StorageTimeoutError, StorageUnavailableError
 from checkpoint.storage import BoundedWriter, Storage
+from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,10 @@ class Transfer:
             on_part=on_part,
             deadline_s=deadline_s,
         )
+        reach(CrashPoint.FILE_BEGUN)
         try:
             self._send_parts(file)
+            reach(CrashPoint.PARTS_SENT)
             file.writer.finish()
         except (StorageUnavailableError, StoppedError):
             file.writer.abort()
@@ -135,6 +138,7 @@ class Transfer:
                 trouble = error
                 wait_s = backoff_s(num_failures, self._jitter())
                 logger.info("part tried again in %.1f s: %s", wait_s, error)
+        reach(CrashPoint.PART_SENT)
         with self._lock:
             file.sent_bytes += len(chunk)
 

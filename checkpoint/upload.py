@@ -23,20 +23,24 @@ from pathlib import Path
 
 from checkpoint import slotfile
 from checkpoint.checksums import CHECKSUM, block_checksums
+from checkpoint.claiming import Owner, claim
 from checkpoint.commit import CommitRules, Committed, Coordinator, Trouble
 from checkpoint.core import names
 from checkpoint.core.manifest import BLOCK_BYTES, PartRecord
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits, backoff_s
+from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ShardTable
-from checkpoint.core.slots import NUM_SLOTS, Slot, UploadState, next_upload
+from checkpoint.core.slots import Slot, UploadState, next_upload
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.slotfile import SlotFile
 from checkpoint.storage import CALL_DEADLINE_S, Storage
 from checkpoint.transfer import OnPart, StoppedError, Transfer
+from checkpoint.watched import WatchedFolder
+from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.05
+_POLL_S = 0.02
 # Nicer starves beside training that takes every core (measured at 19: 10 s for 90 MB).
 _NICE = 10
 # Of a whole file; its parts have tries of their own.
@@ -58,6 +62,7 @@ class Uploader:
     `saver_ranks`; this node has those of them that are in `local_ranks`, below
     `memory_dir`. The coordinator also commits, and keeps what `rules` say. Uploads take no
     more of the node than `limits`; `jitter` is chance in 0..1 for the waits between tries.
+    Nothing is written to a root that belongs to another than `owner`; None asks nobody.
 
     `on_committed(committed)` and `on_trouble(step, stage, detail)` are called in the
     uploader's thread.
@@ -77,12 +82,14 @@ class Uploader:
         *,
         limits: TransferLimits = DEFAULT_LIMITS,
         jitter: Callable[[], float] = random.random,
+        owner: Owner | None = None,
     ) -> None:
         self._url = url
         self._job_id = job_id
         self._rules = rules
         self._limits = limits
         self._jitter = jitter
+        self._owner = owner
         self._is_coordinator = coordinator
         self._saver_ranks = tuple(saver_ranks)
         self._on_committed = on_committed
@@ -183,7 +190,10 @@ class Uploader:
     def _open(self) -> Storage:
         if self._storage is None:
             deadline_s = min(CALL_DEADLINE_S, self._rules.timeout_s)
-            self._storage = Storage(self._url, deadline_s=deadline_s)
+            storage = Storage(self._url, deadline_s=deadline_s)
+            if self._owner is not None:
+                claim(storage, self._owner)
+            self._storage = storage
         if self._stopping.is_set():
             self._storage.close()
         return self._storage
@@ -198,10 +208,12 @@ class Uploader:
                 return
             outcome = UploadState.FAILED
             slot.set_upload(UploadState.BUSY)
+            reach(CrashPoint.UPLOAD_BEGUN)
             try:
                 outcome = self._outcome(folder, slot, facts)
             finally:
                 slot.set_upload(outcome)
+                reach(CrashPoint.UPLOAD_DONE)
         finally:
             slot.unlock()
 
@@ -227,6 +239,8 @@ class Uploader:
                 # Nothing is written for a step that exists: its bytes are settled.
                 if part.facts.step not in storage.committed_steps():
                     self._expect(part)
+                    if part.is_stored(storage):
+                        return
                     if self._transfer is None:
                         self._transfer = Transfer(
                             storage, self._limits, pause=self._stopping.wait, jitter=self._jitter
@@ -282,7 +296,6 @@ class _Part:
         Raises:
             CorruptCheckpointError: host memory does not hold what its header says.
         """
-        table, extra = self._read()
         blocks: dict[int, int] = {}
 
         def summed(start: int, chunk: memoryview) -> None:
@@ -291,7 +304,38 @@ class _Part:
 
         with self.slot.owned as payload:
             send(self._payload_path, payload, summed)
-        record = PartRecord(
+        reach(CrashPoint.PAYLOAD_STORED)
+        record = self._record(tuple(blocks[index] for index in range(len(blocks))))
+        send(self._record_path, record.to_json(), _ignore)
+        reach(CrashPoint.RECORD_STORED)
+
+    def is_stored(self, storage: Storage) -> bool:
+        """Whether an uploader that died had sent it all: its record is there, and of these bytes.
+
+        Raises:
+            CorruptCheckpointError: host memory does not hold what its header says.
+        """
+        # Nobody had begun with it.
+        if self.facts.upload is not UploadState.BUSY:
+            return False
+        try:
+            found = PartRecord.from_json(storage.read_bytes(self._record_path))
+            nbytes = storage.size(self._payload_path)
+        except (FileNotFoundError, RecordError):
+            return False
+        with self.slot.owned as payload:
+            blocks = tuple(block_checksums(CHECKSUM, payload, BLOCK_BYTES))
+        return found == self._record(blocks) and nbytes == found.nbytes
+
+    def delete(self, storage: Storage) -> None:
+        """Take back what was written, unless the checkpoint exists by now."""
+        if self.facts.step not in storage.committed_steps():
+            storage.delete_file(self._record_path)
+            storage.delete_file(self._payload_path)
+
+    def _record(self, blocks: tuple[int, ...]) -> PartRecord:
+        table, extra = self._read()
+        return PartRecord(
             step=self.facts.step,
             attempt=self.facts.attempt,
             rank=self.folder.rank,
@@ -301,17 +345,10 @@ class _Part:
             nbytes=table.owned_bytes,
             block_bytes=BLOCK_BYTES,
             checksum=CHECKSUM,
-            blocks=tuple(blocks[index] for index in range(len(blocks))),
+            blocks=blocks,
             tensors=table.owned,
             extra=extra,
         )
-        send(self._record_path, record.to_json(), _ignore)
-
-    def delete(self, storage: Storage) -> None:
-        """Take back what was written, unless the checkpoint exists by now."""
-        if self.facts.step not in storage.committed_steps():
-            storage.delete_file(self._record_path)
-            storage.delete_file(self._payload_path)
 
     def _read(self) -> tuple[ShardTable, str]:
         table = slotfile.read_table(self.folder.path)
@@ -325,39 +362,14 @@ class _Part:
             raise CorruptCheckpointError(self.facts.step, str(error)) from error
 
 
-class _RankFolder:
-    """A rank's host memory as the uploader sees it: it may not be there, or be made anew."""
-
-    def __init__(self, path: Path, rank: int) -> None:
-        self.path = path
-        self.rank = rank
-        self._slots: dict[int, SlotFile] = {}
+class _RankFolder(WatchedFolder):
+    """A rank's host memory, of which the uploader wants what is to be uploaded."""
 
     def next_upload(self) -> SlotFile | None:
         """The slot to upload next, if any is wanted."""
-        for index in range(NUM_SLOTS):
-            self._refresh(index)
-        chosen = next_upload([slot.read() for slot in self._slots.values()])
-        return None if chosen is None else self._slots[chosen]
-
-    def close(self) -> None:
-        for slot in self._slots.values():
-            slot.close()
-        self._slots.clear()
-
-    def _refresh(self, index: int) -> None:
-        path = slotfile.slot_path(self.path, index)
-        known = self._slots.get(index)
-        fresh: SlotFile | None = None
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            if known is not None and path.stat().st_ino == known.inode:
-                return
-            fresh = SlotFile(path, index)
-        if known is not None:
-            known.close()
-            del self._slots[index]
-        if fresh is not None:
-            self._slots[index] = fresh
+        slots = {slot.index: slot for slot in self.slots()}
+        chosen = next_upload([slot.read() for slot in slots.values()])
+        return None if chosen is None else slots[chosen]
 
 
 def _ignore(start: int, chunk: memoryview) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from controller.core.facts import (
+    AttemptPut,
     CommandClosed,
     CommandOpened,
     Fact,
@@ -57,6 +58,8 @@ class Chronicle:
                             incident.cause,
                             incident.reason,
                         )
+                case AttemptPut():
+                    pass  # The job's own line says that one begins.
                 case CommandOpened(command=command):
                     logger.debug("command opened: command=%s", command.command_id)
                 case CommandClosed(command_id=command_id, why=why):

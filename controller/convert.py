@@ -12,21 +12,27 @@ from typing import TypeVar, assert_never
 
 from google.protobuf import json_format
 
+from checkpoint.placing import placement_of
 from controller.core import events as ev
 from controller.core.records import (
+    AttemptRecord,
     CommandRecord,
     ForgetJob,
     JobPlan,
+    NonFiniteAgain,
     Rung,
     RunSuite,
+    Size,
     StartWorkers,
     StopWorkers,
 )
 from controller.store.curves import StepRow
 from diagnostics.core.exits import ExitFacts, classify
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
+from diagnostics.core.stacks import fingerprint_of
 from diagnostics.core.verdicts import NodeVerdict, fold
 from outlast.ids import Attempt, CommandId, JobId, NodeId
+from outlast.rules.elastic import smaller_sizes
 from outlast.spec import JobSpec
 from outlast.v1 import agents_pb2, common_pb2, diagnostics_pb2
 
@@ -36,6 +42,7 @@ _DIGITS = re.compile(r"\d+")
 # Bounds on what one agent may make the journal keep, per exit.
 _MAX_DETAIL = 2_000
 _MAX_TRACEBACK = 16_000
+_MAX_STACKS = 64
 
 _Word = TypeVar("_Word", ThresholdSource, Verdict, Localises)
 
@@ -43,6 +50,7 @@ _Word = TypeVar("_Word", ThresholdSource, Verdict, Localises)
 def plan_of(spec: JobSpec) -> JobPlan:
     """The part of a spec that the machine needs."""
     recovery = spec.recovery
+    smaller = smaller_sizes(spec)
     return JobPlan(
         nodes=spec.num_nodes,
         workers_per_node=spec.workers_per_node,
@@ -55,6 +63,36 @@ def plan_of(spec: JobSpec) -> JobPlan:
         preflight_timeout_s=recovery.preflight_timeout_s,
         diagnose_timeout_s=recovery.diagnose_timeout_s,
         ladder=tuple(Rung(rung) for rung in recovery.ladder),
+        replica_places=replica_places(spec),
+        tp=spec.parallel.tp,
+        pp=spec.parallel.pp,
+        non_finite_again=NonFiniteAgain(spec.detectors.non_finite_again),
+        rollback_steps=spec.detectors.rollback_steps,
+        sizes=tuple(map(_size_of, (spec, *smaller))) if smaller else (),
+        shrink_after_s=recovery.elastic.after_s,
+        grow_after_s=recovery.elastic.grow_after_s,
+    )
+
+
+def _size_of(spec: JobSpec) -> Size:
+    return Size(
+        dp=spec.parallel.dp,
+        nodes=spec.num_nodes,
+        spec_json=spec.canonical_json(),
+        replica_places=replica_places(spec),
+    )
+
+
+def replica_places(spec: JobSpec) -> tuple[tuple[int, ...], ...]:
+    """By place of a node, the places that have its ranks' state, too; empty for no copies."""
+    # Without names a node is called by its place.
+    placement = placement_of(spec)
+    if placement is None:
+        return ()
+    per_node = spec.workers_per_node
+    return tuple(
+        tuple(int(node) for node in placement.partners(range(first, first + per_node)))
+        for first in range(0, spec.layout.world_size, per_node)
     )
 
 
@@ -68,6 +106,8 @@ def node_joined(hello: agents_pb2.Hello) -> ev.NodeJoined:
         rendezvous_port=hello.rendezvous_port,
         workers=hello.workers,
         statuses=tuple(_worker_status(node, status) for status in hello.worker_statuses),
+        replica_port=hello.replica_port,
+        replica_token=hello.replica_token,
     )
 
 
@@ -128,6 +168,16 @@ def command_finished(node: NodeId, result: agents_pb2.CommandResult) -> ev.Comma
         completed_step=result.completed_step,
         # The agent answers a repeated command without what was found: that is no verdict.
         verdict=str(verdict.verdict) if result.findings else "",
+        stacks=tuple(
+            ev.RankStacks(
+                rank=found.rank,
+                place="; ".join((found.place, *found.paths))[:_MAX_DETAIL],
+                text=found.text[:_MAX_TRACEBACK],
+                # The agent's threads differ from node to node and say little: one is enough.
+                fingerprint="agent" if found.rank < 0 else fingerprint_of(found.text),
+            )
+            for found in result.stacks[:_MAX_STACKS]
+        ),
     )
 
 
@@ -170,28 +220,47 @@ def step_report(row: StepRow) -> common_pb2.StepReport:
     )
 
 
-def command_message(record: CommandRecord) -> agents_pb2.Command:
-    """A journalled command, for its agent."""
+def command_message(
+    record: CommandRecord, attempt: AttemptRecord | None = None
+) -> agents_pb2.Command:
+    """A journalled command, for its agent; an order to start with what `attempt` says."""
     message = agents_pb2.Command(
         command_id=record.command_id, job_id=record.job or "", attempt=record.attempt
     )
     match record.command:
         case StartWorkers() as start:
+            assert attempt is not None, f"{record.command_id} belongs to no attempt"
             message.start_workers.CopyFrom(
                 agents_pb2.StartWorkers(
-                    spec_json=start.spec_json,
+                    spec_json=attempt.spec_json,
                     ranks=start.ranks,
-                    world_size=start.world_size,
-                    rendezvous_host=start.rendezvous_host,
-                    rendezvous_port=start.rendezvous_port,
-                    rank_nodes=start.rank_nodes,
-                    committed_step=start.committed_step,
-                    checkpoint_url=start.checkpoint_url,
+                    world_size=attempt.world_size,
+                    rendezvous_host=attempt.rendezvous_host,
+                    rendezvous_port=attempt.rendezvous_port,
+                    rank_nodes=attempt.rank_nodes,
+                    committed_step=attempt.committed_step,
+                    checkpoint_url=attempt.checkpoint_url,
+                    replica_peers=[
+                        agents_pb2.ReplicaPeer(
+                            node_id=peer.node,
+                            address=peer.address,
+                            port=peer.port,
+                            token=peer.token,
+                        )
+                        for peer in start.replica_peers
+                    ],
+                    owner=attempt.owner,
+                    skipped=[
+                        common_pb2.StepRange(first=each.first, last=each.last)
+                        for each in attempt.skipped
+                    ],
                 )
             )
         case StopWorkers() as stop:
             message.stop_workers.CopyFrom(
-                agents_pb2.StopWorkers(graceful=stop.graceful, timeout_s=stop.timeout_s)
+                agents_pb2.StopWorkers(
+                    graceful=stop.graceful, timeout_s=stop.timeout_s, look_first=stop.look_first
+                )
             )
         case RunSuite() as suite:
             message.run_suite.CopyFrom(

@@ -80,8 +80,8 @@ class Effects:
         match effect:
             case Persist():
                 raise AssertionError("facts are the journal's; the service appends them first")
-            case SendCommand(command=command):
-                message = agents_pb2.ControllerMessage(command=command_message(command))
+            case SendCommand(command=command, attempt=attempt):
+                message = agents_pb2.ControllerMessage(command=command_message(command, attempt))
                 if not self._send(command.node, message):
                     # It is open in the journal, and sent when the node joins again.
                     logger.info("command waits for its node: command=%s", command.command_id)

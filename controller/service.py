@@ -25,8 +25,9 @@ from controller.core.states import TERMINAL
 from controller.effects import Effects
 from controller.store.curves import Curves, StepRow
 from controller.store.journal import Journal
-from controller.watch import Watch
+from controller.watch import LOOK_S, Watch
 from outlast.clock import Clock
+from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import RetryableError
 
 # Items in one commit: enough to keep up with thousands of agents that reconnect at
@@ -34,7 +35,6 @@ from outlast.errors import RetryableError
 BATCH_ITEMS = 256
 # Step reports wait for each other for so long; their commits then cost one fsync.
 CURVES_PERIOD_S = 0.1
-STALL_LOOK_S = 1.0
 # The loop wakes at least this often, so that a pause of the process is noticed.
 TICK_S = 1.0
 # A turn that begins so late means that we were not listening: nobody is called silent
@@ -122,6 +122,11 @@ class Service:
     def term(self) -> int:
         """The term in which this controller writes."""
         return self._journal.term
+
+    @property
+    def now_s(self) -> float:
+        """The time of the wall clock, in which all that is decided is noted."""
+        return self._clock.now_s()
 
     @property
     def is_blind(self) -> bool:
@@ -229,7 +234,7 @@ class Service:
         if now_s >= self._judge_after_s:
             self.post(*self._watch.expire(now_s))
         if now_s >= self._stall_look_s:
-            self._stall_look_s = now_s + STALL_LOOK_S
+            self._stall_look_s = now_s + LOOK_S
             self.post(*self._watch.stalled(now_s, self._clock.now_s()))
         wake_at_s = self._machine.wake_at()
         is_due = wake_at_s is not None and self._clock.now_s() >= wake_at_s
@@ -249,10 +254,14 @@ class Service:
                     else:
                         effects.append(effect)
         if facts:
+            reach(CrashPoint.FACTS_DECIDED)
             self._journal.append(facts)
+            reach(CrashPoint.FACTS_KEPT)
             self._chronicle.tell(facts)
         for effect in effects:
             self._effects.run(effect)
+        if effects:
+            reach(CrashPoint.EFFECTS_RUN)
         if self._journal.snapshot_is_due():
             self._journal.write_snapshot(self._machine.state)
         return facts

@@ -84,7 +84,7 @@ class Tally:
             job = self._jobs.get(row.job)
             if job is None:
                 job = self._jobs[row.job] = JobTally(high_step=known_step)
-            if (row.attempt, row.step) <= job.last:
+            if (row.attempt, row.step) <= job.last or row.is_left_out:
                 continue
             job.last = (row.attempt, row.step)
             job.steps.add(row.duration_s)

@@ -14,23 +14,32 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from controller.core.environments import MAX_CHANGES, EnvironmentTable
-from controller.core.events import Event, JobAdvanced, JobStalled
+from controller.core.events import Detected, Event, JobAdvanced, JobStalled
 from controller.core.facts import State
 from controller.core.liveness import Limits, LivenessTable
 from controller.core.progress import ProgressTable
-from controller.core.records import JobRecord
+from controller.core.records import Cause, JobRecord
 from controller.core.states import AWAY, TERMINAL, JobState
 from controller.specs import spec_of
-from diagnostics.core.hang import HangVerdict, RankFacts, analyse, facts_from_words
+from diagnostics.core.hang import (
+    HangVerdict,
+    RankFacts,
+    analyse,
+    facts_from_words,
+    where_all_stand,
+)
+from diagnostics.core.pace import Standing, all_over
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
-from outlast.spec import RecoverySpec
+from outlast.recovery import RecoverySpec
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
 # Ranks on one node; more in a heartbeat is a mistake of the sender.
 MAX_RANKS = 1_024
+# How often somebody asks for jobs that stand still.
+LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,8 @@ class Watch:
         # Split of the slowest start by job: the attempt, when its first step ended, the parts.
         self._splits: dict[JobId, tuple[int, float, str]] = {}
         self._environments = EnvironmentTable()
+        # The attempt of each job that was last said to hang.
+        self._told_hangs: dict[JobId, Attempt] = {}
 
     # Nodes
 
@@ -121,6 +132,9 @@ class Watch:
                     at_s=beat.at_s - slowest.step_age_s,
                     now_s=now_s,
                 )
+                # A node that moves says that not all stand, without a look at the others.
+                if all_over(map(_standing, ranks)):
+                    events += self._standing_still(self._state.jobs[job_id], beat.at_s)
         return events
 
     def heard_s(self, node: NodeId) -> float | None:
@@ -161,26 +175,65 @@ class Watch:
         )
 
     def stalled(self, now_s: float, now_wall_s: float) -> list[Event]:
-        """Running jobs that have completed no step for longer than they allow."""
+        """Jobs that have completed no step for longer than they allow."""
         events: list[Event] = []
         for job in self._state.jobs.values():
-            if job.state is not JobState.RUNNING:
-                continue
-            limit_s = spec_of(job.spec_json).recovery.hang_timeout_s
-            stalled_s = self._progress.stalled(job, now_s, limit_s)
-            if stalled_s is None:
-                continue
-            verdict = self._who_hangs(job, now_wall_s)
-            events.append(
-                JobStalled(
-                    job_id=job.job_id,
-                    attempt=job.attempt,
-                    stalled_s=stalled_s,
-                    culprit_ranks=tuple(r for r in verdict.culprits if r < job.plan.world_size),
-                    detail=verdict.reason,
-                )
-            )
+            recovery = spec_of(job.spec_json).recovery
+            if job.state is JobState.STARTING and self._never_began(job, now_wall_s):
+                limit_s = recovery.first_step_timeout_s
+                limit = f"recovery.first_step_timeout_s is {limit_s:g} s"
+                events.append(self._stalled(job, limit_s, limit, now_wall_s))
+            stalled_s = self._progress.stalled(job, now_s, recovery.hang_timeout_s)
+            if stalled_s is not None:
+                limit = f"recovery.hang_timeout_s is {recovery.hang_timeout_s:g} s"
+                events.append(self._stalled(job, stalled_s, limit, now_wall_s))
         return events
+
+    def _never_began(self, job: JobRecord, now_wall_s: float) -> bool:
+        """Whether the patience with a start ends before the next look; told once.
+
+        The machine would end it too, and not know who held the others up.
+        """
+        is_over = job.deadline_s is not None and job.deadline_s - now_wall_s <= LOOK_S
+        if not is_over or self._told_hangs.get(job.job_id) == job.attempt:
+            return False
+        self._told_hangs[job.job_id] = job.attempt
+        return True
+
+    def _stalled(
+        self, job: JobRecord, stalled_s: float, limit: str, now_wall_s: float
+    ) -> JobStalled:
+        verdict = self._who_hangs(job, now_wall_s)
+        return JobStalled(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            stalled_s=stalled_s,
+            culprit_ranks=tuple(r for r in verdict.culprits if r < job.plan.world_size),
+            detail=verdict.reason,
+            limit=limit,
+            stood="; ".join(where_all_stand(list(self._facts_of(job, now_wall_s)))),
+            is_users=verdict.is_users,
+        )
+
+    def _standing_still(self, job: JobRecord, now_wall_s: float) -> list[Event]:
+        """A job all of whose ranks stand for longer than each one's phase has taught."""
+        if self._told_hangs.get(job.job_id) == job.attempt:
+            return []
+        seen = self.summaries(job)
+        standings = [_standing(summary) for summary in seen.values()]
+        if len(standings) < job.plan.world_size or not all_over(standings):
+            return []
+        mode = spec_of(job.spec_json).detectors.hang
+        if mode == "off":
+            return []
+        self._told_hangs[job.job_id] = job.attempt
+        least = min(standings, key=lambda standing: standing.stands_s)
+        if mode == "log":
+            verdict = self._who_hangs(job, now_wall_s)
+            words = f"all ranks stood still for {least.stands_s:.1f} s; {verdict.reason}"
+            return [_logged_hang(job, words, now_wall_s)]
+        limit = f"at most {least.limit_s or 0.0:.1f} s: {least.source}"
+        return [self._stalled(job, least.stands_s, limit, now_wall_s)]
 
     def refresh(self, now_s: float) -> None:
         """The state has changed: other limits may hold, and some things are over."""
@@ -194,6 +247,7 @@ class Watch:
                 del self._ranks[job_id]
                 self._splits.pop(job_id, None)
                 self._environments.forget(job_id)
+                self._told_hangs.pop(job_id, None)
                 self._progress.forget(job_id)
 
     def _expect(self, node: NodeId, now_s: float) -> None:
@@ -270,10 +324,13 @@ class Watch:
         }
 
     def _who_hangs(self, job: JobRecord, now_wall_s: float) -> HangVerdict:
-        layout = spec_of(job.spec_json).layout
         seen = self.summaries(job)
-        missing = [rank for rank in range(layout.world_size) if rank not in seen]
-        return analyse(list(_rank_facts(seen.values(), layout, now_wall_s)), missing)
+        missing = [rank for rank in range(job.plan.world_size) if rank not in seen]
+        return analyse(list(self._facts_of(job, now_wall_s)), missing)
+
+    def _facts_of(self, job: JobRecord, now_wall_s: float) -> Iterable[RankFacts]:
+        layout = spec_of(job.spec_json).layout
+        return _rank_facts(self.summaries(job).values(), layout, now_wall_s)
 
 
 def _rank_facts(
@@ -287,10 +344,32 @@ def _rank_facts(
                 summary.last_op,
                 layout,
                 since_s=now_wall_s - summary.last_op_age_s,
+                entered=dict(summary.entered),
+                process_state=summary.process_state,
             )
         except ValueError as error:
             # An agent of another version: one rank less to reason with.
             logger.warning("rank left out of the analysis: job=%s %s", summary.job_id, error)
+
+
+def _logged_hang(job: JobRecord, words: str, at_s: float) -> Detected:
+    return Detected(
+        job_id=job.job_id,
+        attempt=job.attempt,
+        cause=Cause.HANG,
+        node=None,
+        rank=None,
+        detail=words,
+        at_s=at_s,
+    )
+
+
+def _standing(summary: agents_pb2.RankSummary) -> Standing:
+    return Standing(
+        stands_s=summary.stands_s,
+        limit_s=summary.stand_limit_s or None,
+        source=summary.stand_limit_source,
+    )
 
 
 def _start_s(made: agents_pb2.ProgressMade) -> float:

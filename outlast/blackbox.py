@@ -8,8 +8,9 @@ crash report all come from here.
 Three areas:
 
 - a header with the rank's present: phase, last completed step, last operation
-  *entered*; with running totals of the time spent in each phase, and in operations
-  within it; and with what its steps used, beside what was expected of them;
+  *entered*, of all and of each group; with running totals of the time spent in each
+  phase, and in operations within it; and with what its steps used, beside what was
+  expected of them;
 - a ring of step records (loss, gradient norm, ...), read by the agent exactly
   once each;
 - a ring of operation records (group, sequence number, micro-batch, start, end).
@@ -65,7 +66,7 @@ __all__ = [
     "bubble_of",
 ]
 
-MAGIC = b"OUTLBB02"
+MAGIC = b"OUTLBB03"
 HEADER_BYTES = 4096
 NUM_STEP_RECORDS = 512
 NUM_OP_RECORDS = 4096
@@ -90,6 +91,8 @@ _SENT = 144
 # Peak of the device's memory (bytes), and what was expected: memory (bytes), bubble (ppm).
 _PEAK_MEMORY, _EXPECTED_MEMORY, _EXPECTED_BUBBLE = range(152, 155)
 _END_OF_TOTALS = 155
+# Sequence number entered last: one per Group.
+_GROUP_SEQS = 160
 _PARTS_PER_UNIT = 1_000_000
 
 # step, loss, grad norm, learning rate, tokens, start (ns), end (ns), eval loss, index
@@ -122,9 +125,11 @@ class Writer:
         self._seqs = [0] * len(Group)
         self._entered = (0, 0, 0, 0, 0)
         self._ended: OpRecord | None = None
+        # How far a device has come in each group; the host runs ahead of it.
+        self._device_seqs: dict[int, int] = {}
         for index in range(_OP_GROUP, _OP_LEFT + 1):
             self._words[index] = 0
-        for index in range(_PHASE_TOTALS, _END_OF_TOTALS):
+        for index in range(_PHASE_TOTALS, _GROUP_SEQS + len(Group)):
             self._words[index] = 0
         self._publish()
         _IDENTITY.pack_into(self._map, _IDENTITY_AT, MAGIC, rank, world_size, attempt, os.getpid())
@@ -159,6 +164,7 @@ class Writer:
         words[_OP_SEQ] = seq
         words[_OP_MICRO_BATCH] = micro_batch
         words[_OP_ENTERED] = start_ns
+        words[_GROUP_SEQS + group] = seq
         return seq
 
     def leave(self) -> None:
@@ -178,6 +184,7 @@ class Writer:
         words[_OP_SEQ] = operation.seq
         words[_OP_MICRO_BATCH] = operation.micro_batch
         words[_OP_ENTERED] = operation.start_ns
+        words[_GROUP_SEQS + operation.group] = operation.seq
 
     def waits_for_device(self) -> None:
         """Note that the host gives a device no more work until it has caught up.
@@ -188,10 +195,13 @@ class Writer:
         if self._ended is not None:
             self.stands_in(self._ended)
             self._words[_OP_LEFT] = self._ended.end_ns
+            for group, seq in self._device_seqs.items():
+                self._words[_GROUP_SEQS + group] = seq
 
     def ended(self, operation: OpRecord) -> None:
         """Note that a device has left an operation; the operation entered last may be another."""
         self._ended = operation
+        self._device_seqs[operation.group] = operation.seq
         words = self._words
         here = (operation.op | operation.group << 32, operation.seq)
         if (words[_OP_GROUP], words[_OP_SEQ]) == here:
@@ -310,6 +320,7 @@ class Reader:
             micro_batch=words[_OP_MICRO_BATCH],
             op_entered_ns=words[_OP_ENTERED],
             op_left_ns=words[_OP_LEFT],
+            entered={group: words[_GROUP_SEQS + group] for group in Group},
         )
 
     def time_use(self) -> TimeUse:

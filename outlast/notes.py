@@ -61,7 +61,10 @@ class Group(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One completed step. `loss` is the mean over the global batch."""
+    """One completed step. `loss` is the mean over the global batch.
+
+    `tokens` is 0 for a step whose batch was left out; it has no loss.
+    """
 
     step: int
     loss: float
@@ -151,6 +154,8 @@ class Present:
     op_entered_ns: int
     # Zero while the operation is still going on.
     op_left_ns: int
+    # Sequence number entered last in each group, 0 for none.
+    entered: Mapping[Group, int] = field(default_factory=dict)
 
     @property
     def last_op(self) -> str:

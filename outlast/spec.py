@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from outlast.detectors import DetectorsSpec
 from outlast.flops import ModelShape
 from outlast.layout import Layout
 from outlast.problems import FieldProblem, SpecError, nearest_multiples
+from outlast.recovery import RecoverySpec
 from outlast.rules.check import check
 
 __all__ = ["FieldProblem", "JobSpec", "SpecError", "parse_spec"]
@@ -287,6 +289,15 @@ class CheckpointSpec(_Section):
     upload_bytes_per_s: float | None = Field(
         None, ge=2**20, description="A node's uploads take no more than this on average."
     )
+    replicas: Literal[0, 1] = Field(
+        0,
+        description="Copies of the newest host memory on another node, so that losing a node "
+        "does not mean going back to storage. State that data parallelism keeps on another node "
+        "anyway is not copied.",
+    )
+    replica_bytes_per_s: float | None = Field(
+        None, ge=2**20, description="A node's copies take no more of the network on average."
+    )
     upload_memory_bytes: int = Field(
         2**27,
         ge=2**23,
@@ -309,49 +320,6 @@ class ResourcesSpec(_Section):
     standby: int = Field(0, ge=0, description="Checked spare nodes to hold ready.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto takes CUDA where every worker of a node can have its own GPU."
-    )
-
-
-class RecoverySpec(_Section):
-    """When something counts as a fault, and how much is tried before giving up."""
-
-    heartbeat_period_s: float = Field(2.0, gt=0, description="An agent reports this often.")
-    heartbeat_late_s: float = Field(6.0, gt=0, description="Silence after which a node is LATE.")
-    heartbeat_lost_s: float = Field(
-        15.0, gt=0, description="Silence that makes a node LOST once a second signal agrees."
-    )
-    heartbeat_silent_s: float = Field(
-        60.0, gt=0, description="Silence that needs no second signal."
-    )
-    hang_timeout_s: float = Field(
-        300.0, gt=0, description="No step completed for so long: the job hangs."
-    )
-    first_step_timeout_s: float = Field(
-        1800.0, gt=0, description="From the start of workers to the first step of all ranks."
-    )
-    stop_timeout_s: float = Field(
-        60.0, gt=0, description="A node that has not stopped its workers by then is a suspect."
-    )
-    preflight_timeout_s: float = Field(300.0, gt=0, description="Checks of one node.")
-    diagnose_timeout_s: float = Field(600.0, gt=0, description="Checks after a fault.")
-    retry_budget: int = Field(
-        10, ge=0, description="Faults survived without a newer committed checkpoint in between."
-    )
-    ladder: tuple[Literal["restart", "diagnose", "replace", "pause"], ...] = Field(
-        ("restart", "diagnose", "replace"),
-        min_length=1,
-        description="What may be done about a fault, in this order. restart: processes in place, "
-        "from host memory. diagnose: the same, once the suspected nodes have passed their checks. "
-        "replace: bad nodes by others. pause: stop and wait for a person, instead of failing the "
-        "job, when nothing else is left. ['diagnose', 'replace'] checks after every fault.",
-    )
-    in_place_restarts: int = Field(
-        1,
-        ge=0,
-        description="Faults in a row answered by the rung restart before the rung diagnose.",
-    )
-    controller_absence_limit_s: float = Field(
-        1800.0, gt=0, description="Workers stop after so long without any controller."
     )
 
 
@@ -385,6 +353,7 @@ class JobSpec(_Section):
     checkpoint: CheckpointSpec = CheckpointSpec()
     resources: ResourcesSpec = ResourcesSpec()
     recovery: RecoverySpec = RecoverySpec()
+    detectors: DetectorsSpec = DetectorsSpec()
     eval: EvalSpec = EvalSpec()
 
     @property

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
 CORES = tuple(f"{package}/core" for package in PACKAGES if package != "outlast")
 # Modules of `outlast` that a core may use: they are facts and vocabulary.
-CORE_VOCABULARY = ("blackbox", "clock", "errors", "flops", "ids", "layout")
+CORE_VOCABULARY = ("blackbox", "clock", "errors", "flops", "ids", "layout", "skipped")
 FORBIDDEN_IN_CORES = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "random", "secrets"),
     *("socket", "subprocess", "threading", "time"),
@@ -149,5 +149,5 @@ def test_ci_runs_what_a_person_runs() -> None:
     lines = script.read_text(encoding="utf-8").splitlines()
     assert "set -euo pipefail" in lines
     assert [line for line in lines if "make" in line] == [
-        "exec make test test-kube test-prometheus test-stores </dev/null"
+        "exec make test test-crash test-kube test-prometheus test-stores chaos </dev/null"
     ]

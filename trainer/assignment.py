@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outlast.skipped import StepRange
 from outlast.spec import JobSpec, parse_spec
 
 
@@ -33,9 +34,17 @@ class Assignment:
     data_dir: Path
     committed_step: int
     """The newest step that the controller knows to be in storage; 0 or less for none."""
+    skipped: tuple[StepRange, ...]
+    """Steps whose batch is left out."""
     checkpoint_url: str
     forked_at_ns: int
     device: str
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        """The ranks of this one's node."""
+        own = self.rank_nodes[self.rank]
+        return tuple(rank for rank, node in enumerate(self.rank_nodes) if node == own)
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Assignment:
@@ -58,6 +67,9 @@ class Assignment:
             memory_dir=Path(fields["memory_dir"]),
             data_dir=Path(fields["data_dir"]),
             committed_step=int(fields["committed_step"]),
+            skipped=tuple(
+                StepRange(first=int(first), last=int(last)) for first, last in fields["skipped"]
+            ),
             checkpoint_url=str(fields["checkpoint_url"]),
             forked_at_ns=int(fields["forked_at_ns"]),
             device=str(fields["device"]),

@@ -2,8 +2,8 @@
 
 Besides the gradients, ranks agree on a few numbers once per step, in one small
 message per axis: the gradient norm and the loss, the newest step that all have
-sealed in host memory, whether an upload is under way, and whether anyone was
-asked to stop. So all decisions below are the same on every rank.
+sealed in host memory, whether an upload or a copy to another node is under way, and
+whether anyone was asked to stop. So all decisions below are the same on every rank.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from checkpoint.core.slots import common_step
 from outlast.blackbox import Phase, StartMark, StepRecord, Writer
+from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError
+from outlast.skipped import StepRange, is_skipped, is_undone, num_skipped
 from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.norms import sum_in_order
 from trainer.state import TrainState
+
+# Less than what makes a rank hang, and enough to write a traceback on a busy machine.
+_CULPRIT_FIRST_S = 1.0
 
 
 class NonFiniteLossError(FatalError):
@@ -38,7 +44,29 @@ class Saver(Protocol):
     @property
     def upload_busy(self) -> bool: ...
 
-    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool: ...
+    @property
+    def is_replicated(self) -> bool: ...
+
+    @property
+    def newest_replicated(self) -> int: ...
+
+    @property
+    def replica_busy(self) -> bool: ...
+
+    def save(
+        self,
+        step: int,
+        extra: dict[str, Any],
+        *,
+        upload: bool,
+        common_step: int,
+        replicate: bool,
+        replicated_step: int,
+    ) -> bool: ...
+
+    def hold(self, tensor: Tensor) -> None: ...
+
+    def finish(self, timeout_s: float | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +77,8 @@ class Agreed:
     loss: float
     common_step: int
     upload_busy: bool
+    newest_replicated: int
+    replica_busy: bool
     stop: bool
 
 
@@ -56,26 +86,46 @@ class TrainLoop:
     """Runs steps until the last one, or until any rank is asked to stop."""
 
     def __init__(
-        self, state: TrainState, box: Writer, saver: Saver, *, stop_requested: Callable[[], bool]
+        self,
+        state: TrainState,
+        box: Writer,
+        saver: Saver,
+        *,
+        skipped: Sequence[StepRange] = (),
+        stop_requested: Callable[[], bool],
     ) -> None:
         self._state = state
         self._spec = state.spec
         self._mesh = state.mesh
         self._box = box
         self._saver = saver
+        self._skipped = skipped
         self._stop_requested = stop_requested
         self._upload_due = False
+        # Of which all ranks were last asked to bring a copy to another node.
+        self._replicating_step = -1
+        # The newest of which all have brought one.
+        self._replicated_step = -1
         # The newest one of this attempt: what a checkpoint is rated by.
         self._evaluation: dict[str, Any] | None = None
         self._first = True
+        # This rank's share of the loss of the present step.
+        self._own_loss = torch.zeros((), dtype=torch.float64)
+        self._common_step = -1
         # Micro-batch losses are sums over tokens; this makes them parts of the global mean.
         self._tokens = self._spec.data.global_batch * self._spec.model.seq_len
 
     def run(self, resumed_step: int) -> bool:
         """Train on from `resumed_step`; True when all steps are done."""
+        self._replicating_step = resumed_step
+        # Where it came out of host memory, every rank holds it.
+        self._common_step = resumed_step
         for step in range(resumed_step + 1, self._spec.steps + 1):
-            agreed = self.train_step(step)
-            if agreed.stop and step < self._spec.steps:
+            if is_skipped(self._skipped, step):
+                agreed = self._leave_out(step)
+            else:
+                agreed = self.train_step(step)
+            if agreed is not None and agreed.stop and step < self._spec.steps:
                 return self._end(done=False)
         return self._end(done=True)
 
@@ -85,6 +135,7 @@ class TrainLoop:
         self._state.train_loader.close()
         # A process that ends while it sends takes its peers' results with it.
         self._await_device(self._spec.recovery.hang_timeout_s)
+        self._saver.finish(self._spec.recovery.hang_timeout_s)
         return done
 
     def train_step(self, step: int) -> Agreed:
@@ -102,22 +153,26 @@ class TrainLoop:
         loss = state.train_engine.run(micro_batches, scale / self._tokens, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
-        if step < self._spec.steps:
+        if step < self._spec.steps and not is_skipped(self._skipped, step + 1):
             # Read while gradients are on their way; the next step takes it.
             state.train_loader.prepare(step + 1)
         state.data_parallel.finish_gradients()
         agreed = self._agree(loss, scale)
+        reach(CrashPoint.STEP_AGREED)
 
         box.phase(Phase.OPTIMIZER)
         learning_rate = state.learning_rate.at(step)
         if self._is_usable(step, agreed):
             self._update(step, learning_rate, agreed.grad_norm, scale)
 
+        # The optimizer has waited for all of it: the step before is sealed before this one is
+        # told of, so that a kill never costs more than one.
+        self._saver.finish()
         box.used(state.meter.take(state.train_engine.last_timing))
         eval_loss = self._evaluate(step) if self._evaluates(step) else None
         # The record comes before the checkpoint: a step that could be resumed from
         # but was never reported would leave a gap in the loss curve.
-        box.completed(
+        self._completed(
             StepRecord(
                 step=step,
                 loss=agreed.loss,
@@ -129,11 +184,42 @@ class TrainLoop:
                 eval_loss=eval_loss,
             )
         )
-        if self._first:
-            self._first = False
-            box.mark(StartMark.FIRST_STEP)
         self._checkpoint(step, agreed)
         return agreed
+
+    def _leave_out(self, step: int) -> Agreed | None:
+        """A step without its batch: nothing changes but the step number.
+
+        Within a range nothing is agreed upon, since nothing may be saved there: after a
+        rollback, states of the same steps and of another history exist.
+        """
+        at_ns = time.time_ns()
+        self._completed(
+            StepRecord(
+                step=step,
+                # There is none, and no tokens say that it was left out.
+                loss=math.nan,
+                grad_norm=math.nan,
+                learning_rate=self._state.learning_rate.at(step),
+                tokens=0,
+                start_ns=at_ns,
+                end_ns=at_ns,
+                eval_loss=None,
+            )
+        )
+        if is_undone(self._skipped, step):
+            return None
+        self._box.phase(Phase.GRADIENT_SYNC)
+        nothing = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+        agreed = self._agree_on(nothing, nothing, 1.0)
+        self._checkpoint(step, agreed)
+        return agreed
+
+    def _completed(self, record: StepRecord) -> None:
+        self._box.completed(record)
+        if self._first:
+            self._first = False
+            self._box.mark(StartMark.FIRST_STEP)
 
     def _is_usable(self, step: int, agreed: Agreed) -> bool:
         """Whether the gradients can be used; False when they overflowed and are skipped.
@@ -147,9 +233,18 @@ class TrainLoop:
                 scale.advance()
             return True
         if scale is None or scale.is_smallest or not math.isfinite(agreed.loss):
+            if self._spec.detectors.non_finite == "log":
+                return False
+            # Every rank ends alike; who made it is told apart, so that no other one is blamed.
+            is_others = not math.isfinite(agreed.loss) and bool(self._own_loss.isfinite())
+            if is_others:
+                # The first word stops all ranks: it must come from the one that made it, which
+                # would be killed before it has written down what it knows.
+                time.sleep(_CULPRIT_FIRST_S)
             raise NonFiniteLossError(
-                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}; "
-                "lower optimizer.lr, or look at the data of this step"
+                f"step {step}: loss {agreed.loss}{' of another rank' if is_others else ''}, "
+                f"gradient norm {agreed.grad_norm}; lower optimizer.lr, or look at the data of "
+                "this step"
             )
         if self._mesh.rank == 0:
             print(
@@ -164,28 +259,53 @@ class TrainLoop:
         state = self._state
         clip_gradients(state.flat, grad_norm, self._spec.optimizer.clip_grad_norm, scale=scale)
         # Skipped steps have left the moments as they were, and do not count.
-        skipped = 0 if state.loss_scale is None else state.loss_scale.skipped
-        state.optimizer.step(step - skipped, learning_rate, state.data_parallel.updated)
+        skipped = num_skipped(self._skipped, step)
+        skipped += 0 if state.loss_scale is None else state.loss_scale.skipped
+        state.optimizer.step(
+            step - skipped,
+            learning_rate,
+            changes=self._saver.hold,
+            updated=state.data_parallel.updated,
+        )
 
     def _agree(self, loss: Tensor, scale: float) -> Agreed:
+        return self._agree_on(squared_norm_share(self._state.flat, self._mesh), loss, scale)
+
+    def _agree_on(self, squared_norm: Tensor, loss: Tensor, scale: float) -> Agreed:
+        """What all ranks make of each one's share of the squared norm and of the loss."""
         mesh, saver = self._mesh, self._saver
         # Every tensor rank of the last stage computed the same loss: the first reports it.
         own_loss = loss.double() if mesh.at.tp == 0 else torch.zeros_like(loss).double()
-        flags = (saver.newest_sealed, -int(saver.upload_busy), -int(self._stop_requested()))
+        self._own_loss = own_loss
+        sealed = saver.newest_sealed
+        flags = (
+            sealed,
+            -sealed,
+            -int(saver.upload_busy),
+            saver.newest_replicated,
+            -int(saver.replica_busy),
+            -int(self._stop_requested()),
+        )
         row = torch.cat(
             (
-                torch.stack((squared_norm_share(self._state.flat, mesh), own_loss)),
+                torch.stack((squared_norm, own_loss)),
                 torch.tensor(flags, dtype=torch.float64, device=mesh.device),
             )
         )
-        squared_norm, scaled_loss, common, busy, stop = self._read(mesh.fold(row, _combine))
-        norm = math.sqrt(squared_norm) / scale
+        numbers = self._read(mesh.fold(row, _combine))
+        square, scaled_loss, lowest, minus_highest, busy, replicated, copying, stop = numbers
+        self._common_step = common_step(
+            lowest=int(lowest), highest=-int(minus_highest), known=self._common_step
+        )
+        norm = math.sqrt(square) / scale
         return Agreed(
             # An overflow gives infinities or their differences: one name for both.
             grad_norm=norm if math.isfinite(norm) else math.inf,
             loss=scaled_loss / scale,
-            common_step=int(common),
+            common_step=self._common_step,
             upload_busy=busy < 0,
+            newest_replicated=int(replicated),
+            replica_busy=copying < 0,
             stop=stop < 0,
         )
 
@@ -227,16 +347,25 @@ class TrainLoop:
         settings = self._spec.checkpoint
         last = step == self._spec.steps
         stopping = agreed.stop or last
-        if step % settings.storage_interval_steps == 0 or last:
+        # What a graceful stop leaves in storage, any node and any layout can go on from.
+        if step % settings.storage_interval_steps == 0 or stopping:
             self._upload_due = True
-        # An upload that is due waits for the one under way, except after the last step:
-        # there is no later step to take its place.
-        upload = self._upload_due and (last or not agreed.upload_busy)
+        # An upload that is due waits for the one under way, except after the last step and
+        # before a stop: there is no later step to take its place.
+        upload = self._upload_due and (stopping or not agreed.upload_busy)
         if not (upload or stopping or step % settings.memory_interval_steps == 0):
             return
         self._box.phase(Phase.CHECKPOINT)
         extra = {**self._state.extra(step), "evaluation": self._evaluation}
-        saved = self._saver.save(step, extra, upload=upload, common_step=agreed.common_step)
+        replicate = self._replicates(step, agreed)
+        saved = self._saver.save(
+            step,
+            extra,
+            upload=upload,
+            common_step=agreed.common_step,
+            replicate=replicate,
+            replicated_step=self._replicated_step,
+        )
         if not saved:
             print(
                 f"step {step}: not saved to host memory: uploads hold every spare slot",
@@ -245,6 +374,18 @@ class TrainLoop:
             )
         if upload and saved:
             self._upload_due = False
+
+    def _replicates(self, step: int, agreed: Agreed) -> bool:
+        """Whether a copy of `step` is to go to another node: one at a time, on all ranks alike."""
+        saver = self._saver
+        if not saver.is_replicated or agreed.replica_busy:
+            return False
+        # Every rank was asked for this one and no rank for a later one: where the least of
+        # what they have is as new, all have it.
+        if agreed.newest_replicated >= self._replicating_step:
+            self._replicated_step = self._replicating_step
+        self._replicating_step = step
+        return True
 
 
 def _combine(rows: Tensor) -> Tensor:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
+from checkpoint.core.slots import NUM_HELD_SLOTS
+from checkpoint.placing import num_own_slots, placement_of, slots_on_nodes
 from outlast.blackbox import Expected
 from outlast.spec import JobSpec, ModelSpec
 from trainer.core.memory import rank_memory
@@ -52,25 +55,36 @@ def expected_of(spec: JobSpec, stage: int, *, on_gpu: bool) -> Expected:
 
 
 def host_memory_bytes(spec: JobSpec, ranks: Iterable[int]) -> int:
-    """Enough tmpfs for the host-memory checkpoints of these ranks, which share a node."""
-    stages = Counter(spec.layout.coordinate(rank).pp for rank in ranks)
-    facts = plan_input(spec)
-    return sum(
-        count * rank_memory(facts, stage).host_memory_bytes for stage, count in stages.items()
-    )
+    """Enough tmpfs for the host-memory checkpoints of these ranks, which share a node.
+
+    Copies that the node keeps for another one are part of it.
+    """
+    placement = placement_of(spec)
+    slots = dict.fromkeys(ranks, num_own_slots(placement))
+    if placement is not None:
+        for place in {rank // spec.workers_per_node for rank in slots}:
+            slots |= dict.fromkeys(placement.held_on(str(place)), NUM_HELD_SLOTS)
+    return _slots_bytes(spec, slots)
 
 
 def node_host_memory_bytes(spec: JobSpec) -> int:
     """Enough tmpfs for any node of the job, which holds consecutive ranks."""
-    per_node = spec.workers_per_node
-    by_stages: dict[tuple[int, ...], int] = {}
-    for first in range(0, spec.layout.world_size, per_node):
-        ranks = range(first, first + per_node)
-        # Thousands of nodes have few different mixtures of stages.
-        stages = tuple(spec.layout.coordinate(rank).pp for rank in ranks)
-        if stages not in by_stages:
-            by_stages[stages] = host_memory_bytes(spec, ranks)
-    return max(by_stages.values())
+    return max(_slots_bytes(spec, slots) for slots in slots_on_nodes(spec))
+
+
+def _slots_bytes(spec: JobSpec, slots: Mapping[int, int]) -> int:
+    """Bytes of so many slots of each rank."""
+    by_stage: Counter[int] = Counter()
+    for rank, count in slots.items():
+        by_stage[spec.layout.coordinate(rank).pp] += count
+    facts = plan_input(spec)
+    return sum(count * _slot_bytes(facts, stage) for stage, count in by_stage.items())
+
+
+@lru_cache(maxsize=1024)
+def _slot_bytes(facts: PlanInput, stage: int) -> int:
+    # Thousands of nodes have few different stages.
+    return rank_memory(facts, stage).host_slot_bytes
 
 
 def _model_facts(model: ModelSpec) -> ModelFacts:

@@ -42,5 +42,3 @@ def rehearse(state: TrainState, step: int) -> None:
         state.train_engine.rehearse(micro_batches)
         state.data_parallel.finish_gradients()
     state.mesh.timeline.finish()
-    # What it used is not the first step's.
-    state.meter.take(state.train_engine.last_timing)

@@ -5,6 +5,9 @@ attempt, unless storage is known to be ahead. Then storage, newest commit first,
 whatever layout it is. A checkpoint that turns out corrupt on any rank is dropped by
 all, loudly, for the next older. A job that has nothing of its own yet may begin with
 another job's checkpoint.
+
+Where training went back past batches that are left out, states that were reached within
+them do not count, wherever they are (`outlast.skipped`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from checkpoint.keeping import reading
 from checkpoint.peers import agree
 from checkpoint.restore import (
     CorruptCheckpointError,
+    Node,
     Peers,
     SealedStep,
     load_memory,
@@ -33,7 +37,9 @@ from checkpoint.restore import (
 )
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
+from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError
+from outlast.skipped import StepRange, is_undone
 from trainer.lookout import Lookout
 from trainer.parallel.mesh import Mesh
 
@@ -75,7 +81,9 @@ class Sources:
     """Where a rank's state may come from.
 
     `committed_step` is the newest that the controller knows to be in the job's own
-    storage. `join` makes the group of all ranks, which only storage needs.
+    storage. `join` makes the group of all ranks, which only storage needs; those of `node`
+    pass on what they read through the memory that they share. `skipped` are steps that are
+    left out.
     """
 
     memory_dir: Path
@@ -83,6 +91,17 @@ class Sources:
     committed_step: int
     other: OtherJob | None
     join: Callable[[], Peers]
+    node: Node | None = None
+    skipped: tuple[StepRange, ...] = ()
+
+    def counts(self, step: int) -> bool:
+        """Whether a state after `step` is one of this job's history."""
+        return not is_undone(self.skipped, step)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether storage must have something to go on from."""
+        return self.committed_step > 0 and self.counts(self.committed_step)
 
 
 def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Restored | None:
@@ -95,7 +114,8 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
     loads = [
         (sealed.step, partial(load_memory, sources.memory_dir, sealed, tensors))
         for sealed in in_memory
-        if sealed.step >= sources.committed_step
+        if sources.counts(sealed.step)
+        and (sealed.step >= sources.committed_step or not sources.counts(sources.committed_step))
     ]
     restored, _ = _first_loadable(mesh, loads, "host memory")
     if restored is not None:
@@ -103,7 +123,7 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
     peers = sources.join()
     restored = _from_own(tensors, mesh, peers, sources)
     if restored is None and sources.other is not None:
-        restored = _from_other(tensors, mesh, peers, sources.other)
+        restored = _from_other(tensors, mesh, peers, sources.other, sources.node)
     return restored
 
 
@@ -117,12 +137,18 @@ def _from_own(
             # Out of the way, so that the step can be committed again; its bytes are kept.
             if mesh.rank == 0:
                 storage.quarantine_step(step)
+                reach(CrashPoint.RESTORE_SET_ASIDE)
 
-        loads = _loads(storage, committed, tensors, peers)
+        for step in committed:
+            if not sources.counts(step):
+                # Or retention would keep it instead of one that can be gone back to.
+                quarantine(step)
+        steps = [step for step in committed if sources.counts(step)]
+        loads = _loads(storage, steps, tensors, peers, sources.node)
         restored, skipped = _first_loadable(mesh, loads, "storage", drop=quarantine)
     if restored is not None:
         return replace(restored, skipped=skipped)
-    if committed or sources.committed_step > 0:
+    if steps or sources.is_stored:
         raise FatalError(
             f"no checkpoint below {storage.url} can be loaded (committed: {committed}, known to "
             f"the controller: {sources.committed_step}{_in_words(skipped)}); bring one back or "
@@ -132,7 +158,7 @@ def _from_own(
 
 
 def _from_other(
-    tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, other: OtherJob
+    tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, other: OtherJob, node: Node | None
 ) -> Restored:
     """What this job was told to begin with; there must be such a checkpoint."""
     lookout = Lookout(other.url, lists=peers.rank == 0)
@@ -144,7 +170,7 @@ def _from_other(
                 f"job, steps = {other.last_step}; raise steps, or say an earlier load_step"
             )
         # It is not ours: a corrupt one is left as it is.
-        loads = _loads(storage, steps, tensors, peers)
+        loads = _loads(storage, steps, tensors, peers, node)
         restored, skipped = _first_loadable(mesh, loads, storage.url)
     if restored is None:
         wanted = "no checkpoint" if other.step is None else f"no checkpoint of step {other.step}"
@@ -176,13 +202,17 @@ def _opened(peers: Peers, lookout: Lookout) -> Iterator[tuple[Storage, list[int]
 
 
 def _loads(
-    storage: Storage, steps: Sequence[int], tensors: Sequence[NamedTensor], peers: Peers
+    storage: Storage,
+    steps: Sequence[int],
+    tensors: Sequence[NamedTensor],
+    peers: Peers,
+    node: Node | None,
 ) -> list[tuple[int, Load]]:
     def load(step: int) -> dict[str, Any]:
         # One lease is enough to keep all of it from being deleted.
         lease = reading(storage, step) if peers.rank == 0 else nullcontext()
         with lease:
-            return load_storage(storage, step, tensors, peers)
+            return load_storage(storage, step, tensors, peers, node=node)
 
     return [(step, partial(load, step)) for step in steps]
 

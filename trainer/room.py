@@ -21,8 +21,7 @@ def check_room(assignment: Assignment) -> None:
     What an earlier attempt of the job has taken counts as free: its slots are used again, or
     give way to others.
     """
-    node = assignment.rank_nodes[assignment.rank]
-    ranks = [rank for rank, place in enumerate(assignment.rank_nodes) if place == node]
+    ranks = assignment.node_ranks
     needed = host_memory_bytes(assignment.spec, ranks)
     job_dir = assignment.memory_dir.parent
     job_dir.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,6 @@ What does not belong here: anything that a worker does after it is forked.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import importlib
 import json
@@ -43,12 +42,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outlast.crashpoints import CrashPoint, reach
+from trainer.hugepages import gather_pages
+
 # The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
 # with torch's own optimizers and compiler, and the trainer uses neither.
 PRELOADED_MODULES = ("numpy", "torch", "torch.distributed")
 ENTRY = "trainer.worker:run"
-_MADV_COLLAPSE = 25
-_HUGE_PAGE_BYTES = 2 << 20
 
 Entry = Callable[[dict[str, Any]], int]
 
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     # would copy shared pages in every child.
     gc.collect()
     gc.freeze()
-    _collapse_memory()
+    gather_pages()
     control = socket.socket(fileno=options.control_fd)
     control.set_inheritable(False)
     return Standby(control, options.rendezvous_fd, entry).serve()
@@ -158,6 +158,7 @@ class Standby:
             self._tell(event="refused", key=key, detail=detail)
             return
         forked_at_ns = time.time_ns()
+        reach(CrashPoint.STANDBY_FORKING)
         try:
             pid = os.fork()
         except OSError as error:
@@ -165,6 +166,7 @@ class Standby:
             return
         if pid == 0:
             self._become_worker({**assignment, "forked_at_ns": forked_at_ns})
+        reach(CrashPoint.STANDBY_FORKED)
         self._watch(_Child(key, pid, own=True))
         self._tell(event="forked", key=key, pid=pid, at_ns=forked_at_ns)
 
@@ -173,6 +175,7 @@ class Standby:
         code = 1
         try:
             _enter_child(assignment, self._rendezvous_fd)
+            reach(CrashPoint.WORKER_FORKED)
             code = self._entry(assignment)
         except SystemExit as exit_request:
             code = exit_request.code if isinstance(exit_request.code, int) else 1
@@ -218,26 +221,6 @@ class Standby:
             self._control.sendall(json.dumps(event).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             return
-
-
-def _collapse_memory() -> None:
-    """Gather what the imports allocated in huge pages, where the kernel can (Linux 6.1).
-
-    A fork copies the page tables of 150 MB and the end of a worker frees them again:
-    measured 3.1 ms and 6.2 ms with small pages, 1.3 ms and 2.7 ms with huge ones.
-    """
-    libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, access, _, _, _, *name = line.split()
-        if not access.startswith("rw") or name not in ([], ["[heap]"]):
-            continue
-        start, end = (int(address, 16) for address in addresses.split("-"))
-        first = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-        for address in range(first, end - _HUGE_PAGE_BYTES + 1, _HUGE_PAGE_BYTES):
-            # Ranges that were never touched, and older kernels, refuse: nothing is lost.
-            libc.madvise(
-                ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_PAGE_BYTES), _MADV_COLLAPSE
-            )
 
 
 def _enter_child(assignment: dict[str, Any], rendezvous_fd: int) -> None:

@@ -34,11 +34,16 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
     TCPStore,
 )
 
+from checkpoint.fetching import await_fetched
+from checkpoint.lane import lane_of
 from checkpoint.peers import Peers
+from checkpoint.placing import placement_of
+from checkpoint.restore import Node
 from checkpoint.slotfile import TABLE_FILE
 from checkpoint.stage import Stager
 from outlast.blackbox import Phase, StartMark, Writer
-from trainer import rehearsal
+from outlast.crashpoints import CrashPoint, reach
+from trainer import evidence, rehearsal
 from trainer.assignment import Assignment
 from trainer.device import set_up_device
 from trainer.lookout import Lookout
@@ -80,6 +85,7 @@ def run(assignment: Mapping[str, Any]) -> int:
             attempt=parsed.attempt,
         )
         box.mark(StartMark.FORKED, parsed.forked_at_ns)
+        evidence.allow_stack_dumps()
         return _train(parsed, box)
     except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is reported
         traceback.print_exc()
@@ -92,6 +98,8 @@ def _train(assignment: Assignment, box: Writer) -> int:
     spec = assignment.spec
     check_room(assignment)
     device = _set_up_torch(assignment)
+    if device.type == "cuda":
+        evidence.arm_flight_recorder(assignment.blackbox_path.parent)
     box.phase(Phase.GROUPS)
     lookout = Lookout(assignment.checkpoint_url, lists=assignment.rank == 0)
     if not (assignment.memory_dir / TABLE_FILE).exists():
@@ -125,6 +133,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
         recorder=box,
         gloo_interface=interface,
     )
+    reach(CrashPoint.RESTORE_BEGUN)
     resumed_step = _restore(assignment, state, lookout, join)
     saver = Stager(
         assignment.memory_dir,
@@ -132,7 +141,10 @@ def _train(assignment: Assignment, box: Writer) -> int:
         attempt=assignment.attempt,
         world_size=assignment.world_size,
         tensors=state.named_tensors(),
+        is_replicated=_is_replicated(assignment),
+        lane=lane_of(device, ranks_here=len(assignment.node_ranks)),
     )
+    reach(CrashPoint.RESTORED)
     saver.resumed(resumed_step)
     box.resumed(resumed_step)
     box.mark(StartMark.RESTORED)
@@ -142,10 +154,18 @@ def _train(assignment: Assignment, box: Writer) -> int:
     stop = _Stop()
     # Before this point SIGTERM simply ends the process: there is nothing to save.
     signal.signal(signal.SIGTERM, stop.on_signal)
-    loop = TrainLoop(state, box, saver, stop_requested=lambda: stop.requested)
+    loop = TrainLoop(
+        state, box, saver, skipped=assignment.skipped, stop_requested=lambda: stop.requested
+    )
     done = loop.run(resumed_step)
     box.phase(Phase.FINISHED)
     return EXIT_DONE if done else EXIT_STOPPED
+
+
+def _is_replicated(assignment: Assignment) -> bool:
+    """Whether agents copy what is sealed to other nodes."""
+    placement = placement_of(assignment.spec, assignment.rank_nodes)
+    return placement is not None and placement.is_copying
 
 
 def _set_up_torch(assignment: Assignment) -> torch.device:
@@ -195,11 +215,13 @@ def _restore(
 ) -> int:
     mesh: Mesh = state.mesh
     _check_same_data(state)
+    await_fetched(assignment.memory_dir, assignment.spec.recovery.first_step_timeout_s)
     load = assignment.spec.checkpoint.load
     sources = Sources(
         memory_dir=assignment.memory_dir,
         own=lookout,
         committed_step=assignment.committed_step,
+        skipped=assignment.skipped,
         other=None
         if load is None
         else OtherJob(
@@ -208,6 +230,7 @@ def _restore(
             last_step=assignment.spec.steps,
         ),
         join=join,
+        node=Node(folder=assignment.memory_dir.parent, ranks=frozenset(assignment.node_ranks)),
     )
     restored = restore(state.named_tensors(), mesh, sources)
     at = mesh.at

@@ -24,7 +24,7 @@ from trainer.core import schedule as schedules
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
 
 if TYPE_CHECKING:
-    from bench.trainer.rank import Rank
+    from bench.member import Rank
 
 # (stages, chunks a stage, schedule)
 CASES = tuple(

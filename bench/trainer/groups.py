@@ -1,6 +1,7 @@
 """Time until every group of a 3D layout has done its first operation: ours beside torch's ways.
 
-All ranks are forked from one process that has imported torch. The baselines are a loop
+All ranks are forked from one process that has imported torch, as warm as our standby
+process. The baselines are a loop
 of `new_group` over all groups, as the common frameworks have it, and `init_device_mesh`.
 Fork, store and the world group are part of every time: a job waits for them too.
 
@@ -30,6 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from bench.trainer.quiet import NoBox
 from outlast.layout import Layout
+from trainer.hugepages import gather_pages
 from trainer.parallel.mesh import build_mesh
 
 _ROOT = Path(__file__).parents[2]
@@ -119,6 +121,7 @@ def main() -> None:
 
 def _time_forked_ranks(layout: Layout, join: Callable[[Layout, int, TCPStore], None]) -> float:
     gc.freeze()
+    gather_pages()
     server, port = _fork_store()
     read_end, write_end = os.pipe()
     begin_s = time.monotonic()

@@ -1,7 +1,7 @@
 """Starts one process per rank, on loopback or each in a network namespace of its own.
 
-A rank runs `python -m bench.trainer.rank TASK ARGUMENTS` with one thread, pinned to
-a core, and prints one JSON document; what rank 0 printed is the result.
+A rank runs `python -m PROGRAM TASK ARGUMENTS` (`bench/member.py`) with one thread; what
+rank 0 makes of its task is the result.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from bench.member import RESULT_FILE
 
 _ROOT = Path(__file__).parents[2]
 _NETWORK = "10.232.78"
@@ -90,9 +92,10 @@ def run_ranks(
     *,
     world_size: int,
     place: Loopback | LimitedLink | None = None,
+    program: str = "bench.trainer.rank",
     timeout_s: float = 900.0,
 ) -> Any:
-    """What rank 0 of `task` printed.
+    """What rank 0 makes of `task`; `program` is the module that knows the task.
 
     Raises:
         RuntimeError: a rank failed, with the end of its output.
@@ -114,7 +117,7 @@ def run_ranks(
                 "RES_OPTIONS": "timeout:1 attempts:1",
                 "OUTLAST_BENCH_FOLDER": folder,
             }
-            command = [sys.executable, "-m", "bench.trainer.rank", task, json.dumps(arguments)]
+            command = [sys.executable, "-m", program, task, json.dumps(arguments)]
             process = subprocess.Popen(
                 [*where.inside(rank), *command],
                 cwd=_ROOT,
@@ -124,15 +127,15 @@ def run_ranks(
             )
             stack.callback(_end, process)
             processes.append((process, Path(out.name)))
-        return _collect(processes, timeout_s)
+        _await(processes, timeout_s)
+        return json.loads((Path(folder) / RESULT_FILE).read_text())
 
 
-def _collect(processes: Sequence[tuple[subprocess.Popen[bytes], Path]], timeout_s: float) -> Any:
+def _await(processes: Sequence[tuple[subprocess.Popen[bytes], Path]], timeout_s: float) -> None:
     for rank, (process, out) in enumerate(processes):
         code = process.wait(timeout=timeout_s)
         if code != 0:
             raise RuntimeError(f"rank {rank} ended with code {code}:\n{out.read_text()[-3000:]}")
-    return json.loads(processes[0][1].read_text().splitlines()[-1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

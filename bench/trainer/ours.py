@@ -17,7 +17,7 @@ from trainer.parallel.mesh import build_mesh
 from trainer.state import build_state
 
 if TYPE_CHECKING:
-    from bench.trainer.rank import Rank
+    from bench.member import Rank
 
 # More than any benchmark runs.
 STEPS = 100_000
@@ -28,9 +28,18 @@ class _SavesNothing:
 
     newest_sealed = -1
     upload_busy = False
+    is_replicated = False
+    newest_replicated = -1
+    replica_busy = False
 
-    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool:
+    def save(self, step: int, extra: dict[str, Any], **_: object) -> bool:
         return True
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Nothing reads it."""
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Nothing is on its way."""
 
 
 class Ours:

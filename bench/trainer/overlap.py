@@ -26,7 +26,7 @@ from trainer.parallel.comm import Comm
 from trainer.parallel.tensor import TensorParallel, column_linear, row_linear
 
 if TYPE_CHECKING:
-    from bench.trainer.rank import Rank
+    from bench.member import Rank
 
 SIZES = {"seq_len": 512, "batch": 4, "hidden": 1024, "heads": 16, "chunks": 4}
 SMALL = {"seq_len": 64, "batch": 1, "hidden": 64, "heads": 4, "chunks": 4}

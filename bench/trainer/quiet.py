@@ -12,7 +12,7 @@ from outlast.layout import Layout
 from trainer.parallel.mesh import Mesh, build_mesh
 
 if TYPE_CHECKING:
-    from bench.trainer.rank import Rank
+    from bench.member import Rank
 
 
 class NoBox:

@@ -2,80 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
-
-import torch
-import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # a re-export
 
 from bench.baselines.exchange import exchanged_reduce_scatter
 from bench.baselines.native import Native
+from bench.member import Rank, serve
 from bench.trainer import bubble, overlap, window, zero
 from bench.trainer.ours import Ours
 from bench.trainer.shape import Shape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
-    """Who this process is, and how it reaches the others."""
-
-    rank: int
-    world_size: int
-    store: TCPStore
-    folder: Path
-    interface: str
-
-    @classmethod
-    def join(cls) -> Rank:
-        """As the launcher's environment says; pinned to a core, one thread."""
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
-        torch.set_num_threads(1)
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            world_size,
-            is_master=rank == 0,
-            timeout=timedelta(seconds=300),
-        )
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-        return cls(
-            rank=rank,
-            world_size=world_size,
-            store=store,
-            folder=Path(os.environ["OUTLAST_BENCH_FOLDER"]),
-            interface=os.environ["GLOO_SOCKET_IFNAME"],
-        )
-
-    def sum(self, value: float) -> float:
-        """Over all ranks."""
-        total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total)
-        return total.item()
-
-    def slowest(self, seconds: float) -> float:
-        """The longest time over all ranks."""
-        longest = torch.tensor(seconds, dtype=torch.float64)
-        dist.all_reduce(longest, dist.ReduceOp.MAX)
-        return longest.item()
-
-    def timed(self, work: Callable[[], Any]) -> float:
-        """Seconds that `work` takes on the slowest rank, all starting together."""
-        dist.barrier()
-        begin_s = time.perf_counter()
-        work()
-        return self.slowest(time.perf_counter() - begin_s)
 
 
 class Contender(Protocol):
@@ -124,17 +61,5 @@ TASKS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def main() -> None:
-    name, arguments = sys.argv[1], json.loads(sys.argv[2])
-    rank = Rank.join()
-    result = TASKS[name](rank, **arguments)
-    if rank.rank == 0:
-        print(json.dumps(result), flush=True)
-    dist.barrier()
-    # Leaving in an orderly way aborts now and then: gloo's threads outlive their objects.
-    sys.stdout.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    serve(TASKS, pinned=True)

@@ -18,7 +18,7 @@ from trainer.model.attention import masked_sdpa
 from trainer.model.window import windowed_attention
 
 if TYPE_CHECKING:
-    from bench.trainer.rank import Rank
+    from bench.member import Rank
 
 LENGTHS = (2048, 4096, 8192, 16384)
 WINDOWS = (256, 1024, 4096)

@@ -13,7 +13,7 @@ from bench.trainer.ours import Ours
 from bench.trainer.shape import Shape
 
 if TYPE_CHECKING:
-    from bench.trainer.rank import Rank
+    from bench.member import Rank
 
 STEPS = 3
 SHAPE = Shape(layers=4, hidden=256, heads=4, seq_len=64, vocab_size=1024)

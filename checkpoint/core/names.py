@@ -8,6 +8,7 @@
     quarantine/00000050.2.json              commit record of a checkpoint found corrupt
     pins/00000050.json                      a person wants to keep the checkpoint of step 50
     leases/00000050.<token>.json            somebody is reading it
+    owner.json                              which job this root belongs to
 
 Every attempt writes into a folder of its own, so that a writer that wakes up
 late cannot touch bytes that another attempt has committed. The folder is one that
@@ -22,7 +23,9 @@ COMMITS = "commits"
 QUARANTINE = "quarantine"
 PINS = "pins"
 LEASES = "leases"
+OWNER = "owner.json"
 PARTS = "parts"
+REPLICAS = "replicas"
 MANIFEST = "manifest.json"
 # torch looks for this name.
 METADATA = ".metadata"
@@ -114,3 +117,8 @@ def parse_part(name: str) -> int | None:
 def memory_folder(rank: int) -> str:
     """A rank's folder in the host memory of its job."""
     return f"rank-{rank:05d}"
+
+
+def replica_folder(rank: int) -> str:
+    """Where a node keeps the copies of a rank of another node, in the host memory of its job."""
+    return f"{REPLICAS}/{memory_folder(rank)}"

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from checkpoint.core.errors import CorruptCheckpointError, LayoutMismatchError
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.shards import ShardTensor
 from checkpoint.core.strips import Box, Strip, strips
-from checkpoint.core.wrong import CorruptCheckpointError, LayoutMismatchError
 
 _Item = TypeVar("_Item")
 

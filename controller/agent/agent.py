@@ -27,19 +27,25 @@ from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands, Parts
 from controller.agent.config import AgentConfig
 from controller.agent.diagnostics import SuitePlace, Suites
+from controller.agent.host import Host
 from controller.agent.ledger import EventBuffer, Weight
 from controller.agent.leftovers import left_steps
 from controller.agent.logs import Logs
 from controller.agent.metrics import Metrics, Reading, ranks
 from controller.agent.metrics.host import Folders
+from controller.agent.metrics.reading import ReplicaReading
 from controller.agent.processes import become_subreaper, raise_open_files_limit
+from controller.agent.replicas import Replicas
 from controller.agent.reporter import Reporter
 from controller.agent.session import Session, SessionEvents
 from controller.agent.standby_link import StandbyEvents, StandbyLink
+from controller.agent.standing import Standings
 from controller.agent.state import AgentState, AgentStateError
 from controller.agent.supervisor import Supervisor, WorkerEvents
 from controller.agent.uploads import Uploads
 from controller.agent.worker import Worker
+from outlast.blackbox import Phase
+from outlast.crashpoints import CrashPoint, reach
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -80,11 +86,13 @@ class Agent:
             ),
         )
         self._uploads = Uploads(self)
+        self._replicas = Replicas(config, self)
         self._commands = Commands(
             Parts(
                 config=config,
                 supervisor=self._supervisor,
                 uploads=self._uploads,
+                replicas=self._replicas,
                 suites=self._suites,
                 rendezvous_fd=self._rendezvous.fileno(),
                 emit=self._emit,
@@ -93,16 +101,16 @@ class Agent:
             self._state.load_ledger(),
         )
         self._session = self._make_session()
+        self._standings = Standings(self._supervisor.workers, self._session.beat_now)
         self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
         self._checks = CheckOrders(config, self._suites, self._session.send)
         self._worker_exits = Counter[str]()
         self._upload_ends = Counter[str]()
-        self._metrics = Metrics(
-            self._reading,
-            Folders(
-                state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
-            ),
+        folders = Folders(
+            state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
         )
+        self._metrics = Metrics(self._reading, folders)
+        self._host = Host(folders, self._emit, self._supervisor.running)
         self._metrics_address = ""
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -116,6 +124,8 @@ class Agent:
         work = [
             asyncio.create_task(self._session.run(), name="session"),
             asyncio.create_task(self._reporter.run(), name="reporter"),
+            asyncio.create_task(self._standings.run(), name="standings"),
+            asyncio.create_task(self._host.run(), name="host"),
         ]
         stopped = asyncio.create_task(stop.wait(), name="stop")
         logger.info(
@@ -146,7 +156,7 @@ class Agent:
         await self._standby.stop(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._uploads.stop()
+                await asyncio.gather(self._uploads.stop(), self._replicas.stop())
         except TimeoutError:
             logger.warning("an upload did not stop within %.0f s; it is abandoned", timeout_s)
         self._metrics.close()
@@ -193,6 +203,17 @@ class Agent:
             standby_restarts=self._standby.num_restarts,
             worker_exits=dict(self._worker_exits),
             uploads=dict(self._upload_ends),
+            replicas=ReplicaReading(
+                bytes={
+                    "sent": self._replicas.sent_bytes,
+                    "received": self._replicas.received_bytes,
+                    "fetched": self._replicas.fetched_bytes,
+                },
+                outcomes=self._replicas.outcomes,
+                fetches=dict(self._replicas.fetches),
+                num_held=self._replicas.num_held,
+                lag_steps=self._replicas.lag_steps,
+            ),
             ranks=ranks.read(self._supervisor.running()),
         )
 
@@ -211,10 +232,16 @@ class Agent:
             version=outlast.__version__,
             worker_statuses=self._supervisor.statuses(),
             metrics_address=self._metrics_address,
+            replica_port=self._replicas.port,
+            replica_token=self._replicas.token,
         )
 
     def _heartbeat(self) -> agents_pb2.Heartbeat:
-        return agents_pb2.Heartbeat(ranks=self._reporter.summaries(self._supervisor.running()))
+        workers = self._supervisor.running()
+        summaries = self._reporter.summaries(workers)
+        for worker, summary in zip(workers, summaries, strict=True):
+            self._standings.describe(worker, summary)
+        return agents_pb2.Heartbeat(ranks=summaries)
 
     def _worker_exited(self, worker: Worker) -> None:
         assert worker.exit is not None
@@ -240,21 +267,37 @@ class Agent:
 
     def upload_committed(self, job_id: str, committed: Committed) -> None:
         """A checkpoint is in storage, whole."""
+        reach(CrashPoint.COMMIT_HEARD)
         message = agents_pb2.CheckpointCommitted(
             step=committed.step,
             size_bytes=committed.size_bytes,
             upload_s=committed.upload_s,
             total_s=committed.total_s,
             is_behind=committed.is_behind,
+            stalled_s=self._stalled_s(job_id),
         )
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=message))
         self._upload_ends["committed"] += 1
+        reach(CrashPoint.COMMIT_TOLD)
+
+    def _stalled_s(self, job_id: str) -> float:
+        """How long the slowest rank here has waited for its copies to host memory."""
+        boxes = (
+            worker.black_box() for worker in self._supervisor.running() if worker.job_id == job_id
+        )
+        phases = (box.time_use().phases_s for box in boxes if box is not None)
+        return max((phase.get(Phase.CHECKPOINT, 0.0) for phase in phases), default=0.0)
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
         """A checkpoint did not get to storage; training goes on."""
         trouble = agents_pb2.CheckpointTrouble(step=step, stage=stage, detail=detail)
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
         self._upload_ends["trouble"] += 1
+
+    def replica_trouble(self, job_id: str, step: int, detail: str) -> None:
+        """A copy did not get to another node, or a lost one's state is nowhere in memory."""
+        trouble = agents_pb2.CheckpointTrouble(step=step, stage="replica", detail=detail)
+        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
 
     def _received(self, message: agents_pb2.ControllerMessage) -> None:
         match message.WhichOneof("kind"):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-from controller.agent import launch
+from controller.agent import launch, stacks
 from controller.agent.config import AgentConfig
 from controller.agent.diagnostics import SuiteError, Suites
 from controller.agent.ledger import (
@@ -27,12 +27,15 @@ from controller.agent.ledger import (
     Weight,
 )
 from controller.agent.leftovers import delete_old_logs
+from controller.agent.rank_memory import free_copies, hand_over, stray_folders
+from controller.agent.replicas import Replicas, replica_plan
 from controller.agent.reporter import Emit
 from controller.agent.standby_link import StandbyError
 from controller.agent.supervisor import Supervisor, WorkersStayError
 from controller.agent.threads import run_blocking
 from controller.agent.uploads import Uploads, delete_job_memory
 from diagnostics.core.orders import Order, OrderKind
+from outlast.crashpoints import CrashPoint, reach
 from outlast.v1 import agents_pb2, diagnostics_pb2
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class Outcome:
 
     result: Result
     findings: tuple[diagnostics_pb2.Finding, ...] = ()
+    stacks: tuple[agents_pb2.RankStacks, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Parts:
     config: AgentConfig
     supervisor: Supervisor
     uploads: Uploads
+    replicas: Replicas
     suites: Suites
     rendezvous_fd: int
     emit: Emit
@@ -253,11 +258,18 @@ class Commands:
             command.job_id, command.attempt - 1, graceful=False, timeout_s=0.0
         )
         device = launch.choose_device(spec, len(start.ranks))
-        launch.check_host_memory(config, command.job_id, spec, len(start.ranks))
+        launch.check_host_memory(config, command.job_id, spec, start.ranks)
         if launch.should_try_storage(command) and start.checkpoint_url not in self._tried_urls:
-            await launch.check_storage(start.checkpoint_url, config.limits.probe_s)
+            await launch.check_storage(
+                start.checkpoint_url, launch.owner_of(command), config.limits.probe_s
+            )
             # Once is enough: a restart should not wait for storage.
             self._tried_urls[start.checkpoint_url] = None
+        memory_dir = config.job_memory_dir(command.job_id)
+        if stray_folders(memory_dir, start.ranks):
+            await parts.replicas.finish(command.job_id)
+            await parts.uploads.drop(command.job_id)
+            await run_blocking(lambda: hand_over(memory_dir, start.ranks), "hand-over")
         launches = launch.make_launches(
             config,
             command,
@@ -265,6 +277,13 @@ class Commands:
             rendezvous_fd=parts.rendezvous_fd,
             requested_ns=received_ns,
         )
+        plan = replica_plan(config, command, spec)
+        if plan is not None:
+            await parts.replicas.begin(plan)
+        else:
+            # A smaller size may have nobody to bring copies to.
+            await parts.replicas.finish(command.job_id)
+            await run_blocking(lambda: free_copies(memory_dir), "free-copies")
         await parts.supervisor.start(launches)
         parts.supervisor.forget(command.job_id, below_attempt=command.attempt)
         await parts.uploads.follow(launch.upload_plan(config, command, spec))
@@ -272,10 +291,18 @@ class Commands:
 
     async def _stop(self, command: agents_pb2.Command) -> Outcome:
         stop = command.stop_workers
+        found: list[agents_pb2.RankStacks] = []
+        if stop.look_first:
+            found = await stacks.collect(
+                worker
+                for worker in self._parts.supervisor.running()
+                if worker.job_id == command.job_id and worker.pid is not None
+            )
         completed_step = await self._parts.supervisor.stop(
             command.job_id, command.attempt, graceful=stop.graceful, timeout_s=stop.timeout_s
         )
-        return Outcome(result=Result(ok=True, completed_step=completed_step))
+        result = Result(ok=True, completed_step=completed_step)
+        return Outcome(result=result, stacks=tuple(found))
 
     async def _run_suite(self, command: agents_pb2.Command) -> Outcome:
         suite = command.run_suite
@@ -293,11 +320,15 @@ class Commands:
         launch.check_job_id(job_id)
         await parts.supervisor.stop(job_id, command.attempt, graceful=False, timeout_s=0.0)
         folder = parts.config.job_memory_dir(job_id)
+        await parts.replicas.finish(job_id)
+        reach(CrashPoint.JOB_FORGOTTEN)
         await parts.uploads.finish(job_id, folder)
+        reach(CrashPoint.UPLOADS_DRAINED)
         parts.supervisor.forget(job_id)
 
         def free() -> None:
             delete_job_memory(folder)
+            reach(CrashPoint.MEMORY_FREED)
             delete_old_logs(parts.config.jobs_dir, parts.config.memory_dir)
 
         await run_blocking(free, "free-memory")
@@ -325,6 +356,7 @@ class Commands:
                 completed_step=result.completed_step,
                 findings=outcome.findings,
                 error_kind=result.error_kind.value,
+                stacks=outcome.stacks,
             ),
         )
         self._parts.emit(event, Weight.LASTING)

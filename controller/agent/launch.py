@@ -10,8 +10,12 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from checkpoint.claiming import Owner, claim
+from checkpoint.core.slots import NUM_HELD_SLOTS
+from checkpoint.placing import num_own_slots, placement_of
 from checkpoint.storage import Storage
 from controller.agent.config import AgentConfig
 from controller.agent.ledger import ErrorKind
@@ -24,8 +28,7 @@ from outlast.layout import Layout
 from outlast.spec import JobSpec, parse_spec
 from outlast.v1 import agents_pb2
 
-# Slots of one rank, and what each holds: weights and the two moments of AdamW.
-_NUM_SLOTS = 3
+# What a slot holds: weights and the two moments of AdamW.
 _COPIES = 3
 # Below this not even an empty slot fits.
 _LEAST_FREE_BYTES = 1 << 20
@@ -67,35 +70,52 @@ def choose_device(spec: JobSpec, num_ranks: int, device_dir: Path = Path("/dev")
             return "cuda" if num_gpus >= num_ranks else "cpu"
 
 
-def check_host_memory(config: AgentConfig, job_id: str, spec: JobSpec, num_ranks: int) -> None:
+def check_host_memory(
+    config: AgentConfig, job_id: str, spec: JobSpec, ranks: Sequence[int]
+) -> None:
     """Refuse when the slots of these ranks certainly do not fit beside what is there."""
     own = held_bytes([config.job_memory_dir(job_id)])
     free = shutil.disk_usage(config.memory_dir).free + own
-    needed = max(_LEAST_FREE_BYTES, num_ranks * least_rank_bytes(spec))
+    placement = placement_of(spec)
+    num_slots = len(ranks) * num_own_slots(placement)
+    if placement is not None and ranks:
+        place = str(ranks[0] // spec.workers_per_node)
+        num_slots += len(placement.held_on(place)) * NUM_HELD_SLOTS
+    needed = max(_LEAST_FREE_BYTES, num_slots * least_slot_bytes(spec))
     if free < needed:
         raise StartRefusedError(
             ErrorKind.RESOURCE,
-            f"host memory {config.memory_dir}: {free >> 20} MiB free, and {num_ranks} ranks of "
+            f"host memory {config.memory_dir}: {free >> 20} MiB free, and {num_slots} slots of "
             f"{job_id} need {needed >> 20} MiB at least; free memory or enlarge the tmpfs",
         )
 
 
-def least_rank_bytes(spec: JobSpec) -> int:
-    """Host memory that one rank needs at least: its share of the blocks' matrices only.
+def least_slot_bytes(spec: JobSpec) -> int:
+    """Host memory that one slot of a rank needs at least: its share of the blocks' matrices only.
 
-    Embeddings lie on some stages only, so they are not counted.
+    Embeddings lie on some stages only, so they are not counted. From ZeRO 1 on, the weights
+    that the optimizer works on and its moments are split over dp.
     """
     model, parallel = spec.model, spec.parallel
-    weights = model.layers * (4 * model.hidden**2 + 2 * model.hidden * model.mlp_hidden)
+    attention = 2 * model.hidden**2 * (1 + model.num_kv_heads / model.heads)
+    weights = model.layers * (attention + 2 * model.hidden * model.mlp_hidden)
     item_bytes = 8 if spec.precision == "fp64" else 4
-    return weights * item_bytes * _COPIES * _NUM_SLOTS // (parallel.tp * parallel.pp)
+    num_shares = parallel.tp * parallel.pp * (parallel.dp if parallel.zero.level else 1)
+    return int(weights * item_bytes * _COPIES / num_shares)
 
 
-async def check_storage(url: str, timeout_s: float) -> None:
-    """Refuse when checkpoints cannot be written to `url`, before hours are trained."""
+async def check_storage(url: str, owner: Owner | None, timeout_s: float) -> None:
+    """Refuse when the job cannot keep checkpoints at `url`, before hours are trained."""
+
+    def check() -> None:
+        storage = Storage(url)
+        storage.probe()
+        if owner is not None:
+            claim(storage, owner)
+
     try:
         async with asyncio.timeout(timeout_s):
-            await run_blocking(lambda: Storage(url).probe(), "storage-probe")
+            await run_blocking(check, "storage-probe")
     except TimeoutError as error:
         raise StartRefusedError(
             ErrorKind.CONFIG, f"checkpoint storage {url}: no answer in {timeout_s:.0f} s"
@@ -141,6 +161,7 @@ def make_launches(
             "memory_dir": str(memory_dir),
             "data_dir": str(config.data_dir),
             "committed_step": start.committed_step,
+            "skipped": [[each.first, each.last] for each in start.skipped],
             "checkpoint_url": start.checkpoint_url,
             # The standby process puts the real moment here.
             "forked_at_ns": 0,
@@ -180,7 +201,14 @@ def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec)
         keep_best=spec.checkpoint.keep_best,
         memory_bytes=spec.checkpoint.upload_memory_bytes,
         bytes_per_s=spec.checkpoint.upload_bytes_per_s,
+        owner=start.owner,
     )
+
+
+def owner_of(command: agents_pb2.Command) -> Owner | None:
+    """Whose checkpoints a start command is about; None from a controller that does not say."""
+    mark = command.start_workers.owner
+    return Owner(job_id=command.job_id, mark=mark) if mark else None
 
 
 def should_try_storage(command: agents_pb2.Command) -> bool:

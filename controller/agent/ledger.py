@@ -88,7 +88,8 @@ class Fence:
 class CommandLedger:
     """Which commands were applied, with which result, and the fence of each job."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_results: int = MAX_RESULTS) -> None:
+        self._max_results = max_results
         # Insertion order is age; the oldest are dropped at the bound.
         self._results: dict[str, Result] = {}
         self._running: dict[str, None] = {}
@@ -144,13 +145,13 @@ class CommandLedger:
         }
 
     @classmethod
-    def from_json(cls, document: Json) -> CommandLedger:
+    def from_json(cls, document: Json, *, max_results: int = MAX_RESULTS) -> CommandLedger:
         """The ledger that `to_json` described.
 
         Raises:
             ValueError: the document is not one of ours.
         """
-        ledger = cls()
+        ledger = cls(max_results=max_results)
         if document.get("version") != 1:
             raise ValueError(f"command ledger: version {document.get('version')!r}, expected 1")
         for command_id, facts in _sections(document, "results"):
@@ -191,7 +192,7 @@ class CommandLedger:
 
     def _store(self, command_id: str, result: Result) -> None:
         self._results[command_id] = result
-        _drop_oldest(self._results, MAX_RESULTS)
+        _drop_oldest(self._results, self._max_results)
 
 
 class Weight(IntEnum):

@@ -38,6 +38,12 @@ def process_name(pid: int) -> ProcessName | None:
     return None if fields is None else ProcessName(pid=pid, start_ticks=int(fields[19]))
 
 
+def process_state(pid: int) -> str:
+    """State letter of a process, as `ps` shows it; "" when there is none."""
+    fields = _stat_fields(pid)
+    return "" if fields is None else fields[0]
+
+
 def zombie_status(pid: int) -> int | None:
     """The wait status of a dead process that its parent has not reaped; None otherwise."""
     fields = _stat_fields(pid)

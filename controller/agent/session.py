@@ -108,6 +108,10 @@ class Session:
         """There is a new event in the buffer: send it now."""
         self._wake.set()
 
+    def beat_now(self) -> None:
+        """Something in the heartbeat is news: send one now."""
+        self._period_changed.set()
+
     async def send(self, message: agents_pb2.AgentMessage) -> None:
         """Send something that only the present connection is interested in.
 

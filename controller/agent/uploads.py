@@ -16,11 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from checkpoint.claiming import Owner
 from checkpoint.commit import CommitRules, Committed
 from checkpoint.core.pacing import TransferLimits
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.upload import Uploader
 from controller.agent.threads import run_blocking
+from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class UploadPlan:
     keep_best: int
     memory_bytes: int
     bytes_per_s: float | None
+    owner: str
+    """The job's mark in its checkpoint root; empty where its controller knows of none."""
 
 
 class UploadEvents(Protocol):
@@ -74,8 +78,16 @@ class Uploads:
             if active[0] == plan:
                 return
             await run_blocking(active[1].stop, "upload-stop")
+        reach(CrashPoint.PLAN_MADE)
         _keep_plan(plan)
+        reach(CrashPoint.PLAN_KEPT)
         self._begin(plan)
+
+    async def drop(self, job_id: str) -> None:
+        """Stop at once to look at a job's host memory, until a plan comes for it."""
+        _, uploader = self._active.pop(job_id, (None, None))
+        if uploader is not None:
+            await run_blocking(uploader.stop, "upload-stop")
 
     async def finish(self, job_id: str, memory_dir: Path) -> None:
         """Finish the wanted uploads of a job, then stop looking for more.
@@ -133,6 +145,7 @@ class Uploads:
             on_committed=committed,
             on_trouble=trouble,
             limits=TransferLimits(memory_bytes=plan.memory_bytes, bytes_per_s=plan.bytes_per_s),
+            owner=Owner(job_id=plan.job_id, mark=plan.owner) if plan.owner else None,
         )
 
     def _later(self, tell: Callable[..., None], *arguments: object) -> None:
@@ -157,7 +170,9 @@ def _kept_plan(job_id: str, memory_dir: Path) -> UploadPlan | None:
     except FileNotFoundError:
         return None
     ranks = {name: tuple(document[name]) for name in ("local_ranks", "saver_ranks")}
-    return UploadPlan(**{**document, **ranks, "memory_dir": memory_dir, "job_id": job_id})
+    # What an older agent kept has no owner.
+    known = {"owner": "", **document, **ranks}
+    return UploadPlan(**{**known, "memory_dir": memory_dir, "job_id": job_id})
 
 
 def delete_job_memory(memory_dir: Path) -> None:

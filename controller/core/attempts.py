@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from controller.core import incidents, nodes, searching
 from controller.core.context import Context
+from controller.core.facts import AttemptPut
 from controller.core.records import (
     NO_ATTEMPT,
+    AttemptRecord,
     CommandRecord,
     Evidence,
     EvidenceKind,
     ForgetJob,
     JobRecord,
     NodeRecord,
+    ReplicaPeer,
     RunSuite,
     StartWorkers,
     StopWorkers,
@@ -56,21 +61,33 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         reason,
         attempt=attempt,
         done_ranks=(),
+        stalled_s=0.0,
+        grow_step=None,
         held_by=tuple(dict.fromkeys((*job.held_by, *places))),
         restarts=job.restarts + (job.attempt > NO_ATTEMPT),
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
     )
-    rank_nodes = tuple(node for node in places for _ in range(per_node))
+    ctx.record(
+        AttemptPut(
+            attempt=AttemptRecord(
+                job=job.job_id,
+                attempt=attempt,
+                world_size=job.plan.world_size,
+                rank_nodes=tuple(node for node in places for _ in range(per_node)),
+                rendezvous_host=first.address,
+                rendezvous_port=first.rendezvous_port,
+                committed_step=-1 if job.committed_step is None else job.committed_step,
+                spec_json=job.spec_json,
+                checkpoint_url=job.checkpoint_url,
+                owner=job.mark,
+                skipped=job.skipped,
+            )
+        )
+    )
     for place, node_id in enumerate(places):
         command = StartWorkers(
             ranks=tuple(range(place * per_node, (place + 1) * per_node)),
-            world_size=job.plan.world_size,
-            rank_nodes=rank_nodes,
-            rendezvous_host=first.address,
-            rendezvous_port=first.rendezvous_port,
-            committed_step=-1 if job.committed_step is None else job.committed_step,
-            spec_json=job.spec_json,
-            checkpoint_url=job.checkpoint_url,
+            replica_peers=_replica_peers(ctx, job, places, place),
         )
         ctx.open_command(
             CommandId(f"{job.job_id}/a{attempt}/start/{node_id}"),
@@ -81,7 +98,9 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         )
 
 
-def suspend(ctx: Context, job: JobRecord, reason: str, *, graceful: bool) -> None:
+def suspend(
+    ctx: Context, job: JobRecord, reason: str, *, graceful: bool, look_first: bool = False
+) -> None:
     """Stop every worker of the present attempt."""
     job = ctx.move_job(
         job,
@@ -96,28 +115,36 @@ def suspend(ctx: Context, job: JobRecord, reason: str, *, graceful: bool) -> Non
         ctx.open_command(
             CommandId(f"{job.job_id}/a{job.attempt}/stop/{node_id}"),
             node_id,
-            StopWorkers(graceful=graceful, timeout_s=job.plan.stop_timeout_s / 2),
+            StopWorkers(
+                graceful=graceful, timeout_s=job.plan.stop_timeout_s / 2, look_first=look_first
+            ),
             job=job.job_id,
             attempt=job.attempt,
         )
 
 
-def stops_pending(ctx: Context, job: JobRecord) -> list[CommandRecord]:
+def is_stopping(ctx: Context, job: JobRecord) -> bool:
+    """Whether some stop order's answer still matters; asked after each of thousands of them."""
+    return next(stops_pending(ctx, job), None) is not None
+
+
+def stops_pending(ctx: Context, job: JobRecord) -> Iterator[CommandRecord]:
     """Stop orders whose answer still matters: their node is not known to be lost."""
     incident = ctx.incident_of(job)
     evidence = () if incident is None else incident.evidence
-    out_of_reach = [
+    out_of_reach = {
         item.node
         for item in evidence
         if item.kind in (EvidenceKind.NODE_LOST, EvidenceKind.NOT_STOPPED)
-    ]
-    return [
-        command
-        for command in ctx.commands_of(StopWorkers, job=job.job_id)
-        if command.attempt == job.attempt
-        and command.node not in out_of_reach
-        and ctx.state.nodes[command.node].state not in EXCLUDED
-    ]
+    }
+    for command_id in ctx.state.index.of_job.get((StopWorkers, job.job_id), ()):
+        command = ctx.state.commands[command_id]
+        if (
+            command.attempt == job.attempt
+            and command.node not in out_of_reach
+            and ctx.state.nodes[command.node].state not in EXCLUDED
+        ):
+            yield command
 
 
 def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error: str = "") -> None:
@@ -147,7 +174,9 @@ def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
 def pause(ctx: Context, job: JobRecord, why: str) -> None:
     _close_checks(ctx, job, why)
     job = incidents.close_for(ctx, job, why)
-    job = ctx.move_job(job, JobState.PAUSED, f"{why}; `outlast resume {job.job_id}` goes on")
+    job = ctx.move_job(
+        job, JobState.PAUSED, f"{why}; `outlast resume {job.job_id}` goes on", grow_step=None
+    )
     _release_nodes(ctx, job)
 
 
@@ -176,6 +205,25 @@ def close_starts(ctx: Context, job: JobRecord) -> None:
 
 def sign(ctx: Context, kind: EvidenceKind, node: NodeId | None, detail: str) -> Evidence:
     return Evidence(kind=kind, node=node, rank=None, detail=detail, at_s=ctx.now_s)
+
+
+def _replica_peers(
+    ctx: Context, job: JobRecord, places: tuple[NodeId, ...], place: int
+) -> tuple[ReplicaPeer, ...]:
+    """The agents that keep the state of a place's ranks besides its own."""
+    if not job.plan.replica_places:
+        return ()
+    peers = [ctx.state.nodes[places[other]] for other in job.plan.replica_places[place]]
+    return tuple(
+        ReplicaPeer(
+            node=peer.node,
+            address=peer.address,
+            port=peer.replica_port,
+            token=peer.replica_token,
+        )
+        for peer in peers
+        if peer.replica_port
+    )
 
 
 def _place(ctx: Context, job: JobRecord, node: NodeRecord) -> None:

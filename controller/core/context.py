@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from controller.core import accounting
 from controller.core.effects import Effect, Persist, SendCommand
 from controller.core.evidence import with_sign
 from controller.core.facts import (
+    AttemptPut,
     CommandClosed,
     CommandOpened,
     Fact,
@@ -29,7 +31,9 @@ from controller.core.records import (
     IncidentRecord,
     JobRecord,
     NodeRecord,
+    StartWorkers,
     TimelineEntry,
+    Wanted,
 )
 from controller.core.states import (
     IncidentState,
@@ -90,6 +94,10 @@ class Context:
     settings: Settings
     state: State = field(default_factory=State)
     sights: dict[NodeId, Sight] = field(default_factory=dict)
+    # Nodes in use that are late or not connected, and that nobody else reports gone.
+    quiet: dict[NodeId, None] = field(default_factory=dict)
+    # Nodes that have been silent for long, for whoever does not want to look at all.
+    silent: dict[NodeId, None] = field(default_factory=dict)
     now_s: float = 0.0
     reconciling_until_s: float | None = None
     blind_until_s: float | None = None
@@ -99,8 +107,14 @@ class Context:
     trusting_until_s: float = 0.0
     # Searches that were asked for since the controller started.
     asked_searches: list[str] = field(default_factory=list)
+    # Whether anything has changed that nodes which wait may depend on.
+    fleet_touched: bool = True
     facts: list[Fact] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for node in self.state.nodes:
+            self.saw(node)
 
     def take_batch(self) -> list[Effect]:
         """The effects of this call, the journal's first; empties the batch."""
@@ -119,8 +133,23 @@ class Context:
         return batch
 
     def record(self, fact: Fact) -> None:
+        if not self.fleet_touched:
+            self.fleet_touched = self._touches_fleet(fact)
         self.state.apply(fact)
         self.facts.append(fact)
+        if isinstance(fact, NodePut):
+            self.saw(fact.node.node)
+
+    def _touches_fleet(self, fact: Fact) -> bool:
+        match fact:
+            case CommandOpened(command=command):
+                return self.state.index.is_idle(command.node)
+            case CommandClosed(command_id=command_id):
+                return self.state.index.is_idle(self.state.commands[command_id].node)
+            case IncidentPut() | AttemptPut():
+                return False
+            case _:
+                return True
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -130,6 +159,15 @@ class Context:
         if sight is None:
             sight = self.sights[node] = Sight()
         return sight
+
+    def saw(self, node: NodeId) -> None:
+        """What is seen of a node, or whether it is in use, may have changed."""
+        sight = self.sight(node)
+        is_heard = sight.connected and not sight.late
+        if is_heard or sight.gone or node not in self.state.index.in_use:
+            self.quiet.pop(node, None)
+        else:
+            self.quiet[node] = None
 
     def connected(self, node: NodeId | None) -> bool:
         return node is not None and self.sight(node).connected
@@ -147,11 +185,24 @@ class Context:
         """Take a job to another state, and note the phase in its open incident."""
         check_job(job.state, to, job.job_id)
         changes.setdefault("deadline_s", None)
+        changes.setdefault("account", self._accounted(job, to))
         changed = self.put_job(job, state=to, since_s=self.now_s, reason=reason, **changes)
         incident = self.incident_of(changed)
         if incident is not None:
             self.note(incident, str(to).lower(), reason)
         return changed
+
+    def _accounted(self, job: JobRecord, to: JobState) -> accounting.Account:
+        """The job's account once it is in this state."""
+        incident = self.incident_of(job)
+        is_judged = incident is not None and incident.state is IncidentState.EVIDENCE
+        part = accounting.part_of(
+            to,
+            is_redoing=incident is not None,
+            is_for_user=job.wanted is not Wanted.RUN and not is_judged,
+            is_growing=job.grow_step is not None and not is_judged,
+        )
+        return accounting.moved(job.account, part, self.now_s)
 
     # Nodes
 
@@ -222,7 +273,20 @@ class Context:
         )
         self.record(CommandOpened(command=opened))
         if self.connected(node):
-            self.emit(SendCommand(command=opened))
+            self.send(opened)
+
+    def send(self, command: CommandRecord) -> None:
+        """Send an open command, now or again."""
+        if not isinstance(command.command, StartWorkers):
+            self.emit(SendCommand(command=command))
+            return
+        attempt = None if command.job is None else self.state.attempts.get(command.job)
+        if attempt is None or attempt.attempt != command.attempt:
+            # The journal of a version that wrote all of it into each order. Without an order
+            # its workers count as missing, unless they run.
+            self.close_command(command.command_id, "the order of an older version")
+        else:
+            self.emit(SendCommand(command=command, attempt=attempt))
 
     def close_command(self, command_id: CommandId, why: str) -> None:
         if command_id in self.state.commands:
@@ -236,10 +300,27 @@ class Context:
         job: JobId | None = None,
     ) -> list[CommandRecord]:
         """Open commands of a kind, for a node and/or a job."""
+        commands = self.state.commands
         return [
             record
-            for record in self.state.commands.values()
-            if isinstance(record.command, kind)
-            and (node is None or record.node == node)
-            and (job is None or record.job == job)
+            for record in map(commands.__getitem__, self.state.index.commands(kind, node, job))
+            if isinstance(record.command, kind) and (job is None or record.job == job)
         ]
+
+    def open_incidents(self) -> list[IncidentRecord]:
+        """Incidents that are not closed, oldest first."""
+        return [self.state.incidents[each] for each in self.state.index.open_incidents]
+
+    def waiting_nodes(self) -> list[NodeRecord]:
+        """Nodes that time or a check brings on, and free ones that have something."""
+        index = self.state.index
+        ids = [*index.waiting, *self._ill()]
+        return [self.state.nodes[node] for node in ids]
+
+    def _ill(self) -> list[NodeId]:
+        """Free nodes that are silent or stuck, by whichever is quicker: either may be thousands."""
+        index = self.state.index
+        if len(self.silent) < len(index.free):
+            ill = dict.fromkeys((*self.silent, *index.stuck))
+            return sorted((node for node in ill if node in index.free), key=index.order.__getitem__)
+        return [node for node in index.free if node in self.silent or node in index.stuck]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
+from controller.core.accounting import PARTS, Part, part_of
 from controller.core.records import IncidentRecord
 from controller.core.states import JobState
 
@@ -37,8 +38,7 @@ def lost_s(incident: IncidentRecord) -> float:
     It is closed when training has passed the step of the fault again. One that
     never stopped the workers (a checkpoint that could not be stored) cost nothing.
     """
-    stopped = any(entry.phase == JobState.SUSPENDING.lower() for entry in incident.timeline)
-    if incident.closed_s is None or not stopped:
+    if incident.closed_s is None or not _stopped(incident):
         return 0.0
     return max(0.0, incident.closed_s - incident.fault_s)
 
@@ -50,3 +50,46 @@ def phases_s(incident: IncidentRecord) -> dict[str, float]:
     for entry, following in pairwise(entries):
         totals[entry.phase] += following.at_s - entry.at_s
     return dict(totals)
+
+
+def parts_s(incident: IncidentRecord, now_s: float) -> dict[Part, float]:
+    """Seconds from the fault until training was past it again (or until now), by part.
+
+    They are those of the job's account that this fault is to blame for, and sum to the
+    time between fault and end. One that never stopped the workers cost nothing.
+    """
+    totals = dict.fromkeys(PARTS, 0.0)
+    if not _stopped(incident):
+        return totals
+    end_s = now_s if incident.closed_s is None else incident.closed_s
+    marks = [(incident.fault_s, Part.DETECT), *_marks(incident), (end_s, Part.PRODUCTIVE)]
+    for (since_s, part), (until_s, _) in pairwise(marks):
+        begin_s = min(max(since_s, incident.fault_s), end_s)
+        totals[part] += max(0.0, min(until_s, end_s) - begin_s)
+    return totals
+
+
+def steps_lost(incident: IncidentRecord) -> int | None:
+    """Steps that were trained and had to be trained again; None before it is known."""
+    if incident.resumed_step is None:
+        return None
+    return max(0, incident.fault_step - incident.resumed_step)
+
+
+def _marks(incident: IncidentRecord) -> list[tuple[float, Part]]:
+    """When a part of an incident began, in the order of time."""
+    marks: list[tuple[float, Part]] = []
+    for entry in incident.timeline:
+        state = _STATES.get(entry.phase)
+        if state is not None:
+            part = part_of(state, is_redoing=True, is_for_user=False)
+            marks.append((max(entry.at_s, incident.fault_s), part or Part.PRODUCTIVE))
+    return marks
+
+
+def _stopped(incident: IncidentRecord) -> bool:
+    return any(entry.phase == JobState.SUSPENDING.lower() for entry in incident.timeline)
+
+
+# A timeline also has notes, which begin no part.
+_STATES = {str(state).lower(): state for state in JobState}

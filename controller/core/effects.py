@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.core.facts import Fact
-from controller.core.records import CommandRecord
+from controller.core.records import AttemptRecord, CommandRecord
 from outlast.ids import JobId, NodeId
 
 
@@ -26,6 +26,8 @@ class SendCommand:
     """Send a command to its node, if it is connected; it is sent again when it joins."""
 
     command: CommandRecord
+    # What an order to start has in common with those of the other nodes; None for the others.
+    attempt: AttemptRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

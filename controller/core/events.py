@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.records import JobPlan
+from controller.core.records import Cause, JobPlan
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 
@@ -92,6 +92,8 @@ class NodeJoined:
     rendezvous_port: int
     workers: int
     statuses: tuple[WorkerStatus, ...]
+    replica_port: int = 0
+    replica_token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,16 @@ class NodeDrainRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankStacks:
+    """Where a process stood before it was stopped; rank -1 is the node's agent."""
+
+    rank: int
+    place: str
+    text: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandFinished:
     """An agent carried a command out, or refused it."""
 
@@ -208,6 +220,8 @@ class CommandFinished:
     completed_step: int = -1
     # For RunSuite: pass, warn, fail, inconclusive or error over all findings.
     verdict: str = ""
+    # For StopWorkers that looks first.
+    stacks: tuple[RankStacks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +235,8 @@ class NodeFound:
     # Its worst figure against that figure's yardstick, 1 is as good as expected; None when
     # nothing could be compared.
     figure: float | None = None
+    # Its results differ in bits from what is right.
+    is_corrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,23 +275,61 @@ class JobStalled:
     stalled_s: float
     culprit_ranks: tuple[int, ...]
     detail: str
+    # How long it may take, and where that comes from.
+    limit: str = ""
+    # Where each rank stood.
+    stood: str = ""
+    # The job's own program is at fault, not a node.
+    is_users: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """A detector found something while the job trains.
+
+    `detail` has the measured value, the limit and where that comes from.
+    """
+
+    job_id: JobId
+    attempt: Attempt
+    cause: Cause
+    node: NodeId | None
+    rank: int | None
+    detail: str
+    at_s: float
+    # The spec wants the ladder of recovery to deal with it.
+    acts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionEnded:
+    """What a detector found is true no more."""
+
+    job_id: JobId
+    cause: Cause
+    node: NodeId | None
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
     """A checkpoint became visible in storage, verified by its commit record.
 
-    `is_behind` says that storage has been too slow for the job's interval for a while.
+    `is_behind` says that storage has been too slow for the job's interval for a while;
+    `stalled_s` for how long `attempt` has waited for copies to host memory so far.
     """
 
     job_id: JobId
     step: int
     is_behind: bool = False
+    attempt: int = 0
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
-    """An upload was given up, or a checkpoint could not be loaded; training goes on."""
+    """An upload was given up, a checkpoint could not be loaded, or a copy of host memory did not
+    get to another node; training goes on."""
 
     job_id: JobId
     node: NodeId
@@ -283,6 +337,7 @@ class CheckpointFailed:
     detail: str
     at_s: float
     was_stored: bool = False
+    was_copied: bool = False
 
 
 NodeEvent = (
@@ -313,6 +368,8 @@ Event = (
     | FaultsSearched
     | JobAdvanced
     | JobStalled
+    | Detected
+    | DetectionEnded
     | CheckpointCommitted
     | CheckpointFailed
     | NodesAwaited

@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from controller.core.records import CommandRecord, IncidentRecord, JobRecord, NodeRecord
+from controller.core.index import Index
+from controller.core.records import (
+    AttemptRecord,
+    CommandRecord,
+    IncidentRecord,
+    JobRecord,
+    NodeRecord,
+)
 from outlast.ids import CommandId, IncidentId, JobId, NodeId
 
 
@@ -32,6 +39,13 @@ class IncidentPut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPut:
+    """This is the job's newest attempt now."""
+
+    attempt: AttemptRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOpened:
     """This command is to be carried out."""
 
@@ -46,7 +60,7 @@ class CommandClosed:
     why: str
 
 
-Fact = JobPut | NodePut | IncidentPut | CommandOpened | CommandClosed
+Fact = JobPut | NodePut | IncidentPut | AttemptPut | CommandOpened | CommandClosed
 
 
 @dataclass(slots=True)
@@ -56,7 +70,10 @@ class State:
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
     nodes: dict[NodeId, NodeRecord] = field(default_factory=dict)
     incidents: dict[IncidentId, IncidentRecord] = field(default_factory=dict)
+    # The newest one of each job.
+    attempts: dict[JobId, AttemptRecord] = field(default_factory=dict)
     commands: dict[CommandId, CommandRecord] = field(default_factory=dict)
+    index: Index = field(default_factory=Index, compare=False, repr=False)
 
     def apply(self, fact: Fact) -> None:
         """Take one fact in. The only way in which a state changes."""
@@ -64,13 +81,20 @@ class State:
             case JobPut(job=job):
                 self.jobs[job.job_id] = job
             case NodePut(node=node):
+                self.index.put_node(self.nodes.get(node.node), node)
                 self.nodes[node.node] = node
             case IncidentPut(incident=incident):
                 self.incidents[incident.incident] = incident
+                self.index.put_incident(incident)
+            case AttemptPut(attempt=attempt):
+                self.attempts[attempt.job] = attempt
             case CommandOpened(command=command):
                 self.commands[command.command_id] = command
+                self.index.open_command(command)
             case CommandClosed(command_id=command_id):
-                self.commands.pop(command_id, None)
+                closed = self.commands.pop(command_id, None)
+                if closed is not None:
+                    self.index.close_command(closed)
             case _:
                 assert_never(fact)
 
@@ -80,6 +104,7 @@ class State:
             *(JobPut(job=job) for job in self.jobs.values()),
             *(NodePut(node=node) for node in self.nodes.values()),
             *(IncidentPut(incident=incident) for incident in self.incidents.values()),
+            *(AttemptPut(attempt=attempt) for attempt in self.attempts.values()),
             *(CommandOpened(command=command) for command in self.commands.values()),
         ]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from controller.core import attempts, jobs, losses, nodes
 from controller.core.context import Context, Sight
-from controller.core.effects import Alert, SendCommand
+from controller.core.effects import Alert
 from controller.core.events import (
     CommandFinished,
     NodeClosed,
@@ -43,6 +43,8 @@ PASSES_TO_RETURN = 2
 def joined(ctx: Context, event: NodeJoined) -> None:
     """An agent is here, with the truth about its node."""
     ctx.sights[event.node] = Sight(connected=True, closed=ctx.sight(event.node).closed)
+    ctx.silent.pop(event.node, None)
+    ctx.saw(event.node)
     known = ctx.state.nodes.get(event.node)
     if known is None:
         node = NodeRecord(
@@ -54,6 +56,8 @@ def joined(ctx: Context, event: NodeJoined) -> None:
             address=event.address,
             rendezvous_port=event.rendezvous_port,
             workers=event.workers,
+            replica_port=event.replica_port,
+            replica_token=event.replica_token,
         )
         ctx.record(NodePut(node=node))
     else:
@@ -63,14 +67,15 @@ def joined(ctx: Context, event: NodeJoined) -> None:
             address=event.address,
             rendezvous_port=event.rendezvous_port,
             workers=event.workers,
+            replica_port=event.replica_port,
+            replica_token=event.replica_token,
         )
         if node.state is NodeState.RETIRED:
             _begin_validation(ctx, node, "it joined again after it had been given up")
         elif node.state is NodeState.RELEASED:
             ctx.move_node(node, NodeState.READY, "joined")
-    for command in list(ctx.state.commands.values()):
-        if command.node == event.node:
-            ctx.emit(SendCommand(command=command))
+    for command_id in list(ctx.state.index.of_node.get(event.node, ())):
+        ctx.send(ctx.state.commands[command_id])
     for job in list(ctx.state.jobs.values()):
         if job.state in TERMINAL and event.node in job.held_by:
             attempts.forget_on(ctx, job, event.node)
@@ -84,7 +89,7 @@ def closed(ctx: Context, event: NodeClosed) -> None:
 def released(ctx: Context, event: NodeReleased) -> None:
     """The cluster may have a node back when nobody uses it and nothing is asked of it."""
     node = ctx.state.nodes.get(event.node)
-    asked = any(command.node == event.node for command in ctx.state.commands.values())
+    asked = bool(ctx.state.index.of_node.get(event.node))
     if node is not None and node.state in FREE and not asked:
         nodes.release(ctx, node, "no job needs it")
 
@@ -167,7 +172,7 @@ def next_timer_s(ctx: Context) -> list[float]:
     """Timers still to come; one that has passed waits for something else by now."""
     return [
         node.timer_s
-        for node in ctx.state.nodes.values()
+        for node in ctx.waiting_nodes()
         if node.timer_s is not None and node.timer_s > ctx.now_s
     ]
 
@@ -230,7 +235,7 @@ def _validated(ctx: Context, node: NodeRecord, *, passed: bool, detail: str) -> 
 
 
 def _let_time_pass(ctx: Context) -> None:
-    for node in list(ctx.state.nodes.values()):
+    for node in ctx.waiting_nodes():
         due = node.timer_s is not None and node.timer_s <= ctx.now_s
         sight = ctx.sight(node.node)
         here = sight.connected and not sight.late
@@ -263,22 +268,20 @@ def _keep_standbys(ctx: Context) -> None:
     """Check free nodes ahead of time, so that one can take a lost node's place at once."""
     live = [job for job in ctx.state.jobs.values() if job.wants_nodes]
     wanted = spares_wanted(live)
-    # What a person or the cluster holds back is nobody's spare.
-    open_nodes = [
-        node
-        for node in ctx.state.nodes.values()
-        if not node.cordoned and not ctx.sight(node.node).closed
+    index = ctx.state.index
+    standbys = [
+        node for node in map(ctx.state.nodes.__getitem__, index.standby) if _is_open(ctx, node)
     ]
-    standbys = [node for node in open_nodes if node.state is NodeState.STANDBY]
     for node in standbys[wanted:]:
         ctx.move_node(node, NodeState.READY, "no job wants a standby")
     missing = wanted - len(standbys)
     if any(job.state in (JobState.QUEUED, JobState.PROVISIONING) for job in live):
         return
-    for node in open_nodes:
+    for node_id in index.free if missing > 0 else ():
         if missing <= 0:
             return
-        usable = node.state is NodeState.READY and ctx.connected(node.node)
+        node = ctx.state.nodes[node_id]
+        usable = node.state is NodeState.READY and ctx.connected(node.node) and _is_open(ctx, node)
         if not usable or any(node.workers < job.plan.workers_per_node for job in live):
             continue
         missing -= 1
@@ -287,3 +290,8 @@ def _keep_standbys(ctx: Context) -> None:
             ctx.move_node(node, NodeState.STANDBY, "checked; held ready")
         elif not ctx.commands_of(RunSuite, node=node.node):
             nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
+
+
+def _is_open(ctx: Context, node: NodeRecord) -> bool:
+    """Whether neither a person nor the cluster holds it back: else it is nobody's spare."""
+    return not node.cordoned and not ctx.sight(node.node).closed

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from controller.core import accounting
 from controller.core.context import Context
-from controller.core.events import CheckpointCommitted, CheckpointFailed, JobAdvanced
+from controller.core.events import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CommandFinished,
+    JobAdvanced,
+)
 from controller.core.facts import IncidentPut
 from controller.core.records import (
     Cause,
@@ -17,10 +23,13 @@ from controller.core.records import (
 from controller.core.states import TERMINAL, IncidentState, JobState
 from outlast.ids import NodeId, incident_id
 
+_MAX_NOTE = 4_000
+
 
 def open_for(ctx: Context, job: JobRecord, evidence: Evidence) -> JobRecord:
     """Open a job's incident. One that is still open is superseded: each fault has its own."""
-    job = close_for(ctx, job, "superseded by the next fault")
+    account = accounting.blamed(job.account, evidence.at_s, ctx.now_s)
+    job = close_for(ctx, ctx.put_job(job, account=account), "superseded by the next fault")
     number = job.num_incidents + 1
     incident = _new(ctx, job, number, evidence, IncidentState.EVIDENCE)
     return ctx.put_job(job, incident=incident.incident, num_incidents=number)
@@ -33,7 +42,10 @@ def close_for(ctx: Context, job: JobRecord, why: str) -> JobRecord:
         return job
     incident = ctx.note(incident, "closed", why)
     ctx.move_incident(incident, IncidentState.CLOSED, closed_s=ctx.now_s)
-    return ctx.put_job(job, incident=None)
+    account = job.account
+    if account.part is accounting.Part.REDO:
+        account = accounting.moved(account, accounting.Part.PRODUCTIVE, ctx.now_s)
+    return ctx.put_job(job, incident=None, account=account)
 
 
 def reached(ctx: Context, job: JobRecord, completed_step: int) -> None:
@@ -53,6 +65,30 @@ def add_finding(ctx: Context, job: JobRecord, node: NodeId, verdict: str, detail
     ctx.note(incident, "diagnostics", f"{node}: {verdict}{': ' if detail else ''}{detail}")
 
 
+def add_note(ctx: Context, job: JobRecord, phase: str, detail: str) -> None:
+    """One more line in the timeline of a job's open incident."""
+    incident = ctx.incident_of(job)
+    if incident is not None and detail:
+        ctx.note(incident, phase, detail[:_MAX_NOTE])
+
+
+def add_stacks(ctx: Context, job: JobRecord, event: CommandFinished) -> None:
+    """Where a node's processes stood before they were stopped."""
+    incident = ctx.incident_of(job)
+    for stacks in event.stacks if incident is not None else ():
+        assert incident is not None
+        sign = Evidence(
+            kind=EvidenceKind.STACKS,
+            node=event.node,
+            rank=None if stacks.rank < 0 else stacks.rank,
+            detail=stacks.place,
+            at_s=ctx.now_s,
+            fingerprint=stacks.fingerprint,
+            traceback=stacks.text,
+        )
+        incident = ctx.add_evidence(incident, sign)
+
+
 def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> None:
     """Training goes on: note what it cost, and close once it is past the fault."""
     incident = ctx.incident_of(job)
@@ -66,15 +102,19 @@ def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> None:
             resumed_step=event.resumed_step,
             recovered_s=event.at_s,
         )
-    if incident.state is IncidentState.VERIFYING and event.completed_step >= incident.fault_step:
+    is_past = event.completed_step >= max(incident.fault_step, job.replayed_step or 0)
+    if incident.state is IncidentState.VERIFYING and is_past:
         close_for(ctx, job, f"training is past step {incident.fault_step} again")
 
 
-def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> None:
-    """A newer verified checkpoint refills the retry budget and ends storage trouble."""
+def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> bool:
+    """A newer verified checkpoint refills the retry budget and ends storage trouble.
+
+    Says whether it is newer.
+    """
     job = ctx.state.jobs.get(event.job_id)
     if job is None or (job.committed_step is not None and event.step <= job.committed_step):
-        return
+        return False
     job = ctx.put_job(
         job,
         committed_step=event.step,
@@ -82,10 +122,21 @@ def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> None:
         retry_left=job.plan.retry_budget,
         faults_in_row=0,
     )
+    job = _stalled(ctx, job, event)
     if event.is_behind:
         _storage_is_slow(ctx, job, event.step)
     else:
         close_storage_trouble(ctx, job, f"step {event.step} was committed")
+    return True
+
+
+def _stalled(ctx: Context, job: JobRecord, event: CheckpointCommitted) -> JobRecord:
+    """Training waited for copies to host memory: that much of it was not productive."""
+    more_s = event.stalled_s - job.stalled_s
+    if event.attempt != job.attempt or more_s < accounting.LEAST_STALL_S:
+        return job
+    account = accounting.stalled(job.account, more_s, ctx.now_s)
+    return ctx.put_job(job, account=account, stalled_s=event.stalled_s)
 
 
 def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
@@ -112,7 +163,7 @@ def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
     if trouble is not None:
         ctx.add_evidence(trouble, evidence)
         return
-    _open_storage_trouble(ctx, job, evidence, _trouble_in_words(event))
+    open_beside(ctx, job, evidence, cause=Cause.STORAGE, reason=_trouble_in_words(event))
 
 
 def _storage_is_slow(ctx: Context, job: JobRecord, step: int) -> None:
@@ -126,21 +177,25 @@ def _storage_is_slow(ctx: Context, job: JobRecord, step: int) -> None:
         detail=f"step {step}: storing takes longer than training takes between two checkpoints",
         at_s=ctx.now_s,
     )
-    _open_storage_trouble(
+    open_beside(
         ctx,
         job,
         evidence,
-        "storage is too slow for checkpoint.storage_interval_steps: uploads start late, and a "
-        "loss of host memory would cost more steps than the spec asks for; training goes on. "
+        cause=Cause.STORAGE,
+        reason="storage is too slow for checkpoint.storage_interval_steps: uploads start late, and "
+        "a loss of host memory would cost more steps than the spec asks for; training goes on. "
         "Make the interval longer, raise checkpoint.upload_bytes_per_s if it is set, or find a "
         "faster store",
     )
 
 
-def _open_storage_trouble(ctx: Context, job: JobRecord, evidence: Evidence, reason: str) -> None:
+def open_beside(
+    ctx: Context, job: JobRecord, evidence: Evidence, *, cause: Cause, reason: str
+) -> None:
+    """Open an incident that does not stop training."""
     number = job.num_incidents + 1
     incident = _new(ctx, job, number, evidence, IncidentState.OPEN)
-    ctx.put_incident(incident, cause=Cause.STORAGE, reason=reason)
+    ctx.put_incident(incident, cause=cause, reason=reason)
     ctx.put_job(job, num_incidents=number)
 
 
@@ -150,6 +205,11 @@ def _trouble_in_words(event: CheckpointFailed) -> str:
             f"the checkpoint of step {event.step} could not be loaded ({event.detail}); training "
             "went on from an older one, and its files are kept for people to look at"
         )
+    if event.was_copied:
+        return (
+            f"host memory is not on another node ({event.detail}); training goes on, but what is "
+            "in memory on one node only is lost with it, and then storage is next"
+        )
     return (
         f"a checkpoint could not be stored ({event.detail}); training goes on from host memory, "
         "and the next upload is tried as planned"
@@ -158,7 +218,7 @@ def _trouble_in_words(event: CheckpointFailed) -> str:
 
 def tend(ctx: Context) -> None:
     """End the storage trouble of finished jobs once nobody uploads for them any more."""
-    for incident in list(ctx.state.incidents.values()):
+    for incident in ctx.open_incidents():
         job = ctx.state.jobs[incident.job]
         is_over = job.state in TERMINAL and not ctx.commands_of(ForgetJob, job=job.job_id)
         if _is_storage_trouble(incident) and is_over:
@@ -172,7 +232,7 @@ def tend(ctx: Context) -> None:
 
 
 def _storage_trouble(ctx: Context, job: JobRecord) -> IncidentRecord | None:
-    for incident in ctx.state.incidents.values():
+    for incident in ctx.open_incidents():
         if _is_storage_trouble(incident) and incident.job == job.job_id:
             return incident
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.core import attempts, incidents, nodes, searching
+from controller.core import accounting, attempts, elastic, incidents, nodes, replays, searching
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.environments import MAX_CHANGES
@@ -42,6 +42,8 @@ from controller.core.states import (
 )
 
 _HAVE_WORKERS = (JobState.STARTING, JobState.RUNNING)
+# Where the workers stand is all that can be known of such a fault.
+_HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
 
 
 def submitted(ctx: Context, event: JobSubmitted) -> None:
@@ -62,6 +64,7 @@ def submitted(ctx: Context, event: JobSubmitted) -> None:
         reason="just submitted",
         nodes=(None,) * event.plan.nodes,
         retry_left=event.plan.retry_budget,
+        account=accounting.opened(ctx.now_s),
     )
     ctx.record(JobPut(job=job))
 
@@ -109,7 +112,8 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
     job = ctx.state.jobs.get(event.job_id)
     if job is None or event.attempt != job.attempt or job.state not in LIVE:
         return
-    if event.node not in job.nodes:
+    # Quick where it matters: thousands of ranks end at once.
+    if nodes.placed(ctx, job, event.node) is None and event.node not in job.nodes:
         return
     if event.code == 0:
         if event.rank not in job.done_ranks:
@@ -150,9 +154,10 @@ def advanced(ctx: Context, event: JobAdvanced) -> None:
         return
     if job.state is JobState.STARTING:
         attempts.close_starts(ctx, job)
-        job = ctx.move_job(job, JobState.RUNNING, f"training since step {event.resumed_step + 1}")
+        reason = f"training since step {event.resumed_step + 1}{elastic.in_words(job)}"
+        job = ctx.move_job(job, JobState.RUNNING, reason)
         job = _note_environment(ctx, job, event)
-    incidents.advanced(ctx, job, event)
+    incidents.advanced(ctx, replays.advanced(ctx, job, event), event)
 
 
 def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRecord:
@@ -174,7 +179,10 @@ def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRe
 
 def stalled(ctx: Context, event: JobStalled) -> None:
     job = ctx.state.jobs.get(event.job_id)
-    if job is None or event.attempt != job.attempt or job.state is not JobState.RUNNING:
+    if job is None or event.attempt != job.attempt or job.state not in _HAVE_WORKERS:
+        return
+    if job.state is JobState.STARTING and ctx.blind_until_s is not None:
+        # Nobody can have told of a first step.
         return
     per_node = job.plan.workers_per_node
     places = dict.fromkeys(rank // per_node for rank in event.culprit_ranks)
@@ -188,10 +196,13 @@ def stalled(ctx: Context, event: JobStalled) -> None:
                 rank=next(
                     (rank for rank in event.culprit_ranks if rank // per_node == place), None
                 ),
-                detail=f"no step for {event.stalled_s:.1f} s; {event.detail}",
+                detail=f"stood still for {event.stalled_s:.1f} s ({event.limit}); {event.detail}",
                 at_s=ctx.now_s - event.stalled_s,
+                fault_class="user_error" if event.is_users else "",
+                fingerprint="hang of the program" if event.is_users else "",
             ),
         )
+    incidents.add_note(ctx, ctx.state.jobs[job.job_id], "last_operations", event.stood)
 
 
 def fault(ctx: Context, job: JobRecord, evidence: Evidence) -> None:
@@ -200,7 +211,14 @@ def fault(ctx: Context, job: JobRecord, evidence: Evidence) -> None:
         return
     if job.state in _HAVE_WORKERS:
         job = incidents.open_for(ctx, job, evidence)
-        attempts.suspend(ctx, job, evidence.detail, graceful=evidence.kind is EvidenceKind.DRAIN)
+        attempts.suspend(
+            ctx,
+            job,
+            evidence.detail,
+            # Nothing has failed yet: the present step can be kept.
+            graceful=evidence.kind in (EvidenceKind.DRAIN, EvidenceKind.DETECTED),
+            look_first=evidence.kind in _HANGS,
+        )
         return
     incident = ctx.incident_of(job)
     if job.state is JobState.SUSPENDING and (
@@ -225,7 +243,9 @@ def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished
             if not event.ok:
                 _not_stopped(ctx, job, record, event.detail)
             if record.attempt == job.attempt:
+                incidents.add_stacks(ctx, ctx.state.jobs[job.job_id], event)
                 incidents.reached(ctx, ctx.state.jobs[job.job_id], event.completed_step)
+                _stopped_to_grow(ctx, ctx.state.jobs[job.job_id], event.completed_step)
         case RunSuite():
             _suite_finished(ctx, job, record, event)
         case ForgetJob():
@@ -246,7 +266,7 @@ def deadline_passed(ctx: Context, job: JobRecord) -> None:
             detail = f"no first step within {job.plan.first_step_timeout_s:.0f} s"
             fault(ctx, job, attempts.sign(ctx, EvidenceKind.NO_FIRST_STEP, None, detail))
         case JobState.SUSPENDING:
-            for command in attempts.stops_pending(ctx, job):
+            for command in list(attempts.stops_pending(ctx, job)):
                 detail = f"its workers were not stopped within {job.plan.stop_timeout_s:.0f} s"
                 fault(ctx, job, attempts.sign(ctx, EvidenceKind.NOT_STOPPED, command.node, detail))
             ctx.put_job(ctx.state.jobs[job.job_id], deadline_s=None)
@@ -271,6 +291,12 @@ def _suite_finished(
             ctx.put_job(job, unchecked=rest)
         else:
             attempts.exclude(ctx, job, node, f"failed preflight: {event.detail}")
+
+
+def _stopped_to_grow(ctx: Context, job: JobRecord, step: int) -> None:
+    """Some node's ranks have stopped after this step, for the job to go on with more."""
+    if job.grow_step is not None and step > job.grow_step:
+        ctx.put_job(job, grow_step=step)
 
 
 def _not_stopped(ctx: Context, job: JobRecord, record: CommandRecord, why: str) -> None:

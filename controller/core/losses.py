@@ -22,7 +22,7 @@ from controller.core.events import (
     NodeSilent,
 )
 from controller.core.records import Evidence, EvidenceKind, NodeRecord
-from controller.core.states import AWAY, EXCLUDED, FREE, JobState, NodeState
+from controller.core.states import AWAY, FREE, JobState, NodeState
 from outlast.ids import NodeId
 
 # In these states a job has places but no workers, and nobody waits for its nodes to stop.
@@ -34,6 +34,7 @@ def disconnected(ctx: Context, event: NodeDisconnected) -> None:
     if sight.connected:
         sight.connected = False
         sight.late_since_s = ctx.now_s
+        ctx.saw(event.node)
         _suspect_ourselves(ctx)
     judge(ctx, event.node)
 
@@ -43,6 +44,7 @@ def late(ctx: Context, event: NodeLate) -> None:
     if not sight.late:
         sight.late = True
         sight.late_since_s = ctx.now_s
+        ctx.saw(event.node)
         _suspect_ourselves(ctx)
     judge(ctx, event.node)
 
@@ -50,18 +52,23 @@ def late(ctx: Context, event: NodeLate) -> None:
 def lost(ctx: Context, event: NodeLost) -> None:
     sight = ctx.sight(event.node)
     sight.late = sight.lost = True
+    ctx.saw(event.node)
     judge(ctx, event.node)
 
 
 def silent(ctx: Context, event: NodeSilent) -> None:
     sight = ctx.sight(event.node)
     sight.late = sight.lost = sight.silent = True
+    ctx.silent[event.node] = None
+    ctx.saw(event.node)
     judge(ctx, event.node)
 
 
 def heard(ctx: Context, event: NodeHeard) -> None:
     sight = ctx.sight(event.node)
     sight.late = sight.lost = sight.silent = False
+    ctx.silent.pop(event.node, None)
+    ctx.saw(event.node)
     _trust_ourselves_again(ctx)
 
 
@@ -71,11 +78,13 @@ def gone(ctx: Context, event: NodeGone) -> None:
     sight = ctx.sight(event.node)
     sight.gone = event.detail or "the cluster reports it gone"
     sight.blames_host = event.blames_host
+    ctx.saw(event.node)
     judge(ctx, event.node)
 
 
 def back(ctx: Context, event: NodeBack) -> None:
     ctx.sight(event.node).gone = ""
+    ctx.saw(event.node)
 
 
 def judge(ctx: Context, node_id: NodeId) -> None:
@@ -108,20 +117,8 @@ def end_reconciling(ctx: Context) -> None:
     judge_all(ctx)
 
 
-def _quiet(ctx: Context) -> list[NodeId]:
-    """Nodes in use that are silent, and that nobody else reports gone."""
-    return [
-        node.node
-        for node in ctx.state.nodes.values()
-        if node.state not in EXCLUDED
-        and (ctx.sight(node.node).late or not ctx.sight(node.node).connected)
-        and not ctx.sight(node.node).gone
-    ]
-
-
 def _blind_limit(ctx: Context) -> float:
-    in_use = [node for node in ctx.state.nodes.values() if node.state not in EXCLUDED]
-    share = ctx.settings.blind_share * len(in_use)
+    share = ctx.settings.blind_share * len(ctx.state.index.in_use)
     return max(ctx.settings.blind_min_nodes, share)
 
 
@@ -129,9 +126,14 @@ def _suspect_ourselves(ctx: Context) -> None:
     """Many nodes silent at once: more likely our own eyes than all of theirs."""
     if ctx.reconciling_until_s is not None or ctx.now_s < ctx.trusting_until_s:
         return
+    if ctx.blind_until_s is not None:
+        return
+    limit = _blind_limit(ctx)
+    if len(ctx.quiet) < limit:
+        return
     begun = ctx.now_s - ctx.settings.blind_window_s
-    quiet = [node for node in _quiet(ctx) if ctx.sight(node).late_since_s >= begun]
-    if len(quiet) >= _blind_limit(ctx) and ctx.blind_until_s is None:
+    quiet = [node for node in ctx.quiet if ctx.sight(node).late_since_s >= begun]
+    if len(quiet) >= limit:
         ctx.blind_until_s = ctx.now_s + ctx.settings.blind_s
         # A rack that is truly lost must not be called our blindness a second time.
         ctx.trusting_until_s = ctx.blind_until_s + ctx.settings.blind_s
@@ -145,7 +147,7 @@ def _suspect_ourselves(ctx: Context) -> None:
 
 def _trust_ourselves_again(ctx: Context) -> None:
     """The cut has healed; whoever is still silent a moment later really has something."""
-    if ctx.blind_until_s is not None and len(_quiet(ctx)) < _blind_limit(ctx):
+    if ctx.blind_until_s is not None and len(ctx.quiet) < _blind_limit(ctx):
         ctx.blind_until_s = min(ctx.blind_until_s, ctx.now_s + ctx.settings.reconcile_s)
         # It was our own eyes, so they may fail again.
         ctx.trusting_until_s = ctx.blind_until_s

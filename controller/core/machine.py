@@ -10,14 +10,28 @@ State that is decided lives in `facts.State`; see `context` for what is merely s
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
+from controller.core import (
+    detections,
+    elastic,
+    fleet,
+    incidents,
+    jobs,
+    losses,
+    searching,
+    steps,
+)
 from controller.core import events as ev
-from controller.core import fleet, incidents, jobs, losses, searching, steps
 from controller.core.context import Context, Settings
 from controller.core.effects import Effect
 from controller.core.facts import State
 from controller.core.states import TERMINAL
+
+# What ranks and agents say in thousands at once after a fault. Whatever follows from it for
+# nodes that wait is a fact about a node, a job or a command of theirs.
+_OF_WORKERS = (ev.WorkerExited, ev.CommandFinished, ev.JobAdvanced, ev.CheckpointCommitted)
 
 
 class Machine:
@@ -25,6 +39,8 @@ class Machine:
 
     def __init__(self, state: State | None = None, settings: Settings | None = None) -> None:
         self._ctx = Context(settings=settings or Settings(), state=state or State())
+        # When time brings some node on.
+        self._fleet_timer_s = math.inf
 
     @property
     def state(self) -> State:
@@ -44,12 +60,15 @@ class Machine:
         # What was due while no controller was there waits until reality is known.
         if not isinstance(event, ev.ControllerStarted):
             self._wake()
+        if not isinstance(event, _OF_WORKERS):
+            ctx.fleet_touched = True
         self._dispatch(event)
-        fleet.tend(ctx)
+        self._tend_fleet()
         for job_id in list(ctx.state.jobs):
             steps.advance(ctx, job_id)
-        fleet.tend(ctx)
+        self._tend_fleet()
         incidents.tend(ctx)
+        detections.tend(ctx)
         return ctx.take_batch()
 
     def wake_at(self) -> float | None:
@@ -62,9 +81,19 @@ class Machine:
             and job.deadline_s > ctx.now_s
             and job.state not in TERMINAL
         ]
-        times += fleet.next_timer_s(ctx)
+        if self._fleet_timer_s > ctx.now_s and self._fleet_timer_s < math.inf:
+            times.append(self._fleet_timer_s)
         times += [at_s for at_s in (ctx.reconciling_until_s, ctx.blind_until_s) if at_s is not None]
         return min(times, default=None)
+
+    def _tend_fleet(self) -> None:
+        """Look after nodes that wait, unless nothing can have changed for any of them."""
+        ctx = self._ctx
+        if not ctx.fleet_touched and ctx.now_s < self._fleet_timer_s:
+            return
+        ctx.fleet_touched = False
+        fleet.tend(ctx)
+        self._fleet_timer_s = min(fleet.next_timer_s(ctx), default=math.inf)
 
     def _wake(self) -> None:
         """Let go of what has waited for a moment that has come."""
@@ -101,8 +130,13 @@ class Machine:
                 jobs.advanced(ctx, event)
             case ev.JobStalled():
                 jobs.stalled(ctx, event)
+            case ev.Detected():
+                detections.found(ctx, event)
+            case ev.DetectionEnded():
+                detections.ended(ctx, event)
             case ev.CheckpointCommitted():
-                incidents.checkpoint_committed(ctx, event)
+                if incidents.checkpoint_committed(ctx, event):
+                    elastic.at_boundary(ctx, event.job_id)
             case ev.CheckpointFailed():
                 incidents.checkpoint_failed(ctx, event)
             case ev.NodesAwaited(detail=detail):

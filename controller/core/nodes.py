@@ -17,7 +17,7 @@ from controller.core.records import (
     RunSuite,
     StopWorkers,
 )
-from controller.core.states import AWAY, FREE, PLACED, NodeState
+from controller.core.states import PLACED, NodeState
 from outlast.ids import CommandId, NodeId
 
 # Asking again costs seconds; a node whose checks cannot run at all is not fit for use.
@@ -39,12 +39,11 @@ def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
     then checked standbys, then others."""
     rank = {NodeState.STANDBY: 1, NodeState.READY: 2}
     # Workers of another attempt may still be alive there.
-    stopping = [command.node for command in ctx.commands_of(StopWorkers)]
+    stopping = {command.node for command in ctx.commands_of(StopWorkers)}
     found = [
         node
-        for node in ctx.state.nodes.values()
-        if node.state in FREE
-        and not node.cordoned
+        for node in map(ctx.state.nodes.__getitem__, ctx.state.index.free)
+        if not node.cordoned
         and node.workers >= job.plan.workers_per_node
         and ctx.connected(node.node)
         and not ctx.sight(node.node).late
@@ -138,7 +137,8 @@ def cordon(ctx: Context, node: NodeRecord, reason: str) -> None:
 def breaker_opens_s(ctx: Context) -> float:
     """When the next quarantine is allowed again."""
     begun = ctx.now_s - ctx.settings.breaker_window_s
-    recent = sorted(at for node in ctx.state.nodes.values() for at in node.quarantines_s)
+    blamed = map(ctx.state.nodes.__getitem__, ctx.state.index.blamed.members)
+    recent = sorted(at for node in blamed for at in node.quarantines_s)
     recent = [at_s for at_s in recent if at_s > begun]
     excess = len(recent) - _breaker_limit(ctx)
     if excess < 0:
@@ -164,15 +164,15 @@ def release(ctx: Context, node: NodeRecord, reason: str) -> None:
 def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) -> None:
     """Give up what was asked of a node. Orders to stop and to forget outlive a mere
     quarantine: the node may come back with old workers and their memory."""
-    for command in list(ctx.state.commands.values()):
-        kept = keep_stops and isinstance(command.command, StopWorkers | ForgetJob)
-        if command.node == node and not kept:
-            ctx.close_command(command.command_id, why)
+    for command_id in list(ctx.state.index.of_node.get(node, ())):
+        command = ctx.state.commands[command_id].command
+        if not (keep_stops and isinstance(command, StopWorkers | ForgetJob)):
+            ctx.close_command(command_id, why)
 
 
 def _breaker_limit(ctx: Context) -> int:
-    fleet = [node for node in ctx.state.nodes.values() if node.state not in AWAY]
-    return max(1, int(ctx.settings.breaker_share * len(fleet)))
+    index = ctx.state.index
+    return max(1, int(ctx.settings.breaker_share * (len(index.order) - len(index.away))))
 
 
 def _breaker_is_open(ctx: Context) -> bool:

@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
+from controller.core.evidence import nodes_with_odd_stacks
+from controller.core.records import Action, Cause, Evidence, EvidenceKind, NonFiniteAgain, Rung
 from outlast.ids import NodeId
+from outlast.skipped import StepRange
 
 _CAUSE_OF_CLASS = {
     "user_error": Cause.USER_ERROR,
@@ -18,9 +21,15 @@ _CAUSE_OF_CLASS = {
     "storage": Cause.STORAGE,
     "killed_by_signal": Cause.WORKER_KILLED,
     "nccl": Cause.TRANSIENT,
+    "non_finite": Cause.NON_FINITE,
+    "non_finite_gradient": Cause.NON_FINITE,
 }
+_CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
 _DETERMINISTIC = ("user_error", "cuda_oom")
+_NON_FINITE = ("non_finite", "non_finite_gradient")
+# Data are shuffled, so bad batches are not neighbours: one more, and it is the weights.
+_MAX_SKIPS_IN_A_ROW = 2
 # Figures of healthy nodes differ by more than a tenth from run to run.
 _CLEARLY_WORSE = 0.8
 
@@ -35,6 +44,8 @@ class Facts:
     # What they found between nodes, and each node's worst figure (1 is as good as expected).
     bad_links: tuple[tuple[NodeId, NodeId], ...]
     figures: tuple[tuple[NodeId, float], ...]
+    # Nodes whose results differ in bits from what is right.
+    corrupt: tuple[NodeId, ...] = ()
     # Nodes on which an earlier fault began lately.
     suspects: tuple[NodeId, ...]
     fault_step: int
@@ -47,6 +58,17 @@ class Facts:
     in_place_restarts: int
     retry_left: int
     committed_step: int | None
+    # Nodes that had a part in the loss of the rank that failed first.
+    computed_on: tuple[NodeId, ...] = ()
+    # The step that gave no number before and is done again, and what was left out so far.
+    replayed_step: int | None = None
+    skipped: tuple[StepRange, ...] = ()
+    # Nodes that had a part in such a step which was a number when it was done again.
+    unreproduced: tuple[NodeId, ...] = ()
+    non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
+    rollback_steps: int = 100
+    # Free nodes that could take a place.
+    free_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +82,16 @@ class Verdict:
     fingerprint: str = ""
     error: str = ""
     spends_retry: bool = True
+    # Steps that are left out from now on.
+    skipped: StepRange | None = None
 
 
 def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
-    rules = (_refused, _nodes_missing, _unhealthy, _drained, _repeated, _exhausted)
+    rules = (
+        *(_refused, _nodes_missing, _unhealthy, _drained),
+        *(_not_a_number_again, _corrupt_again, _repeated, _exhausted),
+    )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
     return _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
 
@@ -79,6 +106,33 @@ def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
     exits.sort(key=lambda item: item.at_s)
     initiating = [item for item in exits if not item.is_cascade]
     return next(iter(initiating or exits), None)
+
+
+def bad_step(evidence: tuple[Evidence, ...], fault_step: int) -> int | None:
+    """The step that gave no number, when that is what the fault is about."""
+    root = root_failure(evidence)
+    # The weights were not touched: every rank had completed the step before.
+    is_bad = root is not None and root.fault_class in _NON_FINITE and fault_step >= 0
+    return fault_step + 1 if is_bad else None
+
+
+def _initiating(facts: Facts) -> Evidence | None:
+    """What everything else followed from, when that is the job's own processes."""
+    root = root_failure(facts.evidence)
+    stuck = any(item.kind is EvidenceKind.STALLED for item in facts.evidence)
+    if root is None or (root.is_cascade and stuck):
+        # Ranks lose each other while those of a job that hangs are stopped.
+        return next(_stuck_program(facts.evidence), None)
+    return root
+
+
+def _stuck_program(evidence: tuple[Evidence, ...]) -> Iterator[Evidence]:
+    """Signs of a hang that the program itself makes: another node would do no better."""
+    return (
+        item
+        for item in evidence
+        if item.kind is EvidenceKind.STALLED and item.fault_class == "user_error"
+    )
 
 
 def _refused(facts: Facts) -> Verdict | None:
@@ -132,9 +186,12 @@ def _unhealthy(facts: Facts) -> Verdict | None:
             reasons.append(f"the link {link[0]}--{link[1]} is bad, and {why}")
     if not failed:
         return None
+    corrupt = [node for node in failed if node in facts.corrupt]
+    if corrupt:
+        reasons.append(f"silent corruption: {', '.join(corrupt)} computed other bits than is right")
     return Verdict(
         action=Action.REPLACE_NODES,
-        cause=Cause.NODE_UNHEALTHY,
+        cause=Cause.SILENT_CORRUPTION if corrupt else Cause.NODE_UNHEALTHY,
         reason=f"replacing {', '.join(failed)}: {'; '.join(reasons)}",
         culprits=tuple(failed),
     )
@@ -176,12 +233,88 @@ def _drained(facts: Facts) -> Verdict | None:
     )
 
 
+def _not_a_number_again(facts: Facts) -> Verdict | None:
+    """A step that gave no number gives none again: it is the data or the settings."""
+    step = bad_step(facts.evidence, facts.fault_step)
+    root = root_failure(facts.evidence)
+    if step is None or root is None or step != facts.replayed_step or facts.retry_left <= 0:
+        return None
+    checks_first = Rung.RESTART not in facts.ladder and Rung.DIAGNOSE in facts.ladder
+    if facts.non_finite_again is NonFiniteAgain.FAIL or (checks_first and not facts.findings):
+        return None
+    again = f"step {step} was done again, and again it is no number"
+    what = f"rank {root.rank}: {root.detail}"
+    if _skips_in_a_row(facts.skipped, step) >= _MAX_SKIPS_IN_A_ROW:
+        return Verdict(
+            action=Action.FAIL,
+            cause=Cause.NON_FINITE,
+            reason=f"{again}, as were those that were left out before it, so it is not the batch "
+            f"({what}); lower optimizer.lr, or mend the data",
+            fingerprint=root.fingerprint,
+            error=root.traceback or root.detail,
+        )
+    rolls_back = facts.non_finite_again is NonFiniteAgain.ROLLBACK
+    first = max(1, step - facts.rollback_steps + 1) if rolls_back else step
+    left_out = StepRange(first=first, last=step)
+    what_then = f"the batch of step {step} is left out"
+    if rolls_back:
+        what_then = (
+            f"going back to the weights after step {first - 1}; the batches of steps {left_out} "
+            "are left out"
+        )
+    return Verdict(
+        action=Action.ROLL_BACK if rolls_back else Action.SKIP_BATCH,
+        cause=Cause.NON_FINITE,
+        reason=f"{again} ({what}), so it is the data or the settings: {what_then}",
+        fingerprint=root.fingerprint,
+        skipped=left_out,
+    )
+
+
+def _skips_in_a_row(skipped: tuple[StepRange, ...], step: int) -> int:
+    """How many of the steps right before `step` gave no number, one after the other."""
+    count = 0
+    for each in reversed(skipped):
+        if each.last != step - 1 - count:
+            break
+        count += 1
+    return count
+
+
+def _corrupt_again(facts: Facts) -> Verdict | None:
+    """A node on which a step gave no number that it gave when done again, the second time."""
+    step = bad_step(facts.evidence, facts.fault_step)
+    known = tuple(node for node in facts.computed_on if node in facts.unreproduced)
+    if step is None or step == facts.replayed_step or not known:
+        return None
+    names = ", ".join(known)
+    why = f"step {step} is no number, and {names} had a part in it, as in one before that was a "
+    why += "number when it was done again"
+    if Rung.DIAGNOSE in facts.ladder and not facts.findings:
+        return Verdict(
+            action=Action.DIAGNOSE,
+            cause=Cause.NON_FINITE,
+            reason=f"{why}; results of all nodes are compared bit for bit first",
+            culprits=known,
+        )
+    if len(known) > 1 or Rung.REPLACE not in facts.ladder or not facts.free_nodes:
+        return None
+    return Verdict(
+        action=Action.REPLACE_NODES,
+        cause=Cause.SILENT_CORRUPTION,
+        reason=f"replacing {names}: {why}; silent corruption, though its checks found nothing",
+        culprits=known,
+        # Losing hardware is no sign of a job that cannot succeed.
+        spends_retry=False,
+    )
+
+
 def _repeated(facts: Facts) -> Verdict | None:
     """The same failure again and again, with no step in between.
 
     An error of the user's code gets one confirming restart, any other exception two.
     """
-    root = root_failure(facts.evidence)
+    root = _initiating(facts)
     if root is None or root.is_cascade or not root.fingerprint:
         return None
     no_progress = facts.fault_step <= facts.last_fault_step
@@ -216,16 +349,19 @@ def _exhausted(facts: Facts) -> Verdict | None:
 
 
 def _restart_or_diagnose(facts: Facts) -> Verdict:
-    root = root_failure(facts.evidence)
+    root = _initiating(facts)
     culprits = _culprits(facts)
     what = _describe(facts, root)
     fingerprint = "" if root is None else root.fingerprint
     known_bad = [node for node in culprits if node in facts.suspects]
     always = Rung.RESTART not in facts.ladder
     often = facts.faults_in_row >= facts.in_place_restarts
+    detected = _detected(facts.evidence)
     may_check = Rung.DIAGNOSE in facts.ladder and culprits and not facts.findings
-    if may_check and (always or often or known_bad):
-        if known_bad:
+    if may_check and (always or often or known_bad or detected):
+        if detected:
+            because = "a detector that acts speaks against it"
+        elif known_bad:
             because = f"the second fault on {', '.join(known_bad)} lately"
         elif always:
             because = "recovery.ladder has no rung restart"
@@ -280,15 +416,23 @@ def _last_resort(facts: Facts) -> Action:
 
 
 def _culprits(facts: Facts) -> tuple[NodeId, ...]:
+    if next(_stuck_program(facts.evidence), None):
+        return ()
     stalled = [item for item in facts.evidence if item.kind is EvidenceKind.STALLED]
     root = root_failure(facts.evidence)
-    return _unique(stalled or ([root] if root is not None else list(facts.evidence)))
+    # Every node has stacks: by themselves they are no sign against it.
+    others = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
+    named = _unique(stalled or ([root] if root is not None else others))
+    return named or nodes_with_odd_stacks(facts.evidence)
 
 
 def _cause(facts: Facts) -> Cause:
-    root = root_failure(facts.evidence)
+    root = _initiating(facts)
     if root is not None:
         return _CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT)
+    detected = _detected(facts.evidence)
+    if detected is not None:
+        return _CAUSE_BY_NAME.get(detected.fault_class, Cause.UNKNOWN)
     slow = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
     if any(item.kind in slow for item in facts.evidence):
         return Cause.HANG
@@ -297,10 +441,16 @@ def _cause(facts: Facts) -> Cause:
     return Cause.UNKNOWN
 
 
+def _detected(evidence: tuple[Evidence, ...]) -> Evidence | None:
+    return next((item for item in evidence if item.kind is EvidenceKind.DETECTED), None)
+
+
 def _describe(facts: Facts, root: Evidence | None) -> str:
     if root is not None:
         return f"rank {root.rank} on {root.node} failed: {root.detail}"
-    return "; ".join(item.detail for item in facts.evidence[:2])
+    # Stacks come after the sign that had them taken; they are read elsewhere.
+    signs = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
+    return "; ".join(item.detail for item in signs[:2])
 
 
 def _unique(evidence: list[Evidence]) -> tuple[NodeId, ...]:

@@ -18,10 +18,15 @@ from outlast.ids import Attempt, JobId, NodeId
 @dataclass(slots=True)
 class _Track:
     attempt: Attempt
+    # The job's places as they were when last looked at, and the nodes in them.
+    places: tuple[NodeId | None, ...] = ()
+    members: frozenset[NodeId | None] = frozenset()
     completed: dict[NodeId, int] = field(default_factory=dict)
     resumed: dict[NodeId, int] = field(default_factory=dict)
     at_s: float = 0.0
     common_step: int = -1
+    # Reports that are still to come before the common step may have moved.
+    behind: int = 0
     changed_s: float = 0.0
     told_first: bool = False
     told_caught_up: bool = False
@@ -49,29 +54,44 @@ class ProgressTable:
         now_s: float,
     ) -> list[JobAdvanced]:
         """A node of `job` says how far its ranks are; old attempts are dropped."""
-        if attempt != job.attempt or node not in job.nodes:
+        if attempt != job.attempt:
             return []
         track = self._tracks.get(job.job_id)
         if track is None or track.attempt != attempt:
             track = _Track(attempt=attempt, changed_s=now_s)
             self._tracks[job.job_id] = track
-        track.completed[node] = max(completed_step, track.completed.get(node, -1))
+        if track.places is not job.nodes:
+            track.places, track.members = job.nodes, frozenset(job.nodes)
+        if node not in track.members:
+            return []
+        before = track.completed.get(node, -1)
+        track.completed[node] = max(completed_step, before)
         track.resumed[node] = resumed_step
         track.at_s = max(track.at_s, at_s)
         if len(track.completed) < len(job.nodes):
             return []
+        # Only the last of those that held the others back can have moved the common step, so
+        # a report of one node does not go through thousands of others.
+        if track.behind and before <= track.common_step < completed_step:
+            track.behind -= 1
+        if not track.behind:
+            self._move_common(track, now_s)
+        return self._advanced(job, track)
+
+    def _move_common(self, track: _Track, now_s: float) -> None:
         common = min(track.completed.values())
+        track.behind = sum(step == common for step in track.completed.values())
         if common > track.common_step:
             track.common_step = common
             track.changed_s = now_s
             track.told_stalled = False
-        return self._advanced(job, track)
 
     def _advanced(self, job: JobRecord, track: _Track) -> list[JobAdvanced]:
+        caught_up = not track.told_caught_up and track.common_step >= job.catch_up_step
+        if track.told_first and not caught_up:
+            return []
         resumed = max(track.resumed.values())
-        first = not track.told_first and track.common_step > resumed
-        caught_up = not track.told_caught_up and track.common_step >= job.high_step
-        if not first and not (caught_up and track.told_first):
+        if not track.told_first and track.common_step <= resumed:
             return []
         track.told_first = True
         track.told_caught_up = track.told_caught_up or caught_up

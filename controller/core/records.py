@@ -7,11 +7,15 @@ record of each id.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controller.core.accounting import NOTHING_YET, Account
 from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
 from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
+from outlast.layout import Layout
+from outlast.skipped import StepRange
 
 NO_ATTEMPT = Attempt(0)
 
@@ -39,6 +43,16 @@ class Cause(StrEnum):
     NODE_UNHEALTHY = "node_unhealthy"
     NODE_DRAINED = "node_drained"
     HANG = "hang"
+    NON_FINITE = "non_finite"
+    SILENT_CORRUPTION = "silent_corruption"
+    SPIKE = "spike"
+    STRAGGLER = "straggler"
+    DATA_STALL = "data_stall"
+    SLOWDOWN = "slowdown"
+    HOST_MEMORY = "host_memory"
+    DISK = "disk"
+    KERNEL_LOG = "kernel_log"
+    WORKER_LOG = "worker_log"
 
 
 class Action(StrEnum):
@@ -47,7 +61,17 @@ class Action(StrEnum):
     RESTART_IN_PLACE = "restart_in_place"
     DIAGNOSE = "diagnose"
     REPLACE_NODES = "replace_nodes"
+    SKIP_BATCH = "skip_batch"
+    ROLL_BACK = "roll_back"
     PAUSE = "pause"
+    FAIL = "fail"
+
+
+class NonFiniteAgain(StrEnum):
+    """What is done about a step that is not a number the second time either."""
+
+    SKIP = "skip"
+    ROLLBACK = "rollback"
     FAIL = "fail"
 
 
@@ -69,6 +93,8 @@ class EvidenceKind(StrEnum):
     START_FAILED = "start_failed"
     NOT_STOPPED = "not_stopped"
     STALLED = "stalled"
+    STACKS = "stacks"
+    DETECTED = "detected"
     NO_FIRST_STEP = "no_first_step"
     DIAGNOSTICS = "diagnostics"
     DRAIN = "drain"
@@ -76,8 +102,18 @@ class EvidenceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A number of replicas that a job may train with, and what follows from it."""
+
+    dp: int
+    nodes: int
+    spec_json: str
+    replica_places: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What the controller must know of a job's spec."""
+    """What the controller must know of a job's spec, at the size that it has now."""
 
     nodes: int
     workers_per_node: int
@@ -90,15 +126,42 @@ class JobPlan:
     preflight_timeout_s: float
     diagnose_timeout_s: float
     ladder: tuple[Rung, ...] = (Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE)
+    # By place, the places whose nodes have its state, too; empty when host memory is not
+    # copied between nodes.
+    replica_places: tuple[tuple[int, ...], ...] = ()
+    # Largest first, the wanted one before all; empty when the job has one size only.
+    sizes: tuple[Size, ...] = ()
+    # How long missing nodes are waited for, and the least time between growing and growing.
+    shrink_after_s: float = 0.0
+    grow_after_s: float = 0.0
+    tp: int = 1
+    pp: int = 1
+    non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
+    rollback_steps: int = 100
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.workers_per_node
 
+    @property
+    def wanted_nodes(self) -> int:
+        """Nodes of the size that the user wants, whatever the present one is."""
+        return self.sizes[0].nodes if self.sizes else self.nodes
+
+    def model_places(self, rank: int) -> tuple[int, ...]:
+        """Places of the nodes that hold the model of `rank`: each has a part in its loss."""
+        layout = Layout(tp=self.tp, pp=self.pp, dp=self.world_size // (self.tp * self.pp))
+        replica = layout.coordinate(rank).dp
+        ranks = (each for each in range(self.world_size) if layout.coordinate(each).dp == replica)
+        return tuple(dict.fromkeys(each // self.workers_per_node for each in ranks))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job. `nodes` has one place per node in rank order; None is a free place."""
+    """A job. `nodes` has one place per node in rank order; None is a free place.
+
+    `spec_json`, `plan` and `nodes` are of its present size.
+    """
 
     job_id: JobId
     name: str
@@ -123,6 +186,9 @@ class JobRecord:
     num_incidents: int = 0
     # Ranks of this attempt that reported all steps done.
     done_ranks: tuple[int, ...] = ()
+    # While it stops in order to grow: the step after which its ranks stopped, -1 until one
+    # says so.
+    grow_step: int | None = None
     # Last step that any rank is known to have completed.
     high_step: int = 0
     committed_step: int | None = None
@@ -134,6 +200,13 @@ class JobRecord:
     last_fault_step: int = -1
     # How often in a row that failure came back with no step in between.
     same_failures: int = 0
+    # The step that gave no number and is done again, and the nodes that had a part in it.
+    replayed_step: int | None = None
+    replayed_on: tuple[NodeId, ...] = ()
+    # Nodes that had a part in such a step, which was a number when it was done again.
+    unreproduced: tuple[NodeId, ...] = ()
+    # Steps that are left out, in the order in which that was decided.
+    skipped: tuple[StepRange, ...] = ()
     restarts: int = 0
     # What decides the bits of the present attempt, and where that changed, in words.
     environment: str = ""
@@ -142,6 +215,26 @@ class JobRecord:
     held_by: tuple[NodeId, ...] = ()
     error: str = ""
     finished_s: float | None = None
+    # What its time went into so far.
+    account: Account = NOTHING_YET
+    # Of this attempt's waits for checkpoints, the seconds that are in the account.
+    stalled_s: float = 0.0
+
+    @property
+    def mark(self) -> str:
+        """Tells the job from any other of the same id, of this controller or another."""
+        text = f"{self.job_id}\n{self.request_id}\n{self.submitted_s!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def submitted_spec_json(self) -> str:
+        """The spec as it was submitted, whatever the present size is."""
+        return self.plan.sizes[0].spec_json if self.plan.sizes else self.spec_json
+
+    @property
+    def catch_up_step(self) -> int:
+        """The step that the present attempt must complete to be past the last fault."""
+        return max(self.high_step, self.replayed_step or 0)
 
     @property
     def wants_nodes(self) -> bool:
@@ -179,6 +272,9 @@ class NodeRecord:
     quarantine: str = ""
     # The incarnation of the agent that could not kill its workers, "" when there is none.
     stuck: str = ""
+    # Where its agent takes copies of host memory, 0 for nowhere, and what it wants to hear.
+    replica_port: int = 0
+    replica_token: str = ""
 
     def session_of(self, began_s: float) -> str:
         """Id of the quarantine session of this node that began then."""
@@ -251,23 +347,53 @@ class IncidentRecord:
     # What it found: worst figure by node against its yardstick, and links that are bad.
     figures: tuple[tuple[NodeId, float], ...] = ()
     bad_links: tuple[tuple[NodeId, NodeId], ...] = ()
+    # Nodes whose results differ in bits from what is right.
+    corrupt: tuple[NodeId, ...] = ()
     resumed_step: int | None = None
     recovered_s: float | None = None
     closed_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartWorkers:
-    """Start these ranks of an attempt on a node."""
+class ReplicaPeer:
+    """A node that has the state of another one's ranks, too."""
 
-    ranks: tuple[int, ...]
+    node: NodeId
+    address: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """What the start orders of an attempt have in common.
+
+    Journalled once for all of them: with every rank's node in the order of each node, the
+    journal would grow with the square of the nodes.
+    """
+
+    job: JobId
+    attempt: Attempt
     world_size: int
+    # The node of each rank.
     rank_nodes: tuple[NodeId, ...]
     rendezvous_host: str
     rendezvous_port: int
     committed_step: int
     spec_json: str
     checkpoint_url: str
+    # Tells the job's checkpoints from those of another of the same id.
+    owner: str
+    # Ranges of steps whose batches are left out.
+    skipped: tuple[StepRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorkers:
+    """Start these ranks of an attempt on a node, as its `AttemptRecord` says."""
+
+    ranks: tuple[int, ...]
+    replica_peers: tuple[ReplicaPeer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +402,8 @@ class StopWorkers:
 
     graceful: bool
     timeout_s: float
+    # Note where every worker stands before it is stopped.
+    look_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

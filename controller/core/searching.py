@@ -70,13 +70,15 @@ def finished(ctx: Context, event: FaultsSearched) -> None:
     incident = ctx.incident_of(job)
     if incident is None or not is_open(incident) or incident.search != event.search:
         return
-    told = [found for found in event.nodes if found.node in job.nodes]
+    own = frozenset(job.nodes)
+    told = [found for found in event.nodes if found.node in own]
     incident = ctx.put_incident(
         incident,
         is_searched=True,
         findings=tuple((found.node, found.verdict) for found in told),
         figures=tuple((f.node, f.figure) for f in told if f.figure is not None),
-        bad_links=tuple(link for link in event.links if all(end in job.nodes for end in link)),
+        bad_links=tuple(link for link in event.links if own.issuperset(link)),
+        corrupt=tuple(found.node for found in told if found.is_corrupt),
     )
     summary = f"{len(event.nodes)} nodes checked; {len(event.links)} bad links"
     incident = ctx.note(incident, "diagnostics", summary)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from controller.core import attempts, nodes, searching
+from controller.core import attempts, elastic, nodes, replays, searching
 from controller.core.context import Context
 from controller.core.effects import Alert, ProvisionNodes
 from controller.core.policy import Facts, Verdict, decide, root_failure
@@ -24,7 +24,7 @@ from controller.core.records import (
     Wanted,
 )
 from controller.core.states import IncidentState, JobState, NodeState
-from outlast.ids import JobId
+from outlast.ids import JobId, NodeId
 
 # A job passes through at most these many states in one go.
 _MAX_MOVES = 12
@@ -42,6 +42,8 @@ def advance(ctx: Context, job_id: JobId) -> None:
 def _leave_queue(ctx: Context, job: JobRecord) -> bool:
     free = nodes.free_nodes(ctx, job)
     if len(free) < job.plan.nodes:
+        job = elastic.shrink_in_queue(ctx, job, len(free))
+    if len(free) < job.plan.nodes:
         ctx.put_job(job, reason=_shortage(ctx, job, len(free), "for its first start"))
         return False
     ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
@@ -50,6 +52,8 @@ def _leave_queue(ctx: Context, job: JobRecord) -> bool:
 
 def _provision(ctx: Context, job: JobRecord) -> bool:
     job = attempts.fill_places(ctx, job)
+    if None in job.nodes:
+        job = elastic.shrink(ctx, job)
     missing = [node for node in job.nodes if node is None]
     if not missing:
         deadline_s = ctx.now_s + job.plan.preflight_timeout_s
@@ -73,8 +77,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
 
 
 def _pass_preflight(ctx: Context, job: JobRecord) -> bool:
-    places = [nodes.placed(ctx, job, node) for node in job.nodes]
-    if any(node is None or node.state is NodeState.DRAINING for node in places):
+    if ctx.state.index.num_held.get(job.job_id, 0) < job.plan.nodes:
         ctx.move_job(job, JobState.PROVISIONING, "a node was lost before the start")
         return True
     if job.unchecked:
@@ -84,6 +87,9 @@ def _pass_preflight(ctx: Context, job: JobRecord) -> bool:
 
 
 def _restart(ctx: Context, job: JobRecord) -> bool:
+    if None in job.nodes:
+        ctx.move_job(job, JobState.PROVISIONING, job.reason)
+        return True
     if any(nodes.placed(ctx, job, node) is None for node in job.nodes):
         ctx.move_job(job, JobState.PROVISIONING, "a node was lost before the restart")
         return True
@@ -93,7 +99,7 @@ def _restart(ctx: Context, job: JobRecord) -> bool:
 
 def _conclude(ctx: Context, job: JobRecord) -> bool:
     """All workers are stopped, or known to be out of reach."""
-    if attempts.stops_pending(ctx, job):
+    if attempts.is_stopping(ctx, job):
         return False
     if job.wanted is Wanted.CANCEL:
         attempts.finish(ctx, job, JobState.CANCELLED, "cancelled by the user")
@@ -102,11 +108,13 @@ def _conclude(ctx: Context, job: JobRecord) -> bool:
         attempts.pause(ctx, job, "paused by the user")
         return True
     incident = ctx.incident_of(job)
-    if incident is None or incident.state is not IncidentState.EVIDENCE:
+    if incident is not None and incident.state is IncidentState.EVIDENCE:
+        _act(ctx, ctx.put_job(job, grow_step=None), incident)
+    elif job.grow_step is not None:
+        return elastic.grow(ctx, job)
+    else:
         # Nothing has failed: it was a pause, called off before the workers had stopped.
         ctx.move_job(job, JobState.RESTARTING, "resumed by the user before it had stopped")
-    else:
-        _act(ctx, job, incident)
     return True
 
 
@@ -127,6 +135,9 @@ def _finish_diagnosis(ctx: Context, job: JobRecord) -> bool:
 def _repair(ctx: Context, job: JobRecord) -> bool:
     incident = ctx.incident_of(job)
     assert incident is not None, f"job {job.job_id} is REPAIRING without an incident"
+    signs: dict[NodeId | None, set[EvidenceKind]] = {}
+    for item in incident.evidence:
+        signs.setdefault(item.node, set()).add(item.kind)
     for node_id in incident.culprits:
         node = nodes.placed(ctx, job, node_id)
         if node is None:
@@ -136,7 +147,7 @@ def _repair(ctx: Context, job: JobRecord) -> bool:
         elif incident.cause is Cause.NODE_DRAINED:
             # The person called the drain off in time, and the node has done nothing wrong.
             continue
-        elif _is_back(ctx, incident, node):
+        elif _is_back(ctx, signs.get(node_id, set()), node):
             job = ctx.state.jobs[job.job_id]
             if node_id not in job.unchecked:
                 incident = ctx.note(incident, "back", f"{node_id} is heard again; checking it")
@@ -155,10 +166,12 @@ def _repair(ctx: Context, job: JobRecord) -> bool:
     return True
 
 
-def _is_back(ctx: Context, incident: IncidentRecord, node: NodeRecord) -> bool:
-    """Whether a node that was only out of reach has come back and stopped its workers."""
+def _is_back(ctx: Context, kinds: set[EvidenceKind], node: NodeRecord) -> bool:
+    """Whether a node that was only out of reach has come back and stopped its workers.
+
+    `kinds` are those of the signs against it.
+    """
     unreachable = (EvidenceKind.NODE_LOST, EvidenceKind.NOT_STOPPED)
-    kinds = [item.kind for item in incident.evidence if item.node == node.node]
     sight = ctx.sight(node.node)
     return (
         all(kind in (*unreachable, EvidenceKind.WORKER_EXIT) for kind in kinds)
@@ -219,6 +232,7 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         attempts.pause(ctx, job, verdict.reason)
         return
     ctx.move_incident(ctx.state.incidents[incident.incident], IncidentState.ACTING)
+    job = replays.decided(ctx, job, incident, verdict)
     if verdict.action is Action.REPLACE_NODES:
         ctx.move_job(job, JobState.REPAIRING, verdict.reason)
     else:
@@ -232,6 +246,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
         findings=incident.findings,
         bad_links=incident.bad_links,
         figures=incident.figures,
+        corrupt=incident.corrupt,
         suspects=tuple(
             node.node
             for node in ctx.state.nodes.values()
@@ -246,6 +261,13 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
         in_place_restarts=job.plan.in_place_restarts,
         retry_left=job.retry_left,
         committed_step=job.committed_step,
+        computed_on=replays.computed_on(job, incident),
+        replayed_step=job.replayed_step,
+        skipped=job.skipped,
+        unreproduced=job.unreproduced,
+        non_finite_again=job.plan.non_finite_again,
+        rollback_steps=job.plan.rollback_steps,
+        free_nodes=len(nodes.free_nodes(ctx, job)),
     )
 
 

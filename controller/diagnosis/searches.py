@@ -72,4 +72,5 @@ def _found(report: NodeReport) -> NodeFound:
         verdict=str(verdict),
         detail=reason[:_MAX_DETAIL],
         figure=report.figure,
+        is_corrupt=report.is_corrupt,
     )

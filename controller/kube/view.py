@@ -49,4 +49,4 @@ def num_wanted(jobs: Iterable[JobRecord], workers: int) -> int:
     A job that needs larger nodes cannot be helped; it says so itself.
     """
     live = [job for job in jobs if job.wants_nodes and job.plan.workers_per_node <= workers]
-    return sum(job.plan.nodes for job in live) + spares_wanted(live)
+    return sum(job.plan.wanted_nodes for job in live) + spares_wanted(live)

@@ -16,6 +16,7 @@ import grpc
 from controller import convert
 from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
 from controller.core.records import RunSuite
+from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.errors import Context, abort, bad_field
 from controller.rpc.logs import LogQueries
@@ -24,6 +25,7 @@ from controller.service import Service
 from controller.store.curves import StepRow
 from controller.tally import Tally
 from controller.watch import MAX_RANKS, Watch
+from outlast.crashpoints import CrashPoint, reach
 from outlast.ids import CommandId, JobId, NodeId
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsServicer
@@ -56,6 +58,7 @@ class AgentsService(AgentsServicer):
         self._logs = logs
         self._runs = runs
         self._tally = tally
+        self._detectors = Detectors(service.state)
         service.on_refreshed = self._retell_periods
 
     async def Session(
@@ -181,6 +184,7 @@ class AgentsService(AgentsServicer):
         match message.WhichOneof("kind"):
             case "heartbeat":
                 self._service.post(*self._watch.heartbeat(node, message.heartbeat, now_s))
+                self._service.post(*self._detectors.heartbeat(message.heartbeat, now_s))
             case "event":
                 self._take_event(session, message.event, now_s)
             case "log_chunk":
@@ -224,7 +228,9 @@ class AgentsService(AgentsServicer):
                 rows = convert.step_rows(event)
                 last = self._service.curves.last(JobId(event.job_id))
                 self._tally.steps(rows, 0 if last is None else last.step)
-                return [], rows
+                return self._detectors.steps(JobId(event.job_id), rows), rows
+            case "host_sign":
+                return self._detectors.host(node, event), []
             case "progress":
                 return self._watch.progress_made(node, event, now_s), []
             case _:
@@ -243,6 +249,7 @@ class AgentsService(AgentsServicer):
                     verdict = convert.fold_findings(result.findings).verdict
                     self._tally.suite_ended(record.command.suite, verdict)
             case "checkpoint_committed" if job_id in state.jobs:
+                reach(CrashPoint.CHECKPOINT_HEARD)
                 self._tally.checkpoint_committed(job_id, event.at_s, event.checkpoint_committed)
             case "checkpoint_trouble" if job_id in state.jobs:
                 self._tally.checkpoint_failed(job_id, event.checkpoint_trouble.stage)
@@ -264,6 +271,8 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
                     job_id=JobId(event.job_id),
                     step=event.checkpoint_committed.step,
                     is_behind=event.checkpoint_committed.is_behind,
+                    attempt=event.attempt,
+                    stalled_s=event.checkpoint_committed.stalled_s,
                 )
             ]
         case "checkpoint_trouble":
@@ -276,6 +285,7 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
                     detail=f"{trouble.stage}: {trouble.detail}",
                     at_s=event.at_s,
                     was_stored=trouble.stage == "load",
+                    was_copied=trouble.stage == "replica",
                 )
             ]
         case other:

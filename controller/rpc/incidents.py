@@ -23,7 +23,9 @@ class IncidentsService(IncidentsServicer):
         state = self._service.state
         if request.job_id and JobId(request.job_id) not in state.jobs:
             await not_found(context, "job", request.job_id, "`outlast jobs` lists them")
-        found = [incident_message(record) for record in incidents_of(state, request.job_id)]
+        now_s = self._service.now_s
+        records = incidents_of(state, request.job_id)
+        found = [incident_message(record, now_s=now_s) for record in records]
         return incidents_pb2.ListIncidentsResponse(incidents=found)
 
     async def GetIncident(
@@ -35,4 +37,5 @@ class IncidentsService(IncidentsServicer):
             await not_found(
                 context, "incident", request.incident_id, "`outlast incidents` lists them"
             )
-        return incidents_pb2.GetIncidentResponse(incident=incident_message(record))
+        message = incident_message(record, now_s=self._service.now_s)
+        return incidents_pb2.GetIncidentResponse(incident=message)

@@ -89,7 +89,7 @@ class JobsService(JobsServicer):
             )
             job = self._by_request(request_id)
             assert job is not None, f"request {request_id} is durable and has no job"
-        if job.spec_json != spec.canonical_json():
+        if job.submitted_spec_json != spec.canonical_json():
             await abort(
                 context,
                 grpc.StatusCode.ALREADY_EXISTS,
@@ -250,7 +250,8 @@ class JobsService(JobsServicer):
         return self._message(self._service.state.jobs[name])
 
     def _message(self, job: JobRecord) -> jobs_pb2.Job:
-        message = job_message(job, self._service.curves, is_blind=self._service.is_blind)
+        service = self._service
+        message = job_message(job, service.curves, now_s=service.now_s, is_blind=service.is_blind)
         if job.state is JobState.RUNNING:
             use = step_use(self._watch.summaries(job).values())
             if use is not None:

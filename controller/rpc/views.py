@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from google.protobuf import json_format, struct_pb2
 
-from controller.core import cost
+from controller.core import accounting, cost
 from controller.core.environments import device_in
 from controller.core.facts import State
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, Wanted
@@ -19,8 +19,11 @@ from outlast.flops import Convention, flops_per_token
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 
 
-def job_message(job: JobRecord, curves: Curves, *, is_blind: bool = False) -> jobs_pb2.Job:
+def job_message(
+    job: JobRecord, curves: Curves, *, now_s: float, is_blind: bool = False
+) -> jobs_pb2.Job:
     """A job as it stands."""
+    parts = accounting.totals(job.account, now_s)
     last = curves.last(job.job_id)
     speed = curves.tokens_per_s(job.job_id) if job.state is JobState.RUNNING else 0.0
     spec = spec_of(job.spec_json)
@@ -51,12 +54,16 @@ def job_message(job: JobRecord, curves: Curves, *, is_blind: bool = False) -> jo
         model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.WINDOWED),
         full_model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.FULL),
         ranks=job.plan.world_size,
+        seconds={str(part): seconds for part, seconds in parts.items()},
+        ettr=accounting.ettr(parts) or 0.0,
+        ettr_last_hour=accounting.ettr(accounting.window(job.account, now_s)) or 0.0,
+        skipped=[common_pb2.StepRange(first=each.first, last=each.last) for each in job.skipped],
     )
     if device is not None:
         message.device = device.name
         peak = device.peak_flops_per_s[spec.precision]
         message.peak_flops_per_s = peak * job.plan.world_size
-    message.spec.CopyFrom(struct_of(job.spec_json))
+    message.spec.CopyFrom(struct_of(job.submitted_spec_json))
     return message
 
 
@@ -78,11 +85,9 @@ def node_message(
     )
 
 
-def incident_message(incident: IncidentRecord) -> incidents_pb2.Incident:
+def incident_message(incident: IncidentRecord, *, now_s: float) -> incidents_pb2.Incident:
     """An incident with its cost, as far as it is known."""
-    redone = None
-    if incident.resumed_step is not None:
-        redone = max(0, incident.fault_step - incident.resumed_step)
+    parts = cost.parts_s(incident, now_s)
     return incidents_pb2.Incident(
         incident_id=incident.incident,
         job_id=incident.job,
@@ -101,7 +106,7 @@ def incident_message(incident: IncidentRecord) -> incidents_pb2.Incident:
         closed_s=incident.closed_s,
         fault_step=incident.fault_step,
         resumed_step=incident.resumed_step,
-        steps_redone=redone,
+        steps_redone=cost.steps_lost(incident),
         recovery_s=cost.recovery_s(incident),
         detection_s=cost.detection_s(incident),
         node_checks=[
@@ -112,6 +117,7 @@ def incident_message(incident: IncidentRecord) -> incidents_pb2.Incident:
             incidents_pb2.BadLink(node=one, peer=other) for one, other in incident.bad_links
         ],
         diagnostic_run=incident.search,
+        seconds={str(part): seconds for part, seconds in parts.items() if seconds > 0},
     )
 
 
@@ -136,7 +142,12 @@ def document_of(struct: struct_pb2.Struct) -> object:
 
 def _evidence(item: Evidence) -> incidents_pb2.Evidence:
     return incidents_pb2.Evidence(
-        kind=item.kind, node=item.node or "", rank=item.rank, detail=item.detail, at_s=item.at_s
+        kind=item.kind,
+        node=item.node or "",
+        rank=item.rank,
+        detail=item.detail,
+        at_s=item.at_s,
+        traceback=item.traceback,
     )
 
 

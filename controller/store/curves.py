@@ -40,6 +40,11 @@ class StepRow:
     at_s: float
     eval_loss: float | None = None
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the step was passed without its batch."""
+        return self.tokens == 0
+
 
 @dataclass(slots=True)
 class _Tail:

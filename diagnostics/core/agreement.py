@@ -16,6 +16,7 @@ from diagnostics.core.finding import Finding, ThresholdSource, Verdict
 
 # Of two that differ nobody can say which one is wrong.
 MIN_VOTERS = 3
+METRIC = "result_differs_from_peers"
 
 
 def compare(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -47,7 +48,7 @@ def _compare_group(votes: list[Finding]) -> list[Finding]:
 def _disagrees(vote: Finding, verdict: Verdict, reason: str) -> Finding:
     return replace(
         vote,
-        metric="result_differs_from_peers",
+        metric=METRIC,
         value=1.0,
         unit="",
         threshold=0.0,

@@ -22,6 +22,8 @@ class ExitClass(StrEnum):
     OOM_HOST = "oom_host"  # host memory ran out
     CUDA_OOM = "cuda_oom"  # device memory ran out
     DEVICE = "device"  # the accelerator reports a fault
+    NON_FINITE = "non_finite"  # the loss that it computed was not a number
+    NON_FINITE_GRADIENT = "non_finite_gradient"  # only the gradient was not; nobody knows whose
     STORAGE = "storage"  # a file system or object store refused
     NCCL = "nccl"  # the collective library failed by itself
     KILLED_BY_SIGNAL = "killed_by_signal"  # no word why
@@ -108,6 +110,49 @@ RULES: tuple[Rule, ...] = (
         misses=(
             "RuntimeError: CUDA error: device-side assert triggered",
             "IndexError: index out of range in self",
+        ),
+    ),
+    Rule(
+        name="not a number on another rank",
+        exit_class=ExitClass.CASCADE,
+        pattern=re.compile(r"NonFiniteLossError: step \d+: loss \S+ of another rank"),
+        matches=(
+            "trainer.loop.NonFiniteLossError: step 7: loss nan of another rank, gradient norm inf; "
+            "lower optimizer.lr, or look at the data of this step",
+        ),
+        misses=(
+            "trainer.loop.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
+            "optimizer.lr, or look at the data of this step",
+        ),
+    ),
+    Rule(
+        name="gradient not a number",
+        exit_class=ExitClass.NON_FINITE_GRADIENT,
+        # All ranks share the gradient by then, so this one is no more to blame than others.
+        pattern=re.compile(r"NonFiniteLossError: step \d+: loss -?\d\S*, gradient norm"),
+        matches=(
+            "trainer.loop.NonFiniteLossError: step 7: loss 2.25, gradient norm inf; lower "
+            "optimizer.lr, or look at the data of this step",
+            "trainer.loop.NonFiniteLossError: step 7: loss 1e-05, gradient norm inf; lower "
+            "optimizer.lr, or look at the data of this step",
+        ),
+        misses=(
+            "trainer.loop.NonFiniteLossError: step 7: loss -inf, gradient norm inf; lower "
+            "optimizer.lr, or look at the data of this step",
+        ),
+    ),
+    Rule(
+        name="not a number",
+        exit_class=ExitClass.NON_FINITE,
+        pattern=re.compile(r"NonFiniteLossError: "),
+        matches=(
+            "trainer.loop.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
+            "optimizer.lr, or look at the data of this step",
+        ),
+        misses=(
+            "step 7: overflow at loss scale 65536.0; skipped",
+            # A line of every rank's traceback.
+            "    raise NonFiniteLossError(",
         ),
     ),
     Rule(

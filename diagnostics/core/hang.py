@@ -30,12 +30,15 @@ from outlast.layout import Layout
 E = TypeVar("E", Op, Group, Phase)
 
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
+# Stopped by a signal, or by a debugger.
+_STOPPED_STATES = ("T", "t")
 
 
 class HangKind(StrEnum):
     """What kind of stall it is."""
 
     MISSING = "missing"  # ranks without a process or a black box
+    STOPPED = "stopped"  # ranks that the kernel does not run
     BUSY_ELSEWHERE = "busy_elsewhere"  # waited-for ranks that are in no operation
     ORDER_MISMATCH = "order_mismatch"  # a cycle of waits
     OPERATION_MISMATCH = "operation_mismatch"  # one place, different operations
@@ -63,6 +66,8 @@ class RankFacts:
     peer: int | None = None
     # Sequence number entered last, of groups other than `group`, when known.
     entered: Mapping[Group, int] = field(default_factory=dict)
+    # State letter of its process, as `ps` shows it; "" when unknown.
+    process_state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,11 @@ class HangVerdict:
     victims: tuple[int, ...]
     reason: str
 
+    @property
+    def is_users(self) -> bool:
+        """Whether the program itself is at fault: no other node would do better."""
+        return self.kind in (HangKind.ORDER_MISMATCH, HangKind.OPERATION_MISMATCH)
+
 
 def analyse(ranks: Sequence[RankFacts], missing: Sequence[int] = ()) -> HangVerdict:
     """Why `ranks` stand still; `missing` are ranks without a process or black box."""
@@ -87,6 +97,9 @@ def analyse(ranks: Sequence[RankFacts], missing: Sequence[int] = ()) -> HangVerd
     if missing:
         gone = tuple(sorted(missing))
         return _verdict(HangKind.MISSING, gone, waiting, f"{_name(gone)} gone; the others wait")
+    stopped = tuple(rank for rank in facts if facts[rank].process_state in _STOPPED_STATES)
+    if stopped:
+        return _stopped(facts, stopped, waiting)
     if not waiting:
         return _verdict(
             HangKind.NOT_WAITING, (), (), "no rank is inside an operation that waits for another"
@@ -99,10 +112,30 @@ def analyse(ranks: Sequence[RankFacts], missing: Sequence[int] = ()) -> HangVerd
     return _transport(facts, waiting, edges)
 
 
+def where_all_stand(ranks: Sequence[RankFacts]) -> list[str]:
+    """Each place at which ranks stand, with the ranks: one line per place, the rarest first."""
+    places: dict[str, list[int]] = {}
+    for facts in sorted(ranks, key=lambda facts: facts.rank):
+        stopped = ", stopped" if facts.process_state in _STOPPED_STATES else ""
+        place = f"{_where(facts)} ({facts.phase.name.lower()}{stopped})"
+        places.setdefault(place, []).append(facts.rank)
+    rarest_first = sorted(places, key=lambda place: (len(places[place]), places[place]))
+    return [f"{_name(tuple(places[place]))} {place}" for place in rarest_first]
+
+
 def facts_from_words(
-    rank: int, phase: str, last_op: str, layout: Layout, *, since_s: float = 0.0
+    rank: int,
+    phase: str,
+    last_op: str,
+    layout: Layout,
+    *,
+    since_s: float = 0.0,
+    entered: Mapping[str, int] | None = None,
+    process_state: str = "",
 ) -> RankFacts:
     """The facts in a heartbeat, whose `last_op` is in the words of `Present.last_op`.
+
+    `entered` has the sequence number entered last of each group, by the group's name.
 
     Raises:
         ValueError: `phase` or `last_op` says something else.
@@ -125,6 +158,8 @@ def facts_from_words(
         inside=inside,
         members=members_of(rank, layout),
         since_s=since_s,
+        entered={_member(Group, name): last for name, last in (entered or {}).items()},
+        process_state=process_state,
     )
 
 
@@ -184,6 +219,18 @@ def _entered(member: RankFacts, group: Group) -> int:
     if member.op is not Op.NONE and member.group is group:
         return member.seq
     return member.entered.get(group, 0)
+
+
+def _stopped(
+    facts: Mapping[int, RankFacts], stopped: tuple[int, ...], waiting: Sequence[int]
+) -> HangVerdict:
+    """Ranks whose process is there and is not run: nothing else they show matters."""
+    first = facts[stopped[0]]
+    reason = (
+        f"{_name(stopped)} stopped by a signal or a debugger "
+        f"(rank {first.rank} {_where(first)}); the others wait"
+    )
+    return _verdict(HangKind.STOPPED, stopped, waiting, reason)
 
 
 def _operation_mismatch(
@@ -289,9 +336,22 @@ def _transport(
     first = facts[heads[0]]
     reason = (
         f"{_name(tuple(sorted(heads)))} entered and none comes out (first: rank {first.rank} "
-        f"{_where(first)}): a link or a device among them"
+        f"{_where(first)}): a link or a device among them{_shared_group(facts, heads)}"
     )
     return _verdict(HangKind.TRANSPORT, tuple(heads), waiting, reason)
+
+
+def _shared_group(facts: Mapping[int, RankFacts], ranks: Sequence[int]) -> str:
+    """The smallest group that all of `ranks` are in, in words; "" when that is the world."""
+    groups = [
+        (len(members), group.name.lower(), members)
+        for group, members in facts[ranks[0]].members.items()
+        if group is not Group.WORLD and set(ranks) <= set(members)
+    ]
+    if len(ranks) < 2 or not groups:
+        return ""
+    _, name, members = min(groups)
+    return f"; the smallest group that they share is {name} {_name(members)}"
 
 
 def _verdict(

@@ -10,11 +10,14 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from diagnostics.core import links
+from diagnostics.core import agreement, links
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
 from diagnostics.core.links import Exchange, Yardstick
 from diagnostics.core.search import Outcome, Pair, SearchVerdict
 from diagnostics.core.verdicts import FAIL_BELOW, NodeVerdict, fold, unmeasured
+
+# What says that a device computes other bits than it should.
+_OF_BITS = ("differing_elements", "differing_elements_under_load", agreement.METRIC)
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -30,6 +33,8 @@ class NodeReport:
     figure: float | None
     # It is there, and its checks did not end in time.
     is_silent: bool = False
+    # A device there computed other bits than it should, and nothing else said so.
+    is_corrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,10 @@ def make(
                 verdict=fold(by_node.get(node, [])),
                 figure=_figure(by_node.get(node, []), exchanges_of.get(node, []), stick),
                 is_silent=node in silent,
+                is_corrupt=any(
+                    found.metric in _OF_BITS and found.verdict is Verdict.FAIL
+                    for found in by_node.get(node, [])
+                ),
             )
             for node in nodes
         ),

@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 
 from outlast import __version__
-from outlast.cli import checkpoints, diagnose, fleet, incidents, jobs, planning, serve
+from outlast.cli import checkpoints, diagnose, fleet, incidents, jobs, planning, report, serve
 from outlast.cli.demo import command as demo
 from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.simulation import command as simulation
 
 _EPILOG = (
     "Exit codes: 0 done; 1 the job (or a check) failed; 2 bad usage, spec or request; "
@@ -66,10 +67,12 @@ def _root(
 serve.register(app)
 jobs.register(app)
 incidents.register(app)
+report.register(app)
 fleet.register(app)
 diagnose.register(app)
 checkpoints.register(app)
 planning.register(app)
+simulation.register(app)
 demo.register(app)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def _field(message: Message, field: Any) -> Any:
         if not message.HasField(field.name):
             return None
         return value if field.message_type is None else facts(value)
-    # How a descriptor says "repeated" differs between protobuf releases.
+    # A map, whose values are plain: how a descriptor says so differs between protobuf
+    # releases, as it does for "repeated".
+    if isinstance(value, Mapping):
+        return dict(value)
     if isinstance(value, str | bytes | int | float):
         return value
     return [item if field.message_type is None else facts(item) for item in value]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.cli import output
+from outlast.cli.planning import recommended_standbys
 from outlast.cli.words import flops, size
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ def _job_lines(spec: JobSpec) -> list[tuple[str, str]]:
             f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} = {layout.world_size} ranks on "
             f"{spec.num_nodes} node(s) of {spec.workers_per_node}; sequence parallel "
             f"{sequence}, ZeRO {parallel.zero.level}, recompute {recompute}",
+        ),
+        (
+            "standbys",
+            f"{recommended_standbys(spec)} would do on 99 of 100 days at Llama 3's failure rate; "
+            f"the spec has {spec.resources.standby}",
         ),
         ("groups", _groups("tp", layout.tp_groups())),
         ("groups", _groups("dp", layout.dp_groups())),

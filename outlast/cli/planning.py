@@ -163,6 +163,7 @@ def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
         "nodes": spec.num_nodes,
         "workers_per_node": spec.workers_per_node,
         "node_host_memory_bytes": node_host_memory_bytes(spec),
+        "standbys": recommended_standbys(spec),
         "groups": {
             "tp": layout.tp_groups(),
             "dp": layout.dp_groups(),
@@ -175,6 +176,14 @@ def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
         },
         "spec": spec.model_dump(mode="json"),
     }
+
+
+def recommended_standbys(spec: JobSpec) -> int:
+    """Nodes to hold ready, at the failure rate that Llama 3 was published with."""
+    from controller.core.standbys import standbys_for
+    from controller.sim.mixes import MIXES
+
+    return standbys_for(spec.num_nodes, MIXES["llama3"].per_1000_node_days / 1000.0)
 
 
 def projection_facts(projected: Projected) -> dict[str, Any]:

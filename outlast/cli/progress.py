@@ -1,4 +1,4 @@
-"""A bar of bytes on the terminal."""
+"""Bars on the terminal: of bytes, and of a simulation's days."""
 
 from __future__ import annotations
 
@@ -33,3 +33,35 @@ def bytes_bar(name: str, total: int | None, *, quiet: bool) -> Iterator[Callable
     with Progress(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task(name, total=total)
         yield lambda num_bytes: bars.advance(task, num_bytes)
+
+
+@contextmanager
+def simulation_bar(days: float, *, quiet: bool) -> Iterator[Callable[[str, float, float], None]]:
+    """A bar where somebody is looking; what it yields is told of what runs, and how far it is.
+
+    It begins as one of `days`; told of another total, it becomes one of that.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.completed:g} of {task.total:g}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("days", total=days)
+        yield lambda what, done, total: bars.update(
+            task, description=what, completed=round(done, 1), total=total
+        )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from outlast.v1.jobs_pb2 import Job
 
 # Every rank of a job may have something to say, at length; --json has all of it.
+# Lines of one process's stacks; `--json` has all that was kept.
+MAX_STACK = 24
 MAX_EVIDENCE = 4
 MAX_DETAIL = 160
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -68,13 +70,16 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     ]
     if job.HasField("finished_s"):
         lines[-1] = ("took", f"{duration(until_s - job.submitted_s)} from submission to the end")
+    lines += left_out(job)
     return [*lines, *(("numerics changed", line) for line in job.environment_changes)]
 
 
 def progress(job: Job) -> str:
     """How far a job is: step, share and loss."""
     share = 100 * job.step / job.total_steps if job.total_steps else 0.0
-    loss = f", loss {job.loss:.4f}" if job.HasField("loss") else ""
+    # A step that was left out has none.
+    has_loss = job.HasField("loss") and not math.isnan(job.loss)
+    loss = f", loss {job.loss:.4f}" if has_loss else ""
     return f"step {max(job.step, 0):,} of {job.total_steps:,} ({share:.0f} %){loss}"
 
 
@@ -155,6 +160,17 @@ def checkpoint(job: Job) -> str:
     return f"step {job.committed_step:,} is committed to storage, {behind:,} steps behind"
 
 
+def left_out(job: Job) -> list[tuple[str, str]]:
+    """Where the curve has no loss because the batch gave no number twice."""
+    if not job.skipped:
+        return []
+    ranges = ", ".join(
+        f"{each.first:,}" if each.first == each.last else f"{each.first:,}-{each.last:,}"
+        for each in job.skipped
+    )
+    return [("left out", f"the batches of steps {ranges}: they gave no number, twice")]
+
+
 def incident_lines(incident: Incident) -> list[tuple[str, str]]:
     """An incident as its story: (label, text), in order."""
     lines = [
@@ -166,10 +182,12 @@ def incident_lines(incident: Incident) -> list[tuple[str, str]]:
     ]
     if incident.culprit_nodes:
         lines.append(("nodes", ", ".join(incident.culprit_nodes)))
-    lines += [("evidence", _evidence(item)) for item in incident.evidence[:MAX_EVIDENCE]]
-    num_more = len(incident.evidence) - MAX_EVIDENCE
+    signs = [item for item in incident.evidence if item.kind != "stacks"]
+    lines += [("evidence", _evidence(item)) for item in signs[:MAX_EVIDENCE]]
+    num_more = len(signs) - MAX_EVIDENCE
     if num_more > 0:
         lines.append(("evidence", f"and {num_more} more"))
+    lines += [("stacks", line) for item in incident.evidence for line in _stacks(item)]
     if incident.diagnostic_run:
         lines.append(("checks", _checks(incident)))
         lines.append(("checks", f"outlast diagnose --show {incident.diagnostic_run}"))
@@ -194,6 +212,17 @@ def _evidence(item: Evidence) -> str:
     if len(detail) > MAX_DETAIL:
         detail = f"{detail[:MAX_DETAIL]} ..."
     return f"{item.node}{rank}: {detail}".lstrip(": ")
+
+
+def _stacks(item: Evidence) -> list[str]:
+    """Where a process stood before it was stopped, as far as one screen has room for it."""
+    # The agent's own threads say something to its makers only.
+    if item.kind != "stacks" or not item.HasField("rank"):
+        return []
+    lines = [line.rstrip() for line in item.traceback.splitlines() if line.strip()]
+    more = [f"    and {len(lines) - MAX_STACK} more lines"] if len(lines) > MAX_STACK else []
+    head = f"{item.node} rank {item.rank}: {item.detail}"
+    return [head, *(f"  {line[:MAX_DETAIL]}" for line in lines[:MAX_STACK]), *more]
 
 
 def timeline_lines(incident: Incident) -> list[str]:

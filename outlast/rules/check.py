@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem
-from outlast.rules import checkpoint, job, layout, model, training
+from outlast.rules import checkpoint, elastic, job, layout, model, training
 from outlast.rules.nearest import nearest_layouts
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ def check(spec: JobSpec) -> list[FieldProblem]:
         *training.check(spec),
         *job.check_checkpoint(spec),
         *job.check_recovery(spec),
+        # Sizes of a layout that does not work say nothing.
+        *([] if of_layout else elastic.check(spec)),
+        *job.check_detectors(spec),
     ]
     near = nearest_layouts(spec) if of_layout else []
     if near:

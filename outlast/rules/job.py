@@ -1,4 +1,4 @@
-"""Rules of the job's name, of its checkpoints and of recovery."""
+"""Rules of the job's name, of its checkpoints, of recovery and of detectors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ def check_name(spec: JobSpec) -> list[FieldProblem]:
 
 
 def check_checkpoint(spec: JobSpec) -> list[FieldProblem]:
-    """Checkpoints are rated by evaluations."""
-    best = spec.checkpoint.keep_best
+    """Checkpoints are rated by evaluations, copies lie on another node."""
+    problems = []
+    best, replicas = spec.checkpoint.keep_best, spec.checkpoint.replicas
     if best and spec.eval.interval_steps is None:
-        return [only_with("checkpoint.keep_best", best, "eval.interval_steps", "none")]
-    return []
+        problems.append(only_with("checkpoint.keep_best", best, "eval.interval_steps", "none"))
+    # A world that does not fill its nodes is a problem of its own.
+    if replicas and spec.num_nodes == 1:
+        problems.append(only_with("checkpoint.replicas", replicas, "2 or more nodes", "1"))
+    return problems
 
 
 def check_recovery(spec: JobSpec) -> list[FieldProblem]:
@@ -56,3 +60,19 @@ def check_recovery(spec: JobSpec) -> list[FieldProblem]:
             )
         )
     return problems
+
+
+def check_detectors(spec: JobSpec) -> list[FieldProblem]:
+    """A rollback needs a checkpoint that is old enough."""
+    wanted, kept = spec.detectors.rollback_steps, spec.checkpoint
+    most = (kept.keep - 1) * kept.storage_interval_steps
+    if spec.detectors.non_finite_again != "rollback" or wanted <= most:
+        return []
+    return [
+        FieldProblem(
+            field="detectors.rollback_steps",
+            message=f"is {wanted}; allowed with checkpoint.keep = {kept.keep} and "
+            f"checkpoint.storage_interval_steps = {kept.storage_interval_steps}: 1 to {most}, so "
+            "that a checkpoint as old as that is kept",
+        )
+    ]

@@ -96,6 +96,8 @@ class Hello(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     WORKER_STATUSES_FIELD_NUMBER: builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: builtins.int
+    REPLICA_PORT_FIELD_NUMBER: builtins.int
+    REPLICA_TOKEN_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     incarnation: builtins.str
     """Fresh at every start of the agent process."""
@@ -106,6 +108,10 @@ class Hello(google.protobuf.message.Message):
     version: builtins.str
     metrics_address: builtins.str
     """host:port that serves the agent's metrics, empty when it has none."""
+    replica_port: builtins.int
+    """Where other nodes' agents bring copies of host memory, at `address`; 0 for nowhere."""
+    replica_token: builtins.str
+    """What they must say there."""
     @property
     def worker_statuses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerStatus]:
         """Everything that the controller may have missed: level, not edge."""
@@ -121,8 +127,10 @@ class Hello(google.protobuf.message.Message):
         version: builtins.str = ...,
         worker_statuses: collections.abc.Iterable[global___WorkerStatus] | None = ...,
         metrics_address: builtins.str = ...,
+        replica_port: builtins.int = ...,
+        replica_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "node_id", b"node_id", "rendezvous_port", b"rendezvous_port", "version", b"version", "worker_statuses", b"worker_statuses", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "node_id", b"node_id", "rendezvous_port", b"rendezvous_port", "replica_port", b"replica_port", "replica_token", b"replica_token", "version", b"version", "worker_statuses", b"worker_statuses", "workers", b"workers"]) -> None: ...
 
 global___Hello = Hello
 
@@ -250,6 +258,22 @@ class RankSummary(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class EnteredEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_ID_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
@@ -260,6 +284,11 @@ class RankSummary(google.protobuf.message.Message):
     LAST_OP_AGE_S_FIELD_NUMBER: builtins.int
     STEP_AGE_S_FIELD_NUMBER: builtins.int
     USE_FIELD_NUMBER: builtins.int
+    STANDS_S_FIELD_NUMBER: builtins.int
+    STAND_LIMIT_S_FIELD_NUMBER: builtins.int
+    STAND_LIMIT_SOURCE_FIELD_NUMBER: builtins.int
+    ENTERED_FIELD_NUMBER: builtins.int
+    PROCESS_STATE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     attempt: builtins.int
     rank: builtins.int
@@ -270,9 +299,21 @@ class RankSummary(google.protobuf.message.Message):
     last_op: builtins.str
     last_op_age_s: builtins.float
     step_age_s: builtins.float
+    stands_s: builtins.float
+    """Seconds for which nothing in its box has changed, and how many are too many; 0 while
+    that is not known, with where it comes from.
+    """
+    stand_limit_s: builtins.float
+    stand_limit_source: builtins.str
+    process_state: builtins.str
+    """State letter of its process, as ps shows it."""
     @property
     def use(self) -> global___RankUse:
         """Absent before its first step."""
+
+    @property
+    def entered(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Sequence number entered last in each group, by the group's name."""
 
     def __init__(
         self,
@@ -287,9 +328,14 @@ class RankSummary(google.protobuf.message.Message):
         last_op_age_s: builtins.float = ...,
         step_age_s: builtins.float = ...,
         use: global___RankUse | None = ...,
+        stands_s: builtins.float = ...,
+        stand_limit_s: builtins.float = ...,
+        stand_limit_source: builtins.str = ...,
+        entered: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        process_state: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["use", b"use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "job_id", b"job_id", "last_op", b"last_op", "last_op_age_s", b"last_op_age_s", "phase", b"phase", "rank", b"rank", "resumed_step", b"resumed_step", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "entered", b"entered", "job_id", b"job_id", "last_op", b"last_op", "last_op_age_s", b"last_op_age_s", "phase", b"phase", "process_state", b"process_state", "rank", b"rank", "resumed_step", b"resumed_step", "stand_limit_s", b"stand_limit_s", "stand_limit_source", b"stand_limit_source", "stands_s", b"stands_s", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
 
 global___RankSummary = RankSummary
 
@@ -346,6 +392,7 @@ class AgentEvent(google.protobuf.message.Message):
     CHECKPOINT_COMMITTED_FIELD_NUMBER: builtins.int
     CHECKPOINT_TROUBLE_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
+    HOST_SIGN_FIELD_NUMBER: builtins.int
     seq: builtins.int
     job_id: builtins.str
     attempt: builtins.int
@@ -364,6 +411,8 @@ class AgentEvent(google.protobuf.message.Message):
     def progress(self) -> global___ProgressMade:
         """Every local rank completed its first step, or a multiple of the report interval."""
 
+    @property
+    def host_sign(self) -> global___HostSign: ...
     def __init__(
         self,
         *,
@@ -377,12 +426,43 @@ class AgentEvent(google.protobuf.message.Message):
         checkpoint_committed: global___CheckpointCommitted | None = ...,
         checkpoint_trouble: global___CheckpointTrouble | None = ...,
         progress: global___ProgressMade | None = ...,
+        host_sign: global___HostSign | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint_committed", b"checkpoint_committed", "checkpoint_trouble", b"checkpoint_trouble", "command_result", b"command_result", "kind", b"kind", "progress", b"progress", "step_reports", b"step_reports", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "checkpoint_committed", b"checkpoint_committed", "checkpoint_trouble", b"checkpoint_trouble", "command_result", b"command_result", "job_id", b"job_id", "kind", b"kind", "progress", b"progress", "seq", b"seq", "step_reports", b"step_reports", "worker_exited", b"worker_exited"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["command_result", "worker_exited", "step_reports", "checkpoint_committed", "checkpoint_trouble", "progress"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint_committed", b"checkpoint_committed", "checkpoint_trouble", b"checkpoint_trouble", "command_result", b"command_result", "host_sign", b"host_sign", "kind", b"kind", "progress", b"progress", "step_reports", b"step_reports", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "checkpoint_committed", b"checkpoint_committed", "checkpoint_trouble", b"checkpoint_trouble", "command_result", b"command_result", "host_sign", b"host_sign", "job_id", b"job_id", "kind", b"kind", "progress", b"progress", "seq", b"seq", "step_reports", b"step_reports", "worker_exited", b"worker_exited"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["command_result", "worker_exited", "step_reports", "checkpoint_committed", "checkpoint_trouble", "progress", "host_sign"] | None: ...
 
 global___AgentEvent = AgentEvent
+
+@typing.final
+class HostSign(google.protobuf.message.Message):
+    """Something about the node itself, whatever job it runs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: builtins.int
+    WHAT_FIELD_NUMBER: builtins.int
+    WORDS_FIELD_NUMBER: builtins.int
+    SPARES_NODE_FIELD_NUMBER: builtins.int
+    subject: builtins.str
+    """host_memory, disk, kernel_log or worker_log; the last one is of the event's job and attempt."""
+    what: builtins.str
+    """What of it, a folder for instance."""
+    words: builtins.str
+    """The value, the limit and where that comes from; empty when it is over."""
+    spares_node: builtins.bool
+    """It may be logged, but another node would do no better."""
+    def __init__(
+        self,
+        *,
+        subject: builtins.str = ...,
+        what: builtins.str = ...,
+        words: builtins.str = ...,
+        spares_node: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["spares_node", b"spares_node", "subject", b"subject", "what", b"what", "words", b"words"]) -> None: ...
+
+global___HostSign = HostSign
 
 @typing.final
 class CommandResult(google.protobuf.message.Message):
@@ -394,6 +474,7 @@ class CommandResult(google.protobuf.message.Message):
     COMPLETED_STEP_FIELD_NUMBER: builtins.int
     FINDINGS_FIELD_NUMBER: builtins.int
     ERROR_KIND_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
     command_id: builtins.str
     ok: builtins.bool
     detail: builtins.str
@@ -407,6 +488,10 @@ class CommandResult(google.protobuf.message.Message):
     def findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.diagnostics_pb2.Finding]:
         """For RunSuite."""
 
+    @property
+    def stacks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankStacks]:
+        """For StopWorkers with `look_first`: where each rank stood."""
+
     def __init__(
         self,
         *,
@@ -416,10 +501,42 @@ class CommandResult(google.protobuf.message.Message):
         completed_step: builtins.int = ...,
         findings: collections.abc.Iterable[outlast.v1.diagnostics_pb2.Finding] | None = ...,
         error_kind: builtins.str = ...,
+        stacks: collections.abc.Iterable[global___RankStacks] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["command_id", b"command_id", "completed_step", b"completed_step", "detail", b"detail", "error_kind", b"error_kind", "findings", b"findings", "ok", b"ok"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command_id", b"command_id", "completed_step", b"completed_step", "detail", b"detail", "error_kind", b"error_kind", "findings", b"findings", "ok", b"ok", "stacks", b"stacks"]) -> None: ...
 
 global___CommandResult = CommandResult
+
+@typing.final
+class RankStacks(google.protobuf.message.Message):
+    """Where a process stood before it was stopped."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    PATHS_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    place: builtins.str
+    """Its innermost place in the job's code, in one line."""
+    text: builtins.str
+    """Threads with their stacks, the main one first."""
+    @property
+    def paths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Files on the node with all of it."""
+
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        place: builtins.str = ...,
+        text: builtins.str = ...,
+        paths: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["paths", b"paths", "place", b"place", "rank", b"rank", "text", b"text"]) -> None: ...
+
+global___RankStacks = RankStacks
 
 @typing.final
 class WorkerExited(google.protobuf.message.Message):
@@ -466,12 +583,15 @@ class CheckpointCommitted(google.protobuf.message.Message):
     UPLOAD_S_FIELD_NUMBER: builtins.int
     TOTAL_S_FIELD_NUMBER: builtins.int
     IS_BEHIND_FIELD_NUMBER: builtins.int
+    STALLED_S_FIELD_NUMBER: builtins.int
     step: builtins.int
     size_bytes: builtins.int
     upload_s: builtins.float
     total_s: builtins.float
     is_behind: builtins.bool
     """Storage has been too slow for the interval that the spec asks for, for a while."""
+    stalled_s: builtins.float
+    """For how long this attempt's training has waited for copies to host memory so far."""
     def __init__(
         self,
         *,
@@ -480,8 +600,9 @@ class CheckpointCommitted(google.protobuf.message.Message):
         upload_s: builtins.float = ...,
         total_s: builtins.float = ...,
         is_behind: builtins.bool = ...,
+        stalled_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["is_behind", b"is_behind", "size_bytes", b"size_bytes", "step", b"step", "total_s", b"total_s", "upload_s", b"upload_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_behind", b"is_behind", "size_bytes", b"size_bytes", "stalled_s", b"stalled_s", "step", b"step", "total_s", b"total_s", "upload_s", b"upload_s"]) -> None: ...
 
 global___CheckpointCommitted = CheckpointCommitted
 
@@ -630,6 +751,9 @@ class StartWorkers(google.protobuf.message.Message):
     RANK_NODES_FIELD_NUMBER: builtins.int
     COMMITTED_STEP_FIELD_NUMBER: builtins.int
     CHECKPOINT_URL_FIELD_NUMBER: builtins.int
+    REPLICA_PEERS_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    SKIPPED_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     """The validated spec, canonical JSON."""
     world_size: builtins.int
@@ -638,6 +762,10 @@ class StartWorkers(google.protobuf.message.Message):
     committed_step: builtins.int
     """Newest step known to be committed in storage; -1 when none."""
     checkpoint_url: builtins.str
+    owner: builtins.str
+    """Tells the job's checkpoints from those of another job of the same id; the same in
+    every attempt.
+    """
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ranks to start here, in local order."""
@@ -645,6 +773,14 @@ class StartWorkers(google.protobuf.message.Message):
     @property
     def rank_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Node of each rank, so that peers on a node find each other."""
+
+    @property
+    def replica_peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReplicaPeer]:
+        """Nodes that keep copies of these ranks, or hold the same state anyway."""
+
+    @property
+    def skipped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.StepRange]:
+        """Steps whose batch is left out; the same in every later attempt."""
 
     def __init__(
         self,
@@ -657,10 +793,39 @@ class StartWorkers(google.protobuf.message.Message):
         rank_nodes: collections.abc.Iterable[builtins.str] | None = ...,
         committed_step: builtins.int = ...,
         checkpoint_url: builtins.str = ...,
+        replica_peers: collections.abc.Iterable[global___ReplicaPeer] | None = ...,
+        owner: builtins.str = ...,
+        skipped: collections.abc.Iterable[outlast.v1.common_pb2.StepRange] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "spec_json", b"spec_json", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "owner", b"owner", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replica_peers", b"replica_peers", "skipped", b"skipped", "spec_json", b"spec_json", "world_size", b"world_size"]) -> None: ...
 
 global___StartWorkers = StartWorkers
+
+@typing.final
+class ReplicaPeer(google.protobuf.message.Message):
+    """Another agent's replica port."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    address: builtins.str
+    port: builtins.int
+    token: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        address: builtins.str = ...,
+        port: builtins.int = ...,
+        token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "node_id", b"node_id", "port", b"port", "token", b"token"]) -> None: ...
+
+global___ReplicaPeer = ReplicaPeer
 
 @typing.final
 class StopWorkers(google.protobuf.message.Message):
@@ -668,16 +833,20 @@ class StopWorkers(google.protobuf.message.Message):
 
     GRACEFUL_FIELD_NUMBER: builtins.int
     TIMEOUT_S_FIELD_NUMBER: builtins.int
+    LOOK_FIRST_FIELD_NUMBER: builtins.int
     graceful: builtins.bool
     """Let every rank finish its step and save it to host memory first."""
     timeout_s: builtins.float
+    look_first: builtins.bool
+    """Note where every worker stands before it is stopped."""
     def __init__(
         self,
         *,
         graceful: builtins.bool = ...,
         timeout_s: builtins.float = ...,
+        look_first: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["graceful", b"graceful", "timeout_s", b"timeout_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["graceful", b"graceful", "look_first", b"look_first", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___StopWorkers = StopWorkers
 

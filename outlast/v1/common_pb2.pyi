@@ -75,6 +75,26 @@ class StepSplit(google.protobuf.message.Message):
 global___StepSplit = StepSplit
 
 @typing.final
+class StepRange(google.protobuf.message.Message):
+    """Steps from first to last, both included."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    last: builtins.int
+    def __init__(
+        self,
+        *,
+        first: builtins.int = ...,
+        last: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "last", b"last"]) -> None: ...
+
+global___StepRange = StepRange
+
+@typing.final
 class StepReport(google.protobuf.message.Message):
     """A span of training, as the last pipeline stage measured it."""
 
@@ -95,6 +115,7 @@ class StepReport(google.protobuf.message.Message):
     grad_norm: builtins.float
     learning_rate: builtins.float
     tokens: builtins.int
+    """Trained on; 0 for a step whose batch was left out, which has no loss."""
     duration_s: builtins.float
     at_s: builtins.float
     eval_loss: builtins.float

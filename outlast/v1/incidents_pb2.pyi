@@ -22,12 +22,15 @@ class Evidence(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     AT_S_FIELD_NUMBER: builtins.int
+    TRACEBACK_FIELD_NUMBER: builtins.int
     kind: builtins.str
     node: builtins.str
     rank: builtins.int
     detail: builtins.str
     at_s: builtins.float
     """When it happened, by the clock of the node that saw it."""
+    traceback: builtins.str
+    """A traceback or the stacks of a process, kept for those that differ."""
     def __init__(
         self,
         *,
@@ -36,9 +39,10 @@ class Evidence(google.protobuf.message.Message):
         rank: builtins.int | None = ...,
         detail: builtins.str = ...,
         at_s: builtins.float = ...,
+        traceback: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "at_s", b"at_s", "detail", b"detail", "kind", b"kind", "node", b"node", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "at_s", b"at_s", "detail", b"detail", "kind", b"kind", "node", b"node", "rank", b"rank", "traceback", b"traceback"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___Evidence = Evidence
@@ -46,6 +50,22 @@ global___Evidence = Evidence
 @typing.final
 class Incident(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class SecondsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
     INCIDENT_ID_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -67,6 +87,7 @@ class Incident(google.protobuf.message.Message):
     NODE_CHECKS_FIELD_NUMBER: builtins.int
     BAD_LINKS_FIELD_NUMBER: builtins.int
     DIAGNOSTIC_RUN_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
     incident_id: builtins.str
     job_id: builtins.str
     attempt: builtins.int
@@ -100,6 +121,12 @@ class Incident(google.protobuf.message.Message):
 
     @property
     def bad_links(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BadLink]: ...
+    @property
+    def seconds(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Seconds from the fault until training was past it again, by the parts of `Job.seconds`;
+        empty for one that never stopped training.
+        """
+
     def __init__(
         self,
         *,
@@ -123,9 +150,10 @@ class Incident(google.protobuf.message.Message):
         node_checks: collections.abc.Iterable[global___NodeCheck] | None = ...,
         bad_links: collections.abc.Iterable[global___BadLink] | None = ...,
         diagnostic_run: builtins.str = ...,
+        seconds: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "closed_s", b"closed_s", "detection_s", b"detection_s", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "steps_redone", b"steps_redone"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "action", b"action", "attempt", b"attempt", "bad_links", b"bad_links", "cause", b"cause", "closed_s", b"closed_s", "culprit_nodes", b"culprit_nodes", "detection_s", b"detection_s", "diagnostic_run", b"diagnostic_run", "evidence", b"evidence", "fault_step", b"fault_step", "incident_id", b"incident_id", "job_id", b"job_id", "node_checks", b"node_checks", "opened_s", b"opened_s", "reason", b"reason", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "state", b"state", "steps_redone", b"steps_redone", "timeline", b"timeline"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "action", b"action", "attempt", b"attempt", "bad_links", b"bad_links", "cause", b"cause", "closed_s", b"closed_s", "culprit_nodes", b"culprit_nodes", "detection_s", b"detection_s", "diagnostic_run", b"diagnostic_run", "evidence", b"evidence", "fault_step", b"fault_step", "incident_id", b"incident_id", "job_id", b"job_id", "node_checks", b"node_checks", "opened_s", b"opened_s", "reason", b"reason", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "seconds", b"seconds", "state", b"state", "steps_redone", b"steps_redone", "timeline", b"timeline"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_closed_s", b"_closed_s"]) -> typing.Literal["closed_s"] | None: ...
     @typing.overload

@@ -26,49 +26,53 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from outlast.v1 import common_pb2 as outlast_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15outlast/v1/jobs.proto\x12\noutlast.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17outlast/v1/common.proto\"\xe1\x05\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\rstate_since_s\x18\x05 \x01(\x01\x12\x13\n\x0bsubmitted_s\x18\x06 \x01(\x01\x12\x17\n\nfinished_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\x03\x12\r\n\x05nodes\x18\t \x03(\t\x12\x0c\n\x04step\x18\n \x01(\x03\x12\x13\n\x0btotal_steps\x18\x0b \x01(\x03\x12\x11\n\x04loss\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0ctokens_per_s\x18\r \x01(\x01\x12\x1b\n\x0e\x63ommitted_step\x18\x0e \x01(\x03H\x02\x88\x01\x01\x12\x12\n\nretry_left\x18\x0f \x01(\x03\x12\x15\n\ropen_incident\x18\x10 \x01(\t\x12%\n\x04spec\x18\x11 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x10\n\x08restarts\x18\x12 \x01(\x03\x12\r\n\x05\x65rror\x18\x13 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x14 \x01(\t\x12\x1b\n\x13\x65nvironment_changes\x18\x15 \x03(\t\x12\x16\n\tgrad_norm\x18\x16 \x01(\x01H\x03\x88\x01\x01\x12\x1a\n\rlearning_rate\x18\x17 \x01(\x01H\x04\x88\x01\x01\x12\x19\n\x11model_flops_per_s\x18\x18 \x01(\x01\x12\x1e\n\x16\x66ull_model_flops_per_s\x18\x19 \x01(\x01\x12\x18\n\x10peak_flops_per_s\x18\x1a \x01(\x01\x12\x0e\n\x06\x64\x65vice\x18\x1b \x01(\t\x12\r\n\x05ranks\x18\x1c \x01(\x05\x12*\n\x08step_use\x18\x1d \x01(\x0b\x32\x13.outlast.v1.StepUseH\x05\x88\x01\x01\x42\r\n\x0b_finished_sB\x07\n\x05_lossB\x11\n\x0f_committed_stepB\x0c\n\n_grad_normB\x10\n\x0e_learning_rateB\x0b\n\t_step_use\"\x92\x01\n\x07StepUse\x12$\n\x05split\x18\x01 \x01(\x0b\x32\x15.outlast.v1.StepSplit\x12\x0e\n\x06\x62ubble\x18\x02 \x01(\x01\x12\x17\n\x0f\x65xpected_bubble\x18\x03 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x04 \x01(\x03\x12\x1d\n\x15\x65xpected_memory_bytes\x18\x05 \x01(\x03\"J\n\rSubmitRequest\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x12\n\nrequest_id\x18\x02 \x01(\t\".\n\x0eSubmitResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\"3\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nwith_steps\x18\x02 \x01(\x08\"U\n\x0eGetJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\x12%\n\x05steps\x18\x02 \x03(\x0b\x32\x16.outlast.v1.StepReport\"\x11\n\x0fListJobsRequest\"1\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.outlast.v1.Job\"5\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nafter_step\x18\x02 \x01(\x03\"W\n\x10WatchJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\x12%\n\x05steps\x18\x02 \x03(\x0b\x32\x16.outlast.v1.StepReport\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"1\n\x11\x43\x61ncelJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\"!\n\x0fPauseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"0\n\x10PauseJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\"\"\n\x10ResumeJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"1\n\x11ResumeJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\"]\n\x0bLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x12\n\ntail_bytes\x18\x04 \x01(\x03\x42\x07\n\x05_rank\"I\n\x0cLogsResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\xb0\x04\n\x04Jobs\x12?\n\x06Submit\x12\x19.outlast.v1.SubmitRequest\x1a\x1a.outlast.v1.SubmitResponse\x12?\n\x06GetJob\x12\x19.outlast.v1.GetJobRequest\x1a\x1a.outlast.v1.GetJobResponse\x12\x45\n\x08ListJobs\x12\x1b.outlast.v1.ListJobsRequest\x1a\x1c.outlast.v1.ListJobsResponse\x12G\n\x08WatchJob\x12\x1b.outlast.v1.WatchJobRequest\x1a\x1c.outlast.v1.WatchJobResponse0\x01\x12H\n\tCancelJob\x12\x1c.outlast.v1.CancelJobRequest\x1a\x1d.outlast.v1.CancelJobResponse\x12\x45\n\x08PauseJob\x12\x1b.outlast.v1.PauseJobRequest\x1a\x1c.outlast.v1.PauseJobResponse\x12H\n\tResumeJob\x12\x1c.outlast.v1.ResumeJobRequest\x1a\x1d.outlast.v1.ResumeJobResponse\x12;\n\x04Logs\x12\x17.outlast.v1.LogsRequest\x1a\x18.outlast.v1.LogsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15outlast/v1/jobs.proto\x12\noutlast.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17outlast/v1/common.proto\"\x8e\x07\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\rstate_since_s\x18\x05 \x01(\x01\x12\x13\n\x0bsubmitted_s\x18\x06 \x01(\x01\x12\x17\n\nfinished_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\x03\x12\r\n\x05nodes\x18\t \x03(\t\x12\x0c\n\x04step\x18\n \x01(\x03\x12\x13\n\x0btotal_steps\x18\x0b \x01(\x03\x12\x11\n\x04loss\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0ctokens_per_s\x18\r \x01(\x01\x12\x1b\n\x0e\x63ommitted_step\x18\x0e \x01(\x03H\x02\x88\x01\x01\x12\x12\n\nretry_left\x18\x0f \x01(\x03\x12\x15\n\ropen_incident\x18\x10 \x01(\t\x12%\n\x04spec\x18\x11 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x10\n\x08restarts\x18\x12 \x01(\x03\x12\r\n\x05\x65rror\x18\x13 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x14 \x01(\t\x12\x1b\n\x13\x65nvironment_changes\x18\x15 \x03(\t\x12\x16\n\tgrad_norm\x18\x16 \x01(\x01H\x03\x88\x01\x01\x12\x1a\n\rlearning_rate\x18\x17 \x01(\x01H\x04\x88\x01\x01\x12\x19\n\x11model_flops_per_s\x18\x18 \x01(\x01\x12\x1e\n\x16\x66ull_model_flops_per_s\x18\x19 \x01(\x01\x12\x18\n\x10peak_flops_per_s\x18\x1a \x01(\x01\x12\x0e\n\x06\x64\x65vice\x18\x1b \x01(\t\x12\r\n\x05ranks\x18\x1c \x01(\x05\x12*\n\x08step_use\x18\x1d \x01(\x0b\x32\x13.outlast.v1.StepUseH\x05\x88\x01\x01\x12-\n\x07seconds\x18( \x03(\x0b\x32\x1c.outlast.v1.Job.SecondsEntry\x12\x0c\n\x04\x65ttr\x18) \x01(\x01\x12\x16\n\x0e\x65ttr_last_hour\x18* \x01(\x01\x12&\n\x07skipped\x18+ \x03(\x0b\x32\x15.outlast.v1.StepRange\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_finished_sB\x07\n\x05_lossB\x11\n\x0f_committed_stepB\x0c\n\n_grad_normB\x10\n\x0e_learning_rateB\x0b\n\t_step_use\"\x92\x01\n\x07StepUse\x12$\n\x05split\x18\x01 \x01(\x0b\x32\x15.outlast.v1.StepSplit\x12\x0e\n\x06\x62ubble\x18\x02 \x01(\x01\x12\x17\n\x0f\x65xpected_bubble\x18\x03 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x04 \x01(\x03\x12\x1d\n\x15\x65xpected_memory_bytes\x18\x05 \x01(\x03\"J\n\rSubmitRequest\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x12\n\nrequest_id\x18\x02 \x01(\t\".\n\x0eSubmitResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\"3\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nwith_steps\x18\x02 \x01(\x08\"U\n\x0eGetJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\x12%\n\x05steps\x18\x02 \x03(\x0b\x32\x16.outlast.v1.StepReport\"\x11\n\x0fListJobsRequest\"1\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.outlast.v1.Job\"5\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nafter_step\x18\x02 \x01(\x03\"W\n\x10WatchJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\x12%\n\x05steps\x18\x02 \x03(\x0b\x32\x16.outlast.v1.StepReport\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"1\n\x11\x43\x61ncelJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\"!\n\x0fPauseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"0\n\x10PauseJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\"\"\n\x10ResumeJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"1\n\x11ResumeJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.outlast.v1.Job\"]\n\x0bLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x12\n\ntail_bytes\x18\x04 \x01(\x03\x42\x07\n\x05_rank\"I\n\x0cLogsResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\xb0\x04\n\x04Jobs\x12?\n\x06Submit\x12\x19.outlast.v1.SubmitRequest\x1a\x1a.outlast.v1.SubmitResponse\x12?\n\x06GetJob\x12\x19.outlast.v1.GetJobRequest\x1a\x1a.outlast.v1.GetJobResponse\x12\x45\n\x08ListJobs\x12\x1b.outlast.v1.ListJobsRequest\x1a\x1c.outlast.v1.ListJobsResponse\x12G\n\x08WatchJob\x12\x1b.outlast.v1.WatchJobRequest\x1a\x1c.outlast.v1.WatchJobResponse0\x01\x12H\n\tCancelJob\x12\x1c.outlast.v1.CancelJobRequest\x1a\x1d.outlast.v1.CancelJobResponse\x12\x45\n\x08PauseJob\x12\x1b.outlast.v1.PauseJobRequest\x1a\x1c.outlast.v1.PauseJobResponse\x12H\n\tResumeJob\x12\x1c.outlast.v1.ResumeJobRequest\x1a\x1d.outlast.v1.ResumeJobResponse\x12;\n\x04Logs\x12\x17.outlast.v1.LogsRequest\x1a\x18.outlast.v1.LogsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outlast.v1.jobs_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_JOB_SECONDSENTRY']._loaded_options = None
+  _globals['_JOB_SECONDSENTRY']._serialized_options = b'8\001'
   _globals['_JOB']._serialized_start=93
-  _globals['_JOB']._serialized_end=830
-  _globals['_STEPUSE']._serialized_start=833
-  _globals['_STEPUSE']._serialized_end=979
-  _globals['_SUBMITREQUEST']._serialized_start=981
-  _globals['_SUBMITREQUEST']._serialized_end=1055
-  _globals['_SUBMITRESPONSE']._serialized_start=1057
-  _globals['_SUBMITRESPONSE']._serialized_end=1103
-  _globals['_GETJOBREQUEST']._serialized_start=1105
-  _globals['_GETJOBREQUEST']._serialized_end=1156
-  _globals['_GETJOBRESPONSE']._serialized_start=1158
-  _globals['_GETJOBRESPONSE']._serialized_end=1243
-  _globals['_LISTJOBSREQUEST']._serialized_start=1245
-  _globals['_LISTJOBSREQUEST']._serialized_end=1262
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1264
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1313
-  _globals['_WATCHJOBREQUEST']._serialized_start=1315
-  _globals['_WATCHJOBREQUEST']._serialized_end=1368
-  _globals['_WATCHJOBRESPONSE']._serialized_start=1370
-  _globals['_WATCHJOBRESPONSE']._serialized_end=1457
-  _globals['_CANCELJOBREQUEST']._serialized_start=1459
-  _globals['_CANCELJOBREQUEST']._serialized_end=1493
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1495
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1544
-  _globals['_PAUSEJOBREQUEST']._serialized_start=1546
-  _globals['_PAUSEJOBREQUEST']._serialized_end=1579
-  _globals['_PAUSEJOBRESPONSE']._serialized_start=1581
-  _globals['_PAUSEJOBRESPONSE']._serialized_end=1629
-  _globals['_RESUMEJOBREQUEST']._serialized_start=1631
-  _globals['_RESUMEJOBREQUEST']._serialized_end=1665
-  _globals['_RESUMEJOBRESPONSE']._serialized_start=1667
-  _globals['_RESUMEJOBRESPONSE']._serialized_end=1716
-  _globals['_LOGSREQUEST']._serialized_start=1718
-  _globals['_LOGSREQUEST']._serialized_end=1811
-  _globals['_LOGSRESPONSE']._serialized_start=1813
-  _globals['_LOGSRESPONSE']._serialized_end=1886
-  _globals['_JOBS']._serialized_start=1889
-  _globals['_JOBS']._serialized_end=2449
+  _globals['_JOB']._serialized_end=1003
+  _globals['_JOB_SECONDSENTRY']._serialized_start=869
+  _globals['_JOB_SECONDSENTRY']._serialized_end=915
+  _globals['_STEPUSE']._serialized_start=1006
+  _globals['_STEPUSE']._serialized_end=1152
+  _globals['_SUBMITREQUEST']._serialized_start=1154
+  _globals['_SUBMITREQUEST']._serialized_end=1228
+  _globals['_SUBMITRESPONSE']._serialized_start=1230
+  _globals['_SUBMITRESPONSE']._serialized_end=1276
+  _globals['_GETJOBREQUEST']._serialized_start=1278
+  _globals['_GETJOBREQUEST']._serialized_end=1329
+  _globals['_GETJOBRESPONSE']._serialized_start=1331
+  _globals['_GETJOBRESPONSE']._serialized_end=1416
+  _globals['_LISTJOBSREQUEST']._serialized_start=1418
+  _globals['_LISTJOBSREQUEST']._serialized_end=1435
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1437
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1486
+  _globals['_WATCHJOBREQUEST']._serialized_start=1488
+  _globals['_WATCHJOBREQUEST']._serialized_end=1541
+  _globals['_WATCHJOBRESPONSE']._serialized_start=1543
+  _globals['_WATCHJOBRESPONSE']._serialized_end=1630
+  _globals['_CANCELJOBREQUEST']._serialized_start=1632
+  _globals['_CANCELJOBREQUEST']._serialized_end=1666
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1668
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1717
+  _globals['_PAUSEJOBREQUEST']._serialized_start=1719
+  _globals['_PAUSEJOBREQUEST']._serialized_end=1752
+  _globals['_PAUSEJOBRESPONSE']._serialized_start=1754
+  _globals['_PAUSEJOBRESPONSE']._serialized_end=1802
+  _globals['_RESUMEJOBREQUEST']._serialized_start=1804
+  _globals['_RESUMEJOBREQUEST']._serialized_end=1838
+  _globals['_RESUMEJOBRESPONSE']._serialized_start=1840
+  _globals['_RESUMEJOBRESPONSE']._serialized_end=1889
+  _globals['_LOGSREQUEST']._serialized_start=1891
+  _globals['_LOGSREQUEST']._serialized_end=1984
+  _globals['_LOGSRESPONSE']._serialized_start=1986
+  _globals['_LOGSRESPONSE']._serialized_end=2059
+  _globals['_JOBS']._serialized_start=2062
+  _globals['_JOBS']._serialized_end=2622
 # @@protoc_insertion_point(module_scope)

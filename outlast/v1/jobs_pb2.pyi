@@ -18,6 +18,22 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class Job(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SecondsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
@@ -47,6 +63,10 @@ class Job(google.protobuf.message.Message):
     DEVICE_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     STEP_USE_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    ETTR_FIELD_NUMBER: builtins.int
+    ETTR_LAST_HOUR_FIELD_NUMBER: builtins.int
+    SKIPPED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -82,6 +102,9 @@ class Job(google.protobuf.message.Message):
     """
     device: builtins.str
     ranks: builtins.int
+    ettr: builtins.float
+    """Productive share of that time, and of the last hour."""
+    ettr_last_hour: builtins.float
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -95,6 +118,16 @@ class Job(google.protobuf.message.Message):
     @property
     def step_use(self) -> global___StepUse:
         """Of the last steps; absent while none was completed in this attempt."""
+
+    @property
+    def seconds(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Seconds since it was submitted, by what they went into: productive, checkpoint, detect,
+        diagnose, provision, restore, redo or paused; they sum to its whole time.
+        """
+
+    @property
+    def skipped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.StepRange]:
+        """Steps that are left out because their batch gave no number twice, as it was decided."""
 
     def __init__(
         self,
@@ -128,9 +161,13 @@ class Job(google.protobuf.message.Message):
         device: builtins.str = ...,
         ranks: builtins.int = ...,
         step_use: global___StepUse | None = ...,
+        seconds: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        ettr: builtins.float = ...,
+        ettr_last_hour: builtins.float = ...,
+        skipped: collections.abc.Iterable[outlast.v1.common_pb2.StepRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "committed_step", b"committed_step", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "committed_step", b"committed_step", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "committed_step", b"committed_step", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload

@@ -262,6 +262,7 @@ def start_command(
     committed_step: int = 0,
     command_id: str = "",
     spec_json: str | None = None,
+    owner: str = "",
 ) -> agents_pb2.Command:
     """Start both ranks of a two-rank job here."""
     spec = parse_spec({"name": "job", "parallel": {"dp": 2}})
@@ -278,6 +279,7 @@ def start_command(
             rank_nodes=["n0", "n0"],
             committed_step=committed_step,
             checkpoint_url=checkpoint_url,
+            owner=owner,
         ),
     )
 

@@ -6,9 +6,12 @@ import os
 import signal
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
+from checkpoint.claiming import Owner, claim
+from checkpoint.storage import Storage
 from controller.agent.processes import zombie_status
 from outlast.v1 import agents_pb2
 from tests.agent.conftest import StartAgent
@@ -242,6 +245,24 @@ def test_start_that_cannot_work_here_is_refused(
     result = shared_agent.result(shared_agent.command(command))
     assert (result.ok, result.error_kind) == (False, kind)
     assert words in result.detail
+
+
+def test_start_in_the_folder_of_another_job_is_refused_before_it_trains(
+    controller: FakeController, agent: AgentProcess, tmp_path: Path
+) -> None:
+    """Two controllers share a bucket and have made the same job id."""
+    url = f"file://{tmp_path}/store/job"
+
+    def start(attempt: int, owner: str) -> agents_pb2.CommandResult:
+        command = start_command(attempt, committed_step=-1, checkpoint_url=url, owner=owner)
+        return controller.result(controller.command(command))
+
+    claim(Storage(url), Owner(job_id="job", mark="of another controller"))
+    refused = start(1, "of this controller")
+    assert (refused.ok, refused.error_kind) == (False, "config")
+    assert f"checkpoint.url: {url} belongs to another job" in refused.detail
+    assert start(2, "of another controller").ok
+    controller.progress("job", 2)
 
 
 def test_forgotten_job_frees_its_host_memory(

@@ -11,6 +11,7 @@ from controller.agent.config import AgentConfig
 from controller.agent.launch import StartRefusedError
 from outlast.spec import JobSpec, parse_spec
 from tests.agent.harness import start_command
+from trainer.planning import host_memory_bytes
 
 
 def spec(**resources: object) -> JobSpec:
@@ -46,8 +47,21 @@ def test_node_without_the_gpus_that_a_job_insists_on_is_refused(tmp_path: Path) 
         launch.choose_device(spec(device="cuda"), 2, tmp_path)
 
 
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("kv_heads", [2, 8])
+def test_no_rank_gets_by_with_less_than_the_early_check_asks_for(level: int, kv_heads: int) -> None:
+    parallel = {"tp": 2, "pp": 2, "dp": 4, "zero": {"level": level}}
+    model = {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": kv_heads}
+    job = parse_spec({"name": "job", "parallel": parallel, "model": model})
+    least = 3 * launch.least_slot_bytes(job)
+    for rank in range(16):
+        assert least <= host_memory_bytes(job, [rank]) < 2 * least
+
+
 def test_assignment_holds_what_a_worker_must_know(tmp_path: Path) -> None:
     command = start_command(3, ranks=(1, 0), committed_step=40, checkpoint_url="memory://c/job")
+    for first_step, last_step in ((7, 7), (20, 30)):
+        command.start_workers.skipped.add(first=first_step, last=last_step)
     launches = launch.make_launches(
         config(tmp_path), command, device="cpu", rendezvous_fd=9, requested_ns=5
     )
@@ -56,6 +70,7 @@ def test_assignment_holds_what_a_worker_must_know(tmp_path: Path) -> None:
     assert (second["local_rank"], first["local_rank"]) == (0, 1)
     assert (second["rendezvous_fd"], first["rendezvous_fd"]) == (None, 9)
     assert first["committed_step"] == 40
+    assert first["skipped"] == [[7, 7], [20, 30]]
     assert first["memory_dir"] == str(tmp_path / "memory" / "job" / "rank-00000")
     assert Path(str(first["memory_dir"])).is_dir()
     assert Path(str(first["log_path"])).parent == tmp_path / "state" / "jobs" / "job" / "a3"

@@ -103,9 +103,8 @@ def test_foreign_ledger_document_is_refused(document: dict[str, object]) -> None
 
 
 def test_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "MAX_RESULTS", 3)
     monkeypatch.setattr(ledger_module, "MAX_FENCES", 2)
-    ledger = CommandLedger()
+    ledger = CommandLedger(max_results=3)
     for number in range(1, 6):
         run(ledger, f"c{number}", CommandKind.START, 1, f"job{number}")
     document = ledger.to_json()

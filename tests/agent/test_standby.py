@@ -85,6 +85,7 @@ class StandbyProcess:
             "rank": rank,
             "world_size": 2,
             "committed_step": 0,
+            "skipped": [],
             "data_dir": str(data),
             "blackbox_path": str(self.folder / f"{rank}.blackbox"),
             "error_path": str(self.folder / f"{rank}.error.json"),

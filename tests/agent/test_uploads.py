@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ PLAN = UploadPlan(
     keep_best=0,
     memory_bytes=1 << 27,
     bytes_per_s=None,
+    owner="its mark",
 )
 COMMITTED = Committed(step=50, size_bytes=1000, upload_s=0.5, total_s=2.5, is_behind=False)
 
@@ -115,10 +117,16 @@ def test_agent_that_starts_after_the_end_finishes_what_the_last_one_left(
         await before.follow(replace(PLAN, memory_dir=tmp_path))
         await before.stop()
         await Uploads(Heard()).finish("job", tmp_path)
+        # As an older agent has kept it.
+        plan = json.loads((tmp_path / "upload.json").read_text())
+        assert plan.pop("owner") == "its mark"
+        (tmp_path / "upload.json").write_text(json.dumps(plan))
+        await Uploads(Heard()).finish("job", tmp_path)
         await Uploads(Heard()).finish("job", tmp_path / "never-ran-here")
 
     asyncio.run(run())
-    assert notes[2:] == ["start job:(0, 1)", "drain job:(0, 1) 630.0", "stop job:(0, 1)"]
+    again = ["start job:(0, 1)", "drain job:(0, 1) 630.0", "stop job:(0, 1)"]
+    assert notes[2:] == again * 2
 
 
 def test_what_an_uploader_reports_is_heard_in_the_event_loop(notes: list[str]) -> None:

@@ -18,6 +18,7 @@ from checkpoint.commit import CommitRules, Committed
 from checkpoint.core.names import memory_folder
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
 from checkpoint.core.retention import RetentionPolicy
+from checkpoint.lane import Lane
 from checkpoint.restore import Alone, load_storage
 from checkpoint.stage import NamedTensor, Stager
 from checkpoint.storage import Storage
@@ -64,6 +65,7 @@ def make_stager(
     rank: int = 0,
     world_size: int = 1,
     attempt: int = 1,
+    lane: Lane | None = None,
 ) -> Stager:
     return Stager(
         memory / memory_folder(rank),
@@ -71,6 +73,7 @@ def make_stager(
         attempt=attempt,
         world_size=world_size,
         tensors=tensors,
+        lane=lane,
     )
 
 
@@ -185,7 +188,8 @@ class ThreadPeers:
 
     def send(self, message: Tensor, peer: int, tag: int) -> _Message:
         post = self._shared.post(self.rank, peer, tag)
-        post.contents.put(message)
+        # Once it is sent its memory may be used for something else.
+        post.contents.put(message.clone())
         return _Message(None, post)
 
     def receive(self, message: Tensor, peer: int, tag: int) -> _Message:

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from checkpoint.core.names import memory_folder
+from checkpoint.core.slots import common_step
 from checkpoint.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.stage import NamedTensor, Stager
 
@@ -29,6 +30,8 @@ NUM_ITEMS = 1 << 19
 LOCKSTEP_FILE = "lockstep"
 LOCKSTEP_BYTES = 4096
 ARRIVED, NEWEST, KNOWN = 0, 2, 6
+# Nobody uploads, so each of them replaces the one before.
+UPLOAD_INTERVAL = 3
 
 
 def state_of(rank: int) -> list[NamedTensor]:
@@ -72,6 +75,7 @@ def train(folder: Path, rank: int, attempt: int, words: memoryview) -> None:
         tensors=state,
     )
     stager.resumed(step)
+    common = step
     while True:
         step += 1
         for named in state:
@@ -80,9 +84,11 @@ def train(folder: Path, rank: int, attempt: int, words: memoryview) -> None:
         words[ARRIVED + rank] = step
         while min(words[ARRIVED : ARRIVED + NUM_RANKS]) < step:
             time.sleep(0)
-        common = min(words[NEWEST + 2 * other + step % 2] for other in range(NUM_RANKS))
+        newest = [words[NEWEST + 2 * other + step % 2] for other in range(NUM_RANKS)]
+        common = common_step(lowest=min(newest), highest=max(newest), known=common)
         words[KNOWN + rank] = max(0, common)
-        stager.save(step, {"step": step}, upload=False, common_step=common)
+        upload = step % UPLOAD_INTERVAL == 0
+        stager.save(step, {"step": step}, upload=upload, common_step=common)
 
 
 def fork_rank(folder: Path, rank: int, attempt: int, words: memoryview) -> int:

@@ -14,7 +14,14 @@ from checkpoint.cleaning import Cleaner
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.keeping import LEASE_S, Lease, pin, reading, unpin
 from checkpoint.storage import Storage
-from tests.checkpoint.helpers import commit_steps, make_stager, make_tensors, uploading
+from tests.checkpoint.helpers import (
+    commit_steps,
+    load_alone,
+    make_stager,
+    make_tensors,
+    same_bits,
+    uploading,
+)
 
 GRACE_S = 60.0
 
@@ -173,9 +180,16 @@ def test_cleaning_leaves_no_trace_of_itself(url: str, tmp_path: Path, root: Path
 
 
 def test_reading_works_where_nothing_can_be_written(
-    small_tmpfs: Callable[[int], Path],
+    small_tmpfs: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    folder = small_tmpfs(1 << 20)
+    folder = small_tmpfs(4 << 20)
+    url = f"file://{folder}/job-1"
+    commit_steps(url, tmp_path / "memory", [1])
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    with reading(Storage(f"file://{folder}/job-1"), 1):
-        pass
+    storage = Storage(url)
+    restored = make_tensors(9)
+    with reading(storage, 1) as lease:
+        assert load_alone(storage, 1, restored) == {"step": 1}
+        lease.renew()
+    assert same_bits(restored, make_tensors(1))
+    assert not (folder / "job-1/leases").exists()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import torch
 from checkpoint.core.manifest import CommitRecord, Manifest
 from checkpoint.core.reading import plan_reading
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
-from checkpoint.restore import load_storage
+from checkpoint.restore import Node, load_storage
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from tests.checkpoint.helpers import DEADLINE_S, ThreadPeers
@@ -49,9 +52,11 @@ class Payloads(Storage):
     def size(self, path: str) -> int:
         return len(self.payloads[path])
 
-    def read_range(self, path: str, start: int, end: int) -> bytes:
-        self.read.update((path, at) for at in range(start, end))
-        return self.payloads[path][start:end]
+    def read_into(self, path: str, start: int, into: memoryview) -> int:
+        self.read.update((path, at) for at in range(start, start + len(into)))
+        raw = self.payloads[path][start : start + len(into)]
+        into[: len(raw)] = raw
+        return len(raw)
 
     def flip(self, at: int) -> None:
         """Change a bit of the last file, for good."""
@@ -67,6 +72,9 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("checkpoint.restore.plan_reading", partial(plan_reading, unit_bytes=1))
     monkeypatch.setattr("checkpoint.passing._UNDER_WAY_BYTES", 1)
     monkeypatch.setattr("checkpoint.passing._ROUNDS_PER_VERDICT", 3)
+    monkeypatch.setattr("checkpoint.passing.MOST_LENT", 1)
+    monkeypatch.setattr("checkpoint.sharing.MOST_LENT", 1)
+    monkeypatch.setattr("checkpoint.sharing.NUM_READING", 1)
 
 
 def together(size: int, job: Callable[[ThreadPeers], object]) -> list[object]:
@@ -82,7 +90,26 @@ def together(size: int, job: Callable[[ThreadPeers], object]) -> list[object]:
         return list(pool.map(run, ThreadPeers.of(size), timeout=DEADLINE_S))
 
 
-def load(storage: Storage, cut: Cut, peers: ThreadPeers) -> str:
+# Which ranks share memory: none, all, or those of two nodes.
+NODES: dict[str, int | None] = {"apart": None, "on one node": 99, "on nodes of two": 2}
+
+
+def node_of(folder: Path, peers: ThreadPeers, ranks_per_node: int | None) -> Node | None:
+    if ranks_per_node is None:
+        return None
+    number = peers.rank // ranks_per_node
+    ranks = range(peers.size)[number * ranks_per_node :][:ranks_per_node]
+    return Node(folder=folder / str(number), ranks=frozenset(ranks))
+
+
+def load(
+    storage: Storage,
+    cut: Cut,
+    peers: ThreadPeers,
+    *,
+    folder: Path | None = None,
+    ranks_per_node: int | None = None,
+) -> str:
     wanted = cut.held_by(peers.rank)
     tensors = [
         NamedTensor(
@@ -93,46 +120,85 @@ def load(storage: Storage, cut: Cut, peers: ThreadPeers) -> str:
         )
         for named in wanted
     ]
-    load_storage(storage, 3, tensors, peers)
+    node = None if folder is None else node_of(folder, peers, ranks_per_node)
+    load_storage(storage, 3, tensors, peers, node=node)
     for named, expected in zip(tensors, wanted, strict=True):
         assert named.tensor.view(-1).view(torch.uint8).numpy().tobytes() == content(expected)
     return "filled"
 
 
+@pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize(("saved", "loaded"), PAIRS, ids=[f"{a} to {b}" for a, b in PAIRS])
-def test_all_ranks_get_their_bytes_and_the_store_gives_each_once(saved: str, loaded: str) -> None:
+def test_all_ranks_get_their_bytes_and_the_store_gives_each_once(
+    saved: str, loaded: str, nodes: str, tmp_path: Path
+) -> None:
     storage = Payloads(*checkpoint_of(CUTS[saved], block_bytes=48))
     cut = CUTS[loaded]
-    assert together(cut.size, partial(load, storage, cut)) == ["filled"] * cut.size
+    job = partial(load, storage, cut, folder=tmp_path, ranks_per_node=NODES[nodes])
+    assert together(cut.size, job) == ["filled"] * cut.size
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert set(storage.read.values()) == {1}
     assert len(storage.read) == sum(len(payload) for payload in storage.payloads.values())
 
 
+@pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize("loaded", ["replicas", "tp2-dp2-zero", "interleaved-dp2"])
 @pytest.mark.parametrize("at", [0, 700, -1])
-def test_a_flipped_bit_is_the_same_error_on_every_rank(loaded: str, at: int) -> None:
+def test_a_flipped_bit_is_the_same_error_on_every_rank(
+    loaded: str, at: int, nodes: str, tmp_path: Path
+) -> None:
     """At the first verdict, at a later one, and at the last."""
     storage = Payloads(*checkpoint_of(CUTS["tp2-pp2"], block_bytes=48))
     storage.flip(at)
     cut = CUTS[loaded]
-    errors = together(cut.size, partial(load, storage, cut))
+    job = partial(load, storage, cut, folder=tmp_path, ranks_per_node=NODES[nodes])
+    errors = together(cut.size, job)
     assert {type(error) for error in errors} == {CorruptCheckpointError}
     assert len({str(error) for error in errors}) == 1
     assert "do not fit their checksum" in str(errors[0])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_rank_without_room_for_a_pool_sends_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tmpfs is full: that is no reason not to restore."""
+    storage = Payloads(*checkpoint_of(CUTS["dense"], block_bytes=48))
+    allocate = os.posix_fallocate
+
+    def full(handle: int, start: int, nbytes: int) -> None:
+        if os.readlink(f"/proc/self/fd/{handle}").endswith("passing-00001"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(handle, start, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    job = partial(load, storage, CUTS["replicas"], folder=tmp_path, ranks_per_node=4)
+    assert together(4, job) == ["filled"] * 4
+    assert set(storage.read.values()) == {1}
+
+
+def test_a_pool_that_a_killed_attempt_left_is_not_used(tmp_path: Path) -> None:
+    storage = Payloads(*checkpoint_of(CUTS["dense"], block_bytes=48))
+    leftover = tmp_path / "0" / "passing-00002"
+    leftover.parent.mkdir()
+    leftover.write_bytes(b"x" * 10)
+    job = partial(load, storage, CUTS["replicas"], folder=tmp_path, ranks_per_node=4)
+    assert together(4, job) == ["filled"] * 4
+    assert not leftover.exists()
 
 
 def test_a_store_that_fails_one_rank_fails_all_and_accuses_no_file() -> None:
     """Even when another rank finds a damaged block: the checkpoint may be whole."""
     storage = Payloads(*checkpoint_of(CUTS["dense"], block_bytes=48))
     storage.flip(0)
-    whole = storage.read_range
+    whole = storage.read_into
 
-    def read_range(path: str, start: int, end: int) -> bytes:
+    def read_into(path: str, start: int, into: memoryview) -> int:
         if start >= 48:
             raise StorageUnavailableError("the store is away")
-        return whole(path, start, end)
+        return whole(path, start, into)
 
-    storage.read_range = read_range  # type: ignore[method-assign]  # a cable, not a class
+    storage.read_into = read_into  # type: ignore[method-assign]  # a cable, not a class
     errors = together(4, partial(load, storage, CUTS["replicas"]))
     assert {str(error) for error in errors} == {"the store is away"}
     assert {type(error) for error in errors} == {StorageUnavailableError}

@@ -6,10 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.core.slots import (
+    NUM_HELD_SLOTS,
     NUM_SLOTS,
+    NUM_SLOTS_WITH_REPLICAS,
+    ReplicaState,
     Slot,
     UploadState,
+    choose_held,
     choose_slot,
+    common_step,
+    newest_replicated,
     newest_sealed,
     next_upload,
     stale_slots,
@@ -104,6 +110,41 @@ def test_rotation_always_keeps_the_common_step(history: list[tuple[bool, bool, i
                 slots[following] = replace(slots[following], upload=then)
 
 
+@few
+@given(
+    st.lists(
+        st.tuples(*[st.sets(st.integers(0, NUM_SLOTS - 1)) for _ in range(3)]),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_ranks_that_miss_steps_never_lose_the_last_common_one(
+    history: list[tuple[set[int], ...]],
+) -> None:
+    """In every step each rank may find some of its slots locked by readers, or all of them."""
+    ranks = [[slot(index, sealed=False) for index in range(NUM_SLOTS)] for _ in range(3)]
+    common = -1
+    for step, locked in enumerate(history):
+        newest = [newest_sealed(slots) for slots in ranks]
+        before = common
+        common = common_step(lowest=min(newest), highest=max(newest), known=common)
+        assert common >= before
+        for slots, taken in zip(ranks, locked, strict=True):
+            index = choose_slot(
+                slots, step=step, common_step=common, upload=False, locked=sorted(taken)
+            )
+            if index is not None:
+                slots[index] = slot(index, step)
+        held = [{one.step for one in slots if one.sealed} for slots in ranks]
+        assert common == -1 or common in set.intersection(*held)
+
+
+def test_a_step_that_some_rank_missed_is_not_common() -> None:
+    """The newest of one rank is 7, of another 6; neither need hold the other's."""
+    assert common_step(lowest=6, highest=7, known=4) == 4
+    assert common_step(lowest=8, highest=8, known=4) == 8
+
+
 def test_torn_slot_goes_first_then_stale_then_oldest() -> None:
     torn = (slot(0, 3), slot(1, 9, sealed=False), slot(2, 4))
     assert choose_slot(torn, step=5, common_step=4, upload=False) == 1
@@ -133,3 +174,49 @@ def test_upload_of_the_newest_attempt_and_step_comes_first() -> None:
     )
     assert next_upload(slots) == 2
     assert next_upload((slot(0, 9, UploadState.DONE), slot(1, 8, UploadState.FAILED))) is None
+
+
+@few
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.booleans(), st.sampled_from(["waits", "done", "failed"])),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_rotation_with_copies_always_keeps_the_step_that_another_node_has(
+    history: list[tuple[bool, bool, str]],
+) -> None:
+    """However uploads and copies go, there is a slot to write, and what is copied stays."""
+    slots = [slot(index, sealed=False) for index in range(NUM_SLOTS_WITH_REPLICAS)]
+    common = replicated = -1
+    for step, (upload, uploader_moves, copy) in enumerate(history):
+        wanted = upload and not any(one.is_pinned for one in slots)
+        replicate = not any(one.is_travelling for one in slots)
+        if replicate:
+            replicated = max(replicated, newest_replicated(slots))
+        index = choose_slot(
+            slots, step=step, common_step=common, upload=wanted, replicated_step=replicated
+        )
+        assert index is not None
+        slots[index] = slot(index, step, UploadState.WANTED if wanted else UploadState.NONE)
+        if replicate:
+            slots[index] = replace(slots[index], replica=ReplicaState.WANTED)
+        for kept in (common, replicated):
+            assert kept == -1 or any(one.sealed and one.step == kept for one in slots)
+        common = step
+        if uploader_moves and (following := next_upload(slots)) is not None:
+            slots[following] = replace(slots[following], upload=UploadState.DONE)
+        if copy != "waits":
+            state = ReplicaState.DONE if copy == "done" else ReplicaState.FAILED
+            slots = [replace(one, replica=state) if one.is_travelling else one for one in slots]
+
+
+def test_copy_overwrites_what_not_all_ranks_have_before_what_is_older() -> None:
+    assert NUM_HELD_SLOTS == 2
+    abandoned = (slot(0, 40), slot(1, 44))
+    assert choose_held(abandoned, needed=[(1, 40)]) == 1
+    plain = (slot(0, 40), slot(1, 44))
+    assert choose_held(plain, needed=[(1, 40), (1, 44)]) == 0
+    torn = (slot(0, 40), slot(1, sealed=False))
+    assert choose_held(torn, needed=[]) == 1

@@ -63,6 +63,9 @@ def test_files_come_back_whole_and_in_ranges(url: str) -> None:
     assert storage.read_bytes(path) == b"abcdef"
     assert storage.read_range(path, 2, 4) == b"cd"
     assert storage.read_range(path, 4, 99) == b"ef"
+    into = bytearray(b"....")
+    assert storage.read_into(path, 3, memoryview(into)) == 3
+    assert into == b"def."
     assert storage.size(path) == 6
     storage.write_bytes(path, b"new")
     assert storage.read_bytes(path) == b"new"

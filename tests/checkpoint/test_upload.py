@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint import slotfile
+from checkpoint import catalog, slotfile
 from checkpoint.commit import Committed, Coordinator, Trouble
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
@@ -162,6 +162,35 @@ def test_upload_left_half_done_by_a_dead_agent_is_done_again(url: str, tmp_path:
     with uploading(url, tmp_path) as (uploader, news):
         assert uploader.drain(DEADLINE_S)
     assert news.committed == [5]
+
+
+def test_upload_whose_record_is_stored_is_not_sent_again(url: str, tmp_path: Path) -> None:
+    """An agent died between the last byte and its note of that."""
+    upload_part(url, tmp_path, 1)
+    payload = tmp_path / "store/job-1/step-00000005.1/__0_0.distcp"
+    sent = payload.stat()
+    [slot] = [
+        slot for slot in slotfile.open_existing(tmp_path / memory_folder(0)) if slot.read().sealed
+    ]
+    slot.set_upload(UploadState.BUSY)
+    with uploading(url, tmp_path) as (uploader, news):
+        assert uploader.drain(DEADLINE_S)
+    assert news.committed == [5]
+    assert (payload.stat().st_ino, payload.stat().st_mtime_ns) == (sent.st_ino, sent.st_mtime_ns)
+
+
+def test_upload_that_is_not_what_host_memory_holds_is_sent_again(url: str, tmp_path: Path) -> None:
+    upload_part(url, tmp_path, 1)
+    [slot] = [
+        slot for slot in slotfile.open_existing(tmp_path / memory_folder(0)) if slot.read().sealed
+    ]
+    with slot.owned as owned:
+        owned[-1] ^= 1
+    slot.set_upload(UploadState.BUSY)
+    with uploading(url, tmp_path) as (uploader, news):
+        assert uploader.drain(DEADLINE_S)
+    assert news.committed == [5]
+    assert catalog.verify(Storage(url), 5, lambda num_bytes: None) == []
 
 
 def test_new_coordinator_commits_what_the_last_one_left(url: str, tmp_path: Path) -> None:

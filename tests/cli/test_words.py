@@ -69,6 +69,14 @@ def incident(**changes: Any) -> incidents_pb2.Incident:
     return incidents_pb2.Incident(**facts | changes)
 
 
+def test_what_was_left_out_is_said_and_is_no_loss() -> None:
+    ranges = [common_pb2.StepRange(first=7, last=7), common_pb2.StepRange(first=1100, last=1199)]
+    lines = dict(words.job_lines(job(skipped=ranges, loss=math.nan), NOW_S))
+    assert lines["left out"] == "the batches of steps 7, 1,100-1,199: they gave no number, twice"
+    assert "loss" not in lines["progress"]
+    assert "left out" not in dict(words.job_lines(job(), NOW_S))
+
+
 @pytest.mark.parametrize("state", list(JobState))
 def test_every_state_has_its_sentence(state: JobState) -> None:
     sentence = words.headline(job(state=state.value))

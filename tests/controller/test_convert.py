@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from controller import convert
+from controller.core.records import NonFiniteAgain, StartWorkers
 from controller.core.states import JobState
-from outlast.ids import NodeId
+from outlast.ids import Attempt, JobId, NodeId
+from outlast.spec import parse_spec
 from outlast.v1 import agents_pb2
 from tests.controller.core.driver import Driver
 
@@ -24,3 +28,107 @@ def test_a_suite_answered_from_memory_is_no_verdict_and_asked_for_again() -> Non
     repeated.findings.add(test="device", verdict="pass")
     driver.send(convert.command_finished(NodeId("n1"), repeated))
     assert driver.job().unchecked == ("n2",)
+
+
+def test_plan_says_which_places_have_the_state_of_a_place_too() -> None:
+    document = {
+        "name": "copied",
+        "parallel": {"pp": 3, "tp": 2},
+        "model": {"layers": 3},
+        "resources": {"workers_per_node": 2},
+    }
+    assert convert.plan_of(parse_spec(document)).replica_places == ()
+    copied = {**document, "checkpoint": {"replicas": 1}}
+    assert convert.plan_of(parse_spec(copied)).replica_places == ((1,), (2,), (0,))
+
+
+def test_plan_of_an_elastic_job_has_each_size_that_works_with_a_spec_of_its_own() -> None:
+    document = {
+        "name": "elastic",
+        "parallel": {"dp": 6, "tp": 2, "zero": {"level": 1, "communication": "bf16"}},
+        "data": {"global_batch": 12},
+        "resources": {"workers_per_node": 2, "nodes": 6},
+        "checkpoint": {"replicas": 1},
+    }
+    plain = convert.plan_of(parse_spec(document))
+    assert (plain.sizes, plain.wanted_nodes) == ((), 6)
+    wanted = {"min_dp": 1, "after_s": 5, "grow_after_s": 7}
+    spec = parse_spec({**document, "recovery": {"elastic": wanted}})
+    plan = convert.plan_of(spec)
+    assert (plan.shrink_after_s, plan.grow_after_s, plan.wanted_nodes) == (5, 7, 6)
+    assert [size.dp for size in plan.sizes] == [6, 4, 3, 2, 1]
+    assert [size.nodes for size in plan.sizes] == [6, 4, 3, 2, 1]
+    assert plan.sizes[0].spec_json == spec.canonical_json()
+    assert plan.sizes[0].replica_places == plan.replica_places
+    assert plan.sizes[3].replica_places == ((1,), (0,))
+    assert plan.sizes[4].replica_places == ()
+    for size in plan.sizes[1:]:
+        # An agent reads it as it reads any other.
+        smaller = parse_spec(json.loads(size.spec_json))
+        assert (smaller.parallel.dp, smaller.num_nodes) == (size.dp, size.nodes)
+        assert smaller.canonical_json() == size.spec_json
+        assert smaller.recovery.elastic.min_dp is None
+        assert smaller.data == spec.data
+
+
+def test_sizes_of_an_elastic_job_keep_its_nodes_whole() -> None:
+    document = {
+        "name": "elastic",
+        "parallel": {"dp": 8},
+        "data": {"global_batch": 24},
+        "resources": {"workers_per_node": 4},
+        "recovery": {"elastic": {"min_dp": 1}},
+    }
+    plan = convert.plan_of(parse_spec(document))
+    assert [(size.dp, size.nodes) for size in plan.sizes] == [(8, 2), (4, 1)]
+
+
+def test_plan_knows_which_nodes_have_a_part_in_a_rank_s_loss() -> None:
+    document = {
+        "name": "spread",
+        "parallel": {"pp": 2, "dp": 2},
+        "model": {"layers": 2},
+        "resources": {"workers_per_node": 1},
+        "detectors": {"non_finite_again": "rollback", "rollback_steps": 7},
+    }
+    plan = convert.plan_of(parse_spec(document))
+    assert (plan.non_finite_again, plan.rollback_steps) == (NonFiniteAgain.ROLLBACK, 7)
+    assert [plan.model_places(rank) for rank in range(4)] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+    document |= {"parallel": {"tp": 2, "dp": 2}, "resources": {"workers_per_node": 2}}
+    plan = convert.plan_of(parse_spec(document))
+    assert [plan.model_places(rank) for rank in range(4)] == [(0,), (0,), (1,), (1,)]
+
+
+def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_are() -> None:
+    driver = Driver()
+    for number in (1, 2):
+        driver.send(
+            convert.node_joined(
+                agents_pb2.Hello(
+                    node_id=f"n{number}",
+                    incarnation="one",
+                    address=f"10.0.0.{number}",
+                    workers=1,
+                    replica_port=7000 + number,
+                    replica_token=f"token {number}",
+                )
+            )
+        )
+    driver.submit(replica_places=((1,), (0,)))
+    for node in ("n1", "n2"):
+        result = agents_pb2.CommandResult(command_id=f"{node}/suite/1", ok=True)
+        result.findings.add(test="device", verdict="pass")
+        driver.send(convert.command_finished(NodeId(node), result))
+    starts = [
+        record
+        for record in driver.machine.state.commands.values()
+        if isinstance(record.command, StartWorkers)
+    ]
+    assert [record.attempt for record in starts] == [Attempt(1), Attempt(1)]
+    (first, second) = (
+        convert.command_message(record, driver.machine.state.attempts[JobId("job")]).start_workers
+        for record in starts
+    )
+    (peer,) = first.replica_peers
+    assert (peer.node_id, peer.address, peer.port) == ("n2", "10.0.0.2", 7002)
+    assert second.replica_peers[0].token == "token 1"

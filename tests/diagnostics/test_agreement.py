@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from diagnostics.core import report
 from diagnostics.core.agreement import compare
+from diagnostics.core.baseline import Baseline
 from diagnostics.core.finding import Finding, ThresholdSource, Verdict
+from diagnostics.core.links import yardstick
+from diagnostics.core.search import conclude
 from tests.diagnostics.build import finding
 
 
@@ -42,3 +46,19 @@ def test_other_models_are_other_elections() -> None:
 
 def test_agreement_and_checks_without_digest_find_nothing() -> None:
     assert named([*votes("a", "a"), finding(Verdict.PASS)]) == {}
+
+
+def test_a_report_tells_wrong_bits_from_slowness() -> None:
+    found = votes("a", "a", "b", "a")
+    found.append(finding(Verdict.FAIL, node="n0"))
+    found.append(finding(Verdict.FAIL, node="n1", metric="differing_elements_under_load"))
+    nodes = ["n0", "n1", "n2", "n3"]
+    made = report.make(
+        nodes=nodes,
+        findings=[*found, *compare(found)],
+        exchanges=[],
+        stick=yardstick([], Baseline(runs={})),
+        search=conclude(nodes, []),
+    )
+    assert [node.node for node in made.nodes if node.is_corrupt] == ["n1", "n2"]
+    assert [node.node for node in made.nodes if node.verdict.verdict is Verdict.FAIL] == nodes[:3]

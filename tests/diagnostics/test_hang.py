@@ -21,6 +21,7 @@ from diagnostics.core.hang import (
     analyse,
     facts_from_words,
     members_of,
+    where_all_stand,
 )
 from outlast.blackbox import Group, Op, Phase, Present, Reader, Writer
 from outlast.layout import Layout
@@ -280,6 +281,42 @@ def test_known_counters_of_other_groups_are_used() -> None:
         ),
     ]
     assert analyse(ranks).kind is HangKind.TRANSPORT
+
+
+def test_a_rank_that_has_gone_on_is_no_part_of_a_circle() -> None:
+    """Rank 2 stands in the next operation and has left the one in which rank 0 stands."""
+    layout = Layout(tp=2, dp=2)
+    words = {
+        0: ("in dp all_reduce #4", {"tp": 6, "dp": 4}),
+        1: ("in tp all_reduce #7", {"tp": 7, "dp": 4}),
+        2: ("in dp all_reduce #4", {"tp": 6, "dp": 4}),
+        3: ("in tp all_reduce #7", {"tp": 7, "dp": 4}),
+    }
+    facts = [
+        facts_from_words(rank, "gradient_sync", said, layout, entered=entered)
+        for rank, (said, entered) in words.items()
+    ]
+    verdict = analyse(facts)
+    assert (verdict.kind, verdict.culprits) == (HangKind.TRANSPORT, (0, 2))
+    assert verdict.reason.endswith("the smallest group that they share is dp ranks 0, 2")
+
+
+def test_a_stopped_rank_is_named_wherever_it_stands() -> None:
+    layout = Layout(dp=3)
+    words = ["in dp all_reduce #4", "in dp all_reduce #4", "in dp all_reduce #4"]
+    facts = [
+        facts_from_words(
+            rank, "gradient_sync", said, layout, process_state="T" if rank == 1 else "S"
+        )
+        for rank, said in enumerate(words)
+    ]
+    verdict = analyse(facts)
+    assert (verdict.kind, verdict.culprits) == (HangKind.STOPPED, (1,))
+    assert not verdict.is_users
+    assert where_all_stand(facts) == [
+        "rank 1 in dp all_reduce #4 (gradient_sync, stopped)",
+        "ranks 0, 2 in dp all_reduce #4 (gradient_sync)",
+    ]
 
 
 def present(tmp_path: Path, *, leave: bool) -> Present:

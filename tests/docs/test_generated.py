@@ -11,7 +11,13 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
-    "script", ["make_state_diagrams", "make_spec_reference", "make_metrics_reference"]
+    "script",
+    [
+        "make_state_diagrams",
+        "make_spec_reference",
+        "make_metrics_reference",
+        "make_simulate_reference",
+    ],
 )
 def test_page_matches_what_it_is_generated_from(script: str) -> None:
     spec = importlib.util.spec_from_file_location(script, DOCS / f"{script}.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.local.processes import kill, members_of
+from controller.local.processes import members_of
 from tests.controller.processes import Controller, controller, node_pids
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
+from tests.e2e.losing import lose_node
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -238,10 +238,7 @@ def test_job_without_a_spare_waits_and_says_for_what_until_a_node_joins(
     cluster.wait_step(job_id, 30)
     # The node of rank 0: what it had not reported yet, only the others know.
     lost = cluster.job(job_id).nodes[0]
-    memory = f"{memory_folder(process.state_dir)}/{lost}"
-    for pid in members_of([node_pids(process.state_dir)[lost]]):
-        kill(pid)
-    shutil.rmtree(memory, ignore_errors=True)
+    lose_node(process.state_dir, lost)
     job = cluster.wait_state(job_id, "PROVISIONING")
     wait_for(
         lambda: "waiting for 1 more node(s)" in cluster.job(job_id).reason, "a reason in words"
@@ -257,25 +254,6 @@ def test_job_without_a_spare_waits_and_says_for_what_until_a_node_joins(
     (incident,) = cluster.incidents(job_id)
     assert (incident.cause, list(incident.culprit_nodes)) == ("node_lost", [lost])
     assert cluster.losses(job_id) == fault_free
-
-
-def memory_folder(state_dir: Path) -> Path:
-    (folder,) = {
-        Path(line.split("--memory-dir ")[1].split()[0]).parent
-        for line in command_lines()
-        if f"--state-dir {state_dir.resolve()}/nodes" in line and "--memory-dir " in line
-    }
-    return folder
-
-
-def command_lines() -> list[str]:
-    lines = []
-    for entry in Path("/proc").iterdir():
-        try:
-            lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return lines
 
 
 def start_agent(process: Controller, folder: Path) -> subprocess.Popen[bytes]:

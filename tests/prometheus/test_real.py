@@ -39,6 +39,8 @@ pytestmark = [needs_prometheus, pytest.mark.timeout(900)]
 
 # What cannot have data here, and why. The reason holds only while the metric is absent.
 EXCUSED = {
+    "outlast_agent_replicas_brought": "the job keeps no copies on other nodes",
+    "outlast_agent_replica_fetches": "the job keeps no copies on other nodes",
     "outlast_gpu_xid_events_total": "no GPU has reported an XID, as should be",
     "outlast_gpu_": "this machine has no GPU, or nvidia-ml-py is not installed",
     "outlast_rdma_": "this machine has no RDMA port",
@@ -149,6 +151,9 @@ def _break(process: Controller, api: Api, hook: Hook, folder: Path) -> Iterator[
         hook.wait("OutlastJobInterrupted", "resolved")
         reached = cluster.job(job_id).step
         cluster.wait_step(job_id, reached + 50)
+        # A rate takes two scrapes of all ranks, a rule one more look at it.
+        slowdown = "job_stage:outlast_rank_work_seconds:slowdown5m"
+        wait_for(lambda: bool(api.since(start_s, slowdown)), "the ranks to be compared")
         run = Run(api, hook, job_id, start_s, time.time())
         # All is recorded; what trains on would only slow the demo down.
         with cluster.client as client:

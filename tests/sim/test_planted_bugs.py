@@ -14,12 +14,19 @@ import pytest
 from controller.core import attempts, events, fleet, incidents, losses, nodes, steps
 from controller.core.context import Context
 from controller.core.effects import Effect, Persist
-from controller.core.records import CommandRecord, IncidentRecord, JobRecord, NodeRecord
+from controller.core.records import (
+    AttemptRecord,
+    CommandRecord,
+    IncidentRecord,
+    JobRecord,
+    NodeRecord,
+)
 from controller.core.states import JobState
+from controller.sim.agent import Agent
+from controller.sim.checkers import Violation
+from controller.sim.journal import Journal
+from controller.sim.run import run_seed
 from outlast.ids import JobId
-from tests.sim.agent import Agent
-from tests.sim.checkers import Violation
-from tests.sim.run import run_seed
 
 MAX_SEEDS = 40
 
@@ -39,11 +46,11 @@ def _caught(invariants: Iterable[int], first: int = 0) -> str:
 def test_starting_beside_old_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides must fail: the agent kills what the controller forgot to stop."""
 
-    def careless(agent: Agent, command: CommandRecord, job: JobId) -> None:
+    def careless(agent: Agent, command: CommandRecord, job: JobId, attempt: AttemptRecord) -> None:
         agent._starting[command.command_id] = command
-        agent.world.timeline.after(0.05, agent._start, command, job)
+        agent.world.timeline.after(0.05, agent._start, command, job, attempt)
 
-    monkeypatch.setattr(attempts, "stops_pending", lambda _ctx, _job: [])
+    monkeypatch.setattr(attempts, "stops_pending", lambda _ctx, _job: iter(()))
     monkeypatch.setattr(Agent, "_kill_old", careless)
     _caught((1,))
 
@@ -71,6 +78,11 @@ def test_never_suspecting_ourselves_is_caught(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(losses, "_suspect_ourselves", lambda _ctx: None)
     told = _caught((2,))
     assert "blindness" in told
+
+
+def test_a_deposed_leader_whose_writes_land_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "check", lambda _journal, _term: None)
+    _caught((3,))
 
 
 def test_a_quarantine_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@
 # usage: servers.sh PYTHON. Progress goes to stderr, so that stdout is the folder and nothing else.
 set -euo pipefail
 
-python=$1
+# The script works in other folders.
+python=$(realpath -s "$1")
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 clients=$here/clients.txt
 

@@ -195,36 +195,55 @@ def test_server_killed_in_the_middle_of_an_upload_delays_the_checkpoint(
     assert_whole(s3_url, 5)
 
 
-def test_upload_of_a_killed_uploader_leaves_no_checkpoint_and_is_swept(
-    s3_url: str, tmp_path: Path, proxy: FaultProxy
-) -> None:
-    save_large(tmp_path, 5)
+def kill_half_way(s3_url: str, memory: Path, proxy: FaultProxy) -> None:
+    """An uploader dies when some parts of a payload are stored."""
     half = threading.Event()
-    proxy.on_sent = lambda total: half.set() if total > (20 << 20) else None
+    # The fifth part of 8 MiB has begun, and at most four are on their way at once.
+    proxy.on_sent = lambda total: half.set() if total > (33 << 20) else None
     program = (
         "import pathlib, sys; from tests.checkpoint.helpers import uploading;"
         "from tests.stores.test_s3 import SMALL_PARTS\n"
         "with uploading(sys.argv[1], pathlib.Path(sys.argv[2]), limits=SMALL_PARTS) as (one, _):"
         " one.drain(100)"
     )
-    with subprocess.Popen([sys.executable, "-c", program, s3_url, str(tmp_path)]) as uploader:
+    with subprocess.Popen([sys.executable, "-c", program, s3_url, str(memory)]) as uploader:
         assert half.wait(LONG_S)
         uploader.kill()
     storage = Storage(s3_url)
     assert storage.committed_steps() == []
     assert [one.path.rpartition("/")[0] for one in storage.unfinished()] == ["step-00000005.1"]
-    # The next agent finds the slot half uploaded, and does it again.
+
+
+def test_upload_of_a_killed_uploader_is_gone_on_with_by_the_next_one(
+    s3_url: str, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    save_large(tmp_path, 5)
+    kill_half_way(s3_url, tmp_path, proxy)
+    sent: list[int] = []
+    proxy.on_sent = sent.append
     with uploading(s3_url, tmp_path, limits=SMALL_PARTS) as (agent, news):
         assert agent.drain(LONG_S)
     assert news.committed == [5]
     assert_whole(s3_url, 5)
+    # Of five parts at least one was stored, and nothing of the dead one is left.
+    assert sent[-1] - sent[0] < 4 * NUM_FLOATS - (7 << 20)
+    assert Storage(s3_url).unfinished() == []
+
+
+def test_upload_of_a_killed_uploader_that_nobody_goes_on_with_is_swept(
+    s3_url: str, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    """Its node has died with it: host memory is gone."""
+    save_large(tmp_path, 5)
+    kill_half_way(s3_url, tmp_path, proxy)
+    storage = Storage(s3_url)
+    commit_steps(s3_url, tmp_path / "elsewhere", [6])
     # While an uploader could still be alive nothing of it is touched.
     Cleaner(storage, RetentionPolicy(keep=2), grace_s=3600.0).clean(waiting=())
     assert len(storage.unfinished()) == 1
     wait_for(lambda: has_aged(storage), "a second on the store's clock")
     Cleaner(storage, RetentionPolicy(keep=2), grace_s=0.0).clean(waiting=())
     assert storage.unfinished() == []
-    assert_whole(s3_url, 5)
 
 
 def has_aged(storage: Storage) -> bool:

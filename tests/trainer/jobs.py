@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from checkpoint import stage
 from checkpoint.stage import Stager
 from outlast.blackbox import Group, Op, OpRecord
 from outlast.layout import Layout
 from outlast.spec import JobSpec
+from tests.checkpoint.lanes import GatedLane
 from tests.trainer.ranks import RankContext
 from trainer import worker
 from trainer.core import schedule as schedules
@@ -220,13 +222,14 @@ def train(
     attempt: int,
     stop_after: int = 0,
     committed_step: int = 0,
+    skipped: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, Any]:
     """A whole worker's exit code, and a digest of what it ended with.
 
     With `stop_after`, the last rank gets a SIGTERM while it works on its step of
     that number, counted from 1; all ranks must then stop after the same step.
     """
-    code, states = worked(context, folder, spec, attempt, stop_after, committed_step)
+    code, states = worked(context, folder, spec, attempt, stop_after, committed_step, skipped)
     digest = hashlib.sha256()
     for state in states:
         for part in state.flat.parts:
@@ -236,6 +239,15 @@ def train(
     return {"code": code, "state": digest.hexdigest()}
 
 
+def train_late(
+    context: RankContext, folder: Path, spec: dict[str, Any], attempt: int, stop_after: int = 0
+) -> dict[str, Any]:
+    """As `train`, with copies to host memory that end late in the next step."""
+    stage.BATCH_BYTES = 1
+    worker.lane_of = lambda *_, **__: GatedLane(after_s=0.002)
+    return train(context, folder, spec, attempt, stop_after)
+
+
 def worked(
     context: RankContext,
     folder: Path,
@@ -243,6 +255,7 @@ def worked(
     attempt: int,
     stop_after: int = 0,
     committed_step: int = 0,
+    skipped: tuple[tuple[int, int], ...] = (),
 ) -> tuple[int, list[TrainState]]:
     """A whole worker, as the standby process would run it; its exit code and its state."""
     # Forked with one thread, as production demands.
@@ -267,6 +280,7 @@ def worked(
         "memory_dir": str(folder / "memory" / "job-1" / f"rank-{rank:05d}"),
         "data_dir": str(folder / "data"),
         "committed_step": committed_step,
+        "skipped": [list(each) for each in skipped],
         "checkpoint_url": str(folder / "store" / "job-1"),
         "forked_at_ns": time.time_ns(),
         "device": "cpu",

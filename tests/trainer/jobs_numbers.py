@@ -23,9 +23,18 @@ class NoSaver:
 
     newest_sealed = 0
     upload_busy = False
+    is_replicated = False
+    newest_replicated = -1
+    replica_busy = False
 
-    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool:
+    def save(self, step: int, extra: dict[str, Any], **_: object) -> bool:
         return True
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Nothing reads it."""
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Nothing is on its way."""
 
 
 def memory_growth(context: RankContext, num_bytes: int) -> tuple[int, int]:

@@ -99,6 +99,7 @@ def run_stand_ins(
         "begun": [chunk.begun for chunk in chunks],
         "training": [chunk.training for chunk in chunks],
         "times_s": (timing.busy_s, timing.waited_s, timing.elapsed_s),
+        "messages_s": (mesh.pp.in_flight_ns / 1e9, mesh.pp.waited_ns / 1e9),
     }
 
 

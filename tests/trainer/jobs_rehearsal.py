@@ -22,9 +22,18 @@ from trainer.state import build_state
 class _SavesNothing:
     newest_sealed: int = -1
     upload_busy: bool = False
+    is_replicated: bool = False
+    newest_replicated: int = -1
+    replica_busy: bool = False
 
-    def save(self, step: int, extra: dict[str, Any], *, upload: bool, common_step: int) -> bool:
+    def save(self, step: int, extra: dict[str, Any], **_: object) -> bool:
         return True
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Nothing reads it."""
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Nothing is on its way."""
 
 
 def train(

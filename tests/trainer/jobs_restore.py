@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from checkpoint.local import LocalFolder
 from checkpoint.readahead import ReadAhead
+from checkpoint.sharing import Buffer
 from checkpoint.storage import Storage
 from outlast.errors import OutlastError
 from outlast.spec import JobSpec, parse_spec
@@ -130,14 +130,14 @@ def _join(context: RankContext, store: Any, timeout_s: float) -> Any:
 def _counting_reads() -> dict[str, int]:
     """Bytes of each file that this process reads from now on."""
     found: dict[str, int] = {}
-    read_range = Storage.read_range
+    read_into = Storage.read_into
 
-    def counted(self: Storage, path: str, start: int, end: int) -> bytes:
-        found[path] = found.get(path, 0) + end - start
-        return read_range(self, path, start, end)
+    def counted(self: Storage, path: str, start: int, into: memoryview) -> int:
+        found[path] = found.get(path, 0) + len(into)
+        return read_into(self, path, start, into)
 
     # This process is a child of its own: what is replaced here ends with it.
-    Storage.read_range = counted  # type: ignore[method-assign]
+    Storage.read_into = counted  # type: ignore[method-assign]
     return found
 
 
@@ -145,18 +145,16 @@ def _break_reads(trouble: str) -> None:
     """Let the first read of this process go wrong."""
     nothing = threading.Event()
 
-    def take(self: ReadAhead) -> Tensor:
+    def take(self: ReadAhead) -> Buffer:
         # Peers give up after 3 s.
         nothing.wait(0.0 if trouble == "leaves" else 8.0)
         raise KeyboardInterrupt
 
-    def read(self: LocalFolder, path: str, start: int | None, end: int | None) -> bytes:
-        if start is not None:
-            nothing.wait()
-        return whole(self, path, start, end)
+    def read(self: LocalFolder, path: str, start: int, into: memoryview) -> int:
+        nothing.wait()
+        return 0
 
-    whole = LocalFolder.read
     if trouble == "silent":
-        LocalFolder.read = read  # type: ignore[method-assign]
+        LocalFolder.read_into = read  # type: ignore[method-assign]
     else:
         ReadAhead.take = take  # type: ignore[method-assign]

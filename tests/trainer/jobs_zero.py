@@ -164,7 +164,7 @@ def _train(mesh: Mesh, layout_case: Case, case: ZeroCase, steps: int) -> dict[st
         total, squared = mesh.fold(row, sum_in_order).tolist()
         clip_gradients(flat, squared**0.5, 1.0)
         before = mesh.dp.bytes_sent
-        optimizer.step(step, 0.01, replicas.updated)
+        optimizer.step(step, 0.01, updated=replicas.updated)
         sent += mesh.dp.bytes_sent - before
         curve.append((total, squared**0.5))
     replicas.drain()

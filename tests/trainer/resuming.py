@@ -54,8 +54,13 @@ def train_and_upload(
     ranks: RankPool, folder: Path, spec: dict[str, Any], *, attempt: int, stop_after: int
 ) -> None:
     """Some steps, and the uploads that they asked for."""
+    ranks.run(train, parse_spec(spec).layout.world_size, folder, spec, attempt, stop_after)
+    upload_all(folder, spec)
+
+
+def upload_all(folder: Path, spec: dict[str, Any]) -> None:
+    """Bring to storage what ranks have asked for."""
     layout = parse_spec(spec).layout
-    ranks.run(train, layout.world_size, folder, spec, attempt, stop_after)
     troubles: list[str] = []
     uploader = Uploader(
         str(folder / "store" / "job-1"),

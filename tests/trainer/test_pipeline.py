@@ -145,5 +145,12 @@ def test_a_step_tells_how_long_it_computed(ranks: RankPool) -> None:
         assert busy_s + waited_s <= elapsed_s
 
 
+def test_messages_are_under_way_while_a_stage_computes(ranks: RankPool) -> None:
+    schedule = build("1f1b", 2, 4)
+    for result in ranks.run(run_stand_ins, 2, Layout(pp=2), schedule, 0.001):
+        under_way_s, waited_s = result["messages_s"]
+        assert under_way_s > waited_s
+
+
 def _job(schedule: Schedule) -> tuple[Any, ...]:
     return Layout(pp=schedule.num_stages), schedule, 0.0

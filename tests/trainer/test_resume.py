@@ -17,7 +17,7 @@ from checkpoint.slotfile import Seal
 from checkpoint.storage import Storage
 from outlast.blackbox import Phase, Reader, StartMark, StepRecord
 from outlast.spec import parse_spec
-from tests.trainer.jobs import train
+from tests.trainer.jobs import train, train_late
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import (
     curve,
@@ -64,6 +64,26 @@ def test_thirty_steps_resumed_at_every_step_are_bitwise_the_uninterrupted_run(
     assert found[0][0].loss > found[0][-1].loss
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_copies_that_end_in_the_next_step_hold_what_was_saved(
+    ranks: RankPool, folder: Path, optimizer: str
+) -> None:
+    """As on a GPU: every attempt goes on from the step before the one it stopped after."""
+    spec = spec_of(folder, steps=8, optimizer={"name": optimizer, "lr": 0.01}, parallel={"pp": 2})
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, 2, whole, spec, 1)
+    for attempt, last in enumerate((3, 5, 7, 8), start=1):
+        results = ranks.run(train_late, 2, pieces, spec, attempt, 3)
+        assert {result["code"] for result in results} == {DONE if last == 8 else STOPPED}
+        for slots in (slotfile.open_existing(rank) for rank in pieces.glob("memory/job-1/*")):
+            for slot in slots:
+                if last < 8 and slot.read().step == last:
+                    slot.invalidate()
+    assert [result["state"] for result in results] == [result["state"] for result in expected]
+
+
 @pytest.mark.parametrize(
     "parallel", [{"tp": 2, "pp": 2, "dp": 2}, INTERLEAVED], ids=["tp2-pp2-dp2", "pp2-v2"]
 )
@@ -89,10 +109,10 @@ def test_all_ranks_report_the_same_loss_and_stop_after_the_same_step(
 def test_without_host_memory_a_run_goes_on_from_the_newest_valid_commit(
     ranks: RankPool, folder: Path
 ) -> None:
-    """All memory is lost at step 6, then again at step 9, when step 8 is corrupt.
+    """All memory is lost at step 6, then again at step 9, which is corrupt.
 
-    The newest uploads are of steps 4 and 8. One flipped byte in one rank's file of
-    step 8 must send all ranks back to step 4, and each must say so.
+    The newest uploads are of the stops after steps 6 and 9. One flipped byte in one
+    rank's file of step 9 must send all ranks back to step 6, and each must say so.
     """
     spec = spec_of(folder, steps=12, parallel={"tp": 2, "dp": 2})
     whole, pieces = folder / "whole", folder / "pieces"
@@ -101,9 +121,9 @@ def test_without_host_memory_a_run_goes_on_from_the_newest_valid_commit(
     expected = ranks.run(train, 4, whole, spec, 1)
     train_and_upload(ranks, pieces, spec, attempt=1, stop_after=6)
     shutil.rmtree(pieces / "memory")
-    train_and_upload(ranks, pieces, spec, attempt=2, stop_after=5)
+    train_and_upload(ranks, pieces, spec, attempt=2, stop_after=3)
     shutil.rmtree(pieces / "memory")
-    part = next((pieces / "store").glob("**/step-00000008.2/__1_0.distcp"))
+    part = next((pieces / "store").glob("**/step-00000009.2/__1_0.distcp"))
     damaged = bytearray(part.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     part.write_bytes(damaged)
@@ -112,11 +132,11 @@ def test_without_host_memory_a_run_goes_on_from_the_newest_valid_commit(
     assert [r["state"] for r in finished] == [r["state"] for r in expected]
     for rank in range(4):
         reference = curve(steps_of(whole, 1, rank))
-        assert curve(steps_of(pieces, 2, rank)) == reference[4:9]
-        assert curve(steps_of(pieces, 3, rank)) == reference[4:]
+        assert curve(steps_of(pieces, 2, rank)) == reference[6:9]
+        assert curve(steps_of(pieces, 3, rank)) == reference[6:]
         log = log_of(pieces, 3, rank)
-        assert "checkpoint step 8: " in log
-        assert "falling back to step 4" in log
+        assert "checkpoint step 9: " in log
+        assert "falling back to step 6" in log
 
 
 @pytest.mark.parametrize(
@@ -153,8 +173,8 @@ def test_shards_are_brought_back_by_their_owners(
     for rank in range(world):
         reference = curve(steps_of(whole, 1, rank))
         assert curve(steps_of(pieces, 2, rank)) == reference[3:5]
-        assert curve(steps_of(pieces, 3, rank)) == reference[4:]
-    _, manifest = Storage(str(pieces / "store" / "job-1")).read_commit(4)
+        assert curve(steps_of(pieces, 3, rank)) == reference[5:]
+    _, manifest = Storage(str(pieces / "store" / "job-1")).read_commit(5)
     saved = sum(tensor.nbytes for part in manifest.parts for tensor in part.tensors)
     assert saved == 3 * 4 * parameters_of(spec)
 
@@ -169,7 +189,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_all_ranks(
     assert [result["code"] for result in results] == [FAILED] * 2
     for rank in range(2):
         report = json.loads((folder / f"a2-rank-{rank}.error.json").read_text())
-        assert report["type"] == "checkpoint.core.wrong.LayoutMismatchError"
+        assert report["type"] == "checkpoint.core.errors.LayoutMismatchError"
         assert "has no tensor model.blocks.2." in report["message"]
         assert "load it with the model section that saved it" in report["message"]
 
@@ -218,8 +238,8 @@ def test_storage_ahead_of_host_memory_wins(ranks: RankPool, folder: Path) -> Non
     train_and_upload(ranks, folder, spec, attempt=2, stop_after=3)
     shutil.rmtree(folder / "memory")
     (folder / "old").rename(folder / "memory")
-    ranks.run(train, 2, folder, spec, 3, 0, 4)
-    assert steps_of(folder, 3, 0)[0].step == 5
+    ranks.run(train, 2, folder, spec, 3, 0, 5)
+    assert steps_of(folder, 3, 0)[0].step == 6
 
 
 def test_the_loss_curve_is_the_same_on_every_layout(ranks: RankPool, folder: Path) -> None:

@@ -36,6 +36,7 @@ def assignment(folder: Path) -> Assignment:
             "rendezvous_port": 1,
             "rendezvous_fd": None,
             "committed_step": 0,
+            "skipped": [],
             "forked_at_ns": 0,
             "device": "cpu",
             "checkpoint_url": "",

@@ -229,3 +229,38 @@ def test_a_layout_of_the_same_size_comes_first() -> None:
 def test_where_no_layout_helps_none_is_offered() -> None:
     found = problems(parallel={"tp": 2, "zero": {"level": 1, "reshard_after": "step"}})
     assert list(found) == ["parallel.zero.reshard_after"]
+
+
+ELASTIC_PROBLEMS: list[tuple[dict[str, Any], str]] = [
+    (
+        {
+            "parallel": {"dp": 4},
+            "resources": {"workers_per_node": 1},
+            "recovery": {"elastic": {"min_dp": 3}},
+        },
+        "allowed: at most 2 (sizes near it: 1, 2)",
+    ),
+    ({"recovery": {"elastic": {"min_dp": 1}}}, "allowed: null"),
+    (
+        {
+            "parallel": {"dp": 4},
+            "resources": {"workers_per_node": 4},
+            "recovery": {"elastic": {"min_dp": 1}},
+        },
+        "4 workers per node; allowed: null",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "message"), ELASTIC_PROBLEMS)
+def test_elastic_job_without_a_smaller_size_is_refused(
+    sections: dict[str, Any], message: str
+) -> None:
+    found = problems(**sections)
+    assert list(found) == ["recovery.elastic.min_dp"]
+    assert message in found["recovery.elastic.min_dp"]
+
+
+def test_layout_that_does_not_work_says_nothing_of_smaller_ones() -> None:
+    found = problems(parallel={"dp": 3}, recovery={"elastic": {"min_dp": 2}})
+    assert "recovery.elastic.min_dp" not in found

@@ -152,3 +152,14 @@ def test_set_overrides_nested_values() -> None:
 def test_bad_set_is_refused(assignment: str) -> None:
     with pytest.raises(ValueError, match="--set"):
         set_value({"name": "a"}, assignment)
+
+
+def test_a_rollback_needs_checkpoints_that_are_old_enough() -> None:
+    rollback = {"non_finite_again": "rollback", "rollback_steps": 101}
+    assert parse_spec({"name": "a", "detectors": {**rollback, "rollback_steps": 100}})
+    assert parse_spec({"name": "a", "detectors": rollback, "checkpoint": {"keep": 4}})
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"name": "a", "detectors": rollback})
+    (problem,) = caught.value.problems
+    assert problem.field == "detectors.rollback_steps"
+    assert "checkpoint.storage_interval_steps = 50: 1 to 100" in problem.message

@@ -18,7 +18,7 @@ from trainer.core.schedule.messages import num_buffers
 from trainer.core.sizes import PlanInput, Units, layers_of, stage_units
 from trainer.core.traffic import message_bytes
 
-# The stager keeps two rotating slots and one more for the upload in flight.
+# `checkpoint.core.slots`: two rotating ones and one more for the upload in flight.
 NUM_HOST_SLOTS = 3
 # `checkpoint.slotfile`: what lies before the tensors of a slot.
 _SLOT_HEADER_BYTES = 64 << 10
@@ -54,6 +54,8 @@ class RankMemory:
     host_slots_bytes: int
     host_memory_bytes: int
     """What is enough tmpfs for those slots, with all that is in them besides state."""
+    host_slot_bytes: int
+    """The same for one slot: where nodes keep copies for each other there are more."""
 
     @property
     def device_bytes(self) -> int:
@@ -73,6 +75,7 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
     units = stage_units(facts, stage)
     weights, gradients, optimizer = _state_values(facts, units)
     activations = activation_bytes(facts, stage)
+    slot_bytes = _saved_bytes(facts, units) + _slot_overhead(units)
     return RankMemory(
         stage=stage,
         parameters=units.total,
@@ -83,7 +86,8 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
         buffers_bytes=_receive_bytes(facts, stage) + _gathered_bytes(facts, units),
         working_bytes=_working_bytes(facts, stage, units, activations),
         host_slots_bytes=NUM_HOST_SLOTS * _saved_bytes(facts, units),
-        host_memory_bytes=NUM_HOST_SLOTS * (_saved_bytes(facts, units) + _slot_overhead(units)),
+        host_memory_bytes=NUM_HOST_SLOTS * slot_bytes,
+        host_slot_bytes=slot_bytes,
     )
 
 

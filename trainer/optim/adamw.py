@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from trainer.model.parameters import FlatParameters, Part
 
@@ -25,6 +26,10 @@ class AdamWConfig:
     beta2: float
     eps: float
     weight_decay: float
+
+
+def ignore(_: object) -> None:
+    """For who does not care what an update does when."""
 
 
 class FlatAdamW:
@@ -43,16 +48,23 @@ class FlatAdamW:
 
     @torch.no_grad()
     def step(
-        self, step: int, learning_rate: float, updated: Callable[[Part], None] | None = None
+        self,
+        step: int,
+        learning_rate: float,
+        *,
+        changes: Callable[[Tensor], None] = ignore,
+        updated: Callable[[Part], None] = ignore,
     ) -> None:
         """One update from the gradients of the own parts; `step` counts updates from 1.
 
-        `updated` is called with each part as soon as its weights are new.
+        `changes` is called with each buffer before it changes, `updated` with each part as
+        soon as its weights are new.
         """
         for part in self._flat.parts:
+            for buffer in (part.master, self.exp_avg[part.place], self.exp_avg_sq[part.place]):
+                changes(buffer)
             self._update(part, step, learning_rate)
-            if updated is not None:
-                updated(part)
+            updated(part)
 
     def _update(self, part: Part, step: int, learning_rate: float) -> None:
         config, grads = self._config, part.grads

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trainer.model.parameters import FlatParameters, Part
-from trainer.optim.adamw import AdamWConfig
+from trainer.optim.adamw import AdamWConfig, ignore
 from trainer.optim.norms import square_sum, sum_in_order
 from trainer.parallel.mesh import Mesh
 
@@ -58,25 +58,33 @@ class FlatLamb:
 
     @torch.no_grad()
     def step(
-        self, step: int, learning_rate: float, updated: Callable[[Part], None] | None = None
+        self,
+        step: int,
+        learning_rate: float,
+        *,
+        changes: Callable[[Tensor], None] = ignore,
+        updated: Callable[[Part], None] = ignore,
     ) -> None:
         """One update from the gradients of the own parts; `step` counts updates from 1.
 
-        `updated` is called with each part as soon as its weights are new.
+        `changes` is called with each buffer before it changes, `updated` with each part as
+        soon as its weights are new.
         """
-        directions = [self._direction(part, step) for part in self._flat.parts]
+        directions = [self._direction(part, step, changes) for part in self._flat.parts]
         ratios = self._trust_ratios(directions)
         for part, direction in zip(self._flat.parts, directions, strict=True):
             for piece in part.pieces:
                 direction[piece.at].mul_(ratios.get(piece.name, 1.0))
+            changes(part.master)
             part.master.add_(direction, alpha=-learning_rate)
-            if updated is not None:
-                updated(part)
+            updated(part)
 
-    def _direction(self, part: Part, step: int) -> Tensor:
+    def _direction(self, part: Part, step: int, changes: Callable[[Tensor], None]) -> Tensor:
         """Where a part moves: Adam's direction and the decay, before it is scaled."""
         config, grads = self.config.adam, part.grads
         exp_avg, exp_avg_sq = self.exp_avg[part.place], self.exp_avg_sq[part.place]
+        changes(exp_avg)
+        changes(exp_avg_sq)
         exp_avg.lerp_(grads, 1.0 - config.beta1)
         exp_avg_sq.mul_(config.beta2).addcmul_(grads, grads, value=1.0 - config.beta2)
         root_correction = math.sqrt(1.0 - config.beta2**step)

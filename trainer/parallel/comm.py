@@ -180,6 +180,12 @@ class Comm:
     def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
         """Wait for messages under way."""
 
+    def departed(self) -> None:
+        """Note that an operation is under way from now on."""
+
+    def landed(self) -> None:
+        """Note that an operation under way has ended."""
+
 
 @dataclass(slots=True)
 class _Wait:
@@ -232,11 +238,9 @@ class BackendComm(Comm):
                 work.wait()
 
     def departed(self) -> None:
-        """Note that an operation is under way from now on."""
         self._timeline.stamp(self._depart)
 
     def landed(self) -> None:
-        """Note that an operation under way has ended."""
         self._timeline.stamp(self._land)
 
     @contextmanager
@@ -318,7 +322,9 @@ def sum_in_order(parts: Sequence[Tensor], out: Tensor) -> Tensor:
 
     `out` may be one of the parts. Additions are done in the type of `out`.
     """
-    total = parts[0].to(out.dtype, copy=len(parts) > 2)
-    for part in parts[1:-1]:
+    if len(parts) == 2:
+        return torch.add(parts[0].to(out.dtype), parts[1], out=out)
+    total = parts[0].to(out.dtype) + parts[1]
+    for part in parts[2:-1]:
         total += part
     return torch.add(total, parts[-1], out=out)

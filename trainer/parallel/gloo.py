@@ -174,12 +174,14 @@ class _AllReduce:
         flat = tensor.view(-1)
         in_one = in_one or tensor.nbytes <= _SMALL_BYTES * comm.size
         num_scattered = 0 if in_one else flat.numel() // comm.size * comm.size
-        self._scattered, self._rest = flat[:num_scattered], flat[num_scattered:]
-        self._part = self._scattered.view(comm.size, -1)[comm.index]
         self._scatter: _ReduceScatter | None = None
         self._gather: _Exchange | None = None
         self._whole: _Exchange | None = None
+        self._rest = flat
+        # No view that is not needed: a forked process pays for each kind of operation once.
         if num_scattered:
+            self._scattered, self._rest = flat[:num_scattered], flat[num_scattered:]
+            self._part = self._scattered.view(comm.size, -1)[comm.index]
             self._scatter = _ReduceScatter(comm, self._scattered, self._part)
         if self._rest.numel():
             self._rests = list(self._rest.new_empty((comm.size, self._rest.numel())))

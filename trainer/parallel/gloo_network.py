@@ -38,35 +38,76 @@ class GlooNetwork:
     ) -> None:
         self._rank = rank
         self._peers: set[int] = set()
-        self._backend = lazy_gloo(
-            PrefixStore("gloo/", store), rank, world_size, timeout=timeout, interface=interface
+        # The backend keeps only the C++ half of it alive, and not the store behind it.
+        self._addresses = _Addresses(PrefixStore("gloo/", store), timeout)
+        self.backend = lazy_gloo(
+            self._addresses, rank, world_size, timeout=timeout, interface=interface
         )
 
     def group(self, group: Group, ranks: Sequence[int]) -> GroupBackend:
         """The backend of one of this rank's groups, of which there is one of each kind."""
         self._peers |= set(ranks) - {self._rank}
-        return GroupBackend(self._backend, tuple(ranks), group * _TAGS_PER_GROUP)
+        return GroupBackend(self, tuple(ranks), group * _TAGS_PER_GROUP)
 
     def connect(self) -> None:
         """Return once this rank can reach every member of its groups.
 
-        A first message waits for the other end to begin too. All ranks take their peers
-        in ascending order, so the pairs are made in one order everywhere.
+        A first message, which goes one way, waits for the other end to begin too. All
+        ranks take their peers in ascending order, so the pairs are made in one order
+        everywhere.
         """
-        own = torch.zeros(1)
-        works = []
-        for peer in sorted(self._peers):
-            works.append(self._backend.recv([torch.empty(1)], peer, 0))
-            works.append(self._backend.send([own], peer, 0))
+        self._addresses.fetch(sorted(self._peers))
+        message = torch.zeros(1)
+        works = [
+            self.backend.recv([message], peer, 0)
+            if peer < self._rank
+            else self.backend.send([message], peer, 0)
+            for peer in sorted(self._peers)
+        ]
         for work in works:
             work.wait()
+
+
+class _Addresses(Store):
+    """What gloo needs of a store: each rank sets its address, and gets those of its peers.
+
+    Gloo waits for and gets one at a time, three requests each. Asked for all at once they
+    are two requests, whatever their number.
+    """
+
+    def __init__(self, store: Store, timeout: timedelta) -> None:
+        super().__init__()
+        self._store = store
+        self._timeout = timeout
+        self._folder = ""
+        self._known: dict[str, bytes] = {}
+
+    def fetch(self, ranks: Sequence[int]) -> None:
+        """Return once the addresses of these ranks are known."""
+        keys = [f"{self._folder}{rank}" for rank in ranks]
+        if keys:
+            self._known |= zip(keys, self._store.multi_get(keys), strict=True)
+
+    # torch's stubs say str; what comes and goes is bytes.
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        self._folder = key[: key.rindex("/") + 1]
+        self._store.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        return self._known.get(key) or self._store.get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        missing = [key for key in keys if key not in self._known]
+        if missing:
+            self._store.wait(missing, timeout or self._timeout)
 
 
 class GroupBackend:
     """A group's share of the network: its members by index, and tags of its own."""
 
-    def __init__(self, backend: Any, ranks: tuple[int, ...], first_tag: int) -> None:
-        self._backend = backend
+    def __init__(self, network: GlooNetwork, ranks: tuple[int, ...], first_tag: int) -> None:
+        self._network = network
+        self._backend = network.backend
         self._ranks = ranks
         self._first_tag = first_tag
 

@@ -156,9 +156,9 @@ class Mailbox:
         under_way = self._sends.setdefault(channel, deque())
         if len(under_way) == self._capacity[channel]:
             self._wait_for_send(*under_way.popleft())
-        work = self._comm(message.sender, message.receiver).post_send(
-            tensor, message.receiver, self._tag(message)
-        )
+        comm = self._comm(message.sender, message.receiver)
+        comm.departed()
+        work = comm.post_send(tensor, message.receiver, self._tag(message))
         under_way.append((message, work, tensor))
 
     def close(self) -> None:
@@ -188,7 +188,9 @@ class Mailbox:
         self._num_posted[sender] += 1
 
     def _wait_for_send(self, message: Message, work: Pending, _: Tensor) -> None:
-        self._comm(message.sender, message.receiver).wait([work], Op.SEND, message.micro_batch)
+        comm = self._comm(message.sender, message.receiver)
+        comm.wait([work], Op.SEND, message.micro_batch)
+        comm.landed()
 
     def _comm(self, sender: int, receiver: int) -> Comm:
         # One group for each way between two ranks: NCCL runs what two ranks exchange

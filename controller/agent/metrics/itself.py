@@ -25,9 +25,29 @@ UPLOADS = Counter(
     "Checkpoints committed from here, and troubles on the way",
     ("outcome",),
 )
+REPLICA_BYTES = Counter(
+    "outlast_agent_replica_bytes_total",
+    "Bytes of host memory copied between nodes: sent, received, fetched after a loss",
+    ("way",),
+)
+REPLICAS_BROUGHT = Counter(
+    "outlast_agent_replicas_brought_total",
+    "Copies that other nodes brought here: kept, torn on the way, refused",
+    ("outcome",),
+)
+REPLICA_FETCHES = Counter(
+    "outlast_agent_replica_fetches_total",
+    "Ranks looked after at a start: present here, fetched from another node, lost",
+    ("outcome",),
+)
+REPLICAS_HELD = Gauge("outlast_agent_replicas_held", "Ranks of other nodes with a copy here")
+REPLICA_LAG = Gauge(
+    "outlast_agent_replica_lag_steps", "Steps by which copies are behind the ranks of this node"
+)
 FAMILIES: tuple[Family, ...] = (
     *(WORKERS, CONNECTED, SESSIONS, HEARTBEATS, BUFFERED, DROPPED),
     *(STANDBY, MEMORY, EXITS, UPLOADS),
+    *(REPLICA_BYTES, REPLICAS_BROUGHT, REPLICA_FETCHES, REPLICAS_HELD, REPLICA_LAG),
 )
 
 
@@ -43,3 +63,9 @@ def collect(reading: Reading, memory_dir: Path) -> Iterator[Metric]:
     yield MEMORY.value(held_bytes([memory_dir]))
     yield EXITS.of(((outcome,), count) for outcome, count in reading.worker_exits.items())
     yield UPLOADS.of(((outcome,), count) for outcome, count in reading.uploads.items())
+    replicas = reading.replicas
+    yield REPLICA_BYTES.of(((way,), count) for way, count in replicas.bytes.items())
+    yield REPLICAS_BROUGHT.of(((outcome,), count) for outcome, count in replicas.outcomes.items())
+    yield REPLICA_FETCHES.of(((outcome,), count) for outcome, count in replicas.fetches.items())
+    yield REPLICAS_HELD.value(replicas.num_held)
+    yield REPLICA_LAG.value(replicas.lag_steps)

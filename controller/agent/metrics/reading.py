@@ -27,6 +27,19 @@ class RankReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReading:
+    """Copies of host memory between this node and others."""
+
+    # By way: sent, received, fetched.
+    bytes: Mapping[str, int]
+    # What became of copies that were brought here, and of looking for state at a start.
+    outcomes: Mapping[str, int]
+    fetches: Mapping[str, int]
+    num_held: int
+    lag_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The present values of an agent."""
 
@@ -40,4 +53,5 @@ class Reading:
     # Workers that ended, by how; uploads, by what became of them.
     worker_exits: Mapping[str, int]
     uploads: Mapping[str, int]
+    replicas: ReplicaReading
     ranks: tuple[RankReading, ...]

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from controller.core import accounting
+from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.families import Counter, Family, Gauge, Info
 from controller.specs import spec_of
 from controller.web.metrics.sources import Sources
+from outlast.skipped import num_skipped
 from outlast.spec import JobSpec
 
 _BY_JOB = ("job_id",)
@@ -33,8 +36,21 @@ TARGET = Gauge("outlast_job_target_step", "Steps that the job is to train", _BY_
 ATTEMPT = Gauge("outlast_job_attempt", "Number of its present start", _BY_JOB)
 RESTARTS = Counter("outlast_restarts_total", "Starts of the job after its first", _BY_JOB)
 RETRIES = Gauge("outlast_retries_left", "Faults it may still survive", _BY_JOB)
+SKIPPED = Gauge(
+    "outlast_job_skipped_steps",
+    "Steps that are left out because their batch gave no number twice",
+    _BY_JOB,
+)
+SECONDS = Gauge(
+    "outlast_job_part_seconds",
+    "Time since the job was submitted by what it went into; the parts sum to all of it",
+    ("job_id", "part"),
+)
+ETTR = Gauge("outlast_job_ettr_ratio", "Productive share of the job's whole time", _BY_JOB)
+ETTR_HOUR = Gauge("outlast_job_ettr_hour_ratio", "Productive share of the job's last hour", _BY_JOB)
 FAMILIES: tuple[Family, ...] = (
     *(INFO, STATE, SINCE, NEEDS_PERSON, NODE_INFO, TARGET, ATTEMPT, RESTARTS, RETRIES),
+    *(SKIPPED, SECONDS, ETTR, ETTR_HOUR),
 )
 
 
@@ -58,6 +74,23 @@ def collect(sources: Sources) -> Iterator[Metric]:
     yield ATTEMPT.of(((job.job_id,), job.attempt) for job in jobs)
     yield RESTARTS.of(((job.job_id,), job.restarts) for job in jobs)
     yield RETRIES.of(((job.job_id,), job.retry_left) for job in jobs)
+    yield SKIPPED.of(
+        ((job.job_id,), num_skipped(job.skipped, job.plan.total_steps)) for job in jobs
+    )
+    yield from _accounts(jobs, sources.clock.now_s())
+
+
+def _accounts(jobs: list[JobRecord], now_s: float) -> Iterator[Metric]:
+    """What the jobs' time went into."""
+    parts = [(job.job_id, accounting.totals(job.account, now_s)) for job in jobs]
+    hours = [(job.job_id, accounting.window(job.account, now_s)) for job in jobs]
+    yield SECONDS.of(
+        ((job_id, str(part)), seconds)
+        for job_id, seconds_by_part in parts
+        for part, seconds in seconds_by_part.items()
+    )
+    yield ETTR.of(((job_id,), accounting.ettr(seconds) or 0.0) for job_id, seconds in parts)
+    yield ETTR_HOUR.of(((job_id,), accounting.ettr(seconds) or 0.0) for job_id, seconds in hours)
 
 
 def _model(spec: JobSpec) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from importlib import resources
-from string import Template
 from typing import Any
 
 from outlast.cli.demo import svg
 from outlast.cli.demo.analysis import Phase
+from outlast.cli.pages.shell import style, template
 from outlast.cli.words import duration
 
 _KIND_NAMES = {"worker_killed": "worker killed", "node_lost": "node lost"}
@@ -17,10 +16,10 @@ _KIND_NAMES = {"worker_killed": "worker killed", "node_lost": "node lost"}
 
 def render(report: Mapping[str, Any]) -> str:
     """The page for a report; everything that came from outside is escaped."""
-    text = resources.files("outlast.cli").joinpath("templates/report.html").read_text("utf-8")
     curve = report["curve"]
     marks = [(fault["step"], kind_name(fault)) for fault in report["faults"]]
-    return Template(text).substitute(
+    return template("report.html").substitute(
+        style=style(),
         title=escape(f"{report['job']['name']}: what two faults cost"),
         subtitle=escape(
             f"seed {report['seed']} · {report['steps']} steps · {report['job']['layout']} · "

@@ -17,9 +17,9 @@ from controller.core.effects import (
     SendCommand,
 )
 from controller.core.facts import (
+    AttemptPut,
     CommandClosed,
     CommandOpened,
-    Fact,
     IncidentPut,
     JobPut,
     NodePut,
@@ -44,6 +44,8 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
             case Persist(facts=facts):
                 assert effect is effects[0], "the journal comes first"
                 for fact in facts:
+                    if isinstance(fact, AttemptPut):
+                        continue  # The job's own line says that one begins.
                     line = _fact_line(fact)
                     subject = line.split()[0]
                     if told.get(subject) != line:
@@ -67,7 +69,7 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
     return lines
 
 
-def _fact_line(fact: Fact) -> str:
+def _fact_line(fact: JobPut | NodePut | IncidentPut | CommandOpened | CommandClosed) -> str:
     match fact:
         case JobPut(job=job):
             return f"{job.job_id} {job.state} a{job.attempt}"

@@ -1,0 +1,161 @@
+"""The ways to save that are compared: ours, and torch's, each with what it needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.baselines.dcp import AsyncSaver, Mode
+from bench.baselines.plain import WarmCopy, torch_save
+from bench.checkpoint.agent import Agent
+from checkpoint.core.names import memory_folder
+from checkpoint.lane import Lane
+from checkpoint.stage import NamedTensor, Stager
+
+
+class Saver(Protocol):
+    """One way to save. `save` gives the seconds for which the rank could not go on."""
+
+    def save(self) -> float: ...
+
+    @property
+    def is_durable(self) -> bool: ...
+
+    def settle(self) -> None:
+        """Wait until it is durable, and leave the disk quiet."""
+
+
+class Ours:
+    """The stager in this process, the agent's uploader in another; slots on tmpfs."""
+
+    def __init__(self, tensors: Sequence[NamedTensor], extra: dict[str, Any], lane: Lane) -> None:
+        self._memory = Path("/dev/shm") / f"outlast-bench-{uuid.uuid4().hex[:8]}"
+        self._extra = extra
+        self.step = 0
+        self.stager = Stager(
+            self._memory / memory_folder(0),
+            rank=0,
+            attempt=1,
+            world_size=1,
+            tensors=tensors,
+            lane=lane,
+        )
+        self._stack = ExitStack()
+        self._agent: Agent | None = None
+
+    def upload_to(self, url: str, *, bytes_per_s: float | None = None) -> None:
+        """From now on an agent uploads what is saved, within this budget."""
+        self._stack.close()
+        agent = Agent(url, self._memory, bytes_per_s=bytes_per_s)
+        self._agent = self._stack.enter_context(agent)
+
+    def save(self) -> float:
+        self.step += 1
+        begin_s = time.perf_counter()
+        saved = self.stager.save(
+            self.step,
+            self._extra,
+            upload=self._agent is not None,
+            common_step=self.step - 1,
+        )
+        took_s = time.perf_counter() - begin_s
+        assert saved, "there is always a slot when one upload is waited for at a time"
+        return took_s
+
+    @property
+    def is_durable(self) -> bool:
+        return self._agent is None or self._agent.has_committed(self.step)
+
+    def durable_at_s(self) -> float:
+        """When the agent knew that what was saved last is a checkpoint; waits for it."""
+        assert self._agent is not None
+        return self._agent.committed_at_s(self.step)
+
+    def settle(self) -> None:
+        self.stager.finish()
+        if self._agent is not None:
+            self._agent.committed_at_s(self.step)
+
+    def close(self) -> None:
+        """Stop the agent and give all memory back."""
+        self._stack.close()
+        self.stager.close()
+        shutil.rmtree(self._memory, ignore_errors=True)
+
+
+class Plain:
+    """The copy alone: what no save to memory can beat."""
+
+    is_durable = True
+
+    def __init__(self, tensors: Sequence[NamedTensor]) -> None:
+        self._copy = WarmCopy([named.tensor for named in tensors])
+
+    def save(self) -> float:
+        return self._copy.copy()
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+
+class TorchSave:
+    """`torch.save` to local disk, flushed: training waits for all of it."""
+
+    is_durable = True
+
+    def __init__(self, state: dict[str, Any], folder: Path) -> None:
+        self._state = state
+        self._path = folder / "state.pt"
+
+    def save(self) -> float:
+        return torch_save(self._state, self._path)
+
+    def settle(self) -> None:
+        self._path.unlink()
+        os.sync()
+
+
+class Dcp:
+    """torch's asynchronous checkpoint, staging buffers kept."""
+
+    def __init__(self, state: dict[str, Any], folder: Path, mode: Mode) -> None:
+        self._saver = AsyncSaver(state, folder, mode)
+
+    def save(self) -> float:
+        return self._saver.save()
+
+    @property
+    def is_durable(self) -> bool:
+        return self._saver.is_durable
+
+    def settle(self) -> None:
+        self._saver.settle()
+        os.sync()
+
+    def close(self) -> None:
+        self._saver.close()
+
+
+def in_turns(
+    savers: dict[str, Saver], rounds: int, measure: Callable[[Saver], float]
+) -> dict[str, list[float]]:
+    """What `measure` says of each, one of each in turn; the first round warms up."""
+    found: dict[str, list[float]] = {name: [] for name in savers}
+    for number in range(rounds + 1):
+        for name, saver in savers.items():
+            value = measure(saver)
+            saver.settle()
+            if number > 0:
+                found[name].append(value)
+    return found
+
+
+def state_dict(tensors: Sequence[NamedTensor]) -> dict[str, Any]:
+    """The same tensors as torch's tools take them."""
+    return {named.name: named.tensor for named in tensors}

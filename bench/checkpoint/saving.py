@@ -1,0 +1,161 @@
+"""Saves of one rank: how long it waits, when the state is durable, what training loses."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.baselines.plain import write_past_cache
+from bench.checkpoint import training
+from bench.checkpoint.gpt import Size, mesh_of, noisy_state
+from bench.checkpoint.loops import Computing, Launching, Loop, steps_lost
+from bench.checkpoint.options import Measured, Options
+from bench.checkpoint.savers import Dcp, Ours, Plain, Saver, TorchSave, in_turns, state_dict
+from bench.checkpoint.saving_claims import RAW_THREADS, claims_of
+from bench.member import Rank
+from bench.results import Claim
+from bench.trainer.launch import run_ranks
+from checkpoint.lane import HostLane, Lane, lane_of
+from checkpoint.slotfile import free_bytes
+from trainer.state import TrainState
+
+# How long a loop shows its pace before a save, and after. Tries of the program need not wait.
+_ASIDE_S = 1.0
+_WHOLE_BYTES = 10**9
+# Torch's savers take up to ten seconds beside a loop.
+_LOSS_ROUNDS = 3
+# Beside the state and its three slots: a plain copy, and what others of the machine need.
+_SPARE_BYTES = 3 << 30
+
+Turns = dict[str, list[float]]
+
+
+def measure(options: Options) -> Measured:
+    """Claims at every size for which there is memory."""
+    rows: list[dict[str, Any]] = []
+    claims: list[Claim] = []
+    for size in options.sizes:
+        missing = 4 * size.nbytes + _SPARE_BYTES - free_bytes(Path("/dev/shm"))
+        if missing > 0 and not options.small:
+            print(f"saving {size.name}: left out, {missing >> 20} MiB of memory are missing")
+            continue
+        row = run_ranks(
+            "saving",
+            {"size": asdict(size), "rounds": options.rounds_of(size)},
+            world_size=1,
+            program="bench.checkpoint.rank",
+        )
+        rows.append({"size": size.name, **row})
+        claims += claims_of(size, row)
+        print(f"saving {size.name}:", row, flush=True)
+    return rows, claims
+
+
+def run(rank: Rank, *, size: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """One rank's part."""
+    shape = Size(**size)
+    spec = shape.spec()
+    state = noisy_state(spec, mesh_of(rank, spec), rank.folder / "data")
+    row = _compare(rank.folder, state, rounds=rounds, together=not shape.is_large)
+    if not shape.is_large:
+        with closing(_ours(state)) as ours:
+            row["training"] = training.beside_upload(rank, state, ours, rounds=rounds)
+    return row
+
+
+def _ours(state: TrainState, lane: Lane | None = None) -> Ours:
+    """As a worker has it that is alone on this machine, unless a lane is given."""
+    lane = lane or lane_of(state.mesh.device, ranks_here=1)
+    return Ours(state.named_tensors(), state.extra(1), lane)
+
+
+def _compare(folder: Path, state: TrainState, *, rounds: int, together: bool) -> dict[str, Any]:
+    """Ours and torch's, each beside the plain copy.
+
+    Three slots and torch's copies of a large state do not fit into memory together:
+    then ours go before torch's come.
+    """
+    tensors = state.named_tensors()
+    named = state_dict(tensors)
+    nbytes = sum(tensor.nbytes for tensor in named.values())
+    aside_s = _ASIDE_S * min(1.0, nbytes / _WHOLE_BYTES)
+    plain = Plain(tensors)
+    with _dcp(named, folder, wanted=together) as theirs:
+        # What a rank waits for in the worst case: no core is free for the copy.
+        with closing(_ours(state, HostLane())) as ours:
+            first: dict[str, Saver] = {"plain": plain, "ours": ours}
+            first["torch_save"] = TorchSave(named, folder)
+            blocked = [in_turns({**first, **theirs}, rounds, _blocked_s)]
+        with closing(_ours(state)) as ours:
+            blocked.append(in_turns({"plain": plain, "ours_beside": ours}, rounds, _blocked_s))
+            ours.upload_to(f"file://{folder}/uploads/job-1")
+            durable = _durable(ours, folder, nbytes, rounds)
+            # With every core busy torch takes half a minute for 4 GB.
+            loops = ("launching", "computing") if together else ("launching",)
+            lost = _lost({"ours": ours, **theirs}, rounds, loops, aside_s)
+    if not together:
+        with _dcp(named, folder, wanted=True) as theirs:
+            blocked.append(in_turns({"plain": plain, **theirs}, rounds, _blocked_s))
+            for loop, found in _lost(theirs, rounds, loops, aside_s).items():
+                lost[loop] |= found
+    return {"nbytes": nbytes, "blocked_s": blocked, "durable_s": durable, "lost_steps": lost}
+
+
+def _blocked_s(saver: Saver) -> float:
+    return saver.save()
+
+
+@contextmanager
+def _dcp(state: dict[str, Any], folder: Path, *, wanted: bool) -> Iterator[dict[str, Saver]]:
+    """torch's two ways, if they are wanted now."""
+    if not wanted:
+        yield {}
+        return
+    thread = Dcp(state, folder / "thread", "thread")
+    process = Dcp(state, folder / "process", "process")
+    yield {"dcp_thread": thread, "dcp_process": process}
+    thread.close()
+    process.close()
+
+
+def _durable(ours: Ours, folder: Path, nbytes: int, rounds: int) -> Turns:
+    """From the seal to the checkpoint that exists, beside plain writes of as many bytes."""
+    found: Turns = {"ours": [], **{f"raw_{threads}": [] for threads in RAW_THREADS}}
+    path = folder / "raw"
+    for number in range(rounds + 1):
+        ours.save()
+        ours.stager.finish()
+        sealed_s = time.time()
+        took = {"ours": ours.durable_at_s() - sealed_s}
+        for threads in RAW_THREADS:
+            os.sync()
+            took[f"raw_{threads}"] = write_past_cache(path, nbytes, threads)
+            path.unlink()
+        os.sync()
+        if number > 0:
+            for name, seconds in took.items():
+                found[name].append(seconds)
+    return found
+
+
+def _lost(
+    savers: dict[str, Saver], rounds: int, names: tuple[str, ...], aside_s: float
+) -> dict[str, Turns]:
+    """Steps that each kind of loop loses to each way of saving."""
+    loops: dict[str, Callable[[], Loop]] = {
+        "launching": Launching,
+        "computing": partial(Computing, len(os.sched_getaffinity(0))),
+    }
+    found = {}
+    for name in names:
+        loop = loops[name]()
+        found[name] = in_turns(
+            savers, min(rounds, _LOSS_ROUNDS), partial(steps_lost, loop, aside_s)
+        )
+    return found

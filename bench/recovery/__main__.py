@@ -1,0 +1,59 @@
+"""From the signal to the next completed step: Outlast beside what others do after it.
+
+Same model, ranks and machine, interleaved in one run: a SIGKILL of one of two ranks under
+Outlast, under `torchrun --max-restarts`, and under NVIDIA's restart inside the process where
+`nvidia-resiliency-ext` is installed; then a SIGSTOP under Outlast. torchrun is set to its
+best: `--monitor-interval 0.1`, a checkpoint on tmpfs every step, and
+`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. The time runs from the signal until *every* rank has
+completed a step of the next attempt.
+
+    python -m bench.recovery [--runs 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.recovery.launched import in_process, kill, torchrun
+from bench.recovery.ours import controller, strike
+from bench.recovery.report import report
+from bench.recovery.setting import SPEC
+from outlast.spec import parse_spec
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    runs = parser.parse_args().runs
+    spec = parse_spec(SPEC)
+    others = [torchrun()]
+    if find_spec("nvidia_resiliency_ext") is None:
+        print("nvidia-resiliency-ext is not installed: left out")
+    else:
+        others += [in_process(fastest=True), in_process(fastest=False)]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="outlast-bench-") as name:
+        folder = Path(name)
+        state_dir = folder / "state"
+        with controller(state_dir) as client:
+            for run in range(runs):
+                found = [strike(client, state_dir, 2 * run, signal.SIGKILL)]
+                found += [kill(other, spec, folder / f"{other.name}-{run}") for other in others]
+                found += [strike(client, state_dir, 2 * run + 1, signal.SIGSTOP)]
+                for row in found:
+                    print(
+                        f"run {run}: {row['launcher']} {row['signal']} "
+                        f"{row['recovery_s']:.3f} s  {row['split_s']}",
+                        flush=True,
+                    )
+                rows += [{"run": run, **row} for row in found]
+    report(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""How copies of slots travel between agents: messages, and payloads with their checksums.
+
+    message   4 bytes of length, 8 bytes of checksum, JSON text
+    payload   the slot's bytes, straight from host memory (`sendfile`) and into it, then a
+              message with the checksum of each piece
+
+A connection begins with a `hello` that names the receiver's token, the job and the
+attempt, and is then a sequence of requests: `put` gives a copy, `list` asks what there is,
+`get` asks for a copy. Every wait ends at the connection's timeout, every payload at a
+deadline. Damage on the way is found by the checksums; they are no protection against
+forgery, nor is anything encrypted: the port belongs on the cluster's own network.
+
+What does not belong here: who gives what to whom, and where copies lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from checkpoint.checksums import CHECKSUM, block_checksum
+from checkpoint.core.pacing import Pace
+from checkpoint.core.slots import UploadState
+from checkpoint.slotfile import PAYLOAD_AT, Seal, SlotFile
+from outlast.errors import RetryableError
+
+# Silence after which the other side counts as gone: far above a scheduling pause or a lost
+# packet, far below the time in which a step is worth keeping.
+SILENCE_S = 10.0
+# Between two looks at the clock, and the burst under a rate limit.
+PIECE_BYTES = 4 << 20
+# A payload that arrives more slowly than this is given up, unless the limit asks for it.
+_LEAST_BYTES_PER_S = 16 << 20
+_GRACE_S = 20.0
+# A shard table of 10,000 tensors has 3 MB.
+_MAX_MESSAGE_BYTES = 64 << 20
+_FRAME = struct.Struct("<IQ")
+
+
+class ReplicaError(RetryableError):
+    """A copy did not get through; the next one may."""
+
+
+class StaleReplicaError(ReplicaError):
+    """It belongs to an attempt, or to a placement, that is not the present one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Another agent's replica port."""
+
+    node: str
+    address: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Copy:
+    """What a copy is of; a later attempt counts as newer, whatever the step."""
+
+    attempt: int
+    step: int
+
+
+class Line:
+    """One connection between agents. Closed by `with`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        connection.settimeout(SILENCE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; whoever waits on the connection in another thread wakes up."""
+        # It may have ended by itself.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def send(self, message: dict[str, object]) -> None:
+        """Raises OSError when the other side is gone."""
+        text = json.dumps(message).encode()
+        self._socket.sendall(_FRAME.pack(len(text), block_checksum(CHECKSUM, text)) + text)
+
+    def receive(self, within_s: float = SILENCE_S) -> dict[str, object] | None:
+        """The next message, if it begins in time; None when the other side has hung up.
+
+        Raises:
+            ReplicaError: it is damaged.
+            OSError: the other side is gone, or silent for too long.
+        """
+        head = bytearray(_FRAME.size)
+        self._socket.settimeout(within_s)
+        try:
+            if not self._fill(memoryview(head), may_end=True):
+                return None
+        finally:
+            self._socket.settimeout(SILENCE_S)
+        size, checksum = _FRAME.unpack(head)
+        if size > _MAX_MESSAGE_BYTES:
+            raise ReplicaError(f"a message of {size} bytes; at most {_MAX_MESSAGE_BYTES}")
+        text = bytearray(size)
+        self._fill(memoryview(text))
+        if block_checksum(CHECKSUM, text) != checksum:
+            raise ReplicaError("a message does not fit its checksum")
+        document: object = json.loads(text)
+        if not isinstance(document, dict):
+            raise ReplicaError(f"a message is a {type(document).__name__}")
+        return document
+
+    def ask(self, message: dict[str, object]) -> dict[str, object]:
+        """The answer to a request.
+
+        Raises:
+            ReplicaError: the other side refused, and why.
+            OSError: the other side is gone, or silent for too long.
+        """
+        self.send(message)
+        answer = self.receive()
+        if answer is None:
+            raise ReplicaError("the other agent hung up")
+        if answer.get("ok") is not True:
+            kind = StaleReplicaError if answer.get("stale") else ReplicaError
+            raise kind(str(answer.get("why", "refused")))
+        return answer
+
+    def send_payload(
+        self, slot: SlotFile, pace: Pace, pause: Callable[[float], bool], deadline_s: float
+    ) -> int:
+        """Send a slot's payload and its checksums; returns how many bytes that were.
+
+        `pause` waits, and says whether to give up; `deadline_s` is on the monotonic clock.
+        """
+        checksums = []
+        with slot.payload as payload, open(os.dup(slot.fileno()), "rb") as file:
+            for start in range(0, len(payload), PIECE_BYTES):
+                with payload[start : start + PIECE_BYTES] as piece:
+                    checksums.append(block_checksum(CHECKSUM, piece))
+                    nbytes = len(piece)
+                wait_s = pace.delay_s(nbytes, time.monotonic())
+                if time.monotonic() + wait_s > deadline_s:
+                    raise ReplicaError(f"not sent in time: {start} of {len(payload)} bytes")
+                if wait_s and pause(wait_s):
+                    raise ReplicaError("stopped")
+                self._socket.sendfile(file, PAYLOAD_AT + start, nbytes)
+            sent = len(payload)
+        self.send({"checksums": checksums})
+        return sent
+
+    def receive_payload(self, slot: SlotFile, deadline_s: float) -> int:
+        """Fill a slot's payload; returns how many bytes that were. The slot is not sealed.
+
+        Raises:
+            ReplicaError: a piece does not fit its checksum, or came too late.
+        """
+        checksums = []
+        with slot.payload as payload:
+            for start in range(0, len(payload), PIECE_BYTES):
+                with payload[start : start + PIECE_BYTES] as piece:
+                    self._fill(piece)
+                    checksums.append(block_checksum(CHECKSUM, piece))
+                if time.monotonic() > deadline_s:
+                    raise ReplicaError(f"not received in time: {start} of {len(payload)} bytes")
+            received = len(payload)
+        trailer = self.receive()
+        if trailer is None or trailer.get("checksums") != checksums:
+            raise ReplicaError(f"rank {slot.rank}: a copy does not fit its checksums")
+        return received
+
+    def _fill(self, room: memoryview, *, may_end: bool = False) -> bool:
+        filled = 0
+        while filled < len(room):
+            count = self._socket.recv_into(room[filled:])
+            if count == 0:
+                if may_end and filled == 0:
+                    return False
+                raise ReplicaError("the other agent hung up in the middle")
+            filled += count
+        return True
+
+
+def connect(peer: Peer, job_id: str, attempt: int) -> Line:
+    """A line to another agent, as this attempt of the job.
+
+    Raises:
+        ReplicaError: it does not know us, or not this attempt.
+        OSError: it cannot be reached.
+    """
+    line = Line(socket.create_connection((peer.address, peer.port), timeout=SILENCE_S))
+    try:
+        line.ask({"kind": "hello", "token": peer.token, "job": job_id, "attempt": attempt})
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+def time_allowed_s(nbytes: int, bytes_per_s: float | None) -> float:
+    """How long a payload of `nbytes` may take, twice what its rate allows for."""
+    rate = min(_LEAST_BYTES_PER_S, bytes_per_s or _LEAST_BYTES_PER_S)
+    return _GRACE_S + 2 * nbytes / rate
+
+
+def describe(slot: SlotFile, table: str) -> dict[str, object]:
+    """What a receiver must know of a slot besides its payload."""
+    facts = slot.read()
+    return {
+        "rank": slot.rank,
+        "attempt": facts.attempt,
+        "step": facts.step,
+        "digest": slot.table_digest,
+        "sealed_at_ns": slot.sealed_at_ns,
+        "extra": slot.extra().decode(),
+        "table": table,
+    }
+
+
+def seal_copy(slot: SlotFile, described: dict[str, object]) -> None:
+    """Make a received payload a whole slot, by what its sender said of it."""
+    slot.seal(
+        Seal(
+            rank=number(described, "rank"),
+            attempt=number(described, "attempt"),
+            step=number(described, "step"),
+            table_digest=number(described, "digest"),
+            sealed_at_ns=number(described, "sealed_at_ns"),
+            upload=UploadState.NONE,
+        ),
+        text(described, "extra").encode(),
+    )
+
+
+def number(message: dict[str, object], name: str) -> int:
+    """A count out of a message; ReplicaError when it is none."""
+    value = message.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ReplicaError(f"{name} is {value!r}, not a count")
+    return value
+
+
+def text(message: dict[str, object], name: str) -> str:
+    """Text out of a message; ReplicaError when it is none."""
+    value = message.get(name)
+    if not isinstance(value, str):
+        raise ReplicaError(f"{name} is {value!r}, not text")
+    return value

@@ -1,0 +1,134 @@
+"""Looks at the node itself: memory, disks, and what its kernel and its workers write.
+
+What is found is an event, so that none is lost while there is no controller. Where a
+container has less memory than the machine, the container's counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from controller.agent.ledger import Weight
+from controller.agent.metrics.host import Folders, number_table
+from controller.agent.worker import Worker
+from controller.agent.worker_logs import WorkerLogs
+from diagnostics.core.host import HostState, HostWatch, known_lines
+from outlast.v1 import agents_pb2
+
+LOOK_PERIOD_S = 5.0
+# One read of /dev/kmsg is one line; a storm of them must not keep the agent busy.
+_MAX_LINES = 200
+_LINE_BYTES = 8192
+
+
+class KernelLog:
+    """Lines that the kernel writes from now on; none where they may not be read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._handle: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._handle, 0, os.SEEK_END)
+        except OSError:
+            self._handle = None
+
+    def new_lines(self) -> list[str]:
+        """Lines since the last call."""
+        lines: list[str] = []
+        while self._handle is not None and len(lines) < _MAX_LINES:
+            try:
+                record = os.read(self._handle, _LINE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                # Older lines were overwritten before we came; the next read goes on.
+                continue
+            if not record:
+                break
+            # `level,number,time,flags;text`, with lines of details after it.
+            lines.append(record.decode(errors="replace").partition(";")[2].partition("\n")[0])
+        return lines
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def read_host(root: Path, folders: Folders, kernel_lines: list[str]) -> HostState:
+    """The node as it is; `root` is where /proc and /sys are."""
+    memory = number_table(_read(root / "proc/meminfo"))
+    total = memory.get("MemTotal", 0)
+    available = memory.get("MemAvailable", total) / total if total else 1.0
+    cgroup = root / "sys/fs/cgroup"
+    limit = _read(cgroup / "memory.max").strip()
+    if limit.isdigit() and int(limit):
+        stat = number_table(_read(cgroup / "memory.stat"))
+        # The kernel takes back what it only caches.
+        used = int(_read(cgroup / "memory.current") or 0) - stat.get("inactive_file", 0)
+        available = min(available, max(0.0, 1.0 - used / int(limit)))
+    named = {"state": folders.state_dir, "memory": folders.memory_dir, "data": folders.data_dir}
+    usages = {name: shutil.disk_usage(path) for name, path in named.items() if path.is_dir()}
+    return HostState(
+        memory_available=available,
+        oom_kills=number_table(_read(root / "proc/vmstat")).get("oom_kill", 0),
+        disks_free={name: usage.free / usage.total for name, usage in usages.items()},
+        kernel=known_lines(kernel_lines),
+    )
+
+
+class Host:
+    """The looks of one agent."""
+
+    def __init__(
+        self,
+        folders: Folders,
+        emit: Callable[[agents_pb2.AgentEvent, Weight], None],
+        workers: Callable[[], Iterable[Worker]],
+        root: Path = Path("/"),
+    ) -> None:
+        self._folders = folders
+        self._emit = emit
+        self._root = root
+        self._watch = HostWatch()
+        self._kernel_log = KernelLog(root / "dev/kmsg")
+        self._worker_logs = WorkerLogs(workers)
+
+    async def run(self) -> None:
+        """Look for as long as the agent lives."""
+        try:
+            while True:
+                self.look()
+                await asyncio.sleep(LOOK_PERIOD_S)
+        finally:
+            self._kernel_log.close()
+
+    def look(self) -> None:
+        """Look once, and say what is new."""
+        state = read_host(self._root, self._folders, self._kernel_log.new_lines())
+        for change in self._watch.take(state):
+            sign = agents_pb2.HostSign(subject=change.subject, what=change.what, words=change.words)
+            event = agents_pb2.AgentEvent(at_s=time.time(), host_sign=sign)
+            self._emit(event, Weight.LASTING)
+        for worker, match in self._worker_logs.look():
+            sign = agents_pb2.HostSign(
+                subject="worker_log",
+                what=f"rank {worker.rank}",
+                words=f"rank {worker.rank}: {match.words}",
+                spares_node=not match.rule.blames_node,
+            )
+            event = agents_pb2.AgentEvent(
+                job_id=worker.job_id, attempt=worker.attempt, at_s=time.time(), host_sign=sign
+            )
+            self._emit(event, Weight.LASTING)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

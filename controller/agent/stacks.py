@@ -1,0 +1,159 @@
+"""Where processes stand before they are killed: native and Python stacks of workers,
+the threads of this agent that load and upload, and NCCL's flight recorder.
+
+py-spy reads a process from outside, so it needs nothing of one that hangs, is stopped or
+waits in the kernel. Without it, or where the kernel forbids it, what /proc says remains.
+Nothing here may hold a restart up: there is one deadline for all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from controller.agent.processes import process_state
+from controller.agent.worker import Worker
+from diagnostics.core.stacks import place_of
+from outlast.v1 import agents_pb2
+
+logger = logging.getLogger(__name__)
+
+# py-spy takes 0.1 s for a worker with its native frames; a node has up to 8 of them.
+DEADLINE_S = 5.0
+# Each of them reads symbols for a while: not all at once beside what still trains.
+MAX_AT_ONCE = 4
+# Of one process to the controller; the file has all.
+MAX_TEXT_BYTES = 12_000
+_STATES = {
+    "R": "running",
+    "S": "asleep",
+    "D": "in the kernel, not to be woken",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+}
+# Where torch's NCCL listens for an order to write its flight recorder down.
+_RECORDER_PIPE = "nccl-{rank}.pipe"
+_RECORDER_FILE = "nccl-{rank}"
+
+
+async def collect(workers: Iterable[Worker]) -> list[agents_pb2.RankStacks]:
+    """Stacks of every worker that runs, and of this agent (rank -1), within the deadline."""
+    gate = asyncio.Semaphore(MAX_AT_ONCE)
+    tasks = [asyncio.create_task(_collect_one(worker, gate)) for worker in workers]
+    found = [_own()]
+    if tasks:
+        done, late = await asyncio.wait(tasks, timeout=DEADLINE_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        found += [task.result() for task in tasks if task in done]
+    return found
+
+
+async def _collect_one(worker: Worker, gate: asyncio.Semaphore) -> agents_pb2.RankStacks:
+    async with gate:
+        assert worker.pid is not None
+        state = process_state(worker.pid)
+        dump, why_not = await _dump(worker.pid)
+    place = place_of(dump) or _kernel_place(worker.pid)
+    text = f"process {worker.pid}: {_STATES.get(state, state)}\n{why_not}{dump}"
+    path = worker.paths.log.with_suffix(".stacks.txt")
+    paths = [*_write(path, text), *_flight_record(worker)]
+    return agents_pb2.RankStacks(
+        rank=worker.rank,
+        place=f"{_STATES.get(state, state)} at {place or 'an unknown place'}",
+        text=text[:MAX_TEXT_BYTES],
+        paths=paths,
+    )
+
+
+async def _dump(pid: int) -> tuple[str, str]:
+    """What py-spy prints of a process, and why that is less than it should be."""
+    tool = _tool()
+    if tool is None:
+        return (
+            "",
+            "no stacks: py-spy is not installed on this node (pip install 'outlast[stacks]')\n",
+        )
+    problem = ""
+    for arguments in (("--native",), ("--nonblocking",)):
+        process = await asyncio.create_subprocess_exec(
+            tool,
+            "dump",
+            *arguments,
+            "--pid",
+            str(pid),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            output, error = await process.communicate()
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode == 0:
+            return output.decode(errors="replace"), problem
+        reason = error.decode(errors="replace").partition("\n")[0]
+        problem += f"py-spy dump {arguments[0]}: {reason}\n"
+    return "", problem
+
+
+def _tool() -> str | None:
+    """py-spy, of this Python's installation or of the path."""
+    return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
+
+
+def _kernel_place(pid: int) -> str:
+    """Where in the kernel a process waits, when it says so."""
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
+    except OSError:
+        return ""
+
+
+def _flight_record(worker: Worker) -> list[str]:
+    """Have torch write NCCL's flight recorder down; where that will be, if it can be had."""
+    folder = worker.paths.log.parent
+    pipe = folder / _RECORDER_PIPE.format(rank=worker.rank)
+    if not pipe.is_fifo():
+        return []
+    try:
+        # Unlike a shell's redirection this does not wait for a reader.
+        with open(pipe, "r+b", buffering=0) as file:
+            file.write(b"1\n")
+    except OSError as error:
+        logger.warning("no flight recorder: worker=%s %s", worker.key, error)
+        return []
+    return [str(folder / _RECORDER_FILE.format(rank=worker.rank))]
+
+
+def _own() -> agents_pb2.RankStacks:
+    """This agent's own threads, which upload and read checkpoints."""
+    frames = sys._current_frames()
+    parts = []
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if frame is not None and thread is not threading.current_thread():
+            parts.append(f'Thread "{thread.name}"\n{"".join(traceback.format_stack(frame))}')
+    names = ", ".join(thread.name for thread in threading.enumerate()[:8])
+    text = "\n".join(parts)[:MAX_TEXT_BYTES]
+    return agents_pb2.RankStacks(rank=-1, place=f"the agent's threads: {names}", text=text)
+
+
+def _write(path: Path, text: str) -> list[str]:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        logger.warning("stacks are not kept: %s: %s", path, error)
+        return []
+    return [str(path)]

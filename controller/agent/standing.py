@@ -1,0 +1,116 @@
+"""Looks at local ranks a few times a second, and says at once when one stands for too long.
+
+The black boxes say where the ranks are, the kernel whether they are run at all. What is
+too long is learned (`diagnostics.core.pace`). A rank that crosses its limit, or moves
+again, has a heartbeat sent now; healthy ones cost nothing.
+
+What does not belong here: deciding that the job hangs. One rank proves nothing, and the
+controller hears of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from controller.agent.processes import process_state
+from controller.agent.worker import Worker
+from diagnostics.core.pace import Look, Pace, Standing
+from outlast.blackbox import Reader
+from outlast.v1 import agents_pb2
+
+LOOK_PERIOD_S = 0.2
+# Less is no news to anyone.
+_WORTH_TELLING_S = 1.0
+
+
+class Standings:
+    """How every local rank stands."""
+
+    def __init__(self, workers: Callable[[], list[Worker]], crossed: Callable[[], None]) -> None:
+        self._workers = workers
+        self._crossed = crossed
+        # What is learned outlives an attempt.
+        self._paces: dict[tuple[str, int], tuple[int, Pace]] = {}
+        self._standings: dict[str, Standing] = {}
+
+    async def run(self) -> None:
+        """Look for as long as the agent lives."""
+        while True:
+            self.look(time.monotonic())
+            await asyncio.sleep(LOOK_PERIOD_S)
+
+    def look(self, now_s: float) -> None:
+        """Look at every rank once."""
+        workers = self._workers()
+        over = self._keys_over()
+        running = [worker for worker in workers if worker.is_running]
+        self._standings = dict(self._look_at(running, now_s))
+        if self._keys_over() != over:
+            self._crossed()
+        jobs = {worker.job_id for worker in workers}
+        for key in [key for key in self._paces if key[0] not in jobs]:
+            del self._paces[key]
+
+    def describe(self, worker: Worker, summary: agents_pb2.RankSummary) -> None:
+        """Add to a rank's summary how it stands, when that is worth telling."""
+        standing, reader = self._standings.get(worker.key), worker.black_box()
+        if standing is None or reader is None or standing.stands_s < _WORTH_TELLING_S:
+            return
+        summary.stands_s = standing.stands_s
+        summary.stand_limit_s = standing.limit_s or 0.0
+        summary.stand_limit_source = standing.source
+        for group, seq in reader.present().entered.items():
+            summary.entered[group.name.lower()] = seq
+        if worker.pid is not None:
+            summary.process_state = process_state(worker.pid)
+
+    def _keys_over(self) -> list[str]:
+        return [key for key, standing in self._standings.items() if standing.is_over]
+
+    def _look_at(self, workers: Iterable[Worker], now_s: float) -> Iterable[tuple[str, Standing]]:
+        for worker in workers:
+            reader = worker.black_box()
+            if reader is not None and worker.pid is not None:
+                pace = self._pace_of(worker)
+                yield worker.key, pace.look(_look(reader, worker.pid, now_s))
+
+    def _pace_of(self, worker: Worker) -> Pace:
+        key = (worker.job_id, worker.rank)
+        attempt, pace = self._paces.get(key, (worker.attempt, Pace()))
+        if attempt != worker.attempt:
+            pace.restarted()
+        self._paces[key] = (worker.attempt, pace)
+        return pace
+
+
+def _look(reader: Reader, pid: int, now_s: float) -> Look:
+    present = reader.present()
+    return Look(
+        at_s=now_s,
+        place=(
+            present.completed_step,
+            present.phase,
+            present.phase_since_ns,
+            present.group,
+            present.op_seq,
+            present.op_left_ns,
+        ),
+        phase=present.phase,
+        num_steps=max(0, present.completed_step - max(0, present.resumed_step)),
+        phases_s=reader.time_use().phases_s,
+        starved_s=_starved_s(pid),
+    )
+
+
+def _starved_s(pid: int) -> float:
+    """Seconds so far in which the process's main thread could run and had no CPU.
+
+    0.0 where the kernel does not count it.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -1,0 +1,65 @@
+"""Reads what running workers write, and tells of lines that a rule knows.
+
+Each file is read once, some of it at a time: a worker that writes without end costs the
+agent no more than the bound of a look, and what lies further back is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.agent.worker import Worker
+from diagnostics.core.worker_log import Match, known_lines
+
+# Of one worker in one look.
+MAX_BYTES = 256 * 1024
+# A line that has no end is none.
+_MAX_LINE_BYTES = 16 * 1024
+
+
+@dataclass(slots=True)
+class _Tail:
+    """How far a log was read, and the line that it had begun by then."""
+
+    path: Path
+    offset: int = 0
+    begun: bytes = b""
+
+    def new_lines(self) -> list[str]:
+        """Whole lines since the last call, of the newest `MAX_BYTES`."""
+        try:
+            with self.path.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                if end - self.offset > MAX_BYTES:
+                    self.offset, self.begun = end - MAX_BYTES, b""
+                file.seek(self.offset)
+                content = file.read(end - self.offset)
+        except OSError:
+            return []
+        self.offset += len(content)
+        *lines, begun = (self.begun + content).split(b"\n")
+        self.begun = begun[-_MAX_LINE_BYTES:]
+        return [line.decode(errors="replace") for line in lines]
+
+
+class WorkerLogs:
+    """The logs of a node's workers, from the first line of each on."""
+
+    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+        self._workers = workers
+        self._tails: dict[str, _Tail] = {}
+
+    def look(self) -> list[tuple[Worker, Match]]:
+        """What is new since the last look, with whose it is."""
+        workers = {worker.key: worker for worker in self._workers()}
+        self._tails = {
+            key: self._tails.get(key) or _Tail(worker.paths.log) for key, worker in workers.items()
+        }
+        return [
+            (workers[key], match)
+            for key, tail in self._tails.items()
+            for match in known_lines(tail.new_lines())
+        ]

@@ -1,0 +1,88 @@
+"""What detectors find while training goes on: an incident that says so, or a fault.
+
+An incident of this kind stays OPEN for as long as what it tells is true, and for no
+longer than the attempt in which it was seen.
+"""
+
+from __future__ import annotations
+
+from controller.core import incidents, jobs
+from controller.core.context import Context
+from controller.core.events import Detected, DetectionEnded
+from controller.core.records import Evidence, EvidenceKind, IncidentRecord, JobRecord
+from controller.core.states import TERMINAL, IncidentState, JobState
+
+_GOES_ON = "training goes on"
+
+
+def found(ctx: Context, event: Detected) -> None:
+    """Something was found. The same about the same node is one incident."""
+    job = ctx.state.jobs.get(event.job_id)
+    if job is None or event.attempt != job.attempt or job.state is not JobState.RUNNING:
+        return
+    sign = Evidence(
+        kind=EvidenceKind.DETECTED,
+        node=event.node,
+        rank=event.rank,
+        detail=event.detail,
+        at_s=event.at_s,
+        fault_class=str(event.cause),
+    )
+    if event.acts and not _has_acted(ctx, job, event):
+        jobs.fault(ctx, job, sign)
+        return
+    known = _open(ctx, job, event)
+    if known is not None:
+        ctx.add_evidence(known, sign)
+        return
+    incidents.open_beside(ctx, job, sign, cause=event.cause, reason=f"{event.detail}; {_GOES_ON}")
+
+
+def ended(ctx: Context, event: DetectionEnded) -> None:
+    """What was found is true no more."""
+    job = ctx.state.jobs.get(event.job_id)
+    known = None if job is None else _open(ctx, job, event)
+    if known is not None:
+        _close(ctx, known, event.detail)
+
+
+def tend(ctx: Context) -> None:
+    """Close what was found in attempts that have ended."""
+    for incident in ctx.open_incidents():
+        if not _is_open(incident):
+            continue
+        job = ctx.state.jobs[incident.job]
+        if job.state in TERMINAL or job.attempt != incident.attempt:
+            _close(ctx, incident, "the attempt has ended")
+
+
+def _close(ctx: Context, incident: IncidentRecord, why: str) -> None:
+    incident = ctx.note(incident, "closed", why)
+    ctx.move_incident(incident, IncidentState.CLOSED, closed_s=ctx.now_s)
+
+
+def _open(ctx: Context, job: JobRecord, event: Detected | DetectionEnded) -> IncidentRecord | None:
+    for incident in ctx.open_incidents():
+        if (
+            _is_open(incident)
+            and (incident.job, incident.cause) == (job.job_id, event.cause)
+            and incident.evidence[0].node == event.node
+        ):
+            return incident
+    return None
+
+
+def _is_open(incident: IncidentRecord) -> bool:
+    is_detection = incident.evidence[0].kind is EvidenceKind.DETECTED
+    return is_detection and incident.state is IncidentState.OPEN
+
+
+def _has_acted(ctx: Context, job: JobRecord, event: Detected) -> bool:
+    """Whether this was acted on before: once a job, or it would be restarted for ever."""
+    return any(
+        incident.job == job.job_id
+        and incident.action is not None
+        and incident.cause is event.cause
+        and (event.node is None or event.node in incident.culprits)
+        for incident in ctx.state.incidents.values()
+    )

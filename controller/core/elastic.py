@@ -1,0 +1,142 @@
+"""Jobs with `recovery.elastic`: on fewer nodes while some are missing, and on all of them again.
+
+A job shrinks while it waits for nodes, when that has taken too long. It grows when a checkpoint
+is committed and the nodes for a larger size are free: its workers stop after a step, that step
+goes into storage, and the next attempt begins there. Neither spends a retry. The state of
+another layout lies in storage only, but for what a rank holds alike at both sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controller.core import attempts, nodes
+from controller.core.context import Context
+from controller.core.effects import Alert
+from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord, Size, Wanted
+from controller.core.states import JobState, NodeState
+from outlast.ids import JobId, NodeId
+
+
+def shrink(ctx: Context, job: JobRecord) -> JobRecord:
+    """The job, some of whose places are free, at the largest size that its nodes fill.
+
+    As it is, while nodes are still to be waited for or too few are there.
+    """
+    held = [node for place in job.nodes if (node := nodes.placed(ctx, job, place)) is not None]
+    size = _smaller(ctx, job, len(held))
+    if size is None:
+        return ctx.state.jobs[job.job_id]
+    # Those that need no check, and did nothing wrong, stay; in the order of their places.
+    held.sort(key=lambda node: (node.state is NodeState.SUSPECT, node.node in job.unchecked))
+    kept = {node.node for node in held[: size.nodes]}
+    for node in held[size.nodes :]:
+        _release(ctx, job, node)
+    places = tuple(node for node in job.nodes if node in kept)
+    return _shrunk(ctx, job, size, places)
+
+
+def shrink_in_queue(ctx: Context, job: JobRecord, num_free: int) -> JobRecord:
+    """The same for a job that has trained before and holds no nodes now."""
+    size = None if job.attempt == NO_ATTEMPT else _smaller(ctx, job, num_free)
+    if size is None:
+        return ctx.state.jobs[job.job_id]
+    return _shrunk(ctx, job, size, job.nodes[: size.nodes])
+
+
+def at_boundary(ctx: Context, job_id: JobId) -> None:
+    """A checkpoint was committed: a smaller job stops here if it can grow."""
+    job = ctx.state.jobs.get(job_id)
+    if job is None or job.state is not JobState.RUNNING or job.wanted is not Wanted.RUN:
+        return
+    is_settled = job.incident is None and not job.done_ranks
+    is_due = ctx.now_s >= job.since_s + job.plan.grow_after_s
+    if not is_settled or not is_due or _is_unsure(ctx):
+        return
+    size = _larger(ctx, job)
+    if size is not None:
+        job = ctx.put_job(job, grow_step=-1)
+        attempts.suspend(ctx, job, f"to go on with {_in_words(size)}", graceful=True)
+
+
+def grow(ctx: Context, job: JobRecord) -> bool:
+    """The workers have stopped in order to grow: go on once their last step is in storage.
+
+    Says whether the job has moved. The patience with the stop bounds the wait, too.
+    """
+    committed = -1 if job.committed_step is None else job.committed_step
+    assert job.grow_step is not None, f"job {job.job_id} does not grow"
+    if job.deadline_s is not None and committed < job.grow_step:
+        return False
+    size = _larger(ctx, job)
+    if size is None:
+        ctx.move_job(job, JobState.RESTARTING, "the nodes to grow are not free any more")
+        return True
+    free = (None,) * (size.nodes - len(job.nodes))
+    job = _at(ctx, job, size, (*job.nodes, *free))
+    ctx.move_job(job, JobState.RESTARTING, f"going on with {_in_words(size)}")
+    return True
+
+
+def in_words(job: JobRecord) -> str:
+    """What is to be said of a job that is smaller than wanted; "" of any other."""
+    present = next((size for size in job.plan.sizes if size.nodes == job.plan.nodes), None)
+    if present is None or present is job.plan.sizes[0]:
+        return ""
+    return (
+        f", with {_in_words(present)} instead of {_in_words(job.plan.sizes[0])} "
+        "(recovery.elastic) until nodes are free at a checkpoint"
+    )
+
+
+def _smaller(ctx: Context, job: JobRecord, num_nodes: int) -> Size | None:
+    """The largest smaller size that so many nodes fill, once it is time for it."""
+    sizes = [size for size in job.plan.sizes if size.nodes < job.plan.nodes]
+    due_s = job.since_s + job.plan.shrink_after_s
+    # Nodes that it stopped for and that are gone again are not waited for.
+    if sizes and ctx.now_s < due_s and job.grow_step is None:
+        ctx.put_job(job, deadline_s=due_s)
+        return None
+    if _is_unsure(ctx):
+        return None
+    return next((size for size in sizes if size.nodes <= num_nodes), None)
+
+
+def _larger(ctx: Context, job: JobRecord) -> Size | None:
+    """The largest size that the job's nodes and free ones fill; None when it has that."""
+    sizes = [size for size in job.plan.sizes if size.nodes > job.plan.nodes]
+    if not sizes:
+        return None
+    num_nodes = len(job.nodes) + len(nodes.free_nodes(ctx, job))
+    return next((size for size in sizes if size.nodes <= num_nodes), None)
+
+
+def _is_unsure(ctx: Context) -> bool:
+    """Whether nodes that are not seen may be there all the same."""
+    return ctx.blind_until_s is not None or ctx.reconciling_until_s is not None
+
+
+def _shrunk(
+    ctx: Context, job: JobRecord, size: Size, places: tuple[NodeId | None, ...]
+) -> JobRecord:
+    words = f"going on with {_in_words(size)}: no more nodes came in time (recovery.elastic)"
+    incident = ctx.incident_of(job)
+    if incident is not None:
+        ctx.note(incident, "elastic", words)
+    ctx.emit(Alert(summary=f"job {job.job_id} is {words}"))
+    return _at(ctx, job, size, places)
+
+
+def _at(ctx: Context, job: JobRecord, size: Size, places: tuple[NodeId | None, ...]) -> JobRecord:
+    """The job at another size, with these places."""
+    plan = replace(job.plan, nodes=size.nodes, replica_places=size.replica_places)
+    unchecked = tuple(node for node in job.unchecked if node in places)
+    return ctx.put_job(job, plan=plan, spec_json=size.spec_json, nodes=places, unchecked=unchecked)
+
+
+def _release(ctx: Context, job: JobRecord, node: NodeRecord) -> None:
+    ctx.move_node(node, NodeState.READY, f"{job.job_id} goes on without it", job=None)
+
+
+def _in_words(size: Size) -> str:
+    return f"dp={size.dp} on {size.nodes} node(s)"

@@ -1,0 +1,139 @@
+"""Where to look: what the state's tables hold, by what is asked of them.
+
+A fleet of ten thousand nodes answers ten thousand stop orders after each fault, and the
+machine looks at the state after each of them. So it must find the few nodes that wait for
+something, and a node's or a job's open commands, without going through all there are.
+Follows from the facts alone; nothing here is decided, journalled or compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from controller.core.records import (
+    Command,
+    CommandRecord,
+    IncidentRecord,
+    NodeRecord,
+)
+from controller.core.states import AWAY, EXCLUDED, FREE, IncidentState, NodeState
+from outlast.ids import CommandId, IncidentId, JobId, NodeId
+
+# In these a node trains or leaves; neither time nor a check brings it on.
+_BUSY = (NodeState.ASSIGNED, NodeState.DRAINING)
+_HELD = (NodeState.ASSIGNED, NodeState.SUSPECT)
+# An ordered set: a set has no order that a replay could rely on.
+_Ids = dict[CommandId, None]
+
+
+@dataclass(slots=True)
+class _InOrder:
+    """Some of the nodes, in the order in which all of them first came."""
+
+    order: dict[NodeId, int]
+    members: dict[NodeId, None] = field(default_factory=dict)
+    # The members in order; None when one has come or gone since.
+    _sorted: tuple[NodeId, ...] | None = None
+
+    def put(self, node: NodeId, is_member: bool) -> None:
+        if is_member is (node in self.members):
+            return
+        self._sorted = None
+        if is_member:
+            self.members[node] = None
+        else:
+            del self.members[node]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self.members
+
+    def __iter__(self) -> Iterator[NodeId]:
+        if self._sorted is None:
+            self._sorted = tuple(sorted(self.members, key=self.order.__getitem__))
+        return iter(self._sorted)
+
+
+@dataclass(slots=True)
+class Index:
+    """Ids by what is asked for, each in the order of the facts."""
+
+    # Number of each node, by when it was first put.
+    order: dict[NodeId, int] = field(default_factory=dict)
+    # Nodes out of use or under suspicion: time or a check brings them on.
+    waiting: _InOrder = field(init=False)
+    free: _InOrder = field(init=False)
+    standby: _InOrder = field(init=False)
+    # Not excluded from use.
+    in_use: _InOrder = field(init=False)
+    # Nobody expects to hear of them.
+    away: _InOrder = field(init=False)
+    # Quarantined lately, or still.
+    blamed: _InOrder = field(init=False)
+    # Whose agent could not kill its workers once.
+    stuck: _InOrder = field(init=False)
+    # How many nodes each job holds, but for those that are moving away.
+    num_held: dict[JobId, int] = field(default_factory=dict)
+    open_incidents: dict[IncidentId, None] = field(default_factory=dict)
+    of_kind: dict[type[Command], _Ids] = field(default_factory=dict)
+    of_job: dict[tuple[type[Command], JobId | None], _Ids] = field(default_factory=dict)
+    of_node: dict[NodeId, _Ids] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting, self.free, self.standby, self.in_use = (
+            _InOrder(self.order) for _ in range(4)
+        )
+        self.away, self.blamed, self.stuck = (_InOrder(self.order) for _ in range(3))
+
+    def put_node(self, old: NodeRecord | None, node: NodeRecord) -> None:
+        self.order.setdefault(node.node, len(self.order))
+        is_free = node.state in FREE
+        self.free.put(node.node, is_free)
+        self.standby.put(node.node, node.state is NodeState.STANDBY)
+        self.waiting.put(node.node, not is_free and node.state not in _BUSY)
+        self.in_use.put(node.node, node.state not in EXCLUDED)
+        self.away.put(node.node, node.state in AWAY)
+        self.blamed.put(node.node, bool(node.quarantines_s))
+        self.stuck.put(node.node, node.stuck != "")
+        for record, change in ((old, -1), (node, 1)):
+            if record is not None and record.job is not None and record.state in _HELD:
+                self.num_held[record.job] = self.num_held.get(record.job, 0) + change
+
+    def is_idle(self, node: NodeId) -> bool:
+        """Whether the node may wait for time, a check or a place: it does not train."""
+        return node in self.waiting or node in self.free
+
+    def put_incident(self, incident: IncidentRecord) -> None:
+        if incident.state is IncidentState.CLOSED:
+            self.open_incidents.pop(incident.incident, None)
+        else:
+            self.open_incidents[incident.incident] = None
+
+    def open_command(self, record: CommandRecord) -> None:
+        for ids in self._places(record):
+            ids[record.command_id] = None
+
+    def close_command(self, record: CommandRecord) -> None:
+        for ids in self._places(record):
+            del ids[record.command_id]
+
+    def commands(
+        self, kind: type[Command], node: NodeId | None, job: JobId | None
+    ) -> list[CommandId]:
+        """Ids of open commands; those of a node may be of any kind and job."""
+        if node is not None:
+            return list(self.of_node.get(node, ()))
+        if job is not None:
+            return list(self.of_job.get((kind, job), ()))
+        return list(self.of_kind.get(kind, ()))
+
+    def _places(self, record: CommandRecord) -> tuple[_Ids, _Ids, _Ids]:
+        kind = type(record.command)
+        return (
+            self.of_kind.setdefault(kind, {}),
+            self.of_job.setdefault((kind, record.job), {}),
+            self.of_node.setdefault(record.node, {}),
+        )

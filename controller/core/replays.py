@@ -1,0 +1,79 @@
+"""Steps that gave no number and are done again: what comes of it tells data from hardware.
+
+The same data on the same weights gives the same bits. So a step that is a number when it is
+done again was computed wrong the first time, by one of the nodes that had a part in it; a
+step that is none again is the fault of the data or the settings, and `policy` says what then.
+"""
+
+from __future__ import annotations
+
+from controller.core import nodes
+from controller.core.context import Context
+from controller.core.effects import Alert
+from controller.core.events import JobAdvanced
+from controller.core.policy import Verdict, bad_step, root_failure
+from controller.core.records import Action, IncidentRecord, JobRecord
+from controller.core.states import NodeState
+from outlast.ids import NodeId
+from outlast.skipped import is_skipped
+
+
+def computed_on(job: JobRecord, incident: IncidentRecord) -> tuple[NodeId, ...]:
+    """Nodes one of which computed a loss that is no number; () where that is not known."""
+    root = root_failure(incident.evidence)
+    # A gradient that is none is every rank's by the time it is looked at.
+    if root is None or root.rank is None or root.fault_class != "non_finite":
+        return ()
+    places = (job.nodes[place] for place in job.plan.model_places(root.rank))
+    return tuple(node for node in places if node is not None)
+
+
+def decided(ctx: Context, job: JobRecord, incident: IncidentRecord, verdict: Verdict) -> JobRecord:
+    """Note what is to be done again, and what is left out from now on."""
+    if verdict.skipped is not None:
+        _clear(ctx, job)
+    step = bad_step(incident.evidence, incident.fault_step)
+    if step is not None:
+        job = ctx.put_job(job, replayed_step=step, replayed_on=computed_on(job, incident))
+    if verdict.skipped is not None:
+        job = ctx.put_job(job, skipped=(*job.skipped, verdict.skipped))
+        ctx.emit(Alert(summary=f"job {job.job_id}: {verdict.reason}"))
+    if verdict.action is Action.REPLACE_NODES:
+        rest = tuple(node for node in job.unreproduced if node not in verdict.culprits)
+        job = ctx.put_job(job, unreproduced=rest)
+    return job
+
+
+def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRecord:
+    """See whether the step that gave no number has been passed, and say what that means."""
+    step = job.replayed_step
+    if step is None or event.completed_step < step:
+        return job
+    incident = ctx.incident_of(job)
+    suspects = job.replayed_on
+    job = ctx.put_job(job, replayed_step=None, replayed_on=())
+    if is_skipped(job.skipped, step):
+        return job
+    if incident is not None:
+        ctx.note(incident, "replayed", _in_words(step, suspects))
+    here = [node for node in suspects if nodes.placed(ctx, job, node) is not None]
+    unreproduced = tuple(dict.fromkeys((*job.unreproduced, *here)))
+    return ctx.put_job(job, unreproduced=unreproduced)
+
+
+def _clear(ctx: Context, job: JobRecord) -> None:
+    """It is the data: nothing speaks against the nodes that computed the step any more."""
+    for node_id in job.replayed_on:
+        node = nodes.placed(ctx, job, node_id)
+        if node is not None and node.state is NodeState.SUSPECT:
+            ctx.move_node(node, NodeState.ASSIGNED, f"step {job.replayed_step} reproduced")
+
+
+def _in_words(step: int, suspects: tuple[NodeId, ...]) -> str:
+    words = f"step {step} was done again and is a number now: it did not reproduce, so a device "
+    words += "computed wrong"
+    if not suspects:
+        return f"{words}; which one is not known"
+    if len(suspects) == 1:
+        return f"{words}; {suspects[0]} is suspected"
+    return f"{words}; one of {', '.join(suspects)} is suspected"

@@ -1,0 +1,261 @@
+"""What is found in figures while jobs train: the tables between reports and the machine.
+
+Steps and heartbeats update the tables of `diagnostics.core`, and only changes come out as
+events. A job's `detectors` section says which are looked for and whether they act.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from controller.core.events import Detected, DetectionEnded, Event
+from controller.core.facts import State
+from controller.core.records import Cause, JobRecord
+from controller.core.states import JobState
+from controller.specs import spec_of
+from controller.store.curves import StepRow
+from diagnostics.core.curves import CALM_STEPS, SpeedWatch, SpikeWatch, Step, not_a_number
+from diagnostics.core.stragglers import StragglerTable
+from diagnostics.core.windows import Lasting
+from outlast.ids import Attempt, JobId, NodeId
+from outlast.v1 import agents_pb2
+
+# A window of what ranks report: so long, and so many samples of each.
+WINDOW_S = 10.0
+WINDOW_SAMPLES = 5
+MOST_SAMPLES = 64
+# How soon to look again where some rank has not reported enough.
+LOOK_S = 1.0
+# A step that waits for data for longer than it does anything else.
+DATA_SHARE = 0.5
+LEAST_DATA_S = 0.02
+
+
+@dataclass(slots=True)
+class _Tables:
+    """Of one attempt."""
+
+    attempt: Attempt
+    stragglers: StragglerTable
+    spikes: SpikeWatch = field(default_factory=SpikeWatch)
+    speed: SpeedWatch = field(default_factory=SpeedWatch)
+    data: dict[int, Lasting] = field(default_factory=dict)
+    # Steps since something odd, by what it was.
+    calm: dict[Cause, int] = field(default_factory=dict)
+    # The newest of each rank: some may have nothing to report for long.
+    samples: dict[int, deque[agents_pb2.RankUse]] = field(default_factory=dict)
+    # When to judge them next.
+    judge_at_s: float | None = None
+
+
+class Detectors:
+    """The tables of every running job."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._tables: dict[JobId, _Tables] = {}
+
+    def steps(self, job_id: JobId, rows: Sequence[StepRow]) -> list[Event]:
+        """Figures of completed steps."""
+        job = self._running(job_id)
+        if job is None:
+            return []
+        tables = self._tables_of(job)
+        events: list[Event] = []
+        for row in rows:
+            if row.attempt != job.attempt or row.is_left_out:
+                continue
+            step = Step(
+                step=row.step,
+                loss=row.loss,
+                grad_norm=row.grad_norm,
+                duration_s=row.duration_s,
+            )
+            events += self._odd(job, tables, Cause.NON_FINITE, not_a_number(step), row.at_s)
+            events += self._odd(job, tables, Cause.SPIKE, tables.spikes.take(step), row.at_s)
+            change = tables.speed.take(step)
+            events += self._changed(job, Cause.SLOWDOWN, change, tables.speed.words, row.at_s)
+        return events
+
+    def heartbeat(self, beat: agents_pb2.Heartbeat, now_s: float) -> list[Event]:
+        """What ranks say of their last steps."""
+        events: list[Event] = []
+        for job_id in dict.fromkeys(JobId(summary.job_id) for summary in beat.ranks):
+            job = self._running(job_id)
+            if job is None:
+                continue
+            tables = self._tables_of(job)
+            for summary in beat.ranks:
+                is_its = summary.job_id == job_id and summary.attempt == job.attempt
+                if is_its and summary.HasField("use"):
+                    kept = tables.samples.setdefault(summary.rank, deque(maxlen=MOST_SAMPLES))
+                    kept.append(summary.use)
+            events += self._window(job, tables, beat.at_s, now_s)
+        return events
+
+    def host(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
+        """What an agent says of its node: of interest to the job that runs there."""
+        sign = event.host_sign
+        record = self._state.nodes.get(node)
+        job = None if record is None or record.job is None else self._running(record.job)
+        if job is None or sign.subject not in _HOST_CAUSES:
+            return []
+        if event.job_id and (event.job_id, event.attempt) != (job.job_id, job.attempt):
+            return []
+        cause = Cause(sign.subject)
+        if not sign.words:
+            words = f"{sign.what or 'it'} is well again"
+            return [DetectionEnded(job_id=job.job_id, cause=cause, node=node, detail=words)]
+        words = f"{node}: {sign.words}"
+        return self._found(job, cause, words, event.at_s, node=node, spares_node=sign.spares_node)
+
+    def _running(self, job_id: JobId) -> JobRecord | None:
+        job = self._state.jobs.get(job_id)
+        if job is None or job.state is not JobState.RUNNING:
+            self._tables.pop(job_id, None)
+            return None
+        return job
+
+    def _tables_of(self, job: JobRecord) -> _Tables:
+        tables = self._tables.get(job.job_id)
+        if tables is None or tables.attempt != job.attempt:
+            layout = spec_of(job.spec_json).layout
+            stages: dict[int, list[int]] = {}
+            for rank in range(layout.world_size):
+                stages.setdefault(layout.coordinate(rank).pp, []).append(rank)
+            equals = StragglerTable([*stages.values()])
+            tables = self._tables[job.job_id] = _Tables(attempt=job.attempt, stragglers=equals)
+        return tables
+
+    def _window(self, job: JobRecord, tables: _Tables, at_s: float, now_s: float) -> list[Event]:
+        """Judge what was gathered, once there is enough of every rank."""
+        if tables.judge_at_s is None:
+            tables.judge_at_s = now_s + WINDOW_S
+        if now_s < tables.judge_at_s:
+            return []
+        if len(tables.samples) < job.plan.world_size or any(
+            len(samples) < WINDOW_SAMPLES for samples in tables.samples.values()
+        ):
+            # Not at every heartbeat of thousands of nodes.
+            tables.judge_at_s = now_s + LOOK_S
+            return []
+        samples, tables.samples, tables.judge_at_s = tables.samples, {}, now_s + WINDOW_S
+        return [
+            *self._stragglers(job, tables, samples, at_s),
+            *self._data_stalls(job, tables, samples, at_s),
+        ]
+
+    def _stragglers(
+        self,
+        job: JobRecord,
+        tables: _Tables,
+        samples: Mapping[int, Sequence[agents_pb2.RankUse]],
+        at_s: float,
+    ) -> list[Event]:
+        works = {rank: median(_own_work_s(use) for use in uses) for rank, uses in samples.items()}
+        begun, ended = tables.stragglers.take(works)
+        events: list[Event] = []
+        for slow in begun:
+            node = _node_of(job, slow.rank)
+            events += self._found(job, Cause.STRAGGLER, slow.words, at_s, node=node, rank=slow.rank)
+        for rank in ended:
+            events += self._over(job, Cause.STRAGGLER, _node_of(job, rank))
+        return events
+
+    def _data_stalls(
+        self,
+        job: JobRecord,
+        tables: _Tables,
+        samples: Mapping[int, Sequence[agents_pb2.RankUse]],
+        at_s: float,
+    ) -> list[Event]:
+        events: list[Event] = []
+        for rank, uses in samples.items():
+            data_s = median(use.split.data_s for use in uses)
+            step_s = median(_step_s(use) for use in uses)
+            is_bad = data_s > LEAST_DATA_S and data_s > DATA_SHARE * step_s
+            change = tables.data.setdefault(rank, Lasting()).take(bad=is_bad)
+            node = _node_of(job, rank)
+            if change is True:
+                words = (
+                    f"rank {rank} waits {data_s:.3g} s for data in a step of {step_s:.3g} s "
+                    f"(limit {DATA_SHARE:.0%}, ours, in 3 of 5 windows)"
+                )
+                events += self._found(job, Cause.DATA_STALL, words, at_s, node=node, rank=rank)
+            elif change is False:
+                events += self._over(job, Cause.DATA_STALL, node)
+        return events
+
+    def _odd(
+        self, job: JobRecord, tables: _Tables, cause: Cause, words: str, at_s: float
+    ) -> list[Event]:
+        """Something about a single step; over when it has not come back for a while."""
+        if words:
+            tables.calm[cause] = 0
+            return self._found(job, cause, words, at_s)
+        if cause in tables.calm:
+            tables.calm[cause] += 1
+            if tables.calm[cause] >= CALM_STEPS:
+                del tables.calm[cause]
+                return self._over(job, cause, None)
+        return []
+
+    def _changed(
+        self, job: JobRecord, cause: Cause, change: bool | None, words: str, at_s: float
+    ) -> list[Event]:
+        if change is None:
+            return []
+        return self._found(job, cause, words, at_s) if change else self._over(job, cause, None)
+
+    def _found(
+        self,
+        job: JobRecord,
+        cause: Cause,
+        words: str,
+        at_s: float,
+        *,
+        node: NodeId | None = None,
+        rank: int | None = None,
+        spares_node: bool = False,
+    ) -> list[Event]:
+        mode = getattr(spec_of(job.spec_json).detectors, cause)
+        if mode == "off":
+            return []
+        return [
+            Detected(
+                job_id=job.job_id,
+                attempt=job.attempt,
+                cause=cause,
+                node=node,
+                rank=rank,
+                detail=words,
+                at_s=at_s,
+                # A worker that finds no number has ended by itself when that is to be acted on.
+                acts=mode == "act" and not spares_node and cause is not Cause.NON_FINITE,
+            )
+        ]
+
+    def _over(self, job: JobRecord, cause: Cause, node: NodeId | None) -> list[Event]:
+        return [DetectionEnded(job_id=job.job_id, cause=cause, node=node, detail="it is over")]
+
+
+_HOST_CAUSES = (Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG, Cause.WORKER_LOG)
+
+
+def _node_of(job: JobRecord, rank: int) -> NodeId | None:
+    return job.nodes[rank // job.plan.workers_per_node]
+
+
+def _own_work_s(use: agents_pb2.RankUse) -> float:
+    """A step without any waiting for others."""
+    split = use.split
+    return split.forward_s + split.backward_s + split.optimizer_s + split.data_s
+
+
+def _step_s(use: agents_pb2.RankUse) -> float:
+    split = use.split
+    exposed_s = split.tp_exposed_s + split.pp_exposed_s + split.dp_exposed_s
+    return _own_work_s(use) + exposed_s + split.other_exposed_s

@@ -1,0 +1,372 @@
+"""The invariants of the controller, checked against what is true in the world.
+
+They see more than the machine does: whether a silent node was silent, whether an
+attempt that was given up still trains. The numbers are those of the list of
+simulation invariants in the controller's specification.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, NoReturn
+
+from controller.core import events as ev
+from controller.core.effects import Effect, EvictNode, Persist, SendCommand
+from controller.core.facts import CommandOpened, Fact, IncidentPut, JobPut, NodePut, State
+from controller.core.machine import Machine
+from controller.core.records import CommandRecord, JobRecord, NodeRecord, RunSuite, StopWorkers
+from controller.core.states import (
+    LIVE,
+    PLACED,
+    TERMINAL,
+    IncidentState,
+    JobState,
+    NodeState,
+)
+from outlast.ids import JobId, NodeId
+from outlast.skipped import is_undone
+
+if TYPE_CHECKING:
+    from controller.sim.training import Training
+    from controller.sim.worker import Worker
+    from controller.sim.world import World
+
+BLIND_S = 300.0
+BREAKER_WINDOW_S = 600.0
+# How long a sign against a node may wait for the breaker, for other nodes' checks and for
+# the controller to come back before somebody acts on it.
+SIGN_LASTS_S = 3 * 3600.0
+# A node that came back so lately may not have had its orders yet.
+ORDERS_S = 60.0
+SLACK_S = 1.0
+# Signs that a blind controller sees in everybody.
+SILENCES = ("lost", "silent", "does not answer")
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Checkers:
+    """All invariants of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        # Signs against a node: (when, what).
+        self._signs: dict[NodeId, deque[tuple[float, str]]] = {}
+        self._live: dict[tuple[JobId, int, int], Worker] = {}
+        self._quarantines: list[float] = []
+        # Partitions of many nodes at once: (when, how long they must be borne, who).
+        self._masses: list[tuple[float, float, tuple[NodeId, ...]]] = []
+        self._num_spins = 0
+        self._num_batches = 0
+        # When the next open order may be overdue.
+        self._overdue_s = math.inf
+
+    # What the world reports
+
+    def suspect(self, node: NodeId, sign: str) -> None:
+        """Something speaks against the node."""
+        self._signs.setdefault(node, deque(maxlen=64)).append((self._world.now_s, sign))
+
+    def silent_for(self, node: NodeId, since_s: float) -> None:
+        """A silence of the node has ended, or its listener's life has."""
+        silent_s = self._world.now_s - max(since_s, self._world.controller.started_s)
+        limits = self._world.limits
+        if silent_s >= limits.lost_s - SLACK_S:
+            self.suspect(node, "silent" if silent_s >= limits.silent_s - SLACK_S else "lost")
+
+    def crashed(self) -> None:
+        """What the controller heard of nodes that are silent counts after its death, too."""
+        for node, since_s in self._world.quiet_nodes():
+            self.silent_for(node, since_s)
+
+    def mass_partition(self, nodes: tuple[NodeId, ...], lasts_s: float) -> None:
+        """So many nodes are cut off at once that it must look like our own blindness."""
+        self._masses.append((self._world.now_s, min(lasts_s, BLIND_S), nodes))
+
+    def worker_started(self, worker: Worker) -> None:
+        """Invariant 1: one live worker per rank and attempt, one attempt per node."""
+        key = (worker.job_id, worker.attempt, worker.rank)
+        if key in self._live:
+            self._fail(1, f"two live workers of {key}")
+        self._live[key] = worker
+        for other in worker.agent.running():
+            if (other.job_id, other.attempt) != (worker.job_id, worker.attempt):
+                self._fail(
+                    1,
+                    f"{worker.node} starts {worker.job_id}/a{worker.attempt} beside "
+                    f"{other.job_id}/a{other.attempt}",
+                )
+        for training in self._world.trainings.live():
+            if training.job.job_id == worker.job_id and training.attempt < worker.attempt:
+                self._older_attempt_trains(training, worker)
+
+    def worker_ended(self, worker: Worker) -> None:
+        self._live.pop((worker.job_id, worker.attempt, worker.rank), None)
+
+    def resumed(self, training: Training) -> None:
+        """Invariant 7: an attempt goes on from what exists, and loses nothing verified."""
+        if training.resumed > training.job.high_step:
+            self._fail(7, f"resumed from step {training.resumed}, which nobody completed")
+        if training.resumed < training.least_step:
+            self._fail(7, f"resumed from {training.resumed} < committed {training.committed_hint}")
+        if is_undone(training.skipped, training.resumed):
+            self._fail(7, f"resumed from step {training.resumed}, which was rolled back")
+
+    # What the machine decides
+
+    def ordered(self, place: int, effect: Effect, journalled: State) -> None:
+        """Invariant 2: the journal comes before whatever follows from it."""
+        match effect:
+            case Persist():
+                if place != 0:
+                    self._fail(2, "Persist is not the first effect of its batch")
+                self._note_overdue(journalled)
+            case EvictNode(node=node):
+                if journalled.nodes[node].state is not NodeState.RETIRED:
+                    self._fail(2, f"{node} is evicted without a journalled retirement")
+            case SendCommand(command=command, attempt=attempt):
+                known = journalled.commands.get(command.command_id)
+                if known is not command and known != command:
+                    self._fail(2, f"{command.command_id} is sent before it is journalled")
+                if attempt is not None and journalled.attempts.get(attempt.job) != attempt:
+                    self._fail(2, f"{command.command_id} is sent before its attempt is journalled")
+
+    def recorded(self, event: ev.Event, fact: Fact, before: State) -> None:
+        """Look at a decision in the moment in which it becomes durable."""
+        match fact:
+            case NodePut(node=node):
+                self._look_at_node(event, node, before)
+            case JobPut(job=job):
+                self._look_at_job(event, job, before.jobs.get(job.job_id))
+            case IncidentPut(incident=incident):
+                old = before.incidents.get(incident.incident)
+                if old is not None and old.state is IncidentState.CLOSED:
+                    self._fail(10, f"{incident.incident} changes after it was closed")
+            case CommandOpened(command=command):
+                if command.command_id in before.commands:
+                    self._fail(2, f"{command.command_id} is opened twice")
+                self._overdue_s = min(self._overdue_s, _due_s(command, before))
+
+    def appends(self, term: int, newest: int) -> None:
+        """Invariant 3: what a deposed leader writes never lands."""
+        if term != newest:
+            self._fail(3, f"the leader of term {term} wrote in term {newest}")
+
+    def encoded(self, fact: Fact, decoded: Fact) -> None:
+        """Invariant 9: the journal tells what was decided, exactly."""
+        if fact is not decoded and fact != decoded:
+            self._fail(9, f"{fact} was read back as {decoded}")
+
+    def performed(self, event: ev.Event, machine: Machine, journalled: State) -> None:
+        """Look at the machine after a batch."""
+        self._num_batches += 1
+        if self._num_batches % self._world.fidelity.compare_every == 0:
+            if machine.state != journalled:
+                self._fail(9, f"after {type(event).__name__} the state is not the journal's fold")
+            self._consistent(machine.state)
+        wake_s = machine.wake_at()
+        overdue = wake_s is not None and wake_s <= self._world.now_s
+        self._num_spins = self._num_spins + 1 if overdue else 0
+        if self._num_spins > 20:
+            self._fail(10, f"wake_at stays at {wake_s}, which has passed: the timer spins")
+
+    def restarted(self, folded: State, journalled: State) -> None:
+        """Invariant 9: whatever the crash cut short, the journal tells the whole state."""
+        if folded != journalled:
+            self._fail(9, "the decoded journal folds into another state")
+        self._num_spins = 0
+
+    def finished(self, state: State) -> None:
+        """Invariants 4 and 10, when all faults are over and all jobs have had time."""
+        for job in state.jobs.values():
+            if job.state not in TERMINAL:
+                self._fail(10, f"{job.job_id} is {job.state} for ever: {job.reason}")
+            if not job.reason:
+                self._fail(10, f"{job.job_id} is {job.state} without a reason")
+            if job.state is JobState.SUCCEEDED:
+                self._succeeded(job)
+        for node in state.nodes.values():
+            if node.state is NodeState.QUARANTINED:
+                self._fail(4, f"{node.node} is QUARANTINED for ever: {node.reason}")
+            if node.state in (*PLACED, NodeState.VALIDATING):
+                self._fail(4, f"{node.node} is {node.state} for ever: {node.reason}")
+        for incident in state.incidents.values():
+            if incident.state is not IncidentState.CLOSED:
+                self._fail(10, f"{incident.incident} of an ended job is {incident.state}")
+        for key, worker in self._live.items():
+            if self._world.is_beating(worker.node):
+                self._fail(10, f"worker {key} on {worker.node} outlived its job")
+
+    # Each fact
+
+    def _look_at_node(self, event: ev.Event, node: NodeRecord, before: State) -> None:
+        old = before.nodes.get(node.node)
+        if old is None:
+            return
+        persons = isinstance(event, ev.NodeUncordonRequested) and event.node == node.node
+        if old.cordoned and not node.cordoned and not persons:
+            self._fail(5, f"{node.node}: a cordon vanished on {type(event).__name__}")
+        asked = (ev.NodeCordonRequested, ev.NodeDrainRequested)
+        if node.cordoned and not old.cordoned and not isinstance(event, asked):
+            self._destroys(before, node, "cordoned")
+        if node.state is NodeState.QUARANTINED and old.state is not NodeState.QUARANTINED:
+            self._destroys(before, node, "quarantined")
+            self._spared_while_blind(node)
+            self._quarantined(node, before)
+        elif node.state is NodeState.RETIRED and old.state is not NodeState.RETIRED:
+            self._destroys(before, node, "retired")
+
+    def _destroys(self, before: State, node: NodeRecord, what: str) -> None:
+        """Invariant 2: two independent signs, or a long silence."""
+        now_s = self._world.now_s
+        signs = [
+            sign
+            for at_s, sign in self._signs.get(node.node, ())
+            if at_s > now_s - SIGN_LASTS_S and sign != "lost"
+        ]
+        since_s = self._world.quiet_since(node.node)
+        lost = any(sign == "lost" for _, sign in self._signs.get(node.node, ()))
+        if since_s is not None:
+            silent_s = now_s - max(since_s, self._world.controller.started_s)
+            if silent_s >= self._world.limits.silent_s - SLACK_S:
+                return
+            lost = lost or silent_s >= self._world.limits.lost_s - SLACK_S
+        if not signs and not (lost and _peers_failed(before, node)):
+            self._fail(2, f"{node.node} is {what} without a cause ({node.reason})")
+
+    def _spared_while_blind(self, node: NodeRecord) -> None:
+        """Many silent nodes at once are the controller's own blindness for a while."""
+        now_s = self._world.now_s
+        for number, (at_s, lasts_s, nodes) in enumerate(self._masses):
+            recent = number and at_s - self._masses[number - 1][0] < 3 * BLIND_S
+            if recent or node.node not in nodes or not at_s < now_s < at_s + lasts_s:
+                continue
+            since_s = self._world.quiet_since(node.node)
+            if since_s is not None and since_s < at_s:
+                # It was silent before the others were.
+                continue
+            others = [
+                sign
+                for sign_s, sign in self._signs.get(node.node, ())
+                if sign_s > now_s - SIGN_LASTS_S and sign not in SILENCES
+            ]
+            if not others:
+                self._fail(2, f"{node.node} is quarantined {now_s - at_s:.0f} s into a blindness")
+
+    def _quarantined(self, node: NodeRecord, before: State) -> None:
+        """Invariants 4 and 8: a session, and not too many of them in a window."""
+        now_s = self._world.now_s
+        if node.quarantines_s[-1:] != (now_s,) or node.timer_s is None:
+            self._fail(4, f"{node.node} is quarantined without a session that ends")
+        self._quarantines = [at for at in self._quarantines if at > now_s - BREAKER_WINDOW_S]
+        self._quarantines.append(now_s)
+        fleet = [n for n in before.nodes.values() if n.state is not NodeState.RETIRED]
+        limit = max(1, int(0.1 * len(fleet)))
+        if len(self._quarantines) > limit:
+            self._fail(8, f"{len(self._quarantines)} quarantines in a window; {limit} are allowed")
+
+    def _look_at_job(self, event: ev.Event, job: JobRecord, old: JobRecord | None) -> None:
+        commits = self._world.jobs[job.job_id].commits
+        if job.committed_step is not None and job.committed_step not in commits:
+            self._fail(7, f"{job.job_id} believes in checkpoint {job.committed_step}")
+        if old is None:
+            return
+        advanced = (job.committed_step or 0) > (old.committed_step or 0)
+        resumed = isinstance(event, ev.JobResumeRequested) and event.job_id == job.job_id
+        if job.retry_left > old.retry_left and not advanced and not resumed:
+            self._fail(6, f"{job.job_id}: retries {old.retry_left} -> {job.retry_left}")
+        is_smaller = job.plan.nodes < old.plan.nodes
+        if is_smaller and old.state not in (JobState.QUEUED, JobState.PROVISIONING):
+            self._fail(10, f"{job.job_id} shrinks while it is {old.state}")
+        if job.skipped[: len(old.skipped)] != old.skipped:
+            self._fail(7, f"{job.job_id} leaves out {job.skipped} after {old.skipped}")
+        if job.attempt < old.attempt or job.attempt > old.attempt + 1:
+            self._fail(1, f"{job.job_id}: attempt {old.attempt} -> {job.attempt}")
+
+    def _older_attempt_trains(self, training: Training, worker: Worker) -> None:
+        """Invariant 1: no two attempts train, but for one that nobody can reach."""
+        for node in dict.fromkeys(training.rank_nodes):
+            machine = self._world.controller.machine
+            if machine is None or not self._world.is_beating(node):
+                continue
+            if self._world.now_s - self._world.beating_since(node) < ORDERS_S:
+                continue
+            self._fail(
+                1,
+                f"{worker.job_id}/a{worker.attempt} starts while a{training.attempt} trains "
+                f"within reach on {node}",
+            )
+
+    def _note_overdue(self, journalled: State) -> None:
+        """Orders not carried out in time speak against a node."""
+        now_s = self._world.now_s
+        if now_s < self._overdue_s:
+            return
+        self._overdue_s = math.inf
+        for command in journalled.commands.values():
+            due_s = _due_s(command, journalled)
+            if now_s >= due_s:
+                self.suspect(command.node, "does not answer")
+                due_s = now_s + SLACK_S
+            self._overdue_s = min(self._overdue_s, due_s)
+
+    def _consistent(self, state: State) -> None:
+        """Jobs, nodes and incidents point at each other."""
+        holders: dict[NodeId, JobId] = {}
+        for job in state.jobs.values():
+            if len(job.nodes) != job.plan.nodes:
+                self._fail(10, f"{job.job_id} has {len(job.nodes)} places for {job.plan.nodes}")
+            for node_id in job.nodes:
+                if node_id is None or state.nodes[node_id].job != job.job_id:
+                    if job.state in (JobState.STARTING, JobState.RUNNING):
+                        self._fail(10, f"{job.job_id} is {job.state} without its node {node_id}")
+                    continue
+                if node_id in holders:
+                    self._fail(1, f"{node_id} has two places")
+                holders[node_id] = job.job_id
+            incident = None if job.incident is None else state.incidents[job.incident]
+            if incident is not None and incident.state is IncidentState.CLOSED:
+                self._fail(10, f"{job.job_id} names the closed {incident.incident}")
+            if job.needs_person and job.state is not JobState.PAUSED:
+                self._fail(10, f"{job.job_id} is {job.state} and waits for a person")
+            if job.state in LIVE and job.attempt == 0:
+                self._fail(1, f"{job.job_id} is {job.state} without an attempt")
+        for node in state.nodes.values():
+            if (node.state in PLACED) != (node.job is not None):
+                self._fail(10, f"{node.node} is {node.state} and belongs to {node.job}")
+            if node.job is not None and holders.get(node.node) != node.job:
+                self._fail(10, f"{node.node} belongs to {node.job}, which has no place for it")
+
+    def _succeeded(self, job: JobRecord) -> None:
+        if self._world.jobs[job.job_id].high_step != job.plan.total_steps:
+            self._fail(10, f"{job.job_id} SUCCEEDED after step {job.high_step}")
+
+    def _fail(self, invariant: int, what: str) -> NoReturn:
+        raise Violation(f"invariant {invariant} at {self._world.hours:.4f} h: {what}")
+
+
+def _due_s(command: CommandRecord, state: State) -> float:
+    """When it speaks against a node that it has not answered; never for most commands."""
+    job = None if command.job is None else state.jobs.get(command.job)
+    if job is None or not isinstance(command.command, StopWorkers | RunSuite):
+        return math.inf
+    limit_s = job.plan.stop_timeout_s
+    if isinstance(command.command, RunSuite):
+        is_preflight = command.command.suite == "preflight"
+        limit_s = job.plan.preflight_timeout_s if is_preflight else job.plan.diagnose_timeout_s
+    return command.issued_s + limit_s - SLACK_S
+
+
+def _peers_failed(before: State, node: NodeRecord) -> bool:
+    """Whether ranks elsewhere failed by themselves in an incident that names the node."""
+    for incident in before.incidents.values():
+        named = any(item.node == node.node for item in incident.evidence)
+        others = any(
+            item.kind == "worker_exit" and item.node != node.node for item in incident.evidence
+        )
+        if named and others:
+            return True
+    return False

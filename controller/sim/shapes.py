@@ -1,0 +1,65 @@
+"""Fleets and their jobs, drawn from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from controller.core.records import Size
+from controller.sim.training import SimJob
+from controller.sim.world import Shape, make_plan
+from outlast.ids import JobId
+
+# Of seeds, those whose jobs have `recovery.elastic` and need nearly the whole fleet.
+ELASTIC_SHARE = 0.2
+
+
+def draw_shape(random: Random) -> Shape:
+    """A fleet and one to three jobs that fit into it."""
+    num_nodes = random.randint(32, 48)
+    workers_per_node = random.choice((1, 2, 2, 4))
+    jobs = []
+    for number in range(random.randint(1, 3)):
+        job_id = JobId(f"job{number + 1}")
+        hours = random.uniform(4.0, 22.0)
+        step_s = random.uniform(2.0, 30.0)
+        total_steps = int(hours * 3600 / step_s)
+        plan = make_plan(
+            random, random.choice((1, 2, 3, 4, 5, 8, 12)), workers_per_node, total_steps
+        )
+        jobs.append(
+            SimJob(
+                job_id=job_id,
+                plan=plan,
+                step_s=step_s,
+                restore_s=random.uniform(2.0, 60.0),
+                commit_every=max(1, int(random.uniform(600.0, 2400.0) / step_s)),
+                upload_s=random.uniform(5.0, 120.0),
+                error_step=random.randrange(1, total_steps) if random.random() < 0.1 else None,
+            )
+        )
+    provisions = random.random() < 0.5
+    if random.random() < ELASTIC_SHARE:
+        _make_elastic(random, jobs, num_nodes)
+    return Shape(
+        num_nodes=num_nodes,
+        workers_per_node=workers_per_node,
+        jobs=tuple(jobs),
+        provisions=provisions,
+    )
+
+
+def _make_elastic(random: Random, jobs: list[SimJob], num_nodes: int) -> None:
+    """All jobs may shrink, and the last one takes what the fleet has left."""
+    *others, last = jobs
+    left = num_nodes - sum(job.plan.nodes for job in others)
+    last.plan = replace(last.plan, nodes=left, standby=0)
+    for job in jobs:
+        most = job.plan.nodes
+        numbers = sorted({most, *(max(1, most - cut) for cut in (1, 2, most // 2))}, reverse=True)
+        job.plan = replace(
+            job.plan,
+            sizes=tuple(Size(dp=number, nodes=number, spec_json="{}") for number in numbers),
+            shrink_after_s=random.choice((0.0, 60.0, 600.0)),
+            grow_after_s=random.choice((0.0, 300.0, 3600.0)),
+        )

@@ -1,0 +1,395 @@
+"""What the workers of an attempt do together: gather, restore, train, break, finish.
+
+Steps are not simulated one by one: progress is arithmetic on time, and only what
+somebody could notice is an event. Host memory and the checkpoint store follow the
+rules of `checkpoint`: a rank seals its newest two steps, a common one always
+exists, and a checkpoint is there once its commit record is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from controller.core.records import JobPlan
+from outlast.ids import Attempt, JobId, NodeId
+from outlast.skipped import StepRange, is_skipped, is_undone
+
+if TYPE_CHECKING:
+    from controller.sim.worker import Worker
+    from controller.sim.world import World
+
+
+@dataclass(slots=True, kw_only=True)
+class SimJob:
+    """A job as the user wrote it: what only the workers know of it."""
+
+    job_id: JobId
+    plan: JobPlan
+    step_s: float
+    restore_s: float
+    commit_every: int
+    upload_s: float
+    # The user's own mistake strikes whenever this step is computed.
+    error_step: int | None = None
+    # The batch of this step gives no number, whoever computes it.
+    nan_step: int | None = None
+    # Whether another node holds a copy of what each node has in host memory.
+    replicas: bool = False
+    # Commit records in the store: step -> attempt that wrote it.
+    commits: dict[int, Attempt] = field(default_factory=dict)
+    store_up: bool = True
+    # Furthest step that any attempt has completed.
+    high_step: int = 0
+
+
+class Phase(Enum):
+    """Where an attempt's workers are."""
+
+    GATHERING = auto()
+    RESTORING = auto()
+    RUNNING = auto()
+    HUNG = auto()
+    BROKEN = auto()
+    DONE = auto()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Training:
+    """One attempt of a job."""
+
+    job: SimJob
+    attempt: Attempt
+    rank_nodes: tuple[NodeId, ...]
+    endpoint: tuple[str, int]
+    committed_hint: int
+    # What the attempt was told to leave out.
+    skipped: tuple[StepRange, ...] = ()
+    joined: dict[int, Worker] = field(default_factory=dict)
+    phase: Phase = Phase.GATHERING
+    resumed: int = -1
+    running_s: float = 0.0
+    frozen: int = -1
+    culprit: int | None = None
+    # A graceful stop was asked for: all ranks stop after the same step.
+    stopping: bool = False
+    # The nodes of its ranks, each once.
+    nodes: tuple[NodeId, ...] = field(init=False)
+    members: frozenset[NodeId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nodes = tuple(dict.fromkeys(self.rank_nodes))
+        self.members = frozenset(self.nodes)
+
+    def completed(self, now_s: float) -> int:
+        """Last step that every rank has completed; -1 before the first."""
+        if self.phase in (Phase.GATHERING, Phase.RESTORING):
+            return -1
+        if self.phase is not Phase.RUNNING:
+            return self.frozen
+        steps = int((now_s - self.running_s) / self.job.step_s + 1e-9)
+        return min(self.job.plan.total_steps, self.resumed + steps)
+
+    @property
+    def least_step(self) -> int:
+        """What it must not resume before: storage has it, unless that is undone."""
+        is_hint_undone = is_undone(self.skipped, self.committed_hint)
+        return 0 if is_hint_undone else max(0, self.committed_hint)
+
+    def reaches_s(self, step: int) -> float:
+        """When this step is completed if nothing happens."""
+        return self.running_s + (step - self.resumed) * self.job.step_s
+
+    @property
+    def world_size(self) -> int:
+        return len(self.rank_nodes)
+
+    @property
+    def is_training(self) -> bool:
+        return self.phase is Phase.RUNNING
+
+
+class Trainings:
+    """All attempts of all jobs."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.by_attempt: dict[tuple[JobId, Attempt], Training] = {}
+
+    def get(self, job: JobId, attempt: Attempt) -> Training | None:
+        return self.by_attempt.get((job, attempt))
+
+    def forget_ended(self, job: JobId) -> None:
+        """Drop attempts that are over and that nobody asks about any more."""
+        ended = [
+            key
+            for key, training in self.by_attempt.items()
+            if key[0] == job and training.phase in (Phase.BROKEN, Phase.DONE)
+        ]
+        # The newest may still be asked how far it came.
+        for key in ended[:-1]:
+            del self.by_attempt[key]
+
+    def live(self) -> list[Training]:
+        """Attempts that train just now."""
+        return [training for training in self.by_attempt.values() if training.is_training]
+
+    def joined(self, worker: Worker, training: Training) -> None:
+        """A worker has started and waits for its peers."""
+        world = self._world
+        self.by_attempt[training.job.job_id, training.attempt] = training
+        if not training.joined:
+            timeout_s = world.pace.rendezvous_timeout_s
+            world.timeline.after(timeout_s, self._gathering_ends, training)
+        training.joined[worker.rank] = worker
+        if training.phase is not Phase.GATHERING:
+            # Its peers are gone already.
+            self._cascade(training, worker, world.random.uniform(0.5, 5.0))
+        elif len(training.joined) == training.world_size:
+            host = world.nodes[training.rank_nodes[0]]
+            moved = host.agent is None or host.agent.port != training.endpoint[1]
+            if moved or not all(peer.is_running for peer in training.joined.values()):
+                # They wait for each other until they give up.
+                return
+            training.phase = Phase.RESTORING
+            in_memory = self._in_memory(training) >= training.least_step
+            delay_s = world.pace.restore_s(training.job.restore_s, from_memory=in_memory)
+            world.timeline.after(delay_s, self._restored, training)
+
+    def worker_gone(self, worker: Worker, *, silently: bool = False) -> None:
+        """A rank has ended, so the others will; `silently` when its whole node went dark."""
+        training = self.get(worker.job_id, worker.attempt)
+        if training is None or training.phase in (Phase.BROKEN, Phase.DONE):
+            return
+        if training.phase is Phase.GATHERING and worker.rank != 0:
+            return
+        self.freeze(training, Phase.BROKEN)
+        random, most = self._world.random, self._world.fidelity.max_cascade
+        for peer in islice(training.joined.values(), most):
+            if peer.is_running:
+                delay_s = random.uniform(5.0, 60.0) if silently else random.uniform(0.2, 4.0)
+                self._cascade(training, peer, delay_s)
+
+    def freeze(self, training: Training, phase: Phase) -> None:
+        """No step is completed from here on; what was sealed stays sealed."""
+        done = training.completed(self._world.now_s)
+        was = training.phase
+        training.frozen, training.phase = done, phase
+        if was is Phase.RUNNING and done > training.resumed:
+            training.job.high_step = max(training.job.high_step, done)
+            self._seal(training, done)
+
+    def hang(self, training: Training, culprit: int) -> None:
+        if training.phase is Phase.RUNNING:
+            self.freeze(training, Phase.HUNG)
+            training.culprit = culprit
+
+    def stop_gracefully(self, training: Training) -> None:
+        """The flag rides on the next step: every rank stops after it, told or not."""
+        if training.phase is not Phase.RUNNING or training.stopping:
+            return
+        training.stopping = True
+        delay_s = training.job.step_s * self._world.random.uniform(0.1, 1.0)
+        self._world.timeline.after(delay_s, self._stopped_gracefully, training)
+
+    def cut_from_peers(self, node: NodeId) -> None:
+        """A node lost the network between workers: its ranks and their peers fail."""
+        for training in list(self.by_attempt.values()):
+            if node in training.members and training.phase in (
+                Phase.RESTORING,
+                Phase.RUNNING,
+                Phase.HUNG,
+            ):
+                victim = next(w for w in training.joined.values() if w.node == node)
+                self.worker_gone(victim, silently=True)
+
+    # Restoring and running
+
+    def _gathering_ends(self, training: Training) -> None:
+        if training.phase is Phase.GATHERING:
+            training.phase = Phase.BROKEN
+            for worker in training.joined.values():
+                self._cascade(training, worker, self._world.random.uniform(0.0, 5.0))
+
+    def _cascade(self, training: Training, worker: Worker, delay_s: float) -> None:
+        self._world.timeline.after(
+            delay_s, worker.end, 1, "cascade", "", "connection closed by peer"
+        )
+
+    def _restored(self, training: Training) -> None:
+        world = self._world
+        if training.phase is not Phase.RESTORING:
+            return
+        training.resumed = self._agree(training)
+        self._forget_other_layouts(training)
+        training.phase = Phase.RUNNING
+        training.running_s = world.now_s
+        world.checkers.resumed(training)
+        world.trace("train", training.job.job_id, f"a{training.attempt} from {training.resumed}")
+        self._schedule(training)
+
+    def _in_memory(self, training: Training) -> int:
+        """The newest step that all ranks find in some host's memory; -1 when there is none."""
+        common: frozenset[int] | None = None
+        for rank in range(len(training.rank_nodes)):
+            found = self._found_by(training, rank)
+            sealed = frozenset(step for step in found if not is_undone(training.skipped, step))
+            common = sealed if common is None else common & sealed
+            if not common:
+                return -1
+        return max(common or (), default=-1)
+
+    def _found_by(self, training: Training, rank: int) -> tuple[int, ...]:
+        """Steps that a rank finds sealed: on its node, else where its node's replica is kept."""
+        nodes, job_id = self._world.nodes, training.job.job_id
+        key = (training.world_size, rank)
+        own = nodes[training.rank_nodes[rank]].memory.get(job_id, {}).get(key, ())
+        if own or not training.job.replicas:
+            return own
+        per_node = training.job.plan.workers_per_node
+        holder = nodes[training.rank_nodes[(rank + per_node) % len(training.rank_nodes)]]
+        return holder.replicas.get(job_id, {}).get(key, ())
+
+    def _agree(self, training: Training) -> int:
+        """The step that all ranks restore: from host memory if that is new enough."""
+        in_memory = self._in_memory(training)
+        if in_memory >= training.least_step:
+            return in_memory
+        commits = training.job.commits
+        return max((step for step in commits if not is_undone(training.skipped, step)), default=0)
+
+    def _forget_other_layouts(self, training: Training) -> None:
+        """The slots of an attempt take the place of those of another number of ranks."""
+        for node_id in training.nodes:
+            held = self._world.nodes[node_id].memory.get(training.job.job_id, {})
+            for key in [key for key in held if key[0] != training.world_size]:
+                del held[key]
+
+    def _schedule(self, training: Training) -> None:
+        """Everything that can be noticed of an undisturbed attempt."""
+        timeline, job = self._world.timeline, training.job
+        notable = {training.resumed + 1, training.resumed + 2, job.high_step, job.high_step + 1}
+        for step in sorted(notable):
+            if training.resumed < step <= job.plan.total_steps:
+                timeline.at(training.reaches_s(step) + 0.01, self._report, training)
+        self._schedule_commit(training, training.resumed)
+        timeline.at(training.reaches_s(job.plan.total_steps) + 0.02, self._finish, training)
+        if job.error_step is not None and job.error_step > training.resumed:
+            timeline.at(training.reaches_s(job.error_step) - 0.01, self._user_error, training)
+        nan_step = job.nan_step or 0
+        if nan_step > training.resumed and not is_skipped(training.skipped, nan_step):
+            timeline.at(training.reaches_s(nan_step) - 0.01, self._no_number, training)
+
+    def _report(self, training: Training) -> None:
+        if not training.is_training:
+            return
+        if self._world.fidelity.progress_in_heartbeats:
+            self._world.controller.take_heartbeats(training)
+            return
+        for node_id in training.nodes:
+            agent = self._world.nodes[node_id].agent
+            if agent is not None:
+                agent.report_progress(training)
+
+    def _finish(self, training: Training) -> None:
+        if not training.is_training:
+            return
+        world = self._world
+        self.freeze(training, Phase.DONE)
+        self._report_done(training)
+        for worker in training.joined.values():
+            world.timeline.after(world.random.uniform(0.0, 2.0), worker.end, 0, "", "", "")
+
+    def _report_done(self, training: Training) -> None:
+        for node_id in training.nodes:
+            agent = self._world.nodes[node_id].agent
+            if agent is not None:
+                agent.report_progress(training)
+
+    def _user_error(self, training: Training) -> None:
+        if training.is_training:
+            rank = training.job.error_step or 0
+            worker = training.joined[rank % training.world_size]
+            worker.end(1, "user_error", "f00d", "ValueError: bad sample")
+
+    def _no_number(self, training: Training) -> None:
+        if training.is_training:
+            rank = (training.job.nan_step or 0) % training.world_size
+            training.joined[rank].end_without_number()
+
+    def _stopped_gracefully(self, training: Training) -> None:
+        if training.phase is not Phase.RUNNING:
+            return
+        self.freeze(training, Phase.DONE)
+        if training.frozen > training.resumed:
+            self._upload(training, training.frozen)
+        for worker in training.joined.values():
+            self._world.timeline.after(
+                self._world.random.uniform(0.0, 1.0), worker.end, 75, "clean", "", "stopped"
+            )
+
+    def _seal(self, training: Training, done: int) -> None:
+        """Each rank has sealed the common step, and its neighbour on one side."""
+        random, job = self._world.random, training.job
+        for rank, node_id in enumerate(training.rank_nodes):
+            memory = self._world.nodes[node_id].memory
+            ahead = rank and done < job.plan.total_steps and random.random() < 0.3
+            newest = (done, done + 1) if ahead else (done - 1, done)
+            sealed = tuple(step for step in newest if not is_undone(training.skipped, step))
+            memory.setdefault(job.job_id, {})[training.world_size, rank] = sealed
+            if job.replicas:
+                self._replicate(training, rank, sealed)
+
+    def _replicate(self, training: Training, rank: int, sealed: tuple[int, ...]) -> None:
+        """The next node in rank order holds a second copy."""
+        job, ranks = training.job, training.rank_nodes
+        holder = self._world.nodes[ranks[(rank + job.plan.workers_per_node) % len(ranks)]]
+        holder.replicas.setdefault(job.job_id, {})[training.world_size, rank] = sealed
+
+    # Checkpoints
+
+    def _schedule_commit(self, training: Training, after_step: int) -> None:
+        every = training.job.commit_every
+        step = min((after_step // every + 1) * every, training.job.plan.total_steps)
+        if step > after_step:
+            self._world.timeline.at(
+                training.reaches_s(step) + 0.005, self._commit_due, training, step
+            )
+
+    def _commit_due(self, training: Training, step: int) -> None:
+        if not training.is_training:
+            return
+        if is_undone(training.skipped, step):
+            self._schedule_commit(training, step)
+            return
+        if not self._world.fidelity.progress_in_heartbeats:
+            self._report(training)
+        self._upload(training, step)
+        self._schedule_commit(training, step)
+
+    def _upload(self, training: Training, step: int) -> None:
+        world = self._world
+        agents = [world.nodes[node].agent for node in training.nodes]
+        delay_s = world.pace.upload_s(training.job.upload_s)
+        world.timeline.after(delay_s, self._commit, training, step, agents)
+
+    def _commit(self, training: Training, step: int, agents: list[object]) -> None:
+        world, job = self._world, training.job
+        nodes = [world.nodes[node] for node in training.nodes]
+        present = [node.agent for node in nodes]
+        coordinator = nodes[0].agent
+        all_there = all(
+            now is not None and now is then for now, then in zip(present, agents, strict=True)
+        )
+        if all_there and job.store_up:
+            # Created only if absent: a zombie changes nothing that is committed.
+            job.commits.setdefault(step, training.attempt)
+            job.high_step = max(job.high_step, step)
+            world.trace("commit", job.job_id, f"step {step} by a{training.attempt}")
+            assert coordinator is not None
+            coordinator.report_commit(job.job_id, step)
+        elif coordinator is not None and coordinator is agents[0]:
+            why = "No space left on device" if not job.store_up else "parts are missing"
+            coordinator.report_trouble(job.job_id, step, why)

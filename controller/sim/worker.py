@@ -1,0 +1,85 @@
+"""One rank's process, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from controller.agent.ledger import Weight
+from controller.core import events as ev
+from outlast.ids import Attempt, JobId, NodeId
+
+if TYPE_CHECKING:
+    from controller.sim.agent import Agent
+    from controller.sim.world import World
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Worker:
+    """One rank's process."""
+
+    agent: Agent
+    node: NodeId
+    job_id: JobId
+    attempt: Attempt
+    rank: int
+    is_running: bool = True
+    # The agent has told it to end, so that its end is no fault.
+    told: bool = False
+    exit: ev.WorkerExited | None = None
+    completed_step: int = -1
+
+    def end(self, code: int, fault_class: str, fingerprint: str, detail: str) -> None:
+        """The process ends by itself or by a fault."""
+        world = self.agent.world
+        if not self.is_running or (code == 1 and world.nodes[self.node].is_stuck):
+            return
+        self._finish(world, code)
+        self._report(code, fault_class, fingerprint, detail)
+
+    def end_without_number(self) -> None:
+        """The loss that it computed is not a number."""
+        self.end(1, "non_finite", "0bad", "NonFiniteLossError: loss nan")
+
+    def kill(self) -> None:
+        """The agent kills it on a command."""
+        self.told = True
+        if self.is_running and not self.agent.node.is_stuck:
+            self._finish(self.agent.world, -9)
+            self._report(-9, "killed_by_signal", "", "killed by SIGKILL")
+
+    def _report(self, code: int, fault_class: str, fingerprint: str, detail: str) -> None:
+        world = self.agent.world
+        self.exit = ev.WorkerExited(
+            job_id=self.job_id,
+            attempt=self.attempt,
+            node=self.node,
+            rank=self.rank,
+            code=code,
+            fault_class=fault_class,
+            fingerprint=fingerprint,
+            detail=f"{detail} (rank {self.rank})" if code else "",
+            traceback=f"Traceback: {detail}" if fault_class == "user_error" else "",
+            completed_step=self.completed_step,
+            at_s=world.now_s,
+            stopped=self.told and code in (-9, 75),
+        )
+        world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
+        if world.fidelity.idle_messages or not self.exit.stopped:
+            self.agent.emit(self.exit, Weight.LASTING)
+
+    def vanish(self, *, silently: bool) -> None:
+        """Its agent or its whole node died, and it with them."""
+        if self.is_running:
+            self.told = True
+            self.is_running = False
+            self.agent.world.trainings.worker_gone(self, silently=silently)
+
+    def _finish(self, world: World, code: int) -> None:
+        training = world.trainings.get(self.job_id, self.attempt)
+        if training is not None:
+            self.completed_step = training.completed(world.now_s)
+        self.is_running = False
+        world.checkers.worker_ended(self)
+        if code not in (0, 75) or self.told:
+            world.trainings.worker_gone(self)

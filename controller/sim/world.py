@@ -1,0 +1,288 @@
+"""The virtual world of one seed: nodes, jobs, the network, the cluster, the controller.
+
+It offers what faults do to it as plain methods; `faults` decides when. Everything
+random comes from one `Random`, so that a seed replays exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView
+from dataclasses import dataclass
+from random import Random
+
+from controller.core import events as ev
+from controller.core.liveness import Limits
+from controller.core.records import JobPlan, NonFiniteAgain, Rung
+from controller.core.states import TERMINAL
+from controller.sim.agent import Agent, Node
+from controller.sim.checkers import Checkers
+from controller.sim.cluster import Cluster
+from controller.sim.controller import Controller
+from controller.sim.network import Network, Session
+from controller.sim.pace import WHOLE, Fidelity, Pace
+from controller.sim.timeline import EPOCH_S, Timeline
+from controller.sim.trace import Tracer
+from controller.sim.training import Phase, SimJob, Training, Trainings
+from outlast.ids import JobId, NodeId
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large a world is and how many jobs it has."""
+
+    num_nodes: int
+    workers_per_node: int
+    jobs: tuple[SimJob, ...]
+    # Whether the cluster brings new nodes when the machine asks.
+    provisions: bool
+    # Whether the cluster keeps as many nodes as the jobs and their standbys need, unasked.
+    keeps_pool: bool = False
+    fidelity: Fidelity = WHOLE
+    limits: Limits = DEFAULT_LIMITS
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(
+        self, seed: int, shape: Shape, *, pace: Pace | None = None, trace: bool = False
+    ) -> None:
+        self.random = Random(seed)
+        self.pace = pace or Pace(self.random)
+        self.fidelity = shape.fidelity
+        self.limits = shape.limits
+        self.timeline = Timeline()
+        self.tracer = Tracer(self.timeline, on=trace)
+        self.trace = self.tracer.line
+        self.network = Network(self.timeline, self.random)
+        self.network.on_agent_lost = self._agent_lost
+        self.network.on_controller_lost = self._controller_lost
+        self.checkers = Checkers(self)
+        self.trainings = Trainings(self)
+        self.cluster = Cluster(self, provisions=shape.provisions, keeps_pool=shape.keeps_pool)
+        self.jobs: dict[JobId, SimJob] = {job.job_id: job for job in shape.jobs}
+        self.nodes: dict[NodeId, Node] = {}
+        # Pairs that do not work with each other.
+        self.bad_links: list[tuple[NodeId, NodeId]] = []
+        self._workers_per_node = shape.workers_per_node
+        # Since when a node is not heard; nodes that beat are absent.
+        self._quiet: dict[NodeId, float] = {}
+        self._beating: dict[NodeId, float] = {}
+        self.controller = Controller(self)
+        self.controller.start()
+        for _ in range(shape.num_nodes):
+            self.add_node()
+
+    @property
+    def now_s(self) -> float:
+        return self.timeline.now_s
+
+    @property
+    def hours(self) -> float:
+        return (self.now_s - EPOCH_S) / 3600.0
+
+    # Heartbeats: nobody sends them, but everybody knows whether they would arrive
+
+    def is_beating(self, node: NodeId) -> bool:
+        """Whether heartbeats of the node reach the controller just now."""
+        agent = self.nodes[node].agent
+        if agent is None or agent.session is None or self.network.is_cut(node):
+            return False
+        return self.controller.sessions.get(node) is agent.session
+
+    def pulse(self, node: NodeId) -> None:
+        """Something about a node's line has changed: say so to those who watch silence."""
+        beats = self.is_beating(node)
+        if beats and node in self._quiet:
+            self.checkers.silent_for(node, self._quiet.pop(node))
+            self._beating[node] = self.now_s
+            self.controller.hear(node)
+        elif not beats and node not in self._quiet:
+            self._quiet[node] = self.now_s
+            self.controller.quiet(node)
+
+    def all_well(self, training: Training) -> bool:
+        """Whether an attempt trains and the heartbeats of all its nodes arrive."""
+        return training.is_training and training.members.isdisjoint(self._quiet)
+
+    def quiet_nodes(self) -> ItemsView[NodeId, float]:
+        """Nodes that are not heard, and since when."""
+        return self._quiet.items()
+
+    def beating_since(self, node: NodeId) -> float:
+        """When the heartbeats of a node that beats began again."""
+        return self._beating.get(node, EPOCH_S)
+
+    def quiet_since(self, node: NodeId) -> float | None:
+        return self._quiet.get(node)
+
+    def reconnect_soon(self, agent: Agent) -> None:
+        self.pulse(agent.node.name)
+        self.timeline.after(self.random.uniform(0.05, 2.5), agent.connect)
+
+    def controller_is_up(self) -> None:
+        for node in self.nodes.values():
+            if node.agent is not None and node.agent.session is None:
+                self.reconnect_soon(node.agent)
+
+    def _agent_lost(self, session: Session) -> None:
+        agent = self.nodes[session.node].agent
+        if agent is not None:
+            agent.lost(session)
+
+    def _controller_lost(self, session: Session) -> None:
+        self.controller.lost(session)
+        self.pulse(session.node)
+
+    # Nodes
+
+    def add_node(self) -> None:
+        """A new machine joins."""
+        number = len(self.nodes) + 1
+        name = NodeId(f"n{number:02d}")
+        self.nodes[name] = Node(name=name, number=number, workers=self._workers_per_node)
+        self._quiet[name] = self.now_s
+        self.start_agent(name)
+
+    def start_agent(self, name: NodeId) -> None:
+        """An agent starts on a machine that is on and has none."""
+        node = self.nodes[name]
+        if not node.is_on or node.agent is not None:
+            return
+        self.cluster.returned(name)
+        node.agent = Agent(self, node)
+        self.trace("agent", name, f"started as {node.agent.incarnation}")
+        self.reconnect_soon(node.agent)
+
+    def kill_agent(self, name: NodeId, *, back_s: float | None) -> None:
+        """The agent process dies; its workers with it, its node's memory stays."""
+        node = self.nodes[name]
+        if node.agent is None:
+            return
+        self.trace("agent", name, "died")
+        session = node.agent.session
+        node.agent_dies(silently=False)
+        if session is not None:
+            session.open_at_agent = False
+            self.network.drop(session, at_agent=False, at_controller=not self.network.is_cut(name))
+        self.pulse(name)
+        if back_s is not None:
+            self.timeline.after(back_s, self.start_agent, name)
+
+    def kill_node(self, name: NodeId, *, why: str) -> None:
+        """The machine goes dark: no process ends in an orderly way, memory is gone."""
+        node = self.nodes[name]
+        if not node.is_on:
+            return
+        self.trace("node", name, f"off: {why}")
+        node.is_on = False
+        session = None if node.agent is None else node.agent.session
+        node.agent_dies(silently=True)
+        node.memory.clear()
+        node.replicas.clear()
+        node.ledger.clear()
+        if session is not None:
+            session.open_at_agent = False
+            # Nobody says goodbye; the controller may or may not notice.
+            notices = self.random.random() < 0.5
+            self.network.drop(session, at_agent=False, at_controller=notices)
+        self.pulse(name)
+
+    def repair_node(self, name: NodeId) -> None:
+        """A person returns the machine, empty and sound."""
+        node = self.nodes[name]
+        node.sickness, node.check_delay_s = "", 0.0
+        node.is_broken = node.is_corrupt = False
+        node.refuses_start = False
+        self.unstick(name)
+        if not node.is_on:
+            node.is_on = True
+            self.trace("node", name, "on again")
+        self.start_agent(name)
+
+    def mend(self, link: tuple[NodeId, NodeId]) -> None:
+        """Somebody has put a new cable in."""
+        if link in self.bad_links:
+            self.bad_links.remove(link)
+
+    def cut(self, name: NodeId) -> None:
+        """Nothing goes between the controller and the node."""
+        self.trace("network", name, "cut from the controller")
+        self.network.cut(name)
+        self.pulse(name)
+
+    def heal(self, name: NodeId) -> None:
+        self.trace("network", name, "cut ends")
+        self.network.heal(name)
+        self.pulse(name)
+        agent = self.nodes[name].agent
+        if agent is not None and agent.session is None:
+            self.reconnect_soon(agent)
+
+    def unstick(self, name: NodeId) -> None:
+        """The kernel lets go: whoever was to die, dies."""
+        node = self.nodes[name]
+        node.is_stuck = False
+        for worker in [] if node.agent is None else node.agent.running():
+            training = self.trainings.get(worker.job_id, worker.attempt)
+            if worker.told or training is None or training.phase is Phase.BROKEN:
+                worker.kill()
+
+    # Jobs
+
+    def submit(self, job: SimJob) -> None:
+        """A user submits a job, and tries again until the controller has it."""
+        accepted = self.controller.handle(
+            ev.JobSubmitted(
+                job_id=job.job_id,
+                name=job.job_id,
+                request_id=f"request-{job.job_id}",
+                spec_json="{}",
+                checkpoint_url="memory://",
+                plan=job.plan,
+            )
+        )
+        if not accepted:
+            self.timeline.after(30.0, self.submit, job)
+
+    def ask(self, event: ev.Event) -> None:
+        """A person asks for something, and tries again while nobody listens."""
+        if not self.controller.handle(event):
+            self.timeline.after(30.0, self.ask, event)
+
+    @property
+    def all_finished(self) -> bool:
+        machine = self.controller.machine
+        return machine is not None and all(
+            job_id in machine.state.jobs and machine.state.jobs[job_id].state in TERMINAL
+            for job_id in self.jobs
+        )
+
+
+_LADDERS = (
+    (Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE),
+    (Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE, Rung.PAUSE),
+    (Rung.DIAGNOSE, Rung.REPLACE, Rung.PAUSE),
+    (Rung.RESTART, Rung.PAUSE),
+)
+
+
+def make_plan(random: Random, nodes: int, workers_per_node: int, total_steps: int) -> JobPlan:
+    """A plan with the defaults of `outlast.recovery.RecoverySpec`, and any ladder."""
+    return JobPlan(
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        standby=random.choice((0, 1, 1, 2)),
+        total_steps=total_steps,
+        retry_budget=10,
+        in_place_restarts=1,
+        first_step_timeout_s=1800.0,
+        stop_timeout_s=60.0,
+        preflight_timeout_s=300.0,
+        diagnose_timeout_s=600.0,
+        ladder=random.choice(_LADDERS),
+        non_finite_again=random.choice(tuple(NonFiniteAgain)),
+        rollback_steps=random.choice((1, 20, 100, 1000)),
+    )

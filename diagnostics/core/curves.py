@@ -1,0 +1,101 @@
+"""What the figures of steps say: spikes, values that are no numbers, and slow decline.
+
+What does not belong here: where the figures come from, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+from diagnostics.core.windows import Lasting, robust_z
+
+# Steps that say what is usual, and how many of them there must be.
+HISTORY = 64
+ENOUGH_HISTORY = 32
+# A gradient norm has heavy tails: far outside of its spread *and* a multiple of its median.
+SPIKE_Z = 8.0
+LOSS_RATIO = 1.3
+GRAD_NORM_RATIO = 4.0
+# So many steps without one, and the spike is over.
+CALM_STEPS = 32
+
+# A window of speed: long enough that an evaluation or an upload does not decide it.
+SPEED_WINDOW_S = 60.0
+SPEED_WINDOW_STEPS = 20
+SLOWER = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The figures of one completed step."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    duration_s: float
+
+
+class SpikeWatch:
+    """Loss and gradient norm against those of the steps before. A spike is left out of them."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=HISTORY)
+        self._norms: deque[float] = deque(maxlen=HISTORY)
+
+    def take(self, step: Step) -> str:
+        """What stands out in this step, in words; "" when nothing does."""
+        if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
+            return ""
+        found = [
+            _spike("loss", step.loss, self._losses, LOSS_RATIO),
+            _spike("gradient norm", step.grad_norm, self._norms, GRAD_NORM_RATIO),
+        ]
+        words = "; ".join(text for text in found if text)
+        return f"step {step.step}: {words}" if words else ""
+
+
+def _spike(name: str, value: float, before: deque[float], ratio: float) -> str:
+    is_known = len(before) >= ENOUGH_HISTORY
+    if is_known:
+        usual = median(before)
+        if value > ratio * usual and robust_z(value, list(before)) > SPIKE_Z:
+            return (
+                f"{name} {value:.4g}, {value / usual:.1f} times the median {usual:.4g} of the last "
+                f"{len(before)} steps (limit {ratio:g}, and {SPIKE_Z:g} deviations)"
+            )
+    before.append(value)
+    return ""
+
+
+def not_a_number(step: Step) -> str:
+    """What of this step is no number, in words; "" when all is."""
+    figures = (("loss", step.loss), ("gradient norm", step.grad_norm))
+    bad = [f"{name} {value}" for name, value in figures if not math.isfinite(value)]
+    return f"step {step.step}: {', '.join(bad)}; the step's update was left out" if bad else ""
+
+
+class SpeedWatch:
+    """Median time of a step, window by window, against the best window of the attempt."""
+
+    def __init__(self) -> None:
+        self._window: list[float] = []
+        self._best_s: float | None = None
+        self._lasting = Lasting()
+        self.words = ""
+
+    def take(self, step: Step) -> bool | None:
+        """True when steps have become slow for good, False when that is over, else None."""
+        self._window.append(step.duration_s)
+        if sum(self._window) < SPEED_WINDOW_S or len(self._window) < SPEED_WINDOW_STEPS:
+            return None
+        present_s = median(self._window)
+        self._window = []
+        best_s = self._best_s = min(present_s, self._best_s or present_s)
+        self.words = (
+            f"a step takes {present_s:.4g} s, {present_s / best_s:.2f} times the {best_s:.4g} s of "
+            f"the attempt's best window (limit {SLOWER:g}, in 3 of 5 windows)"
+        )
+        return self._lasting.take(bad=present_s > SLOWER * best_s)

@@ -1,0 +1,137 @@
+"""How long a rank may stand still: learned from how long its phases have taken.
+
+A rank moves when anything in its black box changes: its step, its phase, the
+operation that it is in. It stands when nothing does. A step of milliseconds
+and one of minutes hang after very different times, and so do a forward pass, an
+evaluation and a checkpoint, so each phase has a limit of its own: some multiple
+of the longest that it took of late. A phase that has not been seen yet, and the
+first steps with their compilation and warm-up, have none: the job's own
+`recovery.hang_timeout_s` holds for them.
+
+Two things stand still without being at fault, and their time does not count:
+an observer that was stopped itself (a paused machine), and a rank that wants a
+CPU and gets none.
+
+One standing rank proves nothing, since it may wait for a slow one. A job hangs
+when *all* of its ranks stand for longer than each one's limit.
+
+What does not belong here: who is at fault (`hang`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from outlast.blackbox import Phase
+
+# Of the longest pass: two equally long steps in a row would be a coincidence, three are not.
+USUAL_FACTOR = 3.0
+# A page fault storm, a garbage collection or a neighbour's burst may cost a second. What one
+# look finds may be the end of two passes, which is why the floor is not higher.
+USUAL_FLOOR_S = 1.25
+# A phase that was seen this often is known; with fewer passes the longest may be yet to come
+# (an evaluation whose second run finds cold files, a checkpoint behind an upload).
+KNOWN_PASSES = 8
+EARLY_FACTOR = 10.0
+EARLY_FLOOR_S = 10.0
+# Compilation, autotuning and first-touch memory end within these steps of an attempt.
+WARM_UP_STEPS = 3
+# The longest pass is forgotten after so many, so that one outlier does not blind us for good.
+WINDOW = 64
+# A look that comes later than this after the last one means that the observer was away.
+MAX_GAP_S = 0.6
+
+_UNLEARNABLE = (Phase.STARTING, Phase.GROUPS, Phase.RESTORE, Phase.FINISHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look at a rank finds. Times are of the observer's monotonic clock."""
+
+    at_s: float
+    # Whatever changes when the rank moves.
+    place: tuple[int, ...]
+    phase: Phase
+    # By this attempt.
+    num_steps: int
+    # Time spent so far in each phase that has ended.
+    phases_s: Mapping[Phase, float]
+    # Time so far in which it waited for a CPU.
+    starved_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How long a rank has stood still, against its limit."""
+
+    stands_s: float
+    # None while the phase's length is not known.
+    limit_s: float | None
+    # Where the limit comes from, in words.
+    source: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it stands for longer than it should."""
+        return self.limit_s is not None and self.stands_s > self.limit_s
+
+
+class Pace:
+    """One rank's looks, and what they have taught."""
+
+    def __init__(self) -> None:
+        self._passes: dict[Phase, deque[float]] = {}
+        self._last: Look | None = None
+        self._stands_s = 0.0
+
+    def look(self, look: Look) -> Standing:
+        """Take in a look; how the rank stands now."""
+        last, self._last = self._last, look
+        if last is None:
+            return self._standing(look)
+        if look.num_steps > WARM_UP_STEPS:
+            self._learn(last, look)
+        if look.place != last.place:
+            self._stands_s = 0.0
+        else:
+            seen_s = min(look.at_s - last.at_s, MAX_GAP_S)
+            self._stands_s += max(0.0, seen_s - (look.starved_s - last.starved_s))
+        return self._standing(look)
+
+    def restarted(self) -> None:
+        """Another attempt begins: what was learned stays, where the rank stood does not."""
+        self._last = None
+        self._stands_s = 0.0
+
+    def _learn(self, last: Look, look: Look) -> None:
+        for phase in Phase:
+            spent_s = look.phases_s.get(phase, 0.0) - last.phases_s.get(phase, 0.0)
+            if spent_s > 0 and phase not in _UNLEARNABLE:
+                self._passes.setdefault(phase, deque(maxlen=WINDOW)).append(spent_s)
+
+    def _standing(self, look: Look) -> Standing:
+        limit_s, source = self._limit(look)
+        return Standing(stands_s=self._stands_s, limit_s=limit_s, source=source)
+
+    def _limit(self, look: Look) -> tuple[float | None, str]:
+        name = look.phase.name.lower()
+        passes = self._passes.get(look.phase, ())
+        if look.num_steps <= WARM_UP_STEPS or not passes:
+            return None, f"recovery.hang_timeout_s, since the length of {name} is not known yet"
+        is_known = len(passes) >= KNOWN_PASSES
+        factor = USUAL_FACTOR if is_known else EARLY_FACTOR
+        floor_s = USUAL_FLOOR_S if is_known else EARLY_FLOOR_S
+        longest_s = max(passes)
+        source = (
+            f"{factor:g} x the longest {name} of the last {len(passes)} seen ({longest_s:.3g} s), "
+            f"and {floor_s:g} s"
+        )
+        return factor * longest_s + floor_s, source
+
+
+def all_over(standings: Iterable[Standing]) -> bool:
+    """Whether every rank stands for longer than it should; False when there is none."""
+    known = list(standings)
+    return bool(known) and all(standing.is_over for standing in known)

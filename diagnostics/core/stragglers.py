@@ -1,0 +1,99 @@
+"""Ranks that are slower at their own work than their equals.
+
+Ranks of one pipeline stage do the same work, so their times without any waiting can be
+compared; ranks of other stages cannot. With few equals there is no spread to speak of,
+and only a large difference counts.
+
+Source: NVRx compares with the best rank (< 0.75), DLRover takes 2 x the median; MegaScale
+(NSDI '24, 5.1) found machines that were 10% slower, which both miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from diagnostics.core.windows import Lasting, robust_z
+
+RATIO = 1.10
+# With 10,000 ranks a z of 3.5 would accuse two healthy ones in every window, 6 none in a year.
+LEAST_Z = 6.0
+# Below so many equals the spread says nothing.
+FEW_PEERS = 4
+RATIO_OF_FEW = 1.5
+# A scheduler's time slice, several times over: less is not worth anyone's attention.
+LEAST_EXCESS_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A rank's own work in one step, held against that of its equals."""
+
+    rank: int
+    work_s: float
+    peers_s: float
+    z: float
+    limit: float
+
+    @property
+    def words(self) -> str:
+        """The measured value, the limit and where it comes from."""
+        return (
+            f"rank {self.rank} works {self.work_s:.4g} s in a step, {self.ratio:.2f} times the "
+            f"{self.peers_s:.4g} s of its equals (limit {self.limit:g}, from the ranks of its "
+            "pipeline stage, in 3 of 5 windows)"
+        )
+
+    @property
+    def ratio(self) -> float:
+        return self.work_s / self.peers_s if self.peers_s else 0.0
+
+
+def judge(works_s: Mapping[int, float], equals: Sequence[Sequence[int]]) -> tuple[Slow, ...]:
+    """The ranks that stand out in one window; `equals` are groups that do the same work."""
+    return tuple(
+        slow
+        for group in equals
+        for rank in group
+        if rank in works_s and (slow := _judge_one(rank, works_s, group)) is not None
+    )
+
+
+def _judge_one(rank: int, works_s: Mapping[int, float], group: Sequence[int]) -> Slow | None:
+    own_s = works_s[rank]
+    others = [works_s[peer] for peer in group if peer != rank and peer in works_s]
+    if not others:
+        return None
+    peers_s = median(others)
+    is_few = len(others) < FEW_PEERS
+    limit = RATIO_OF_FEW if is_few else RATIO
+    z = robust_z(own_s, others)
+    stands_out = own_s > limit * peers_s and own_s - peers_s > LEAST_EXCESS_S
+    if not stands_out or (not is_few and z <= LEAST_Z):
+        return None
+    return Slow(rank=rank, work_s=own_s, peers_s=peers_s, z=z, limit=limit)
+
+
+class StragglerTable:
+    """Windows of one attempt."""
+
+    def __init__(self, equals: Sequence[Sequence[int]]) -> None:
+        self._equals = equals
+        self._lasting: dict[int, Lasting] = {}
+
+    def take(self, works_s: Mapping[int, float]) -> tuple[tuple[Slow, ...], tuple[int, ...]]:
+        """One more window: who is a straggler from now on, and who is none any more."""
+        slow = {found.rank: found for found in judge(works_s, self._equals)}
+        begun: list[Slow] = []
+        ended: list[int] = []
+        for rank in works_s:
+            if rank not in slow and rank not in self._lasting:
+                continue
+            change = self._lasting.setdefault(rank, Lasting()).take(bad=rank in slow)
+            if change is True:
+                begun.append(slow[rank])
+            elif change is False:
+                ended.append(rank)
+                del self._lasting[rank]
+        return tuple(begun), tuple(ended)

@@ -1,0 +1,86 @@
+"""The part of a job's spec that says what its detectors do when they find something."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Mode = Literal["off", "log", "act"]
+# Where no node is to blame, or none can be put right by leaving it, there is nothing to do.
+Note = Literal["off", "log"]
+NonFiniteAgain = Literal["skip", "rollback", "fail"]
+
+
+class DetectorsSpec(BaseModel):
+    """What is done when something is found. off: nobody looks. log: an incident says so, and
+    training goes on. act: the ladder of recovery deals with it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_off(cls, given: Any) -> Any:
+        """YAML 1.1 reads a bare `off` as false."""
+        if not isinstance(given, dict):
+            return given
+        return {name: "off" if mode is False else mode for name, mode in given.items()}
+
+    hang: Mode = Field(
+        "act",
+        description="All ranks stand still for longer than each one's phase has taught. "
+        "recovery.hang_timeout_s holds besides, in any mode.",
+    )
+    non_finite: Literal["log", "act"] = Field(
+        "act",
+        description="The loss or the gradient is not a number. act: the step is done again from "
+        "host memory; if it comes back, non_finite_again says what is done, and if it does not, "
+        "the node that computed it is suspected. log: the step's update is left out, and the "
+        "curve shows it.",
+    )
+    non_finite_again: NonFiniteAgain = Field(
+        "skip",
+        description="A step that was done again is not a number again, so it is the data or the "
+        "settings. skip: its batch is left out, and training goes on from the step before; a third "
+        "one in a row fails the job. rollback: the batches of the last rollback_steps steps are "
+        "left out, this one included, and training goes on from the weights before them. fail: "
+        "the nodes are checked, and the third time the job fails. What was left out is marked on "
+        "the curve.",
+    )
+    rollback_steps: int = Field(
+        100,
+        ge=1,
+        # A black box holds 512 steps, and these are passed in no time.
+        le=500,
+        description="non_finite_again rollback: so many steps are undone. Checkpoints as old as "
+        "that must be kept: at most (checkpoint.keep - 1) x checkpoint.storage_interval_steps.",
+    )
+    spike: Note = Field(
+        "log", description="Loss or gradient norm far above that of the steps before."
+    )
+    straggler: Mode = Field(
+        "log",
+        description="A rank whose own work takes over 1.1 times that of its equals, again and "
+        "again. act: it is stopped gracefully, and its node is checked.",
+    )
+    data_stall: Mode = Field(
+        "log", description="Steps that mostly wait for data. act: as for straggler."
+    )
+    slowdown: Note = Field(
+        "log",
+        description="Tokens per second, and so MFU, far below the best that the attempt has shown.",
+    )
+    host_memory: Note = Field(
+        "log", description="A node's memory is nearly used up, or its kernel killed a process."
+    )
+    disk: Note = Field("log", description="A disk that the node needs is nearly full.")
+    kernel_log: Mode = Field(
+        "log",
+        description="The node's kernel speaks of a fault of a GPU, memory, a link or a disk. "
+        "act: as for straggler.",
+    )
+    worker_log: Mode = Field(
+        "log",
+        description="A running worker writes of a fault of a GPU, link, file system or collective "
+        "operation. act: as for straggler, where the line speaks against the node.",
+    )

@@ -1,0 +1,79 @@
+"""The part of a job's spec that says when something is a fault, and what is done about it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ElasticSpec(_Section):
+    """Training on with fewer data-parallel replicas while nodes are missing, and with all again."""
+
+    min_dp: int | None = Field(
+        None,
+        ge=1,
+        description="Fewest replicas to train with; null: the job waits for its nodes. Global "
+        "batch and data order stay. Sizes are the numbers of replicas below parallel.dp that "
+        "divide global_batch / micro_batch and fill whole nodes.",
+    )
+    after_s: float = Field(
+        60.0, ge=0, description="Missing nodes are waited for so long; then fewer replicas do."
+    )
+    grow_after_s: float = Field(
+        300.0,
+        ge=0,
+        description="A smaller attempt trains at least so long before a committed checkpoint may "
+        "be the moment to go on with more replicas.",
+    )
+
+
+class RecoverySpec(_Section):
+    """When something counts as a fault, and how much is tried before giving up."""
+
+    heartbeat_period_s: float = Field(2.0, gt=0, description="An agent reports this often.")
+    heartbeat_late_s: float = Field(6.0, gt=0, description="Silence after which a node is LATE.")
+    heartbeat_lost_s: float = Field(
+        15.0, gt=0, description="Silence that makes a node LOST once a second signal agrees."
+    )
+    heartbeat_silent_s: float = Field(
+        60.0, gt=0, description="Silence that needs no second signal."
+    )
+    hang_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="No step completed for so long: the job hangs, whatever detectors.hang has "
+        "learned. Long enough for an evaluation.",
+    )
+    first_step_timeout_s: float = Field(
+        1800.0, gt=0, description="From the start of workers to the first step of all ranks."
+    )
+    stop_timeout_s: float = Field(
+        60.0, gt=0, description="A node that has not stopped its workers by then is a suspect."
+    )
+    preflight_timeout_s: float = Field(300.0, gt=0, description="Checks of one node.")
+    diagnose_timeout_s: float = Field(600.0, gt=0, description="Checks after a fault.")
+    retry_budget: int = Field(
+        10, ge=0, description="Faults survived without a newer committed checkpoint in between."
+    )
+    ladder: tuple[Literal["restart", "diagnose", "replace", "pause"], ...] = Field(
+        ("restart", "diagnose", "replace"),
+        min_length=1,
+        description="What may be done about a fault, in this order. restart: processes in place, "
+        "from host memory. diagnose: the same, once the suspected nodes have passed their checks. "
+        "replace: bad nodes by others. pause: stop and wait for a person, instead of failing the "
+        "job, when nothing else is left. ['diagnose', 'replace'] checks after every fault.",
+    )
+    in_place_restarts: int = Field(
+        1,
+        ge=0,
+        description="Faults in a row answered by the rung restart before the rung diagnose.",
+    )
+    elastic: ElasticSpec = ElasticSpec()
+    controller_absence_limit_s: float = Field(
+        1800.0, gt=0, description="Workers stop after so long without any controller."
+    )

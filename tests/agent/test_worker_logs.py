@@ -1,0 +1,60 @@
+"""What an agent reads of the logs of its workers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from controller.agent.worker import Worker, WorkerPaths
+from controller.agent.worker_logs import MAX_BYTES, WorkerLogs
+
+LOST = "GPU is lost"
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    loop = asyncio.new_event_loop()
+    try:
+        return Worker(
+            job_id="job",
+            attempt=2,
+            rank=3,
+            paths=WorkerPaths.below(tmp_path, 3),
+            requested_ns=0,
+            gone=loop.create_future(),
+        )
+    finally:
+        loop.close()
+
+
+def words(logs: WorkerLogs) -> list[str]:
+    return [match.words.rpartition(": ")[2] for _, match in logs.look()]
+
+
+def test_whole_lines_are_told_once_and_half_ones_when_they_are_whole(worker: Worker) -> None:
+    logs = WorkerLogs(lambda: [worker])
+    assert words(logs) == []
+    with worker.paths.log.open("a") as log:
+        print(f"step 1\n{LOST} one\nGPU is", end="", file=log, flush=True)
+        assert words(logs) == [f"{LOST} one"]
+        print(" lost two", file=log, flush=True)
+        assert words(logs) == [f"{LOST} two"]
+    assert words(logs) == []
+
+
+def test_of_a_flood_the_newest_part_is_read(worker: Worker) -> None:
+    logs = WorkerLogs(lambda: [worker])
+    assert words(logs) == []
+    flood = f"{LOST} old\n" + "x" * 80 + "\n" + ("y" * 79 + "\n") * (2 * MAX_BYTES // 80)
+    worker.paths.log.write_text(f"{flood}{LOST} new\n")
+    assert words(logs) == [f"{LOST} new"]
+
+
+def test_a_worker_that_is_gone_is_forgotten(worker: Worker) -> None:
+    workers = [worker]
+    logs = WorkerLogs(lambda: workers)
+    worker.paths.log.write_text(f"{LOST}\n")
+    workers.clear()
+    assert words(logs) == []

@@ -1,0 +1,170 @@
+"""`python -m tests.chaos`: faults at every moment, in real processes; see `tests/chaos`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.expected import Outcome, SeenIncident, expected, problems
+from tests.chaos.matrix import LayoutName, Row, full, named, subset
+from tests.chaos.record import Results
+from tests.controller.processes import ROOT
+
+# Two cores run two rows: each mostly waits.
+AT_ONCE = 2
+ROW_WITHIN_S = 400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A row, what it came to, and what is wrong with that."""
+
+    row: Row
+    outcome: Outcome | None
+    problems: tuple[str, ...]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the rows; 1 when one fails."""
+    given = _parse(arguments)
+    results = Results(given.output)
+    rows = tuple(row for row in _chosen(given) if not results.has_passed(row.name))
+    begun_s = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="outlast-chaos-"))
+    print(f"{len(rows)} of {len(full())} rows, seed {given.seed}; logs: {folder}", flush=True)
+    with ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor(1) as beside:
+        healthy = (
+            beside.submit(_healthy, folder, given.healthy_s, results) if given.healthy_s else None
+        )
+        layouts = tuple(dict.fromkeys(row.layout for row in rows))
+        list(pool.map(lambda layout: _undisturbed(folder, layout), layouts))
+        judged = list(pool.map(lambda row: _judged(folder, row, results), rows))
+    failed = [each for each in judged if each.problems]
+    false_positives = [] if healthy is None else healthy.result()
+    print(f"{len(judged) - len(failed)} of {len(judged)} rows pass, ", end="")
+    print(f"{time.monotonic() - begun_s:.0f} s")
+    for each in failed:
+        print(f"  again: python -m tests.chaos --only {each.row.name}")
+    return 1 if failed or false_positives else 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="every row; takes hours")
+    parser.add_argument("--seed", type=int, default=1, help="chooses the rows of the subset")
+    parser.add_argument("--only", action="append", default=[], metavar="ROW")
+    parser.add_argument(
+        "--healthy-s", type=float, default=0.0, help="train undisturbed beside it for so long"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="keep the results as JSON; rows that have passed there are left out",
+    )
+    return parser.parse_args(arguments)
+
+
+def _chosen(given: argparse.Namespace) -> tuple[Row, ...]:
+    if given.only:
+        return tuple(named(name, full()) for name in given.only)
+    return full() if given.full else subset(given.seed)
+
+
+def _undisturbed(folder: Path, layout: LayoutName) -> None:
+    _run_process(folder / layout, "--layout", layout)
+
+
+def _judged(folder: Path, row: Row, results: Results) -> Judged:
+    own = folder / row.name.replace("/", "-").replace("@", "-")
+    losses = folder / row.layout / "losses.json"
+    try:
+        _run_process(own, row.name, "--losses", str(losses))
+        outcome = _read(own / "outcome.json")
+    except (subprocess.SubprocessError, OSError) as error:
+        judged = Judged(row=row, outcome=None, problems=(f"no outcome: {error}",))
+    else:
+        found = tuple(problems(expected(row), outcome))
+        judged = Judged(row=row, outcome=outcome, problems=found)
+    results.add(row.name, judged.problems, judged.outcome)
+    print(_line(judged), flush=True)
+    return judged
+
+
+def _healthy(folder: Path, for_s: float, results: Results) -> list[str]:
+    """What was taken for a fault in training that had none."""
+    own = folder / "healthy"
+    try:
+        _run_process(own, "--for-s", str(for_s), module="healthy", within_s=for_s + ROW_WITHIN_S)
+        seen: dict[str, Any] = json.loads((own / "healthy.json").read_text())
+    except (subprocess.SubprocessError, OSError) as error:
+        found = [f"no outcome: {error}"]
+        seen = {}
+    else:
+        found = [*seen["incidents"]]
+        if (seen["state"], seen["attempts"]) != ("RUNNING", 1):
+            found.append(f"{seen['state']} in attempt {seen['attempts']}")
+    verdict = "FAIL" if found else "pass"
+    words = "; ".join(found) or "no incident"
+    steps = seen.get("steps", 0)
+    results.add_healthy(for_s, steps, found)
+    print(f"{verdict}  healthy training, {for_s:.0f} s, {steps} steps: {words}", flush=True)
+    return found
+
+
+def _run_process(
+    folder: Path, *arguments: str, module: str = "row", within_s: float = ROW_WITHIN_S
+) -> None:
+    folder.mkdir(parents=True)
+    with (folder / "row.log").open("wb") as log:
+        subprocess.run(
+            [sys.executable, "-m", f"tests.chaos.{module}", str(folder), *arguments],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            timeout=within_s,
+            check=True,
+        )
+
+
+def _read(path: Path) -> Outcome:
+    document: dict[str, Any] = json.loads(path.read_text())
+    incidents = tuple(
+        SeenIncident(**{**each, "culprits": tuple(each["culprits"])})
+        for each in document.pop("incidents")
+    )
+    trouble = tuple(document.pop("trouble"))
+    return Outcome(incidents=incidents, trouble=trouble, **document)
+
+
+def _line(judged: Judged) -> str:
+    """A row of the table."""
+    outcome = judged.outcome
+    verdict = "FAIL" if judged.problems else "pass"
+    if outcome is None:
+        return f"{verdict}  {judged.row.name:44} {judged.problems[0]}"
+    seen = "; ".join(_incident(each) for each in outcome.incidents) or "no incident"
+    losses = "equal" if outcome.losses_equal else f"differ from {outcome.first_difference}"
+    line = f"{verdict}  {judged.row.name:44} {outcome.state}, {outcome.attempts} attempt(s), "
+    line += f"losses {losses}, {outcome.wall_s:.0f} s: {seen}"
+    return "\n".join([line, *(f"      {problem}" for problem in judged.problems)])
+
+
+def _incident(seen: SeenIncident) -> str:
+    parts = [f"{seen.cause} -> {seen.action or 'nothing'}"]
+    parts += [f"({', '.join(seen.culprits)})"] if seen.culprits else []
+    parts += [f"found {seen.detection_s:.2f} s"] if seen.detection_s is not None else []
+    parts += [f"back {seen.recovery_s:.2f} s"] if seen.recovery_s is not None else []
+    parts += [f"{seen.steps_redone} redone"] if seen.steps_redone is not None else []
+    return " ".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Which fault strikes at which moment of which job: the full matrix, and a subset of it.
+
+A row is one job with one fault at one moment. Not every combination means something: a rank
+that computes nothing cannot compute a NaN, and while nodes are diagnosed no rank runs.
+The full matrix has every row that means something; a subset covers every fault, and every
+pair of the other properties, with as few rows as a greedy choice finds. Another seed
+chooses other rows, so that a year of runs sees all of them.
+
+What does not belong here: how a fault is struck (`orders`, `strikes`), and what is expected
+of it (`expected`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+
+
+class Fault(StrEnum):
+    """What goes wrong."""
+
+    KILLED = "sigkill"
+    STOPPED = "sigstop"
+    # A node that is stopped, replaced, and then wakes up.
+    ZOMBIE = "zombie"
+    EXIT = "exit-code"
+    EXCEPTION = "exception"
+    # Two collectives in another order than on the other ranks.
+    DEADLOCK = "deadlock"
+    NAN = "nan"
+    # The highest bit of the exponent, in one element of one rank's gradient.
+    BIT_FLIP = "bit-flip"
+    STARVED = "cpu-starved"
+    STANDBY = "standby-killed"
+    AGENT = "agent-killed"
+    NODE = "node-killed"
+    CONTROLLER = "controller-killed"
+    PARTITION = "controller-silent"
+    DISK_FULL = "disk-full"
+    STORE_DOWN = "store-down"
+    STORE_SILENT = "store-silent"
+    # One node's wall clock goes forward by an hour.
+    CLOCK = "clock-jump"
+
+
+class Moment(StrEnum):
+    """When it strikes."""
+
+    START = "start"
+    FIRST_STEP = "first-step"
+    STEADY = "steady"
+    STAGE_1 = "stage-1"
+    UPLOAD = "upload"
+    RESTORE = "restore"
+    DIAGNOSIS = "diagnosis"
+    # Together with SIGKILL of another rank.
+    TWICE = "twice"
+    # While the ranks start again after another fault.
+    RECOVERY = "recovery"
+
+
+class LayoutName(StrEnum):
+    """How the job is spread over its ranks; always over two nodes."""
+
+    DP2 = "dp2"
+    PP2 = "pp2"
+    TP2_DP2 = "tp2dp2"
+
+
+class Victim(StrEnum):
+    """Whom it strikes: a rank, or its node."""
+
+    FIRST = "first"
+    LAST = "last"
+    NOBODY = "nobody"
+
+
+STORE = (Fault.DISK_FULL, Fault.STORE_DOWN, Fault.STORE_SILENT)
+# These strike the control plane or the store, and so no rank in particular.
+WITHOUT_VICTIM = (Fault.CONTROLLER, Fault.PARTITION, *STORE)
+# Carried out by the rank itself.
+INSIDE = (Fault.EXIT, Fault.EXCEPTION, Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
+_OF_A_STEP = (Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
+# What strikes something that is there while no rank runs.
+_WITHOUT_RANKS = (Fault.STANDBY, Fault.AGENT, Fault.NODE, Fault.CONTROLLER, Fault.PARTITION)
+
+# Properties whose pairs a subset covers. Faults by moments are left to the seeds: they alone
+# would be 131 rows.
+_PAIRS = (
+    ("fault", "victim"),
+    ("moment", "layout"),
+    ("moment", "victim"),
+    ("layout", "victim"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One job and one fault."""
+
+    fault: Fault
+    moment: Moment
+    layout: LayoutName
+    victim: Victim
+
+    @property
+    def name(self) -> str:
+        """As `--only` takes it."""
+        return f"{self.fault}@{self.moment}/{self.layout}/{self.victim}"
+
+
+def has_meaning(row: Row) -> bool:
+    """Whether this fault can strike this victim at this moment."""
+    if (row.victim is Victim.NOBODY) != (row.fault in WITHOUT_VICTIM):
+        return False
+    match row.moment:
+        case Moment.DIAGNOSIS:
+            return row.fault in _WITHOUT_RANKS
+        case Moment.FIRST_STEP | Moment.STEADY:
+            return True
+        case Moment.RECOVERY:
+            return row.fault is not Fault.ZOMBIE
+        case _:
+            # A node that sleeps through a start is one that never took part.
+            return row.fault not in _OF_A_STEP and not (
+                row.fault is Fault.ZOMBIE and row.moment in (Moment.START, Moment.RESTORE)
+            )
+
+
+def full() -> tuple[Row, ...]:
+    """Every row that means something."""
+    rows = (Row(*each) for each in product(Fault, Moment, LayoutName, Victim))
+    return tuple(row for row in rows if has_meaning(row))
+
+
+def subset(seed: int) -> tuple[Row, ...]:
+    """Rows that cover every fault and every pair of the other properties."""
+    rows = list(full())
+    random.Random(seed).shuffle(rows)
+    uncovered = {pair for row in rows for pair in pairs(row)}
+    chosen: list[Row] = []
+    while uncovered:
+        best = max(rows, key=lambda row: len(uncovered.intersection(pairs(row))))
+        chosen.append(best)
+        uncovered.difference_update(pairs(best))
+    return tuple(chosen)
+
+
+def pairs(row: Row) -> Iterator[tuple[str, str, str, str]]:
+    """The pairs of properties that this row covers."""
+    for one, other in _PAIRS:
+        yield one, getattr(row, one), other, getattr(row, other)
+
+
+def named(name: str, rows: Sequence[Row]) -> Row:
+    """The row of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for row in rows:
+        if row.name == name:
+            return row
+    raise ValueError(f"--only {name!r}: no such row; one is {rows[0].name}")

@@ -1,0 +1,189 @@
+"""`python -m tests.chaos.row FOLDER [ROW]`: one row in a process of its own.
+
+Writes what it came to into FOLDER/outcome.json. Without ROW it trains the job of
+`--layout` undisturbed, and writes its losses into FOLDER/losses.json. Logs of all processes
+stay in FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from checkpoint.storage import CorruptCheckpointError, Storage
+from outlast.v1 import incidents_pb2
+from tests.chaos.cluster import NUM_STEPS, Plant, remains, small_disk
+from tests.chaos.expected import Outcome, SeenIncident
+from tests.chaos.matrix import Fault, LayoutName, Row, full, named
+from tests.chaos.orders import orders_for
+from tests.chaos.strikes import carry_out
+from tests.e2e.cluster import wait_for
+
+TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED", "PAUSED")
+ENDS_WITHIN_S = 90.0
+# A silent store is given up after several tries, and only then host memory is given back.
+CLOSES_WITHIN_S = 45.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.row", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("row", nargs="?")
+    parser.add_argument("--layout", type=LayoutName)
+    parser.add_argument("--losses", type=Path, help="those of the undisturbed job")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if given.row is None:
+        losses = undisturbed(Plant(given.folder, None, given.layout))
+        (given.folder / "losses.json").write_text(json.dumps(losses))
+        return 0
+    row = named(given.row, full())
+    losses = {int(step): loss for step, loss in json.loads(given.losses.read_text()).items()}
+    outcome = run(Plant(given.folder, row, row.layout), row, losses)
+    (given.folder / "outcome.json").write_text(json.dumps(outcome.to_json(), indent=1))
+    return 0
+
+
+def undisturbed(plant: Plant) -> dict[int, float]:
+    """The losses of the job when nothing happens to it."""
+    plant.desk.give(())
+    plant.start_controller()
+    try:
+        plant.cluster.wait_nodes(2)
+        plant.submit()
+        plant.cluster.wait_state(plant.job_id, "SUCCEEDED")
+        return plant.cluster.losses(plant.job_id)
+    finally:
+        plant.stop()
+        remains(plant)
+
+
+def run(plant: Plant, row: Row, losses: dict[int, float]) -> Outcome:
+    """Run a row from its first process to its last."""
+    begun_s = time.monotonic()
+    plant.desk.give(orders_for(row))
+    trouble: list[str] = []
+    seen: _Seen | None = None
+    struck = ""
+    with small_disk(plant, wanted=row.fault is Fault.DISK_FULL):
+        try:
+            plant.start_controller()
+            plant.join_by_hand()
+            plant.cluster.wait_nodes(2)
+            plant.note_sessions()
+            plant.submit()
+            struck = carry_out(plant, row)
+        # The boundary of a row: whatever it is, it is this row's result.
+        except Exception as error:  # noqa: BLE001
+            trouble += _in_words("strike", error)
+            plant.desk.release()
+        try:
+            seen = _watch_to_the_end(plant)
+            trouble += _bad_checkpoints(plant)
+        except Exception as error:  # noqa: BLE001
+            trouble += _in_words("end", error)
+        left = plant.stop()
+    if left:
+        trouble.append(f"processes left: {left}")
+    files = remains(plant)
+    if files and seen is not None and seen.state == "SUCCEEDED":
+        trouble.append(f"host memory left: {files[:4]}")
+    seen = seen or _Seen("", "", 0, {}, ())
+    differs = [step for step in range(1, NUM_STEPS + 1) if seen.losses.get(step) != losses[step]]
+    return Outcome(
+        state=seen.state,
+        reason=seen.reason,
+        attempts=seen.attempts,
+        struck_node=struck,
+        incidents=seen.incidents,
+        losses_equal=not differs,
+        first_difference=differs[0] if differs else None,
+        wall_s=round(time.monotonic() - begun_s, 1),
+        trouble=tuple(trouble),
+    )
+
+
+class _Seen:
+    """A job that has ended."""
+
+    def __init__(
+        self,
+        state: str,
+        reason: str,
+        attempts: int,
+        losses: dict[int, float],
+        incidents: tuple[SeenIncident, ...],
+    ) -> None:
+        self.state = state
+        self.reason = reason
+        self.attempts = attempts
+        self.losses = losses
+        self.incidents = incidents
+
+
+def _watch_to_the_end(plant: Plant) -> _Seen:
+    wait_for(lambda: plant.job().state in TERMINAL, "the job to end", ENDS_WITHIN_S)
+    job = plant.job()
+    cluster = plant.cluster
+    # The last upload, and what it came to, are told after the end of the job.
+    deadline_s = time.monotonic() + CLOSES_WITHIN_S
+    while time.monotonic() < deadline_s and not _is_settled(plant):
+        time.sleep(0.1)
+    return _Seen(
+        job.state,
+        job.reason,
+        job.attempt,
+        cluster.losses(plant.job_id),
+        tuple(_seen_incident(incident) for incident in cluster.incidents(plant.job_id)),
+    )
+
+
+def _is_settled(plant: Plant) -> bool:
+    """Whether incidents are closed and, the last upload being over, host memory is given back."""
+    closed = all(item.state == "CLOSED" for item in plant.cluster.incidents(plant.job_id))
+    return closed and not any(path.is_file() for path in plant.memory_dir.rglob("*"))
+
+
+def _seen_incident(incident: incidents_pb2.Incident) -> SeenIncident:
+    def given(name: str) -> float | None:
+        return getattr(incident, name) if incident.HasField(name) else None  # type: ignore[arg-type]
+
+    redone = given("steps_redone")
+    return SeenIncident(
+        cause=incident.cause,
+        action=incident.action,
+        reason=incident.reason,
+        culprits=tuple(incident.culprit_nodes),
+        detection_s=given("detection_s"),
+        recovery_s=given("recovery_s"),
+        steps_redone=None if redone is None else int(redone),
+    )
+
+
+def _bad_checkpoints(plant: Plant) -> list[str]:
+    """Committed checkpoints that cannot be read back: nothing may spoil one, a zombie least."""
+    root = plant.disk if plant.disk.exists() else plant.state_dir / "checkpoints"
+    storage = Storage(str(root / plant.job_id))
+    found = []
+    try:
+        for step in storage.committed_steps():
+            try:
+                storage.read_commit(step)
+            except CorruptCheckpointError as error:
+                found.append(f"committed and corrupt: {error}")
+    finally:
+        storage.close()
+    return found
+
+
+def _in_words(when: str, error: Exception) -> list[str]:
+    traceback.print_exception(error)
+    return [f"{when}: {type(error).__name__}: {error}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Faults from outside: what is done to the processes of a row, and what comes after.
+
+Only processes of the row's own cluster are touched, each by its pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from controller.local.processes import members_of
+from tests.chaos.cluster import Plant
+from tests.chaos.matrix import INSIDE, STORE, Fault, Moment, Row
+from tests.chaos.orders import other_rank, struck_rank
+from tests.e2e.cluster import wait_for
+
+# Faster than a tiny job ends, and longer than a node may be late.
+AWAY_S = 6.0
+RESTART_AFTER_S = 1.0
+STORE_AWAY_S = 5.0
+# A tenth of a core, in slices; a rank that stops for longer is not slow but stopped.
+STARVED_S = 5.0
+RUNS_S, WAITS_S = 0.02, 0.18
+CLOCK_JUMP_S = 3600.0
+# A machine that does much else starts a job in a minute.
+REACH_S = 150.0
+
+
+def carry_out(plant: Plant, row: Row) -> str:
+    """Wait for the moment and strike; the node of the victim when it was struck."""
+    desk = plant.desk
+    if row.moment is Moment.DIAGNOSIS:
+        job = plant.cluster.wait_state(plant.job_id, "DIAGNOSING")
+        pid = 0
+    else:
+        if row.fault in STORE and row.moment in (Moment.RESTORE, Moment.RECOVERY):
+            _lose_first_node(plant)
+        if row.moment is Moment.UPLOAD:
+            desk.wait_reached("upload", REACH_S)
+        pid = desk.wait_reached("strike", REACH_S)
+        job = plant.job()
+    node = job.nodes[struck_rank(row) // plant.workers_per_node]
+    if row.fault not in INSIDE:
+        _strike(plant, row, node, pid)
+        if row.moment is Moment.TWICE:
+            plant.cluster.kill_rank(plant.job_id, job.attempt, other_rank(row))
+    desk.release()
+    _follow_up(plant, row, node)
+    return node
+
+
+def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
+    desk = plant.desk
+    match row.fault:
+        case Fault.KILLED:
+            os.kill(pid, signal.SIGKILL)
+        case Fault.STOPPED:
+            os.kill(pid, signal.SIGSTOP)
+        case Fault.ZOMBIE:
+            _signal_all(members_of([plant.agents[node]]), signal.SIGSTOP)
+        case Fault.STANDBY:
+            os.kill(_standby_of(plant.agents[node]), signal.SIGKILL)
+        case Fault.AGENT:
+            os.kill(plant.agents[node], signal.SIGKILL)
+        case Fault.NODE:
+            _lose(plant, node)
+        case Fault.CONTROLLER:
+            assert plant.controller is not None
+            plant.controller.kill()
+            plant.controller.wait()
+        case Fault.PARTITION:
+            assert plant.controller is not None
+            plant.controller.send_signal(signal.SIGSTOP)
+        case Fault.DISK_FULL:
+            _fill(plant.disk)
+        case Fault.STORE_DOWN:
+            desk.store("down")
+        case Fault.STORE_SILENT:
+            desk.store("silent")
+        case Fault.CLOCK:
+            desk.jump(node, CLOCK_JUMP_S)
+        case _:
+            # A starved rank is struck again and again: see `_follow_up`.
+            return
+
+
+def _follow_up(plant: Plant, row: Row, node: str) -> None:
+    """What belongs to the fault after everybody was let go."""
+    match row.fault:
+        case Fault.ZOMBIE:
+            session = plant.agents[node]
+            job = plant.job()
+            wait_for(
+                lambda: plant.job().attempt > job.attempt and plant.job().state == "RUNNING",
+                "the node to be replaced",
+            )
+            _signal_all(members_of([session]), signal.SIGCONT)
+        case Fault.STARVED:
+            pid = plant.desk.reached("strike")
+            assert pid is not None
+            _starve(pid)
+        case Fault.CONTROLLER:
+            time.sleep(RESTART_AFTER_S)
+            plant.start_controller()
+        case Fault.PARTITION:
+            assert plant.controller is not None
+            time.sleep(AWAY_S)
+            plant.controller.send_signal(signal.SIGCONT)
+        case Fault.STORE_DOWN | Fault.STORE_SILENT:
+            if row.moment in (Moment.RESTORE, Moment.RECOVERY):
+                time.sleep(STORE_AWAY_S)
+                plant.desk.store("")
+        case _:
+            return
+
+
+def _lose_first_node(plant: Plant) -> None:
+    """The first fault of a row that needs the store to come back from."""
+    plant.desk.wait_reached("first", REACH_S)
+    wait_for(lambda: plant.job().HasField("committed_step"), "a checkpoint to be committed")
+    _lose(plant, plant.job().nodes[0])
+
+
+def _lose(plant: Plant, node: str) -> None:
+    """A machine that loses its power: its processes and its memory are gone."""
+    _signal_all(members_of([plant.agents[node]]), signal.SIGKILL)
+    shutil.rmtree(plant.memory_dir / node, ignore_errors=True)
+
+
+def _standby_of(agent: int) -> int:
+    children = psutil.Process(agent).children()
+    return next(child.pid for child in children if "trainer.standby" in child.cmdline())
+
+
+def _fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def _starve(pid: int) -> None:
+    deadline_s = time.monotonic() + STARVED_S
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline_s:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(WAITS_S)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(RUNS_S)
+
+
+def _signal_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

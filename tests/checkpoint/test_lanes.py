@@ -1,0 +1,208 @@
+"""Saving beside the computation: what is sealed when, and who waits for what.
+
+The same stager on a lane whose copies end late, as a GPU's do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint import lane as lane_module
+from checkpoint import stage
+from checkpoint.core.names import memory_folder
+from checkpoint.lane import ThreadLane, lane_of
+from checkpoint.restore import SealedStep, load_memory, sealed_steps
+from checkpoint.stage import NamedTensor, Stager
+from tests.checkpoint.helpers import make_stager, make_tensors, same_bits, wait_for
+from tests.checkpoint.lanes import GatedLane
+
+FOLDER = memory_folder(0)
+
+
+@pytest.fixture(autouse=True)
+def each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch for each tensor."""
+    monkeypatch.setattr(stage, "BATCH_BYTES", 1)
+
+
+@pytest.fixture
+def tensors() -> list[NamedTensor]:
+    return make_tensors(1)
+
+
+@pytest.fixture
+def lane() -> Iterator[GatedLane]:
+    lane = GatedLane(permits=0)
+    yield lane
+    lane.let(1000)
+    lane.close()
+
+
+def steps(folder: Path, tensors: list[NamedTensor]) -> list[int]:
+    return [sealed.step for sealed in sealed_steps(folder / FOLDER, tensors)]
+
+
+def save(stager: Stager, step: int) -> bool:
+    return stager.save(step, {"step": step}, upload=False, common_step=step - 1)
+
+
+def test_save_returns_at_once_and_the_slot_is_sealed_behind_the_last_copy(
+    tmp_path: Path, tensors: list[NamedTensor], lane: GatedLane
+) -> None:
+    stager = make_stager(tmp_path, tensors, lane=lane)
+    assert save(stager, 1)
+    assert stager.newest_sealed == -1
+    lane.let(len(tensors) - 1)
+    lane.copies[-2].wait()
+    assert steps(tmp_path, tensors) == []
+    lane.let(1)
+    wait_for(lambda: stager.newest_sealed == 1, "the slot to be sealed")
+    assert load_memory(tmp_path / FOLDER, SealedStep(1, 1), make_tensors(2)) == {"step": 1}
+
+
+def test_whoever_changes_a_tensor_waits_for_its_copy_and_no_other(
+    tmp_path: Path, tensors: list[NamedTensor], lane: GatedLane
+) -> None:
+    stager = make_stager(tmp_path, tensors, lane=lane)
+    save(stager, 1)
+    changed = threading.Event()
+
+    def change() -> None:
+        stager.hold(tensors[1].tensor)
+        tensors[1].tensor.zero_()
+        changed.set()
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    lane.let(1)
+    lane.copies[0].wait()
+    assert not changed.is_set()
+    lane.let(1)
+    changer.join(20.0)
+    assert changed.is_set()
+    assert [copied.was_held for copied in lane.copies[:3]] == [False, True, False]
+
+    lane.let(len(tensors) - 2)
+    stager.finish(20.0)
+    restored = make_tensors(2)
+    load_memory(tmp_path / FOLDER, SealedStep(1, 1), restored)
+    assert same_bits(restored, make_tensors(1))
+
+
+def test_a_buffer_that_holds_many_tensors_waits_for_the_last_of_them(
+    tmp_path: Path, lane: GatedLane
+) -> None:
+    buffer = torch.arange(12.0)
+    tensors = [NamedTensor(f"part-{at}", buffer[at : at + 4], (4,), (0,)) for at in (0, 4, 8)]
+    stager = make_stager(tmp_path, tensors, lane=lane)
+    save(stager, 1)
+    lane.let(3)
+    stager.hold(buffer[2:7])
+    stager.hold(torch.zeros(3))
+    assert [copied.was_held for copied in lane.copies] == [False, True, False]
+
+
+def test_a_save_ends_the_one_before_it(tmp_path: Path, tensors: list[NamedTensor]) -> None:
+    stager = make_stager(tmp_path, tensors, lane=GatedLane(after_s=0.02))
+    for step in range(1, 5):
+        save(stager, step)
+    assert stager.newest_sealed >= 3
+    stager.finish(20.0)
+    assert steps(tmp_path, tensors)[:2] == [4, 3]
+    stager.close()
+
+
+def test_a_thread_copies_what_a_tensor_held_when_it_was_saved(
+    tmp_path: Path, tensors: list[NamedTensor]
+) -> None:
+    stager = make_stager(tmp_path, tensors, lane=ThreadLane())
+    for step in (1, 2):
+        save(stager, step)
+        for named in tensors:
+            stager.hold(named.tensor)
+            named.tensor.zero_()
+    stager.close()
+    restored = make_tensors(2)
+    load_memory(tmp_path / FOLDER, SealedStep(1, 1), restored)
+    assert same_bits(restored, make_tensors(1))
+
+
+def test_a_copy_that_fails_in_its_thread_is_raised_and_later_ones_go_on() -> None:
+    lane = ThreadLane()
+    failed = lane.copy([torch.zeros(3)], [torch.zeros(2)])
+    for wait in (failed.wait, failed.hold):
+        with pytest.raises(RuntimeError):
+            wait()
+    into = torch.zeros(2)
+    lane.copy([torch.ones(2)], [into]).wait()
+    assert into.tolist() == [1.0, 1.0]
+    lane.close()
+
+
+def test_a_slot_is_not_sealed_when_any_of_its_copies_failed(
+    tmp_path: Path, tensors: list[NamedTensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stager = make_stager(tmp_path, tensors, lane=ThreadLane())
+    save(stager, 1)
+    stager.finish(20.0)
+    copy = lane_module._copy
+    calls = iter(range(1000))
+
+    def fails_first(*arguments: Any, **named: Any) -> None:
+        if next(calls) == 0:
+            raise RuntimeError("the device is gone")
+        copy(*arguments, **named)
+
+    monkeypatch.setattr(lane_module, "_copy", fails_first)
+    save(stager, 2)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        stager.finish(20.0)
+    assert steps(tmp_path, tensors) == [1]
+    save(stager, 3)
+    stager.close()
+    assert steps(tmp_path, tensors) == [3, 1]
+
+
+def test_on_a_cpu_a_thread_copies_where_there_is_a_core_for_it() -> None:
+    cores = len(os.sched_getaffinity(0))
+    cpu = torch.device("cpu")
+    assert not lane_of(cpu, ranks_here=cores).is_late
+    beside = lane_of(cpu, ranks_here=cores - 1)
+    assert beside.is_late
+    beside.close()
+
+
+def test_what_was_not_copied_to_the_end_is_no_step(
+    tmp_path: Path, tensors: list[NamedTensor], lane: GatedLane
+) -> None:
+    lane.let(len(tensors))
+    stager = make_stager(tmp_path, tensors, lane=lane)
+    save(stager, 1)
+    stager.finish(20.0)
+    save(stager, 2)
+    with pytest.raises(TimeoutError, match=r"step 2 is not in host memory after 0\.1 s"):
+        stager.finish(0.1)
+    # As another process finds it after a kill.
+    assert steps(tmp_path, tensors) == [1]
+
+
+def test_a_slot_whose_save_failed_can_be_used_again(
+    tmp_path: Path, tensors: list[NamedTensor], lane: GatedLane
+) -> None:
+    stager = make_stager(tmp_path, tensors, lane=lane)
+    lane.breaks = True
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        save(stager, 1)
+    lane.breaks = False
+    lane.let(1000)
+    for step in (1, 2, 3):
+        save(stager, step)
+    stager.finish(20.0)
+    assert steps(tmp_path, tensors) == [3, 2, 1]

@@ -1,0 +1,178 @@
+"""What detectors find: told, or dealt with, and never twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controller.core import events as ev
+from controller.core.records import Action, Cause, EvidenceKind, StopWorkers
+from controller.core.states import IncidentState, JobState
+from outlast.ids import NodeId
+from tests.controller.core.driver import JOB, Driver
+
+
+def detected(driver: Driver, cause: Cause = Cause.STRAGGLER, **changes: object) -> ev.Detected:
+    values: dict[str, object] = {
+        "job_id": JOB,
+        "attempt": driver.attempt(),
+        "cause": cause,
+        "node": NodeId("n2"),
+        "rank": 1,
+        "detail": "rank 1 works 2 s in a step, 2.00 times the 1 s of its equals (limit 1.5)",
+        "at_s": driver.now_s,
+    }
+    return ev.Detected(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def stalled(driver: Driver, *, is_users: bool = False) -> ev.JobStalled:
+    return ev.JobStalled(
+        job_id=JOB,
+        attempt=driver.attempt(),
+        stalled_s=2.0,
+        culprit_ranks=(0, 1) if is_users else (1,),
+        detail="operations out of order" if is_users else "rank 1 is in no operation",
+        limit="at most 1.8 s: 3 x the longest forward_backward",
+        stood="rank 0 in dp all_reduce #7 (gradient_sync)",
+        is_users=is_users,
+    )
+
+
+def test_what_is_only_logged_is_one_incident_until_it_is_over() -> None:
+    driver = Driver().running()
+    assert driver.send(detected(driver)) == ["job.i1 OPEN"]
+    assert driver.send(detected(driver, detail="still")) == []
+    assert driver.job().state is JobState.RUNNING
+    incident = driver.incident()
+    assert (incident.cause, incident.action) == (Cause.STRAGGLER, None)
+    assert "limit 1.5); training goes on" in incident.reason
+    assert [item.detail for item in incident.evidence][1:] == ["still"]
+    ended = ev.DetectionEnded(job_id=JOB, cause=Cause.STRAGGLER, node=NodeId("n2"), detail="over")
+    assert driver.send(ended) == ["job.i1 CLOSED"]
+
+
+def test_two_nodes_have_an_incident_each() -> None:
+    driver = Driver().running()
+    assert driver.send(detected(driver)) == ["job.i1 OPEN"]
+    assert driver.send(detected(driver, node=NodeId("n1"), rank=0)) == ["job.i2 OPEN"]
+
+
+def test_what_was_seen_in_an_attempt_ends_with_it() -> None:
+    driver = Driver().running()
+    driver.send(detected(driver))
+    driver.send(driver.exited())
+    driver.answer_all("/stop/")
+    assert driver.incident(1).state is IncidentState.CLOSED
+    assert driver.send(detected(driver)) == []
+
+
+def test_an_old_attempt_s_detection_is_dropped() -> None:
+    driver = Driver().running()
+    assert driver.send(detected(driver, attempt=0)) == []
+
+
+def test_a_detector_that_acts_has_the_node_checked_once() -> None:
+    driver = Driver().running()
+    driver.send(detected(driver, acts=True))
+    assert driver.job().state is JobState.SUSPENDING
+    stops = [c.command for c in driver.machine.state.commands.values()]
+    assert [stop.graceful for stop in stops if isinstance(stop, StopWorkers)] == [True, True]
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+    assert "a detector that acts speaks against it" in driver.incident().reason
+    driver.searched({"n2": "fail"})
+    incident = driver.incident()
+    assert (incident.cause, incident.action) == (Cause.NODE_UNHEALTHY, Action.REPLACE_NODES)
+
+
+def test_a_node_that_passed_its_checks_is_not_stopped_for_the_same_again() -> None:
+    driver = Driver().running()
+    driver.send(detected(driver, acts=True))
+    driver.answer_all("/stop/")
+    driver.searched()
+    assert driver.incident().action is Action.RESTART_IN_PLACE
+    assert driver.incident().cause is Cause.STRAGGLER
+    driver.answer_all("/start/")
+    driver.advanced(20, 10)
+    driver.send(detected(driver, acts=True))
+    assert driver.job().state is JobState.RUNNING
+    assert driver.incident(2).state is IncidentState.OPEN
+
+
+def test_a_hang_is_looked_at_before_its_workers_are_stopped() -> None:
+    driver = Driver().running()
+    driver.send(stalled(driver))
+    stops = [c.command for c in driver.machine.state.commands.values()]
+    assert all(stop.look_first for stop in stops if isinstance(stop, StopWorkers))
+    for node, rank in (("n1", 0), ("n2", 1)):
+        (command,) = [c for c in driver.machine.state.commands if c.endswith(f"/stop/{node}")]
+        stacks = ev.RankStacks(
+            rank=rank, place="asleep at wait", text=f"of {node}", fingerprint=node
+        )
+        driver.answer(command, stacks=(stacks,))
+    incident = driver.incident()
+    assert incident.cause is Cause.HANG
+    assert incident.culprits == (NodeId("n2"),)
+    assert "at most 1.8 s" in incident.reason
+    assert "asleep" not in incident.reason
+    stacks_of = {i.rank: i.traceback for i in incident.evidence if i.kind is EvidenceKind.STACKS}
+    assert stacks_of == {0: "of n1", 1: "of n2"}
+    notes = {entry.phase: entry.detail for entry in incident.timeline}
+    assert notes["last_operations"] == "rank 0 in dp all_reduce #7 (gradient_sync)"
+
+
+def test_a_start_that_hangs_blames_the_node_that_holds_it_up() -> None:
+    driver = Driver().starting()
+    driver.send(stalled(driver))
+    driver.answer_all("/stop/")
+    incident = driver.incident()
+    assert (incident.cause, incident.culprits) == (Cause.HANG, (NodeId("n2"),))
+
+
+def test_a_start_is_left_alone_while_the_controller_cannot_see() -> None:
+    driver = Driver().starting(spares=6)
+    for number in range(1, 9):
+        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+    assert driver.machine.controller_blind
+    driver.send(stalled(driver))
+    assert driver.job().state is JobState.STARTING
+
+
+def test_where_nobody_is_blamed_the_odd_stacks_are_suspected() -> None:
+    driver = Driver().running(nodes=3)
+    driver.send(replace(stalled(driver), culprit_ranks=()))
+    for rank, node in enumerate(("n1", "n2", "n3")):
+        (command,) = [c for c in driver.machine.state.commands if c.endswith(f"/stop/{node}")]
+        where = "loads" if rank == 2 else "waits"
+        stacks = ev.RankStacks(rank=rank, place=where, text=where, fingerprint=where)
+        driver.answer(command, stacks=(stacks,))
+    assert driver.incident().culprits == (NodeId("n3"),)
+
+
+def test_a_killed_worker_is_not_looked_at() -> None:
+    driver = Driver().running()
+    driver.send(driver.exited())
+    stops = [c.command for c in driver.machine.state.commands.values()]
+    assert not any(stop.look_first for stop in stops if isinstance(stop, StopWorkers))
+
+
+def test_ranks_that_lose_each_other_while_a_hang_is_stopped_do_not_explain_it() -> None:
+    driver = Driver().running()
+    driver.send(stalled(driver))
+    driver.send(driver.exited(0, fault_class="cascade", detail="connection closed by peer"))
+    driver.answer_all("/stop/")
+    assert driver.incident().cause is Cause.HANG
+
+
+def test_a_program_that_hangs_by_itself_fails_the_job_the_second_time() -> None:
+    driver = Driver().running()
+    driver.send(stalled(driver, is_users=True))
+    driver.answer_all("/stop/")
+    incident = driver.incident()
+    assert (incident.cause, incident.action) == (Cause.USER_ERROR, Action.RESTART_IN_PLACE)
+    assert incident.culprits == ()
+    driver.answer_all("/start/")
+    driver.advanced(1)
+    driver.send(stalled(driver, is_users=True))
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.FAILED
+    assert "operations out of order" in driver.job().error

@@ -1,0 +1,247 @@
+"""From reports and heartbeats to what the machine hears: hangs, stragglers, odd steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller import convert
+from controller.core.events import Detected, DetectionEnded, Event, JobStalled
+from controller.core.facts import State
+from controller.core.records import Cause, JobRecord, NodeRecord
+from controller.core.states import JobState, NodeState
+from controller.detectors import WINDOW_S, WINDOW_SAMPLES, Detectors
+from controller.store.curves import StepRow
+from controller.watch import Watch
+from outlast.ids import Attempt, JobId, NodeId
+from outlast.spec import parse_spec
+from outlast.v1 import agents_pb2, common_pb2
+from tests.controller.fakes import spec_document
+
+JOB = JobId("job")
+NODES = (NodeId("n1"), NodeId("n2"))
+
+
+def state_of(**detectors: str) -> State:
+    """A job of two nodes with one rank each, training."""
+    spec = parse_spec(spec_document(detectors=detectors))
+    job = JobRecord(
+        job_id=JOB,
+        name="tiny",
+        request_id="",
+        spec_json=spec.canonical_json(),
+        checkpoint_url="memory://",
+        plan=convert.plan_of(spec),
+        submitted_s=0.0,
+        state=JobState.RUNNING,
+        since_s=0.0,
+        reason="",
+        attempt=Attempt(1),
+        nodes=NODES,
+    )
+    nodes = {
+        name: NodeRecord(
+            node=name,
+            state=NodeState.ASSIGNED,
+            since_s=0.0,
+            reason="",
+            incarnation="one",
+            address="",
+            rendezvous_port=0,
+            workers=1,
+            job=JOB,
+        )
+        for name in NODES
+    }
+    return State(jobs={JOB: job}, nodes=nodes)
+
+
+def beat(rank: int, **fields: object) -> agents_pb2.Heartbeat:
+    values: dict[str, object] = {
+        "job_id": JOB,
+        "attempt": 1,
+        "rank": rank,
+        "phase": "gradient_sync",
+        "completed_step": 7,
+        **fields,
+    }
+    summary = agents_pb2.RankSummary(**values)  # type: ignore[arg-type]  # checked by protobuf
+    return agents_pb2.Heartbeat(at_s=100.0, ranks=[summary])
+
+
+def stands(rank: int, stands_s: float, **fields: object) -> agents_pb2.Heartbeat:
+    return beat(rank, stands_s=stands_s, stand_limit_s=1.8, stand_limit_source="learned", **fields)
+
+
+def told(events: list[Event], kind: type) -> list[Event]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_a_step_that_was_left_out_is_no_news() -> None:
+    detectors = Detectors(state_of())
+    left_out = replace(row(2, loss=math.nan), tokens=0)
+    assert detectors.steps(JOB, [row(1), left_out, row(3)]) == []
+
+
+def test_a_job_hangs_when_its_last_rank_says_that_it_stands_too() -> None:
+    watch = Watch(state_of())
+    waits = stands(0, 2.0, last_op="in dp all_reduce #9", entered={"dp": 9})
+    assert not told(watch.heartbeat(NODES[0], waits, 10.0), JobStalled)
+    assert not told(watch.heartbeat(NODES[1], stands(1, 1.7), 10.0), JobStalled)
+    silent = stands(1, 1.9, phase="data", last_op="after dp all_reduce #8", entered={"dp": 8})
+    (event,) = told(watch.heartbeat(NODES[1], silent, 10.2), JobStalled)
+    assert isinstance(event, JobStalled)
+    assert event.culprit_ranks == (1,)
+    assert event.limit == "at most 1.8 s: learned"
+    assert "rank 1 is in no operation (phase data" in event.detail
+    assert event.stood == (
+        "rank 0 in dp all_reduce #9 (gradient_sync); rank 1 after dp all_reduce #8 (data)"
+    )
+    assert not told(watch.heartbeat(NODES[1], silent, 10.4), JobStalled)
+
+
+def test_a_rank_whose_limit_is_not_known_yet_is_waited_for() -> None:
+    watch = Watch(state_of())
+    watch.heartbeat(NODES[0], stands(0, 500.0), 10.0)
+    assert not told(watch.heartbeat(NODES[1], beat(1, stands_s=500.0), 10.0), JobStalled)
+
+
+def test_who_holds_up_a_start_is_named_before_patience_with_it_ends() -> None:
+    state = state_of()
+    state.jobs[JOB] = replace(state.jobs[JOB], state=JobState.STARTING, deadline_s=100.0)
+    watch = Watch(state)
+    watch.heartbeat(NODES[0], beat(0, phase="restore", last_op="in world all_gather #3"), 10.0)
+    watch.heartbeat(NODES[1], beat(1, phase="groups", process_state="T"), 10.0)
+    assert watch.stalled(10.0, 98.0) == []
+    (event,) = watch.stalled(11.0, 99.5)
+    assert isinstance(event, JobStalled)
+    assert event.culprit_ranks == (1,)
+    assert event.limit == "recovery.first_step_timeout_s is 1800 s"
+    assert watch.stalled(12.0, 100.5) == []
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("off", None), ("log", Detected)])
+def test_hangs_are_told_or_left_alone_as_the_job_wants(mode: str, kind: type | None) -> None:
+    watch = Watch(state_of(hang=mode))
+    watch.heartbeat(NODES[0], stands(0, 2.0), 10.0)
+    events = watch.heartbeat(NODES[1], stands(1, 2.0), 10.0)
+    assert not told(events, JobStalled)
+    assert [type(event) for event in events if isinstance(event, Detected)] == (
+        [] if kind is None else [kind]
+    )
+
+
+def row(step: int, *, loss: float = 2.0, attempt: int = 1) -> StepRow:
+    return StepRow(
+        job=JOB,
+        step=step,
+        attempt=attempt,
+        loss=loss,
+        grad_norm=1.0,
+        learning_rate=0.1,
+        tokens=8,
+        duration_s=0.1,
+        at_s=float(step),
+        eval_loss=None,
+    )
+
+
+def test_a_loss_that_is_no_number_is_told_and_over_after_a_while() -> None:
+    detectors = Detectors(state_of(non_finite="log"))
+    (found,) = detectors.steps(JOB, [row(1), row(2, loss=math.nan)])
+    assert isinstance(found, Detected)
+    assert (found.cause, found.acts) == (Cause.NON_FINITE, False)
+    assert found.detail == "step 2: loss nan; the step's update was left out"
+    (over,) = detectors.steps(JOB, [row(step) for step in range(3, 60)])
+    assert isinstance(over, DetectionEnded)
+
+
+def test_figures_of_older_attempts_are_left_out() -> None:
+    detectors = Detectors(state_of())
+    assert detectors.steps(JOB, [row(2, loss=math.nan, attempt=0)]) == []
+
+
+def use(work_s: float, data_s: float = 0.0) -> agents_pb2.RankUse:
+    split = common_pb2.StepSplit(forward_s=work_s / 3, backward_s=work_s * 2 / 3, data_s=data_s)
+    return agents_pb2.RankUse(split=split)
+
+
+def windows(detectors: Detectors, count: int, uses: tuple[agents_pb2.RankUse, ...]) -> list[Event]:
+    """What so many windows of heartbeats make of what ranks use in a step."""
+    events: list[Event] = []
+    for number in range(count * WINDOW_SAMPLES + 1):
+        now_s = number * WINDOW_S / WINDOW_SAMPLES
+        for rank, used in enumerate(uses):
+            events += detectors.heartbeat(beat(rank, use=used), now_s)
+    return events
+
+
+@pytest.mark.parametrize(("mode", "acts"), [("log", False), ("act", True)])
+def test_a_straggler_is_told_with_its_node(mode: str, acts: bool) -> None:
+    detectors = Detectors(state_of(straggler=mode))
+    (found,) = windows(detectors, 4, (use(0.1), use(0.3)))
+    assert isinstance(found, Detected)
+    assert (found.cause, found.node, found.rank) == (Cause.STRAGGLER, NODES[1], 1)
+    assert found.acts is acts
+    assert "3.00 times the 0.1 s of its equals (limit 1.5" in found.detail
+
+
+def test_ranks_that_wait_for_data_are_told() -> None:
+    detectors = Detectors(state_of(straggler="off"))
+    found = windows(detectors, 4, (use(0.1), use(0.1, data_s=0.4)))
+    assert [(event.cause, event.rank) for event in found if isinstance(event, Detected)] == [
+        (Cause.DATA_STALL, 1)
+    ]
+
+
+def test_what_is_switched_off_is_not_told() -> None:
+    detectors = Detectors(state_of(straggler="off", data_stall="off"))
+    assert windows(detectors, 4, (use(0.1), use(0.3, data_s=0.9))) == []
+
+
+def test_a_node_s_own_trouble_goes_to_the_job_on_it() -> None:
+    detectors = Detectors(state_of(kernel_log="act"))
+    xid = host_event("kernel_log", words="an XID")
+    (found,) = detectors.host(NODES[0], xid)
+    assert isinstance(found, Detected)
+    assert (found.cause, found.node, found.detail) == (Cause.KERNEL_LOG, NODES[0], "n1: an XID")
+    assert found.acts
+    well = host_event("disk", what="data")
+    assert [type(event) for event in detectors.host(NODES[0], well)] == [DetectionEnded]
+    assert detectors.host(NodeId("elsewhere"), xid) == []
+    assert detectors.host(NODES[0], host_event("new", words="x")) == []
+
+
+def test_a_line_of_a_worker_is_told_of_its_own_attempt_and_acted_on_where_it_blames_the_node() -> (
+    None
+):
+    detectors = Detectors(state_of(worker_log="act"))
+
+    def acts(attempt: int, **fields: Any) -> list[bool]:
+        event = host_event("worker_log", words="rank 1: ECC", **fields)
+        event.job_id, event.attempt = JOB, attempt
+        return [found.acts for found in detectors.host(NODES[0], event)]
+
+    assert acts(1) == [True]
+    assert acts(1, spares_node=True) == [False]
+    assert acts(0) == []
+
+
+def host_event(subject: str, **fields: Any) -> agents_pb2.AgentEvent:
+    return agents_pb2.AgentEvent(at_s=5.0, host_sign=agents_pb2.HostSign(subject=subject, **fields))
+
+
+def test_nothing_is_looked_for_while_a_job_does_not_train() -> None:
+    state = state_of()
+    state.jobs[JOB] = replace(state.jobs[JOB], state=JobState.STARTING)
+    detectors = Detectors(state)
+    assert windows(detectors, 4, (use(0.1), use(0.3))) == []
+    assert detectors.steps(JOB, [row(1, loss=math.nan)]) == []
+
+
+def test_a_bare_off_in_yaml_is_off() -> None:
+    spec = parse_spec(spec_document(detectors={"straggler": False}))
+    assert spec.detectors.straggler == "off"

@@ -1,0 +1,197 @@
+"""How long a rank may stand still: recorded timings, replayed look by look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from diagnostics.core.pace import (
+    EARLY_FLOOR_S,
+    USUAL_FLOOR_S,
+    Look,
+    Pace,
+    Standing,
+    all_over,
+)
+from outlast.blackbox import Phase
+
+PERIOD_S = 0.2
+# What the goal of the product allows: three steps and two seconds.
+GOAL_STEPS = 3
+GOAL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """A rank in one phase."""
+
+    phase: Phase
+    length_s: float
+    ends_step: bool = False
+
+
+def steps(number: int, step_s: float, *, eval_every: int = 0, eval_s: float = 0.0) -> list[Span]:
+    """The phases of steps; forward and backward take nearly all of them."""
+    spans: list[Span] = []
+    for step in range(1, number + 1):
+        spans += [
+            Span(Phase.DATA, 0.02 * step_s),
+            Span(Phase.FORWARD_BACKWARD, 0.9 * step_s),
+            Span(Phase.OPTIMIZER, 0.08 * step_s, ends_step=True),
+        ]
+        if eval_every and step % eval_every == 0:
+            spans.append(Span(Phase.EVALUATION, eval_s))
+    return spans
+
+
+def looks(spans: list[Span], *, period_s: float = PERIOD_S) -> Iterator[Look]:
+    """What an observer sees of them, every so often."""
+    totals: dict[Phase, float] = {}
+    begun_s, next_s, done = 0.0, 0.0, 0
+    for number, span in enumerate(spans):
+        while next_s < begun_s + span.length_s:
+            yield Look(
+                at_s=next_s,
+                place=(number,),
+                phase=span.phase,
+                num_steps=done,
+                phases_s=dict(totals),
+            )
+            next_s += period_s
+        begun_s += span.length_s
+        totals[span.phase] = totals.get(span.phase, 0.0) + span.length_s
+        done += span.ends_step
+
+
+def replay(pace: Pace, seen: Iterator[Look]) -> list[Standing]:
+    return [pace.look(look) for look in seen]
+
+
+def last_look(seen: list[Look], **changes: object) -> Look:
+    values = {name: getattr(seen[-1], name) for name in seen[-1].__slots__}
+    return Look(**{**values, **changes})  # type: ignore[arg-type]  # checked by Look itself
+
+
+def detected_after_s(pace: Pace, last: Look, within_s: float = 600.0) -> float | None:
+    """How long after its last move a rank that stands from now on is over its limit."""
+    for number in range(1, int(within_s / PERIOD_S)):
+        at_s = last.at_s + number * PERIOD_S
+        look = Look(
+            at_s=at_s,
+            place=last.place,
+            phase=last.phase,
+            num_steps=last.num_steps,
+            phases_s=last.phases_s,
+        )
+        if pace.look(look).is_over:
+            return number * PERIOD_S
+    return None
+
+
+def stopped_in_forward(pace: Pace, step_s: float, number: int) -> float | None:
+    """How long after its last look a rank that stops in its forward pass is found."""
+    seen = list(looks(steps(number, step_s)))
+    while seen and seen[-1].phase is not Phase.FORWARD_BACKWARD:
+        seen.pop()
+    # Unless every look fell on another phase.
+    assume(seen)
+    replay(pace, iter(seen))
+    return detected_after_s(pace, seen[-1])
+
+
+@given(st.floats(0.01, 30.0), st.integers(20, 40))
+def test_a_stop_is_found_within_three_steps_and_two_seconds(step_s: float, number: int) -> None:
+    # So that the observer looks often enough to know the phase, however short the steps are.
+    enough = number + int(16 * PERIOD_S / step_s)
+    after_s = stopped_in_forward(Pace(), step_s, enough)
+    assert after_s is not None
+    assert after_s <= GOAL_STEPS * step_s + GOAL_S
+
+
+@given(st.floats(0.01, 30.0), st.integers(6, 40))
+def test_of_a_phase_seen_a_few_times_a_longer_pass_is_allowed(step_s: float, number: int) -> None:
+    after_s = stopped_in_forward(Pace(), step_s, number)
+    if after_s is not None:
+        assert after_s <= 10 * (step_s + PERIOD_S) + EARLY_FLOOR_S + PERIOD_S
+
+
+@given(
+    st.floats(0.01, 5.0),
+    st.floats(0.5, 120.0),
+    st.floats(0.5, 1.5),
+)
+def test_slow_evaluations_raise_nothing(step_s: float, eval_s: float, last: float) -> None:
+    """The first one, and one that takes half as long again as any before."""
+    spans = steps(20, step_s, eval_every=5, eval_s=eval_s)
+    spans += [*steps(5, step_s), Span(Phase.EVALUATION, last * eval_s), *steps(2, step_s)]
+    standings = replay(Pace(), looks(spans))
+    assert not any(standing.is_over for standing in standings)
+
+
+def test_a_checkpoint_that_takes_five_times_as_long_for_once_raises_nothing() -> None:
+    spans: list[Span] = []
+    for length_s in (2.0, 2.2, 1.9, 10.0):
+        spans += [*steps(30, 0.1), Span(Phase.CHECKPOINT, length_s)]
+    assert not any(standing.is_over for standing in replay(Pace(), looks(spans)))
+
+
+@given(st.floats(1.0, 3600.0), st.integers(5, 60))
+def test_an_observer_that_was_away_blames_nobody(away_s: float, number: int) -> None:
+    """The whole machine was stopped: ranks stood for as long as nobody could look."""
+    pace = Pace()
+    seen = list(looks(steps(number + 10, 0.1)))
+    replay(pace, iter(seen))
+    woken = last_look(seen, at_s=seen[-1].at_s + away_s)
+    assert not pace.look(woken).is_over
+
+
+def test_a_rank_that_gets_no_cpu_does_not_hang() -> None:
+    pace = Pace()
+    seen = list(looks(steps(40, 0.1)))
+    replay(pace, iter(seen))
+    for number in range(1, 200):
+        starved = last_look(
+            seen, at_s=seen[-1].at_s + number * PERIOD_S, starved_s=number * PERIOD_S
+        )
+        assert not pace.look(starved).is_over
+
+
+def test_the_first_steps_have_no_learned_limit() -> None:
+    """They compile, warm up and touch their memory for the first time."""
+    slow_start = [Span(Phase.FORWARD_BACKWARD, 300.0, ends_step=True), *steps(2, 60.0)]
+    standings = replay(Pace(), looks(slow_start))
+    assert {standing.limit_s for standing in standings} == {None}
+    assert "recovery.hang_timeout_s" in standings[0].source
+
+
+def test_what_was_learned_outlives_an_attempt_and_where_it_stood_does_not() -> None:
+    pace = Pace()
+    seen = list(looks(steps(40, 0.1)))
+    replay(pace, iter(seen))
+    assert detected_after_s(pace, seen[-1]) is not None
+    pace.restarted()
+    standing = pace.look(last_look(seen, at_s=seen[-1].at_s + 100.0))
+    assert (standing.stands_s, standing.is_over) == (0.0, False)
+    assert standing.limit_s == pytest.approx(USUAL_FLOOR_S, abs=1.0)
+
+
+def test_a_limit_says_where_it_comes_from() -> None:
+    pace = Pace()
+    standing = replay(pace, looks(steps(60, 1.0)))[-1]
+    assert standing.limit_s is not None
+    assert standing.source.startswith("3 x the longest ")
+    assert standing.source.endswith(" s), and 1.25 s")
+
+
+def test_a_job_hangs_when_all_of_its_ranks_stand() -> None:
+    over = Standing(stands_s=2.0, limit_s=1.0, source="")
+    within = Standing(stands_s=2.0, limit_s=30.0, source="")
+    unknown = Standing(stands_s=2.0, limit_s=None, source="")
+    assert all_over([over, over])
+    assert not all_over([over, within])
+    assert not all_over([over, unknown])
+    assert not all_over([])

@@ -1,0 +1,164 @@
+"""Jobs that stand still, in real processes: found in seconds, and explained."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.controller.processes import Controller, controller, node_pids
+from tests.e2e.cluster import Cluster, wait_for
+
+pytestmark = pytest.mark.timeout(300)
+
+PAUSE_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    state_dir = tmp_path_factory.mktemp("hangs") / "state"
+    with controller(state_dir, "--local-nodes", "2", "--workers-per-node", "1") as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def cluster(process: Controller) -> Cluster:
+    cluster = Cluster(process.state_dir, lambda: process.grpc)
+    cluster.wait_nodes(2)
+    return cluster
+
+
+def test_a_stopped_rank_is_named_with_the_stacks_of_all(cluster: Cluster) -> None:
+    job_id = cluster.submit(name="stopped", steps=100_000)
+    cluster.wait_step(job_id, 60)
+    stopped = cluster.presents(job_id, 1)[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    wait_for(lambda: cluster.job(job_id).attempt == 2, "the next attempt")
+    (incident,) = cluster.incidents(job_id)
+    assert incident.cause == "hang"
+    assert "rank 1 stopped by a signal" in incident.reason
+    signs = {(item.kind, item.rank): item for item in incident.evidence if item.HasField("rank")}
+    assert "stopped by a signal" in signs["stacks", 1].detail
+    assert "train_step" in signs["stacks", 1].traceback
+    # Rank 0 waits for it, and may have lost its connection before its own agent came to look.
+    assert ("stacks", 0) in signs or ("worker_exit", 0) in signs
+    assert any(entry.phase == "last_operations" for entry in incident.timeline)
+    cluster.wait_step(job_id, stopped.completed_step + 5)
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
+
+
+def test_a_pause_of_the_whole_machine_is_no_fault(cluster: Cluster, process: Controller) -> None:
+    job_id = cluster.submit(name="paused", steps=100_000, eval={"interval_steps": 40})
+    cluster.wait_step(job_id, 100)
+    pids = [
+        process.pid,
+        *node_pids(process.state_dir).values(),
+        *(p.pid for p in cluster.presents(job_id, 1)),
+    ]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, number)
+        # Twice what makes a rank stand for too long, and a node late.
+        time.sleep(PAUSE_S if number is signal.SIGSTOP else 0)
+    reached = cluster.job(job_id).step
+    cluster.wait_step(job_id, reached + 40)
+    job = cluster.job(job_id)
+    assert (job.state, job.attempt) == ("RUNNING", 1)
+    assert not cluster.incidents(job_id)
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
+
+
+def test_a_loss_that_is_no_number_is_replayed_and_checked_before_the_job_fails(
+    cluster: Cluster,
+) -> None:
+    job_id = cluster.submit(
+        name="diverges",
+        optimizer={"lr": 1e38, "clip_grad_norm": None},
+        detectors={"non_finite_again": "fail"},
+    )
+    job = cluster.wait_state(job_id, "FAILED")
+    assert "NonFiniteLossError" in job.error
+    incidents = cluster.incidents(job_id)
+    assert [item.cause for item in incidents] == ["non_finite"] * len(incidents)
+    assert [item.action for item in incidents][-1] == "fail"
+    assert incidents[0].action == "restart_in_place"
+
+
+def test_a_loss_that_is_no_number_may_be_left_out(cluster: Cluster) -> None:
+    job_id = cluster.submit(
+        name="leaves-out",
+        optimizer={"lr": 1e38, "clip_grad_norm": None},
+        detectors={"non_finite": "log"},
+    )
+    job = cluster.wait_state(job_id, "SUCCEEDED")
+    assert job.attempt == 1
+    (incident,) = cluster.incidents(job_id)
+    assert (incident.cause, incident.state) == ("non_finite", "CLOSED")
+    assert "the step's update was left out" in incident.reason
+
+
+@contextmanager
+def throttled(pid: int) -> Iterator[None]:
+    """The process runs for a fifth of the time, as under a CPU quota: less than others get on
+    a busy machine."""
+    ends = threading.Event()
+
+    def throttle() -> None:
+        while not ends.wait(0.02):
+            os.kill(pid, signal.SIGSTOP)
+            ends.wait(0.08)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=throttle)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def test_a_rank_that_is_starved_of_cpu_is_named_and_left_running(cluster: Cluster) -> None:
+    # Steps longer than a pause, so that each has its share of them.
+    model = {"hidden": 128, "seq_len": 256}
+    job_id = cluster.submit(name="starved", steps=100_000, model=model)
+    cluster.wait_step(job_id, 10)
+    with throttled(cluster.presents(job_id, 1)[1].pid):
+        (incident,) = wait_for(lambda: cluster.incidents(job_id), "the straggler to be told")
+    assert (incident.cause, incident.state) == ("straggler", "OPEN")
+    assert incident.evidence[0].rank == 1
+    assert "times the" in incident.reason
+    assert cluster.job(job_id).attempt == 1
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
+
+
+def test_what_a_running_worker_writes_of_its_gpu_is_an_incident_beside_training(
+    cluster: Cluster,
+) -> None:
+    job_id = cluster.submit(name="lines", steps=100_000)
+    cluster.wait_step(job_id, 5)
+    (log,) = cluster.state_dir.glob(f"nodes/*/jobs/{job_id}/a1/rank-00001.log")
+    with log.open("a") as lines:
+        print("RuntimeError: CUDA error: uncorrectable ECC error encountered", file=lines)
+    wait_for(lambda: cluster.incidents(job_id), "an incident")
+    (incident,) = cluster.incidents(job_id)
+    assert incident.cause == "worker_log"
+    assert incident.evidence[0].node == cluster.job(job_id).nodes[1]
+    assert "rank 1: a GPU's memory" in incident.evidence[0].detail
+    reached = cluster.job(job_id).step
+    cluster.wait_step(job_id, reached + 20)
+    assert cluster.job(job_id).attempt == 1
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")

@@ -1,0 +1,44 @@
+"""What a worker does while it is well, so that others can see where it hangs.
+
+The agent looks from outside (`controller.agent.stacks`), whatever the main thread hangs in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+# Of <sys/prctl.h>.
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+# Collectives remembered: some steps of a deep pipeline.
+_BUFFER_SIZE = "2000"
+
+
+def allow_stack_dumps() -> None:
+    """Let any process of the same user read this one's stacks.
+
+    Where Yama restricts ptrace to ancestors, the agent's py-spy is none. Kernels without
+    Yama refuse this call and need none.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def arm_flight_recorder(folder: Path) -> None:
+    """Have NCCL groups made from now on record into `folder`; what the user has set stays.
+
+    torch makes a named pipe `nccl-<rank>.pipe`; whoever writes to it has a thread of this
+    process write the recorder to `nccl-<rank>`.
+
+    Source: DumpPipe in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp.
+    """
+    stem = str(folder / "nccl-")
+    for name, value in (
+        ("TORCH_FR_BUFFER_SIZE", _BUFFER_SIZE),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+        ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", stem),
+        ("TORCH_FR_DUMP_TEMP_FILE", stem),
+        ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", stem),
+    ):
+        os.environ.setdefault(name, value)
