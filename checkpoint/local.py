@@ -193,9 +193,11 @@ class _LocalWriter:
             return
         _write_all(self._handle, at + direct, rest)
         # Flushed part by part: one flush of everything at the end would take longer than
-        # any deadline for a single call, and fill the page cache that workers need.
-        os.fdatasync(self._handle)
-        os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        # any deadline for a single call, and fill the page cache that workers need. A
+        # little, like what is left of a page, can wait for the end.
+        if len(rest) >= _MIN_DIRECT_BYTES:
+            os.fdatasync(self._handle)
+            os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def finish(self) -> None:
         os.fdatasync(self._handle)
@@ -205,6 +207,7 @@ class _LocalWriter:
 
     def finish_new(self) -> bool:
         """Like finish, but leaves an existing file as it is; says whether there was none."""
+        os.fdatasync(self._handle)
         self._close()
         try:
             os.link(self._draft, self._final)

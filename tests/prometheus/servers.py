@@ -27,22 +27,22 @@ _DURATION = re.compile(r"(?<![\w.])(\d+)([mhd])\b")
 _SECONDS = {"m": 60, "h": 3600, "d": 86400}
 
 
-def hasten(source: Path, target: Path, patience_divided_by: int) -> None:
-    """Copy rule files with every duration in them divided; `for` by a number of its own."""
+def hasten(source: Path, target: Path) -> None:
+    """Copy rule files with every duration in them divided."""
     target.mkdir()
 
-    def divided(text: str, by: int) -> str:
+    def divided(text: str) -> str:
         return _DURATION.sub(
-            lambda found: f"{int(found[1]) * _SECONDS[found[2]] * 1000 // by}ms", text
+            lambda found: f"{int(found[1]) * _SECONDS[found[2]] * 1000 // TIMES_FASTER}ms", text
         )
 
     for path in source.glob("*.yml"):
         document = yaml.safe_load(path.read_text())
         for group in document["groups"]:
             for rule in group["rules"]:
-                rule["expr"] = divided(rule["expr"], TIMES_FASTER)
+                rule["expr"] = divided(rule["expr"])
                 if "for" in rule:
-                    rule["for"] = divided(rule["for"], patience_divided_by)
+                    rule["for"] = divided(rule["for"])
         (target / path.name).write_text(yaml.safe_dump(document))
 
 
@@ -154,18 +154,11 @@ def alertmanager(folder: Path, hook: str) -> Iterator[str]:
 
 
 @contextmanager
-def prometheus(
-    folder: Path,
-    http: str,
-    alerts_to: str,
-    rules: Path,
-    *,
-    patience_divided_by: int = TIMES_FASTER,
-) -> Iterator[Api]:
+def prometheus(folder: Path, http: str, rules: Path, alerts_to: str = "") -> Iterator[Api]:
     """A Prometheus that looks at a controller once a second."""
     hastened = folder / "rules"
     folder.mkdir()
-    hasten(rules, hastened, patience_divided_by)
+    hasten(rules, hastened)
     it = Prometheus(find_prometheus(), folder)
     it.start(configuration(http, interval_s=1.0, rules=hastened, alertmanager=alerts_to))
     try:
