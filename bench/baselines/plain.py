@@ -60,28 +60,25 @@ def torch_save(state: dict[str, Any], path: Path) -> float:
     return time.perf_counter() - begin_s
 
 
-def write_past_cache(path: Path, nbytes: int, num_threads: int) -> float:
-    """Seconds to write so many bytes to a new file with O_DIRECT, and to flush it."""
-    source = mmap.mmap(-1, _PIECE_BYTES)
-    source.write(os.urandom(_PIECE_BYTES))
-    starts = range(0, nbytes, _PIECE_BYTES)
+def write_past_cache(path: Path, source: memoryview, num_threads: int) -> float:
+    """Seconds to write `source` to a new file with O_DIRECT, and to flush it.
+
+    It begins at a page; what is left of the last one is not written.
+    """
+    starts = range(0, len(source) // _PAGE_BYTES * _PAGE_BYTES, _PIECE_BYTES)
     begin_s = time.perf_counter()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
     try:
-        with memoryview(source) as whole, ThreadPoolExecutor(num_threads) as pool:
-            write = partial(_write, handle, whole, nbytes)
-            list(pool.map(write, starts))
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(partial(_write, handle, source), starts))
         os.fdatasync(handle)
     finally:
         os.close(handle)
-    took_s = time.perf_counter() - begin_s
-    source.close()
-    return took_s
+    return time.perf_counter() - begin_s
 
 
-def _write(handle: int, source: memoryview, nbytes: int, start: int) -> None:
+def _write(handle: int, source: memoryview, start: int) -> None:
     # Direct writes are of whole pages.
-    size = -(-min(len(source), nbytes - start) // _PAGE_BYTES) * _PAGE_BYTES
-    written = 0
-    while written < size:
-        written += os.pwrite(handle, source[written:size], start + written)
+    end = min(start + _PIECE_BYTES, len(source) // _PAGE_BYTES * _PAGE_BYTES)
+    while start < end:
+        start += os.pwrite(handle, source[start:end], start)

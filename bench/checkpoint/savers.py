@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from bench.baselines.dcp import AsyncSaver, Mode
 from bench.baselines.plain import WarmCopy, torch_save
 from bench.checkpoint.agent import Agent
+from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
 from checkpoint.lane import Lane
 from checkpoint.stage import NamedTensor, Stager
@@ -76,6 +80,17 @@ class Ours:
         """When the agent knew that what was saved last is a checkpoint; waits for it."""
         assert self._agent is not None
         return self._agent.committed_at_s(self.step)
+
+    @contextmanager
+    def saved(self) -> Iterator[memoryview]:
+        """What was saved last, where it lies in host memory, all of it mapped."""
+        slots = slotfile.open_existing(self._memory / memory_folder(0))
+        (slot,) = (slot for slot in slots if slot.read().step == self.step)
+        with slot.owned as view:
+            torch.frombuffer(view, dtype=torch.uint8)[:: mmap.PAGESIZE].sum()
+            yield view
+        for each in slots:
+            each.close()
 
     def settle(self) -> None:
         self.stager.finish()

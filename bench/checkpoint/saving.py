@@ -30,6 +30,8 @@ _ASIDE_S = 1.0
 _WHOLE_BYTES = 10**9
 # Torch's savers take up to ten seconds beside a loop.
 _LOSS_ROUNDS = 3
+# An agent meets each slot's memory for the first time once; it sees every step after that.
+_WARM_SLOTS = 3
 # Beside the state and its three slots: a plain copy, and what others of the machine need.
 _SPARE_BYTES = 3 << 30
 
@@ -95,7 +97,7 @@ def _compare(folder: Path, state: TrainState, *, rounds: int, together: bool) ->
         with closing(_ours(state)) as ours:
             blocked.append(in_turns({"plain": plain, "ours_beside": ours}, rounds, _blocked_s))
             ours.upload_to(f"file://{folder}/uploads/job-1")
-            durable = _durable(ours, folder, nbytes, rounds)
+            durable = _durable(ours, folder, rounds)
             # With every core busy torch takes half a minute for 4 GB.
             loops = ("launching", "computing") if together else ("launching",)
             lost = _lost({"ours": ours, **theirs}, rounds, loops, aside_s)
@@ -124,21 +126,22 @@ def _dcp(state: dict[str, Any], folder: Path, *, wanted: bool) -> Iterator[dict[
     process.close()
 
 
-def _durable(ours: Ours, folder: Path, nbytes: int, rounds: int) -> Turns:
-    """From the seal to the checkpoint that exists, beside plain writes of as many bytes."""
+def _durable(ours: Ours, folder: Path, rounds: int) -> Turns:
+    """From the seal to the checkpoint that exists, beside plain writes of the same bytes."""
     found: Turns = {"ours": [], **{f"raw_{threads}": [] for threads in RAW_THREADS}}
     path = folder / "raw"
-    for number in range(rounds + 1):
+    for number in range(_WARM_SLOTS + rounds):
         ours.save()
         ours.stager.finish()
         sealed_s = time.time()
         took = {"ours": ours.durable_at_s() - sealed_s}
         for threads in RAW_THREADS:
             os.sync()
-            took[f"raw_{threads}"] = write_past_cache(path, nbytes, threads)
+            with ours.saved() as saved:
+                took[f"raw_{threads}"] = write_past_cache(path, saved, threads)
             path.unlink()
         os.sync()
-        if number > 0:
+        if number >= _WARM_SLOTS:
             for name, seconds in took.items():
                 found[name].append(seconds)
     return found

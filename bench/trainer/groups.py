@@ -1,9 +1,9 @@
 """Time until every group of a 3D layout has done its first operation: ours beside torch's ways.
 
 All ranks are forked from one process that has imported torch, as warm as our standby
-process. The baselines are a loop
-of `new_group` over all groups, as the common frameworks have it, and `init_device_mesh`.
-Fork, store and the world group are part of every time: a job waits for them too.
+process. The baselines are a loop of `new_group` over all groups, as the common frameworks
+have it, and `init_device_mesh`: tp, dp, pp, and a replica's own, which is tp by pp. Fork,
+store and the world group are part of every time: a job waits for them too.
 
     python -m bench.trainer.groups --variant ours|new_group|device_mesh --world 64
 """
@@ -73,14 +73,16 @@ def _ours(layout: Layout, rank: int, store: TCPStore) -> None:
         tied_embeddings=False,
         gloo_interface="lo",
     )
-    for comm in (mesh.tp, mesh.dp, mesh.pp):
+    # What the ranks of one replica add up goes over tp, then pp.
+    for comm in (mesh.tp, mesh.dp, mesh.pp, mesh.tp, mesh.pp):
         comm.all_reduce(torch.ones(1))
 
 
 def _new_group(layout: Layout, rank: int, store: TCPStore) -> None:
     _join_world(layout, rank, store)
     own = []
-    for ranks in (*layout.tp_groups(), *layout.dp_groups(), *layout.pp_groups()):
+    three = (*layout.tp_groups(), *layout.dp_groups(), *layout.pp_groups())
+    for ranks in (*three, *_model_groups(layout)):
         group = dist.new_group(list(ranks))
         if rank in ranks:
             own.append(group)
@@ -91,7 +93,16 @@ def _device_mesh(layout: Layout, rank: int, store: TCPStore) -> None:
     _join_world(layout, rank, store)
     names = ("pp", "dp", "tp")
     mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=names)
-    _use([mesh.get_group(name) for name in names])
+    mesh["pp", "tp"]._flatten("model")
+    _use([mesh.get_group(name) for name in (*names, "model")])
+
+
+def _model_groups(layout: Layout) -> list[tuple[int, ...]]:
+    """The ranks that hold one replica of the model together, tp by pp."""
+    replicas: dict[int, list[int]] = {}
+    for rank in range(layout.world_size):
+        replicas.setdefault(layout.coordinate(rank).dp, []).append(rank)
+    return [tuple(ranks) for ranks in replicas.values()]
 
 
 def _join_world(layout: Layout, rank: int, store: TCPStore) -> None:

@@ -99,7 +99,7 @@ def _judged(folder: Path, row: Row, results: Results) -> Judged:
 
 
 def _healthy(folder: Path, for_s: float, results: Results) -> list[str]:
-    """What was taken for a fault in training that had none."""
+    """What was taken for a fault in training that had none, and what was not noticed."""
     own = folder / "healthy"
     try:
         _run_process(own, "--for-s", str(for_s), module="healthy", within_s=for_s + ROW_WITHIN_S)
@@ -111,8 +111,12 @@ def _healthy(folder: Path, for_s: float, results: Results) -> list[str]:
         found = [*seen["incidents"]]
         if (seen["state"], seen["attempts"]) != ("RUNNING", 1):
             found.append(f"{seen['state']} in attempt {seen['attempts']}")
+        # How long ranks waited for it is told with every checkpoint that is in storage.
+        if seen["committed_step"] and not seen["checkpoint_s"]:
+            found.append("its slow checkpoints are not in its account")
     verdict = "FAIL" if found else "pass"
-    words = "; ".join(found) or "no incident"
+    waited_s = seen.get("checkpoint_s", 0.0)
+    words = "; ".join(found) or f"no incident, {waited_s:.1f} s waited for checkpoints"
     steps = seen.get("steps", 0)
     results.add_healthy(for_s, steps, found)
     print(f"{verdict}  healthy training, {for_s:.0f} s, {steps} steps: {words}", flush=True)

@@ -2,7 +2,8 @@
 
 Evaluations take long, checkpoints now and then too, and in the middle the whole machine
 stands still for a while, as one does whose memory is moved. None of it is a fault: there must
-be no incident and no second attempt. What is seen goes into FOLDER/healthy.json.
+be no incident and no second attempt, but the waits for checkpoints must be in the account of
+the job. What is seen goes into FOLDER/healthy.json.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def train(plant: Plant, for_s: float) -> dict[str, object]:
         "attempts": job.attempt,
         "steps": job.step,
         "committed_step": job.committed_step,
+        "checkpoint_s": job.seconds.get("checkpoint", 0.0),
         "incidents": [f"{each.cause}: {each.reason}" for each in incidents],
     }
 
