@@ -247,7 +247,7 @@ class Coordinator:
             size_bytes=manifest.size_bytes,
             manifest_sha256=sha256(raw),
         )
-        winner = self._put(commit)
+        winner = self._put(commit, raw)
         reach(CrashPoint.COMMITTED)
         if winner != commit:
             logger.info(
@@ -309,7 +309,7 @@ class Coordinator:
         self._storage.write_bytes(f"{folder}/{names.METADATA}", description)
         return replace(manifest, metadata_sha256=sha256(description))
 
-    def _put(self, commit: CommitRecord) -> CommitRecord:
+    def _put(self, commit: CommitRecord, manifest: bytes) -> CommitRecord:
         """Create the commit record; returns the one that is there afterwards.
 
         It is always read back, with the manifest: a store that says it has created a file and
@@ -317,6 +317,8 @@ class Coordinator:
         """
         path = names.commit_path(commit.step)
         if self._storage.put_if_absent(path, commit.to_json()):
+            if self._holds(commit, manifest):
+                return commit
             return self._storage.read_commit(commit.step)[0]
         try:
             return self._storage.read_commit(commit.step)[0]
@@ -326,6 +328,18 @@ class Coordinator:
             self._storage.quarantine_step(commit.step)
         self._storage.put_if_absent(path, commit.to_json())
         return self._storage.read_commit(commit.step)[0]
+
+    def _holds(self, commit: CommitRecord, manifest: bytes) -> bool:
+        """Whether both records are in storage just as they were written."""
+        folder = names.attempt_folder(commit.step, commit.attempt)
+        wanted = {
+            names.commit_path(commit.step): commit.to_json(),
+            f"{folder}/{names.MANIFEST}": manifest,
+        }
+        try:
+            return all(self._storage.read_bytes(path) == raw for path, raw in wanted.items())
+        except FileNotFoundError:
+            return False
 
     def _read_part(self, pending: _Pending, rank: int) -> PartRecord:
         path = f"{pending.folder}/{names.PARTS}/{names.part_name(rank)}"

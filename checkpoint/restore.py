@@ -13,7 +13,7 @@ one. The trainer decides that, for all ranks together.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +51,7 @@ __all__ = [
     "StorageUnavailableError",
     "load_memory",
     "load_storage",
+    "read_manifest",
     "sealed_steps",
 ]
 
@@ -116,19 +117,21 @@ def load_storage(
     peers: Peers,
     *,
     node: Node | None = None,
+    manifest_of: Callable[[int], Manifest] | None = None,
 ) -> dict[str, object]:
     """Fill `tensors` from the committed checkpoint of `step`; returns what was saved as `extra`.
 
     All ranks call it together. They need not be as many as saved it, nor hold the same
     rectangles: each byte that anybody needs is read by one of them and passed on, to ranks of
     its `node` through memory that they share. After an error the tensors hold anything.
+    `manifest_of` is asked on rank 0 instead of `read_manifest`: it may have read it before.
 
     Raises, on every rank alike:
         CorruptCheckpointError: a file is missing, short or does not fit its checksum.
         LayoutMismatchError: the checkpoint is of another model.
         StorageUnavailableError: storage did not answer.
     """
-    manifest = _manifest_for_all(storage, step, peers)
+    manifest = _manifest_for_all(step, peers, manifest_of or partial(read_manifest, storage))
     tiles = Tiles(manifest)
     units = plan_reading(tiles, _wanted_by_all(tensors, peers), peers.rank)
     own = [unit for unit in units if unit.reader == peers.rank]
@@ -148,18 +151,24 @@ def load_storage(
     return _extra_for(manifest, peers)
 
 
-def _manifest_for_all(storage: Storage, step: int, peers: Peers) -> Manifest:
-    """The manifest of a checkpoint, read by rank 0."""
-    found = outcome(partial(_read_manifest, storage, step)) if peers.rank == 0 else None
-    agree(peers, step, found if isinstance(found, Exception) else None)
-    raw = found.to_json() if isinstance(found, Manifest) else b""
-    return Manifest.from_json(peers.from_rank_0(raw))
+def read_manifest(storage: Storage, step: int) -> Manifest:
+    """What a committed checkpoint holds; its records and torch's description are verified.
 
-
-def _read_manifest(storage: Storage, step: int) -> Manifest:
+    Raises:
+        CorruptCheckpointError: one of them is missing or damaged.
+        StorageUnavailableError: storage did not answer.
+    """
     _, manifest = storage.read_commit(step)
     check_description(storage, manifest)
     return manifest
+
+
+def _manifest_for_all(step: int, peers: Peers, manifest_of: Callable[[int], Manifest]) -> Manifest:
+    """The manifest of a checkpoint, read by rank 0."""
+    found = outcome(partial(manifest_of, step)) if peers.rank == 0 else None
+    agree(peers, step, found if isinstance(found, Exception) else None)
+    raw = found.to_json() if isinstance(found, Manifest) else b""
+    return Manifest.from_json(peers.from_rank_0(raw))
 
 
 def _wanted_by_all(tensors: Sequence[NamedTensor], peers: Peers) -> list[list[Wanted]]:

@@ -351,8 +351,8 @@ class _Part:
         )
 
     def _read(self) -> tuple[ShardTable, str]:
-        table = slotfile.read_table(self.folder.path)
-        if table is None or table.digest != self.slot.table_digest:
+        table = self.folder.table(self.slot.table_digest)
+        if table is None:
             raise CorruptCheckpointError(
                 self.facts.step, f"{self.slot.path}: {slotfile.TABLE_FILE} is of other tensors"
             )
@@ -364,6 +364,16 @@ class _Part:
 
 class _RankFolder(WatchedFolder):
     """A rank's host memory, of which the uploader wants what is to be uploaded."""
+
+    _table: ShardTable | None = None
+    _table_digest = 0
+
+    def table(self, digest: int) -> ShardTable | None:
+        """What lies in slots of this digest, read once for each layout; None when unknown."""
+        if self._table is None or self._table_digest != digest:
+            self._table = slotfile.read_table(self.path)
+            self._table_digest = 0 if self._table is None else self._table.digest
+        return self._table if self._table_digest == digest else None
 
     def next_upload(self) -> SlotFile | None:
         """The slot to upload next, if any is wanted."""

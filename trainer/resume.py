@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from checkpoint.core.manifest import Manifest
 from checkpoint.keeping import reading
 from checkpoint.peers import agree
 from checkpoint.restore import (
@@ -131,7 +132,7 @@ def _from_own(
     tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, sources: Sources
 ) -> Restored | None:
     """The newest checkpoint of this job that can be loaded; None when it has none."""
-    with _opened(peers, sources.own) as (storage, committed):
+    with _opened(peers, sources.own) as (storage, committed, manifest_of):
 
         def quarantine(step: int) -> None:
             # Out of the way, so that the step can be committed again; its bytes are kept.
@@ -144,7 +145,7 @@ def _from_own(
                 # Or retention would keep it instead of one that can be gone back to.
                 quarantine(step)
         steps = [step for step in committed if sources.counts(step)]
-        loads = _loads(storage, steps, tensors, peers, sources.node)
+        loads = _loads(storage, manifest_of, steps, tensors, peers, sources.node)
         restored, skipped = _first_loadable(mesh, loads, "storage", drop=quarantine)
     if restored is not None:
         return replace(restored, skipped=skipped)
@@ -162,7 +163,7 @@ def _from_other(
 ) -> Restored:
     """What this job was told to begin with; there must be such a checkpoint."""
     lookout = Lookout(other.url, lists=peers.rank == 0)
-    with _opened(peers, lookout) as (storage, committed):
+    with _opened(peers, lookout) as (storage, committed, manifest_of):
         steps = [step for step in committed if other.step in (None, step)]
         if steps and steps[0] >= other.last_step:
             raise FatalError(
@@ -170,7 +171,7 @@ def _from_other(
                 f"job, steps = {other.last_step}; raise steps, or say an earlier load_step"
             )
         # It is not ours: a corrupt one is left as it is.
-        loads = _loads(storage, steps, tensors, peers, node)
+        loads = _loads(storage, manifest_of, steps, tensors, peers, node)
         restored, skipped = _first_loadable(mesh, loads, storage.url)
     if restored is None:
         wanted = "no checkpoint" if other.step is None else f"no checkpoint of step {other.step}"
@@ -187,22 +188,26 @@ def _in_words(skipped: Sequence[tuple[int, str]]) -> str:
 
 
 @contextmanager
-def _opened(peers: Peers, lookout: Lookout) -> Iterator[tuple[Storage, list[int]]]:
-    """A storage and its committed steps as rank 0 sees them: listings may differ."""
-    storage, steps = lookout.take()
+def _opened(
+    peers: Peers, lookout: Lookout
+) -> Iterator[tuple[Storage, list[int], Callable[[int], Manifest]]]:
+    """A storage, its committed steps as rank 0 sees them, as listings may differ, and manifests."""
+    look = lookout.take()
+    storage, steps, _ = look
     problem = storage if isinstance(storage, Exception) else None
     if isinstance(steps, Exception):
         problem = problem or steps
     agree(peers, 0, problem)
     assert isinstance(storage, Storage), "or the ranks would have agreed on its failure"
     try:
-        yield storage, json.loads(peers.from_rank_0(json.dumps(steps).encode()))
+        yield storage, json.loads(peers.from_rank_0(json.dumps(steps).encode())), look.manifest
     finally:
         storage.close()
 
 
 def _loads(
     storage: Storage,
+    manifest_of: Callable[[int], Manifest],
     steps: Sequence[int],
     tensors: Sequence[NamedTensor],
     peers: Peers,
@@ -212,7 +217,7 @@ def _loads(
         # One lease is enough to keep all of it from being deleted.
         lease = reading(storage, step) if peers.rank == 0 else nullcontext()
         with lease:
-            return load_storage(storage, step, tensors, peers, node=node)
+            return load_storage(storage, step, tensors, peers, node=node, manifest_of=manifest_of)
 
     return [(step, partial(load, step)) for step in steps]
 

@@ -83,10 +83,7 @@ class Fields:
 
     def integer(self, name: str) -> int:
         """A whole number that is not negative."""
-        value = self._get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise RecordError(f"{name} is {value!r}, not a count")
-        return value
+        return _count(name, self._get(name))
 
     def text(self, name: str) -> str:
         value = self._get(name)
@@ -95,8 +92,7 @@ class Fields:
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        values = self._list(name)
-        return tuple(Fields({name: value}).integer(name) for value in values)
+        return tuple(_count(name, value) for value in self._list(name))
 
     def inner(self, name: str) -> Fields:
         return Fields(self._get(name))
@@ -118,3 +114,9 @@ class Fields:
         if name not in self._fields:
             raise RecordError(f"{name} is missing")
         return self._fields[name]
+
+
+def _count(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise RecordError(f"{name} is {value!r}, not a count")
+    return value
