@@ -83,6 +83,7 @@ class _Pending:
     adopted: bool
     poll_s: float = _FIRST_POLL_S
     next_poll_s: float = field(default=0.0)
+    delivered: dict[int, PartRecord] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -124,6 +125,12 @@ class Coordinator:
                 sealed_at_ns=sealed_at_ns,
                 adopted=False,
             )
+
+    def deliver(self, part: PartRecord) -> None:
+        """Take what is known here of an expected checkpoint: its record need not be read."""
+        pending = self._pending.get((part.step, part.attempt))
+        if pending is not None:
+            pending.delivered[part.rank] = part
 
     def adopt(self) -> None:
         """Wait for what an earlier coordinator has left uncommitted.
@@ -342,6 +349,8 @@ class Coordinator:
             return False
 
     def _read_part(self, pending: _Pending, rank: int) -> PartRecord:
+        if rank in pending.delivered:
+            return pending.delivered[rank]
         path = f"{pending.folder}/{names.PARTS}/{names.part_name(rank)}"
         try:
             part = PartRecord.from_json(self._storage.read_bytes(path))
