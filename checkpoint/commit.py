@@ -83,7 +83,8 @@ class _Pending:
     adopted: bool
     poll_s: float = _FIRST_POLL_S
     next_poll_s: float = field(default=0.0)
-    delivered: dict[int, PartRecord] = field(default_factory=dict)
+    # Records of this node's own parts, by their bytes.
+    delivered: dict[bytes, PartRecord] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -126,11 +127,11 @@ class Coordinator:
                 adopted=False,
             )
 
-    def deliver(self, part: PartRecord) -> None:
-        """Take what is known here of an expected checkpoint: its record need not be read."""
+    def deliver(self, part: PartRecord, raw: bytes) -> None:
+        """Take a part of an expected checkpoint whose record need not be parsed: `raw` is it."""
         pending = self._pending.get((part.step, part.attempt))
         if pending is not None:
-            pending.delivered[part.rank] = part
+            pending.delivered[raw] = part
 
     def adopt(self) -> None:
         """Wait for what an earlier coordinator has left uncommitted.
@@ -349,11 +350,10 @@ class Coordinator:
             return False
 
     def _read_part(self, pending: _Pending, rank: int) -> PartRecord:
-        if rank in pending.delivered:
-            return pending.delivered[rank]
         path = f"{pending.folder}/{names.PARTS}/{names.part_name(rank)}"
         try:
-            part = PartRecord.from_json(self._storage.read_bytes(path))
+            raw = self._storage.read_bytes(path)
+            part = pending.delivered.get(raw) or PartRecord.from_json(raw)
         except (RecordError, FileNotFoundError) as error:
             raise CorruptCheckpointError(pending.step, f"{path}: {error}") from error
         own = (pending.step, pending.attempt, rank)

@@ -245,9 +245,9 @@ class Uploader:
                         self._transfer = Transfer(
                             storage, self._limits, pause=self._stopping.wait, jitter=self._jitter
                         )
-                    record = part.write(partial(self._transfer.send, deadline_s=deadline_s))
+                    stored = part.write(partial(self._transfer.send, deadline_s=deadline_s))
                     if self._coordinator is not None:
-                        self._coordinator.deliver(record)
+                        self._coordinator.deliver(*stored)
                 return
             except StorageUnavailableError as error:
                 wait_s = backoff_s(num_failures, self._jitter())
@@ -292,8 +292,10 @@ class _Part:
         self._payload_path = f"{at}/{names.payload_name(folder.rank)}"
         self._record_path = f"{at}/{names.PARTS}/{names.part_name(folder.rank)}"
 
-    def write(self, send: _Send) -> PartRecord:
+    def write(self, send: _Send) -> tuple[PartRecord, bytes]:
         """Write payload, then record: a record says that all of the payload is there.
+
+        Returns the record, and its bytes.
 
         Raises:
             CorruptCheckpointError: host memory does not hold what its header says.
@@ -308,9 +310,10 @@ class _Part:
             send(self._payload_path, payload, summed)
         reach(CrashPoint.PAYLOAD_STORED)
         record = self._record(tuple(blocks[index] for index in range(len(blocks))))
-        send(self._record_path, record.to_json(), _ignore)
+        raw = record.to_json()
+        send(self._record_path, raw, _ignore)
         reach(CrashPoint.RECORD_STORED)
-        return record
+        return record, raw
 
     def is_stored(self, storage: Storage) -> bool:
         """Whether an uploader that died had sent it all: its record is there, and of these bytes.
