@@ -17,30 +17,84 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from controller.core.facts import Fact
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+_Encoder = Callable[[Any], Json]
 _Decoder = Callable[[Json], object]
 _PLAIN = (str, int, float, bool)
 
 
 def encode(value: object) -> Json:
-    """`value` as JSON values."""
-    kind: type = type(value)
-    if value is None or kind in _PLAIN:
-        return cast(Json, value)
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, tuple):
-        return [encode(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        tagged: dict[str, Json] = {"is": kind.__name__}
-        for name in _names(kind):
-            tagged[name] = encode(getattr(value, name))
-        return tagged
-    raise TypeError(f"cannot encode {kind.__name__}")
+    """`value`, a record, as JSON values."""
+    return _encoder_of_value(value)(value)
+
+
+def _encoder_of_value(value: object) -> _Encoder:
+    kind = type(value)
+    if not is_dataclass(kind):
+        raise TypeError(f"cannot encode {kind.__name__}")
+    return _encoder(kind) or _as_it_is
+
+
+def _as_it_is(value: Json) -> Json:
+    return value
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
+def _encoder(kind: Any) -> _Encoder | None:
+    """What encodes values of an annotation; None when they are JSON values as they are."""
+    origin = get_origin(kind)
+    if origin is Union or origin is types.UnionType:
+        return _union_encoder(get_args(kind))
+    if origin is tuple:
+        return _tuple_encoder(get_args(kind))
+    kind = getattr(kind, "__supertype__", kind)  # NewType
+    if kind in _PLAIN or kind is type(None):
+        return None
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _encode_enum
+    if is_dataclass(kind):
+        return _dataclass_encoder(kind)
+    raise TypeError(f"cannot encode {kind}")
+
+
+def _encode_enum(value: StrEnum) -> Json:
+    return value.value
+
+
+def _union_encoder(members: tuple[Any, ...]) -> _Encoder | None:
+    encoders = [_encoder(member) for member in members]
+    if not any(encoders):
+        return None
+    present = [member for member in members if member is not type(None)]
+    if len(present) == 1:
+        only = _encoder(present[0]) or _as_it_is
+        return lambda value: None if value is None else only(value)
+    return lambda value: None if value is None else _encoder_of_value(value)(value)
+
+
+def _tuple_encoder(items: tuple[Any, ...]) -> _Encoder:
+    encoders = [_encoder(item) for item in items if item is not Ellipsis]
+    if not any(encoders):
+        return list
+    if items[-1:] == (Ellipsis,):
+        each = encoders[0] or _as_it_is
+        return lambda value: [each(item) for item in value]
+    known = [encoder or _as_it_is for encoder in encoders]
+    return lambda value: [encoder(item) for encoder, item in zip(known, value, strict=True)]
+
+
+def _dataclass_encoder(kind: Any) -> _Encoder:
+    hints = get_type_hints(kind)
+    members = [(item.name, _encoder(hints[item.name])) for item in fields(kind)]
+    tag = kind.__name__
+
+    def encode_record(value: Any) -> Json:
+        tagged: dict[str, Json] = {"is": tag}
+        for name, encoder in members:
+            own = getattr(value, name)
+            tagged[name] = own if encoder is None else encoder(own)
+        return tagged
+
+    return encode_record
 
 
 def encode_fact(fact: Fact) -> Json:
@@ -125,11 +179,18 @@ def _tuple_decoder(items: tuple[Any, ...]) -> _Decoder:
     return decode
 
 
+def _exactly(kind: Any) -> type | None:
+    """The one type whose values are decoded as they are, if it has one."""
+    kind = getattr(kind, "__supertype__", kind)  # NewType
+    return kind if kind in _PLAIN else None
+
+
 def _dataclass_decoder(kind: Any) -> _Decoder:
     hints = get_type_hints(kind)
     members = tuple(
         (
             item.name,
+            _exactly(hints[item.name]),
             _decoder(hints[item.name]),
             item.default is MISSING and item.default_factory is MISSING,
         )
@@ -140,9 +201,10 @@ def _dataclass_decoder(kind: Any) -> _Decoder:
         if not isinstance(data, dict):
             raise ValueError(f"expected {kind.__name__}, found {data!r}")
         values = {}
-        for name, decoder, required in members:
+        for name, plain, decoder, required in members:
             if name in data:
-                values[name] = decoder(data[name])
+                value = data[name]
+                values[name] = value if type(value) is plain else decoder(value)
             elif required:
                 raise ValueError(f"{kind.__name__}.{name} is missing")
         return kind(**values)

@@ -268,7 +268,9 @@ def deadline_passed(ctx: Context, job: JobRecord) -> None:
         case JobState.SUSPENDING:
             for command in list(attempts.stops_pending(ctx, job)):
                 detail = f"its workers were not stopped within {job.plan.stop_timeout_s:.0f} s"
-                fault(ctx, job, attempts.sign(ctx, EvidenceKind.NOT_STOPPED, command.node, detail))
+                sign = attempts.sign(ctx, EvidenceKind.NOT_STOPPED, command.node, detail)
+                # Each may change the job.
+                fault(ctx, ctx.state.jobs[job.job_id], sign)
             ctx.put_job(ctx.state.jobs[job.job_id], deadline_s=None)
         case JobState.DIAGNOSING:
             searching.give_up(ctx, job, "the checks took too long; nothing is known of any node")

@@ -154,7 +154,7 @@ def _repair(ctx: Context, job: JobRecord) -> bool:
                 ctx.put_job(job, unchecked=(*job.unchecked, node_id))
         elif not nodes.quarantine(ctx, node, f"{incident.incident}: {incident.reason}"):
             ctx.put_job(
-                job,
+                ctx.state.jobs[job.job_id],
                 deadline_s=nodes.breaker_opens_s(ctx),
                 reason=f"replacing {node_id} waits: as many nodes as the breaker allows were "
                 f"quarantined within {ctx.settings.breaker_window_s / 60:g} min; it goes on when "

@@ -127,17 +127,21 @@ class Controller:
 
     def handle(self, event: ev.Event) -> bool:
         """Give the machine an event; False when there is no controller (any more)."""
-        if self.machine is None:
+        machine = self.machine
+        if machine is None:
             return False
         world = self._world
         try:
-            effects = self.machine.handle(event, world.now_s)
+            effects = machine.handle(event, world.now_s)
             for place, effect in enumerate(effects):
                 self._count_down()
                 world.checkers.ordered(place, effect, self.journal.folded)
                 self._perform(event, effect)
+                if self.machine is not machine:
+                    # Seed 783: it died of an event that this effect brought about.
+                    return False
             self._count_down()
-            world.checkers.performed(event, self.machine, self.journal.folded)
+            world.checkers.performed(event, machine, self.journal.folded)
         except _Crash:
             self.crash()
             return False

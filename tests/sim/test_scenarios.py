@@ -294,3 +294,31 @@ def test_a_free_node_with_workers_still_to_stop_gets_no_job() -> None:
     assert driver.job(other).state is JobState.QUEUED
     driver.answer("job/a1/stop/n2")
     assert driver.job(other).state is JobState.PREFLIGHT
+
+
+def test_several_nodes_that_do_not_stop_are_one_incident() -> None:
+    """Seed 577: each node's sign closed the older incident again and opened another."""
+    driver = Driver().running()
+    driver.send(driver.exited(0))
+    driver.answer_all("/stop/")
+    assert driver.incident().state is IncidentState.ACTING
+    driver.send(ev.JobPauseRequested(job_id=JOB))
+    driver.wait(61.0)
+    assert driver.incident(1).state is IncidentState.CLOSED
+    assert {item.node for item in driver.incident(2).evidence} == {N1, N2}
+    assert driver.job().num_incidents == 2
+
+
+def test_a_node_that_is_back_while_the_breaker_holds_another_is_checked_once() -> None:
+    """Seed 23: it was noted at each event, 693 times, and its check forgotten each time."""
+    driver = Driver().running(spares=2)
+    driver.lose("n4", gone=False)
+    driver.lose("n1", gone=False)
+    driver.lose("n2", gone=False)
+    driver.join("n1")
+    driver.answer("job/a1/stop/n1")
+    assert driver.job().state is JobState.REPAIRING
+    for _ in range(3):
+        driver.send(ev.NodeLate(node=N2, silent_s=90.0))
+    assert [item.phase for item in driver.incident().timeline].count("back") == 1
+    assert driver.job().unchecked.count(N1) == 1
