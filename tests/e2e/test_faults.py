@@ -46,7 +46,7 @@ def test_job_that_loses_a_worker_has_the_same_losses(
     cluster: Cluster, fault_free: dict[int, float]
 ) -> None:
     job_id = cluster.submit()
-    cluster.wait_step(job_id, 25)
+    cluster.wait_step(job_id, 10)
     cluster.kill_rank(job_id, attempt=1, rank=1)
     job = cluster.wait_state(job_id, "SUCCEEDED")
     assert job.attempt == 2
@@ -235,7 +235,7 @@ def test_job_without_a_spare_waits_and_says_for_what_until_a_node_joins(
     cluster: Cluster, process: Controller, tmp_path: Path, fault_free: dict[int, float]
 ) -> None:
     job_id = cluster.submit()
-    cluster.wait_step(job_id, 30)
+    cluster.wait_step(job_id, 10)
     # The node of rank 0: what it had not reported yet, only the others know.
     lost = cluster.job(job_id).nodes[0]
     lose_node(process.state_dir, lost)

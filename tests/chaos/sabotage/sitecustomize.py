@@ -107,14 +107,15 @@ def _patch_loop(module: ModuleType) -> None:
     agree = module.TrainLoop._agree
 
     def begins(loop: Any, step: int) -> None:
-        if _is_slow():
-            time.sleep(SLOW_STEP_S)
         _spoilt["by"] = _reach("step", _here["rank"], _here["attempt"], step)
         if _spoilt["by"].startswith("swap"):
             _swap(loop, swapped=_spoilt["by"] == "swap-here")
 
     @functools.wraps(agree)
     def agreed(loop: Any, loss: Any, scale: float) -> Any:
+        # In the middle of a step: at its beginning it would be a part of the last checkpoint.
+        if _is_slow():
+            time.sleep(SLOW_STEP_S)
         if _spoilt["by"] == "nan":
             loss = loss * float("nan")
         elif _spoilt["by"] == "flip":
