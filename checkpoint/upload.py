@@ -371,8 +371,10 @@ class _Part:
 class _RankFolder(WatchedFolder):
     """A rank's host memory, of which the uploader wants what is to be uploaded."""
 
-    _table: ShardTable | None = None
-    _table_digest = 0
+    def __init__(self, path: Path, rank: int) -> None:
+        super().__init__(path, rank)
+        self._table: ShardTable | None = None
+        self._table_digest = 0
 
     def table(self, digest: int) -> ShardTable | None:
         """What lies in slots of this digest, read once for each layout; None when unknown."""

@@ -22,16 +22,21 @@ _Decoder = Callable[[Json], object]
 _PLAIN = (str, int, float, bool)
 
 
-def encode(value: object) -> Json:
-    """`value`, a record, as JSON values."""
-    return _encoder_of_value(value)(value)
+def encode_fact(fact: Fact) -> Json:
+    return _encode_record(fact)
 
 
-def _encoder_of_value(value: object) -> _Encoder:
-    kind = type(value)
-    if not is_dataclass(kind):
-        raise TypeError(f"cannot encode {kind.__name__}")
-    return _encoder(kind) or _as_it_is
+def decode_fact(data: Json) -> Fact:
+    """The fact that `encode_fact` wrote.
+
+    Raises:
+        ValueError: not a fact of this version.
+    """
+    return cast(Fact, _decode(data, Fact))
+
+
+def _encode_record(value: object) -> Json:
+    return _dataclass_encoder(cast(Any, type(value)))(value)
 
 
 def _as_it_is(value: Json) -> Json:
@@ -52,7 +57,7 @@ def _encoder(kind: Any) -> _Encoder | None:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return _encode_enum
     if is_dataclass(kind):
-        return _dataclass_encoder(kind)
+        return _dataclass_encoder(cast(type, kind))
     raise TypeError(f"cannot encode {kind}")
 
 
@@ -68,7 +73,7 @@ def _union_encoder(members: tuple[Any, ...]) -> _Encoder | None:
     if len(present) == 1:
         only = _encoder(present[0]) or _as_it_is
         return lambda value: None if value is None else only(value)
-    return lambda value: None if value is None else _encoder_of_value(value)(value)
+    return lambda value: None if value is None else _encode_record(value)
 
 
 def _tuple_encoder(items: tuple[Any, ...]) -> _Encoder:
@@ -82,6 +87,7 @@ def _tuple_encoder(items: tuple[Any, ...]) -> _Encoder:
     return lambda value: [encoder(item) for encoder, item in zip(known, value, strict=True)]
 
 
+@cache
 def _dataclass_encoder(kind: Any) -> _Encoder:
     hints = get_type_hints(kind)
     members = [(item.name, _encoder(hints[item.name])) for item in fields(kind)]
@@ -95,19 +101,6 @@ def _dataclass_encoder(kind: Any) -> _Encoder:
         return tagged
 
     return encode_record
-
-
-def encode_fact(fact: Fact) -> Json:
-    return encode(fact)
-
-
-def decode_fact(data: Json) -> Fact:
-    """The fact that `encode_fact` wrote.
-
-    Raises:
-        ValueError: not a fact of this version.
-    """
-    return cast(Fact, _decode(data, Fact))
 
 
 def _decode(data: Json, kind: Any) -> object:

@@ -11,25 +11,11 @@ from pathlib import Path
 import pytest
 
 from controller.local.processes import members_of
-from tests.controller.processes import Controller, controller, node_pids
+from tests.controller.processes import Controller, node_pids
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
 from tests.e2e.losing import lose_node
 
 pytestmark = pytest.mark.timeout(400)
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    state_dir = tmp_path_factory.mktemp("e2e") / "state"
-    with controller(state_dir, "--local-nodes", "2", "--workers-per-node", "1") as it:
-        yield it
-
-
-@pytest.fixture(scope="module")
-def cluster(process: Controller) -> Cluster:
-    cluster = Cluster(process.state_dir, lambda: process.grpc)
-    cluster.wait_nodes(2)
-    return cluster
 
 
 @pytest.fixture(scope="module")

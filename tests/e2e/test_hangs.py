@@ -11,26 +11,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.controller.processes import Controller, controller, node_pids
+from tests.controller.processes import Controller, node_pids
 from tests.e2e.cluster import Cluster, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
 PAUSE_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    state_dir = tmp_path_factory.mktemp("hangs") / "state"
-    with controller(state_dir, "--local-nodes", "2", "--workers-per-node", "1") as it:
-        yield it
-
-
-@pytest.fixture(scope="module")
-def cluster(process: Controller) -> Cluster:
-    cluster = Cluster(process.state_dir, lambda: process.grpc)
-    cluster.wait_nodes(2)
-    return cluster
 
 
 def test_a_stopped_rank_is_named_with_the_stacks_of_all(cluster: Cluster) -> None:

@@ -1,0 +1,25 @@
+"""What end-to-end tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.controller.processes import Controller, controller
+from tests.e2e.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    """A controller with two nodes for all tests of a module."""
+    state_dir = tmp_path_factory.mktemp("e2e") / "state"
+    with controller(state_dir, "--local-nodes", "2", "--workers-per-node", "1") as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def cluster(process: Controller) -> Cluster:
+    cluster = Cluster(process.state_dir, lambda: process.grpc)
+    cluster.wait_nodes(2)
+    return cluster
