@@ -127,10 +127,11 @@ class Session:
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep a session; returns never."""
+        """Keep a session until the task is cancelled."""
         self._start_absence()
         failures = 0
-        while True:
+        # A stream that ends just as the task is cancelled raises its own error instead.
+        while not _is_cancelled():
             address = self._controller_address()
             sessions_before = self.num_sessions
             try:
@@ -302,3 +303,8 @@ class Session:
                     await self._period_changed.wait()
                 # A new period starts with a heartbeat.
                 due_s = loop.time()
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

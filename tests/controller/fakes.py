@@ -187,7 +187,9 @@ class FakeAgent:
                 self.is_connected = False
 
     async def _run(self) -> None:
-        while True:
+        # gRPC may raise the error of a stream that has just ended in place of a cancellation.
+        task = asyncio.current_task()
+        while task is not None and not task.cancelling():
             try:
                 async with grpc.aio.insecure_channel(
                     self._address(), options=[("grpc.use_local_subchannel_pool", 1)]
