@@ -230,11 +230,29 @@ class Agent:
             rendezvous_port=self._rendezvous_port,
             workers=self._config.workers,
             version=outlast.__version__,
-            worker_statuses=self._supervisor.statuses(),
+            worker_statuses=self._worker_statuses(),
             metrics_address=self._metrics_address,
             replica_port=self._replicas.port,
             replica_token=self._replicas.token,
         )
+
+    def _worker_statuses(self) -> list[agents_pb2.WorkerStatus]:
+        """What the workers are, as of the events that the controller has heard.
+
+        The end of one comes with the events that follow, after the steps that it completed:
+        told before them, a job would have succeeded with a part of its curve missing.
+        """
+        coming = {
+            (event.payload.job_id, event.payload.attempt, event.payload.worker_exited.rank)
+            for event in self._buffer.after(0)
+            if event.payload.WhichOneof("kind") == "worker_exited"
+        }
+        statuses = self._supervisor.statuses()
+        for status in statuses:
+            if (status.job_id, status.attempt, status.rank) in coming:
+                status.running = True
+                status.ClearField("exit")
+        return statuses
 
     def _heartbeat(self) -> agents_pb2.Heartbeat:
         workers = self._supervisor.running()

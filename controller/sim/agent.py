@@ -118,15 +118,29 @@ class Agent:
             address=f"10.0.0.{self.node.number}",
             rendezvous_port=self.port,
             workers=self.node.workers,
-            statuses=tuple(
-                ev.WorkerStatus(job_id=w.job_id, attempt=w.attempt, rank=w.rank, exit=w.exit)
-                for w in self.workers.values()
-                if w.is_running or w.exit is not None
-            ),
+            statuses=self._worker_statuses(),
         )
         session = self.session
         world.network.send(session, world.controller.accept, session, hello, up=True)
         world.timeline.after(10.0, self._welcome_due, session)
+
+    def _worker_statuses(self) -> tuple[ev.WorkerStatus, ...]:
+        """The end of a worker that is still among the events to come is told by them."""
+        coming = {
+            (end.job_id, end.attempt, end.rank)
+            for event in self.buffer.after(0)
+            if isinstance(end := event.payload, ev.WorkerExited)
+        }
+        return tuple(
+            ev.WorkerStatus(
+                job_id=w.job_id,
+                attempt=w.attempt,
+                rank=w.rank,
+                exit=None if (w.job_id, w.attempt, w.rank) in coming else w.exit,
+            )
+            for w in self.workers.values()
+            if w.is_running or w.exit is not None
+        )
 
     def welcomed(self, session: Session) -> None:
         if session is not self.session or not self.is_alive:

@@ -147,6 +147,7 @@ class WorkerStatus(google.protobuf.message.Message):
     attempt: builtins.int
     rank: builtins.int
     running: builtins.bool
+    """Or its end is among the events that follow the hello."""
     @property
     def exit(self) -> global___WorkerExit: ...
     def __init__(

@@ -44,6 +44,14 @@ def test_events_of_a_controllers_absence_are_sent_again_and_workers_go_on(
         assert hello.incarnation == controller.hellos[0].incarnation
         statuses = {status.rank: status for status in hello.worker_statuses}
         assert statuses[0].running
+        # Its end is among the events that come, after the steps that it completed.
+        assert statuses[1].running
+        told = [event.worker_exited.rank for event in successor.events("worker_exited")]
+        assert told == [1]
+        successor.drop_connection()
+        wait_for(lambda: len(successor.hellos) == 2, "a second hello")
+        statuses = {status.rank: status for status in successor.hellos[1].worker_statuses}
+        assert statuses[0].running
         assert statuses[1].exit.code == -signal.SIGKILL
         assert Path(f"/proc/{pids[0]}").exists()
     finally:

@@ -26,8 +26,10 @@ from tests.trainer.jobs_tensor import (
 from tests.trainer.ranks import RankPool
 
 
-@pytest.mark.parametrize("size", [12, 40_000], ids=["small", "large"])
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(
+    ("world_size", "size"),
+    [(2, 12), (4, 12), (8, 16), (2, 40_000), (4, 40_000), (8, 40_000)],
+)
 def test_operations_give_sums_in_rank_order(ranks: RankPool, world_size: int, size: int) -> None:
     found = ranks.run(collectives, world_size, size)
     own = [result["own"] for result in found]
@@ -65,7 +67,7 @@ def test_a_lost_peer_is_named_with_group_and_operation(ranks: RankPool) -> None:
 @pytest.mark.parametrize(
     ("dtype", "rows"), [("fp32", 5), ("fp32", 30_000), ("fp64", 7), ("bf16", 7)]
 )
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_operations_under_way_at_once_do_not_cross(
     ranks: RankPool, world_size: int, dtype: str, rows: int
 ) -> None:

@@ -2,7 +2,9 @@
 
 Gloo's own reduce-scatter moves the bytes of an all-reduce, and its rings cost
 one process switch per peer; a direct exchange and a local sum in group order
-do neither, and make every reduction bitwise reproducible. Receives are posted
+do neither, and make every reduction bitwise reproducible. A few numbers of many members
+are summed by the first of them, in the same order: messages cost more than a second way.
+Receives are posted
 before sends: a gloo send is a rendezvous, it ends only once its peer has
 posted the receive. After that the data moves in gloo's own thread, under
 whatever this one computes.
@@ -35,6 +37,9 @@ _NUM_COLLECTIVE_TAGS = 1 << 16
 # Below this many bytes an all-reduce sends whole buffers to all peers at once
 # (one exchange); above, it reduce-scatters and gathers (two, of fewer bytes).
 _SMALL_BYTES = 64 * 1024
+# From so many members on, buffers of at most `_SMALL_BYTES` go to the first member and back:
+# 2 (n - 1) messages instead of n (n - 1).
+_MANY_MEMBERS = 8
 
 
 class GlooComm(BackendComm):
@@ -176,7 +181,7 @@ class _AllReduce:
         num_scattered = 0 if in_one else flat.numel() // comm.size * comm.size
         self._scatter: _ReduceScatter | None = None
         self._gather: _Exchange | None = None
-        self._whole: _Exchange | None = None
+        self._whole: _ToAll | _ByTheFirst | None = None
         self._rest = flat
         # No view that is not needed: a forked process pays for each kind of operation once.
         if num_scattered:
@@ -184,10 +189,9 @@ class _AllReduce:
             self._part = self._scattered.view(comm.size, -1)[comm.index]
             self._scatter = _ReduceScatter(comm, self._scattered, self._part)
         if self._rest.numel():
-            self._rests = list(self._rest.new_empty((comm.size, self._rest.numel())))
-            self._rests[comm.index] = self._rest
-            self._whole = _Exchange(comm, self._rests, Op.ALL_REDUCE)
-            self._whole.send([self._rest] * comm.size)
+            is_few_bytes = self._rest.nbytes <= _SMALL_BYTES
+            kind = _ByTheFirst if is_few_bytes and comm.size >= _MANY_MEMBERS else _ToAll
+            self._whole = kind(comm, self._rest)
 
     def advance(self) -> None:
         if self._scatter is not None:
@@ -210,6 +214,45 @@ class _AllReduce:
             self._advance(self._scatter)
         if self._whole is not None:
             self._whole.complete()
-            sum_in_order(self._rests, self._rest)
         if self._gather is not None:
             self._gather.complete()
+
+
+class _ToAll:
+    """An all-reduce in which everybody gets everything, and sums it."""
+
+    def __init__(self, comm: GlooComm, flat: Tensor) -> None:
+        self._flat = flat
+        self._parts = list(flat.new_empty((comm.size, flat.numel())))
+        self._parts[comm.index] = flat
+        self._exchange = _Exchange(comm, self._parts, Op.ALL_REDUCE)
+        self._exchange.send([flat] * comm.size)
+
+    def complete(self) -> None:
+        self._exchange.complete()
+        sum_in_order(self._parts, self._flat)
+
+
+class _ByTheFirst:
+    """An all-reduce in which the first member gets everything, sums it and sends the sum."""
+
+    def __init__(self, comm: GlooComm, flat: Tensor) -> None:
+        self._comm = comm
+        self._flat = flat
+        self._tag = comm.next_tag()
+        if comm.index == 0:
+            self._parts = [flat, *flat.new_empty((comm.size - 1, flat.numel()))]
+            self._works = [comm.post_recv(self._parts[p], p, self._tag) for p in comm.peers]
+        else:
+            # The sum comes once this has been taken: it may take its place.
+            self._works = [comm.post_recv(flat, 0, self._tag), comm.post_send(flat, 0, self._tag)]
+        comm.departed()
+
+    def complete(self) -> None:
+        for work in self._works:
+            work.wait()
+        if self._comm.index == 0:
+            sum_in_order(self._parts, self._flat)
+            for work in [self._comm.post_send(self._flat, p, self._tag) for p in self._comm.peers]:
+                work.wait()
+        self._comm.landed()
