@@ -32,10 +32,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from bench.trainer.quiet import NoBox
 from outlast.layout import Layout
 from trainer.hugepages import gather_pages
-from trainer.parallel.mesh import build_mesh
+from trainer.parallel.mesh import Mesh, build_mesh
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 300.0
+_KEPT: list[Mesh] = []
 
 
 def layout_of(world_size: int) -> Layout:
@@ -73,6 +74,8 @@ def _ours(layout: Layout, rank: int, store: TCPStore) -> None:
         tied_embeddings=False,
         gloo_interface="lo",
     )
+    # As torch's registry keeps its groups: their end is no part of a start.
+    _KEPT.append(mesh)
     # What the ranks of one replica add up goes over tp, then pp.
     for comm in (mesh.tp, mesh.dp, mesh.pp, mesh.tp, mesh.pp):
         comm.all_reduce(torch.ones(1))

@@ -1,10 +1,9 @@
 """The groups of the 3D layout that one rank belongs to.
 
 Each rank builds its own few groups from the layout, in one pass: no rank
-creates groups that it is not in, and there is no barrier per group. On gloo they
-share their connections (`trainer.parallel.gloo_network`). There is no world group:
-what all ranks must agree on is folded over tp, then dp,
-then pp, which needs no connection that training does not need anyway.
+creates groups that it is not in, and there is no barrier per group. There is no
+world group: what all ranks must agree on is folded over tp, then dp, then pp, which
+needs no connection that training does not need anyway.
 """
 
 from __future__ import annotations
@@ -120,7 +119,6 @@ def build_mesh(
     pp_back = joiner.join(Group.PP, pipeline, name="back") if device.type == "cuda" else pp
     ends = (pipeline[0], pipeline[-1]) if tied_embeddings and layout.pp > 1 else (rank,)
     embedding = joiner.join(Group.EMBEDDING, ends if rank in ends else (rank,))
-    joiner.connect()
     return Mesh(
         layout=layout,
         rank=rank,
@@ -157,9 +155,7 @@ class _Joiner:
         self._timeline = timeline
         self._network: GlooNetwork | None = None
         if device.type != "cuda" and store is not None:
-            self._network = GlooNetwork(
-                store, rank, layout.world_size, timeout=timeout, interface=gloo_interface
-            )
+            self._network = GlooNetwork(store, timeout=timeout, interface=gloo_interface)
 
     def join(self, group: Group, ranks: tuple[int, ...], *, name: str = "") -> Comm:
         index = ranks.index(self._rank)
@@ -167,14 +163,14 @@ class _Joiner:
             return Comm(group=group, ranks=ranks, index=index)
         if self._store is None:
             raise ValueError(f"{group.name} group {ranks} needs a rendezvous store")
+        name = f"{group.name.lower()}{name}-{ranks[0]}-{ranks[-1]}"
         if self._network is not None:
-            backend: Any = self._network.group(group, ranks)
+            backend: Any = self._network.join(name, index, len(ranks))
             kind: type[GlooComm] | type[NcclComm] = GlooComm
         else:
-            prefix = f"{group.name.lower()}{name}-{ranks[0]}-{ranks[-1]}/"
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
-            store = PrefixStore(prefix, self._store)
+            store = PrefixStore(f"{name}/", self._store)
             backend = dist.ProcessGroupNCCL(store, index, len(ranks), options)
             kind = NcclComm
         return kind(
@@ -185,8 +181,3 @@ class _Joiner:
             recorder=self._recorder,
             timeline=self._timeline,
         )
-
-    def connect(self) -> None:
-        """Return once all members of this rank's groups are connected to it."""
-        if self._network is not None:
-            self._network.connect()
