@@ -28,6 +28,7 @@ from typing import Any
 
 _LENGTH = struct.Struct("<Q")
 _ROOT = Path(__file__).parents[2]
+_KEPT: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class RankContext:
 
         from torch.distributed import TCPStore
 
-        return TCPStore(
+        store = TCPStore(
             "127.0.0.1",
             self.port,
             is_master=self.rank == 0,
@@ -55,6 +56,9 @@ class RankContext:
             timeout=timedelta(seconds=60),
             master_listen_fd=self.listen_fd if self.rank == 0 else None,
         )
+        # Rank 0's serves the others too, which may be behind.
+        _KEPT.append(store)
+        return store
 
 
 class RankPool:

@@ -97,7 +97,8 @@ def build_mesh(
 ) -> Mesh:
     """Join this rank's groups; returns once all their members are connected.
 
-    `store` is the rendezvous of this attempt; a world of one needs none.
+    `store` is the rendezvous of this attempt; a world of one needs none. Rank 0 serves it, and
+    must keep it until the last rank has joined: others may be behind.
     `gloo_interface` is the network interface for gloo, "" for the host's default.
     """
     at = layout.coordinate(rank)
