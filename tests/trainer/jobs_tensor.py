@@ -320,7 +320,7 @@ def native_collectives(context: RankContext, case: LinearCase) -> dict[str, Any]
     gloo: Any = mesh_of(context, Layout(tp=context.world_size)).tp
     # All ranks are one group here, so the backend below the group's is of the same members.
     comm = NcclComm(
-        _StandIn(gloo._backend._backend),
+        _StandIn(gloo._backend),
         group=gloo.group,
         ranks=gloo.ranks,
         index=gloo.index,
