@@ -172,7 +172,7 @@ class _ReduceScatter:
 
 
 class _AllReduce:
-    """A reduce-scatter, then an all-gather; what is small or left over goes in one exchange."""
+    """A reduce-scatter, then an all-gather; what is small or left over is not split."""
 
     def __init__(self, comm: GlooComm, tensor: Tensor, *, in_one: bool) -> None:
         self._comm = comm

@@ -1,9 +1,9 @@
 """Backends of gloo: one for each group of a rank, or one for all ranks.
 
-The groups of a rank share a device, which is one thread and one listening socket. They are
-connected as they are made, by gloo itself: a connection that is made at its first message
-costs that message too, which is more than the connection (64 ranks on 2 cores start in two
-thirds of the time). `lazy_gloo` has such connections, for many ranks of which few talk.
+The groups of a rank share a device, which is one thread and one listening socket; torch
+adds a thread for each group that stays idle. Groups are connected as they are made, by gloo
+itself: a connection that is made at its first message costs that message too, which is more
+than the connection. `lazy_gloo` has such connections, for many ranks of which few talk.
 
 What does not belong here: what a group computes (`trainer.parallel.gloo`).
 """
