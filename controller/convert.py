@@ -254,6 +254,8 @@ def command_message(
                         common_pb2.StepRange(first=each.first, last=each.last)
                         for each in attempt.skipped
                     ],
+                    replayed_step=attempt.replayed_step or 0,
+                    suspect_nodes=attempt.suspects,
                 )
             )
         case StopWorkers() as stop:

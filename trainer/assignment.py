@@ -36,6 +36,10 @@ class Assignment:
     """The newest step that the controller knows to be in storage; 0 or less for none."""
     skipped: tuple[StepRange, ...]
     """Steps whose batch is left out."""
+    replayed_step: int
+    """A step that gave no number and is done again; 0 for none."""
+    suspects: tuple[str, ...]
+    """Nodes that had a part in it then."""
     checkpoint_url: str
     forked_at_ns: int
     device: str
@@ -70,6 +74,8 @@ class Assignment:
             skipped=tuple(
                 StepRange(first=int(first), last=int(last)) for first, last in fields["skipped"]
             ),
+            replayed_step=int(fields["replayed_step"]),
+            suspects=tuple(fields["suspects"]),
             checkpoint_url=str(fields["checkpoint_url"]),
             forked_at_ns=int(fields["forked_at_ns"]),
             device=str(fields["device"]),

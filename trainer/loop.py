@@ -25,6 +25,7 @@ from outlast.errors import FatalError
 from outlast.skipped import StepRange, is_skipped, is_undone, num_skipped
 from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.norms import sum_in_order
+from trainer.replay import Replay
 from trainer.state import TrainState
 
 # Less than what makes a rank hang, and enough to write a traceback on a busy machine.
@@ -92,6 +93,7 @@ class TrainLoop:
         saver: Saver,
         *,
         skipped: Sequence[StepRange] = (),
+        replay: Replay | None = None,
         stop_requested: Callable[[], bool],
     ) -> None:
         self._state = state
@@ -100,6 +102,7 @@ class TrainLoop:
         self._box = box
         self._saver = saver
         self._skipped = skipped
+        self._replay = replay
         self._stop_requested = stop_requested
         self._upload_due = False
         # Of which all ranks were last asked to bring a copy to another node.
@@ -142,6 +145,10 @@ class TrainLoop:
         """One optimizer step, its record and its checkpoint."""
         state, box = self._state, self._box
         start_ns = time.time_ns()
+        scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
+        replay = self._replay if self._replay is not None and self._replay.step == step else None
+        if replay is not None:
+            replay.compute_other(scale / self._tokens)
         state.meter.begin()
         box.phase(Phase.DATA)
         state.data_parallel.prefetch()
@@ -149,7 +156,6 @@ class TrainLoop:
 
         box.phase(Phase.FORWARD_BACKWARD)
         state.data_parallel.begin_step(len(micro_batches))
-        scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
         loss = state.train_engine.run(micro_batches, scale / self._tokens, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
@@ -157,6 +163,8 @@ class TrainLoop:
             # Read while gradients are on their way; the next step takes it.
             state.train_loader.prepare(step + 1)
         state.data_parallel.finish_gradients()
+        if replay is not None:
+            replay.compare(loss)
         agreed = self._agree(loss, scale)
         reach(CrashPoint.STEP_AGREED)
 

@@ -51,6 +51,7 @@ from trainer.loop import TrainLoop
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
+from trainer.replay import Replay
 from trainer.resume import OtherJob, Sources, restore
 from trainer.room import check_room
 from trainer.state import TrainState, build_state, environment
@@ -155,11 +156,30 @@ def _train(assignment: Assignment, box: Writer) -> int:
     # Before this point SIGTERM simply ends the process: there is nothing to save.
     signal.signal(signal.SIGTERM, stop.on_signal)
     loop = TrainLoop(
-        state, box, saver, skipped=assignment.skipped, stop_requested=lambda: stop.requested
+        state,
+        box,
+        saver,
+        skipped=assignment.skipped,
+        replay=_replay(assignment, state, box),
+        stop_requested=lambda: stop.requested,
     )
     done = loop.run(resumed_step)
     box.phase(Phase.FINISHED)
     return EXIT_DONE if done else EXIT_STOPPED
+
+
+def _replay(assignment: Assignment, state: TrainState, box: Writer) -> Replay | None:
+    """The comparison of a step that is done again, where bits of replicas can be compared."""
+    is_bitwise = assignment.spec.determinism == "bitwise"
+    if assignment.replayed_step <= 0 or state.mesh.dp.size == 1 or not is_bitwise:
+        return None
+    return Replay(
+        state,
+        box,
+        step=assignment.replayed_step,
+        rank_nodes=assignment.rank_nodes,
+        suspects=frozenset(assignment.suspects),
+    )
 
 
 def _is_replicated(assignment: Assignment) -> bool:

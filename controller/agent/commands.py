@@ -293,11 +293,14 @@ class Commands:
         stop = command.stop_workers
         found: list[agents_pb2.RankStacks] = []
         if stop.look_first:
-            found = await stacks.collect(
+            workers = (
                 worker
                 for worker in self._parts.supervisor.running()
                 if worker.job_id == command.job_id and worker.pid is not None
             )
+            # The time to stop in covers both: a node is not to be blamed for looking long.
+            within_s = min(stacks.DEADLINE_S, stop.timeout_s)
+            found = await stacks.collect(workers, within_s=within_s)
         completed_step = await self._parts.supervisor.stop(
             command.job_id, command.attempt, graceful=stop.graceful, timeout_s=stop.timeout_s
         )

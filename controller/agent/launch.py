@@ -162,6 +162,8 @@ def make_launches(
             "data_dir": str(config.data_dir),
             "committed_step": start.committed_step,
             "skipped": [[each.first, each.last] for each in start.skipped],
+            "replayed_step": start.replayed_step,
+            "suspects": list(start.suspect_nodes),
             "checkpoint_url": start.checkpoint_url,
             # The standby process puts the real moment here.
             "forked_at_ns": 0,

@@ -44,25 +44,39 @@ _RECORDER_PIPE = "nccl-{rank}.pipe"
 _RECORDER_FILE = "nccl-{rank}"
 
 
-async def collect(workers: Iterable[Worker]) -> list[agents_pb2.RankStacks]:
-    """Stacks of every worker that runs, and of this agent (rank -1), within the deadline."""
+async def collect(
+    workers: Iterable[Worker], *, within_s: float = DEADLINE_S
+) -> list[agents_pb2.RankStacks]:
+    """Stacks of every worker that runs, and of this agent (rank -1), within `within_s`.
+
+    Of those that take longer, what /proc says.
+    """
     gate = asyncio.Semaphore(MAX_AT_ONCE)
-    tasks = [asyncio.create_task(_collect_one(worker, gate)) for worker in workers]
+    tasks = {asyncio.create_task(_collect_one(worker, gate)): worker for worker in workers}
     found = [_own()]
     if tasks:
-        done, late = await asyncio.wait(tasks, timeout=DEADLINE_S)
+        done, late = await asyncio.wait(tasks, timeout=within_s)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-        found += [task.result() for task in tasks if task in done]
+        too_slow = f"no stacks: reading them took longer than {within_s:g} s\n"
+        found += [
+            task.result() if task in done else _told(worker, "", too_slow)
+            for task, worker in tasks.items()
+        ]
     return found
 
 
 async def _collect_one(worker: Worker, gate: asyncio.Semaphore) -> agents_pb2.RankStacks:
     async with gate:
         assert worker.pid is not None
-        state = process_state(worker.pid)
         dump, why_not = await _dump(worker.pid)
+    return _told(worker, dump, why_not)
+
+
+def _told(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
+    assert worker.pid is not None
+    state = process_state(worker.pid)
     place = place_of(dump) or _kernel_place(worker.pid)
     text = f"process {worker.pid}: {_STATES.get(state, state)}\n{why_not}{dump}"
     path = worker.paths.log.with_suffix(".stacks.txt")

@@ -81,6 +81,8 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
                 checkpoint_url=job.checkpoint_url,
                 owner=job.mark,
                 skipped=job.skipped,
+                replayed_step=job.replayed_step,
+                suspects=job.replayed_on,
             )
         )
     )

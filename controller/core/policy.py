@@ -23,11 +23,14 @@ _CAUSE_OF_CLASS = {
     "nccl": Cause.TRANSIENT,
     "non_finite": Cause.NON_FINITE,
     "non_finite_gradient": Cause.NON_FINITE,
+    "corrupt": Cause.SILENT_CORRUPTION,
+    "corrupt_somewhere": Cause.SILENT_CORRUPTION,
 }
 _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
 _DETERMINISTIC = ("user_error", "cuda_oom")
 _NON_FINITE = ("non_finite", "non_finite_gradient")
+_CORRUPT = ("corrupt", "corrupt_somewhere")
 # Data are shuffled, so bad batches are not neighbours: one more, and it is the weights.
 _MAX_SKIPS_IN_A_ROW = 2
 # Figures of healthy nodes differ by more than a tenth from run to run.
@@ -58,7 +61,7 @@ class Facts:
     in_place_restarts: int
     retry_left: int
     committed_step: int | None
-    # Nodes that had a part in the loss of the rank that failed first.
+    # Nodes that had a part in what the rank that failed first computed.
     computed_on: tuple[NodeId, ...] = ()
     # The step that gave no number before and is done again, and what was left out so far.
     replayed_step: int | None = None
@@ -90,7 +93,7 @@ def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
     rules = (
         *(_refused, _nodes_missing, _unhealthy, _drained),
-        *(_not_a_number_again, _corrupt_again, _repeated, _exhausted),
+        *(_other_bits, _not_a_number_again, _corrupt_again, _repeated, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
     return _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
@@ -229,6 +232,38 @@ def _drained(facts: Facts) -> Verdict | None:
         cause=Cause.NODE_DRAINED,
         reason=f"moving off {', '.join(nodes)}: a person drains it",
         culprits=nodes,
+        spends_retry=False,
+    )
+
+
+def _other_bits(facts: Facts) -> Verdict | None:
+    """Two replicas computed the same part of a step, and their bits differ."""
+    root = root_failure(facts.evidence)
+    if root is None or root.fault_class not in _CORRUPT:
+        return None
+    known = facts.computed_on
+    why = f"step {facts.fault_step + 1} was done again by two replicas, and their bits differ"
+    if len(known) != 1 and Rung.DIAGNOSE in facts.ladder and not facts.findings:
+        return Verdict(
+            action=Action.DIAGNOSE,
+            cause=Cause.SILENT_CORRUPTION,
+            reason=f"{why} ({root.detail}); results of all nodes are compared bit for bit, to "
+            "find which of them it is",
+            culprits=known,
+            fingerprint=root.fingerprint,
+        )
+    if not known or (len(known) > 1 and facts.free_nodes < len(known)):
+        # Nobody to replace, or not enough nodes to replace all of them: the comparison is made
+        # again, until the same failure has come often enough or the budget is spent.
+        return None
+    names = ", ".join(known)
+    whose = f"those of {names} are wrong" if len(known) == 1 else f"one of {names} is wrong"
+    return Verdict(
+        action=Action.REPLACE_NODES,
+        cause=Cause.SILENT_CORRUPTION,
+        reason=f"replacing {names}: {why}; {whose}: silent corruption",
+        culprits=known,
+        # Losing hardware is no sign of a job that cannot succeed.
         spends_retry=False,
     )
 
@@ -422,6 +457,8 @@ def _culprits(facts: Facts) -> tuple[NodeId, ...]:
     root = root_failure(facts.evidence)
     # Every node has stacks: by themselves they are no sign against it.
     others = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
+    if root is not None and root.fault_class == "corrupt_somewhere":
+        return ()
     named = _unique(stalled or ([root] if root is not None else others))
     return named or nodes_with_odd_stacks(facts.evidence)
 

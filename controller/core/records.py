@@ -386,6 +386,9 @@ class AttemptRecord:
     owner: str
     # Ranges of steps whose batches are left out.
     skipped: tuple[StepRange, ...] = ()
+    # A step that gave no number and is done again, and the nodes that had a part in it then.
+    replayed_step: int | None = None
+    suspects: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

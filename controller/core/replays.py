@@ -19,10 +19,13 @@ from outlast.skipped import is_skipped
 
 
 def computed_on(job: JobRecord, incident: IncidentRecord) -> tuple[NodeId, ...]:
-    """Nodes one of which computed a loss that is no number; () where that is not known."""
+    """Nodes one of which computed a loss that is no number, or wrong bits.
+
+    () where that is not known.
+    """
     root = root_failure(incident.evidence)
     # A gradient that is none is every rank's by the time it is looked at.
-    if root is None or root.rank is None or root.fault_class != "non_finite":
+    if root is None or root.rank is None or root.fault_class not in ("non_finite", "corrupt"):
         return ()
     places = (job.nodes[place] for place in job.plan.model_places(root.rank))
     return tuple(node for node in places if node is not None)

@@ -313,6 +313,7 @@ class Agent:
                 endpoint=(attempt.rendezvous_host, attempt.rendezvous_port),
                 committed_hint=attempt.committed_step,
                 skipped=attempt.skipped,
+                replayed_step=attempt.replayed_step or 0,
             )
         for rank in start.ranks:
             worker = Worker(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from controller.core.records import JobPlan
 from outlast.ids import Attempt, JobId, NodeId
+from outlast.layout import Layout
 from outlast.skipped import StepRange, is_skipped, is_undone
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Training:
     committed_hint: int
     # What the attempt was told to leave out.
     skipped: tuple[StepRange, ...] = ()
+    # What two replicas are to compute, and compare; 0 for nothing.
+    replayed_step: int = 0
     joined: dict[int, Worker] = field(default_factory=dict)
     phase: Phase = Phase.GATHERING
     resumed: int = -1
@@ -105,6 +108,11 @@ class Training:
     @property
     def world_size(self) -> int:
         return len(self.rank_nodes)
+
+    @property
+    def layout(self) -> Layout:
+        plan = self.job.plan
+        return Layout(tp=plan.tp, pp=plan.pp, dp=self.world_size // (plan.tp * plan.pp))
 
     @property
     def is_training(self) -> bool:
@@ -278,6 +286,11 @@ class Trainings:
         timeline.at(training.reaches_s(job.plan.total_steps) + 0.02, self._finish, training)
         if job.error_step is not None and job.error_step > training.resumed:
             timeline.at(training.reaches_s(job.error_step) - 0.01, self._user_error, training)
+        if training.replayed_step > training.resumed and not is_skipped(
+            training.skipped, training.replayed_step
+        ):
+            due_s = training.reaches_s(training.replayed_step) - 0.02
+            timeline.at(due_s, self._compare, training)
         nan_step = job.nan_step or 0
         if nan_step > training.resumed and not is_skipped(training.skipped, nan_step):
             timeline.at(training.reaches_s(nan_step) - 0.01, self._no_number, training)
@@ -318,6 +331,20 @@ class Trainings:
         if training.is_training:
             rank = (training.job.nan_step or 0) % training.world_size
             training.joined[rank].end_without_number()
+
+    def _compare(self, training: Training) -> None:
+        """Replicas compare their bits: those of a corrupt node are wrong."""
+        world, layout = self._world, training.layout
+        if not training.is_training or layout.dp == 1:
+            return
+        for rank, worker in sorted(training.joined.items()):
+            if world.nodes[worker.node].is_corrupt:
+                replica = layout.coordinate(rank).dp
+                for other, node in enumerate(training.rank_nodes):
+                    if layout.coordinate(other).dp == replica:
+                        world.checkers.suspect(node, "wrong bits in its replica")
+                worker.end_with_other_bits()
+                return
 
     def _stopped_gracefully(self, training: Training) -> None:
         if training.phase is not Phase.RUNNING:

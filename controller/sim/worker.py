@@ -41,6 +41,10 @@ class Worker:
         """The loss that it computed is not a number."""
         self.end(1, "non_finite", "0bad", "NonFiniteLossError: loss nan")
 
+    def end_with_other_bits(self) -> None:
+        """It computed other bits than another replica did."""
+        self.end(1, "corrupt", "0b17", "SilentCorruptionError: this replica computed other bits")
+
     def kill(self) -> None:
         """The agent kills it on a command."""
         self.told = True

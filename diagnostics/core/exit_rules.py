@@ -24,6 +24,8 @@ class ExitClass(StrEnum):
     DEVICE = "device"  # the accelerator reports a fault
     NON_FINITE = "non_finite"  # the loss that it computed was not a number
     NON_FINITE_GRADIENT = "non_finite_gradient"  # only the gradient was not; nobody knows whose
+    CORRUPT = "corrupt"  # its replica computed other bits than another one
+    CORRUPT_SOMEWHERE = "corrupt_somewhere"  # its replica did, or the other one
     STORAGE = "storage"  # a file system or object store refused
     NCCL = "nccl"  # the collective library failed by itself
     KILLED_BY_SIGNAL = "killed_by_signal"  # no word why
@@ -110,6 +112,47 @@ RULES: tuple[Rule, ...] = (
         misses=(
             "RuntimeError: CUDA error: device-side assert triggered",
             "IndexError: index out of range in self",
+        ),
+    ),
+    Rule(
+        name="wrong bits on another replica",
+        exit_class=ExitClass.CASCADE,
+        pattern=re.compile(r"SilentCorruptionError: step \d+: not this replica"),
+        matches=(
+            "trainer.replay.SilentCorruptionError: step 7: not this replica: one of 1 (n2) "
+            "computed other bits than another replica from the same samples and weights",
+        ),
+        misses=(
+            "trainer.replay.SilentCorruptionError: step 7: this replica, 1 (n2), computed other "
+            "bits than another replica from the same samples and weights",
+        ),
+    ),
+    Rule(
+        name="wrong bits somewhere",
+        exit_class=ExitClass.CORRUPT_SOMEWHERE,
+        pattern=re.compile(r"SilentCorruptionError: step \d+: one of"),
+        matches=(
+            "trainer.replay.SilentCorruptionError: step 7: one of the replicas 0 (n1), 1 (n2) "
+            "computed other bits than another replica from the same samples and weights",
+        ),
+        misses=(
+            "trainer.replay.SilentCorruptionError: step 7: this replica, 1 (n2), computed other "
+            "bits than another replica from the same samples and weights",
+        ),
+    ),
+    Rule(
+        name="wrong bits",
+        exit_class=ExitClass.CORRUPT,
+        pattern=re.compile(r"SilentCorruptionError: step \d+: this replica"),
+        matches=(
+            "trainer.replay.SilentCorruptionError: step 7: this replica, 1 (n2), computed other "
+            "bits than another replica from the same samples and weights",
+        ),
+        misses=(
+            "trainer.replay.SilentCorruptionError: step 7: not this replica: one of 1 (n2) "
+            "computed other bits than another replica from the same samples and weights",
+            # A line of every rank's traceback.
+            "    raise SilentCorruptionError(self._in_words(found))",
         ),
     ),
     Rule(

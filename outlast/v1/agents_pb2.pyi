@@ -755,6 +755,8 @@ class StartWorkers(google.protobuf.message.Message):
     REPLICA_PEERS_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     SKIPPED_FIELD_NUMBER: builtins.int
+    REPLAYED_STEP_FIELD_NUMBER: builtins.int
+    SUSPECT_NODES_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     """The validated spec, canonical JSON."""
     world_size: builtins.int
@@ -767,6 +769,8 @@ class StartWorkers(google.protobuf.message.Message):
     """Tells the job's checkpoints from those of another job of the same id; the same in
     every attempt.
     """
+    replayed_step: builtins.int
+    """A step that gave no number and is done again, by two replicas; 0 for none."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ranks to start here, in local order."""
@@ -783,6 +787,10 @@ class StartWorkers(google.protobuf.message.Message):
     def skipped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.StepRange]:
         """Steps whose batch is left out; the same in every later attempt."""
 
+    @property
+    def suspect_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Nodes that had a part in it when it gave none."""
+
     def __init__(
         self,
         *,
@@ -797,8 +805,10 @@ class StartWorkers(google.protobuf.message.Message):
         replica_peers: collections.abc.Iterable[global___ReplicaPeer] | None = ...,
         owner: builtins.str = ...,
         skipped: collections.abc.Iterable[outlast.v1.common_pb2.StepRange] | None = ...,
+        replayed_step: builtins.int = ...,
+        suspect_nodes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "owner", b"owner", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replica_peers", b"replica_peers", "skipped", b"skipped", "spec_json", b"spec_json", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "owner", b"owner", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replayed_step", b"replayed_step", "replica_peers", b"replica_peers", "skipped", b"skipped", "spec_json", b"spec_json", "suspect_nodes", b"suspect_nodes", "world_size", b"world_size"]) -> None: ...
 
 global___StartWorkers = StartWorkers
 

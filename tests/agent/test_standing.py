@@ -150,6 +150,17 @@ def test_without_the_tool_the_state_remains(
     assert "outlast[stacks]" in found.text
 
 
+@pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")
+def test_what_takes_too_long_is_left_out_and_the_state_remains(
+    tmp_path: Path, sleeper: int
+) -> None:
+    with worker_of(tmp_path, sleeper) as (worker, _):
+        _, found = asyncio.run(stacks.collect([worker], within_s=0.0))
+    assert found.rank == 1
+    assert found.place.startswith("asleep at ")
+    assert "took longer than 0 s" in found.text
+
+
 def test_the_flight_recorder_is_asked_for_where_torch_listens(tmp_path: Path, sleeper: int) -> None:
     pipe = tmp_path / "nccl-1.pipe"
     os.mkfifo(pipe)

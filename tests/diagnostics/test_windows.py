@@ -91,6 +91,23 @@ def test_a_spike_of_the_gradient_norm_is_told_with_its_limit() -> None:
 
 
 @given(st.integers(0, 1000))
+def test_norms_whose_size_varies_much_are_no_spikes(seed: int) -> None:
+    """Some are several times the median; that is how gradient norms are."""
+    watch = SpikeWatch()
+    source = random.Random(seed)
+    norms = [source.lognormvariate(0, 0.3) for _ in range(300)]
+    norms[100], norms[200] = 5.0, 5.0
+    assert [watch.take(a_step(step, norm=norm)) for step, norm in enumerate(norms)] == [""] * 300
+
+
+def test_a_norm_after_none_is_told() -> None:
+    watch = SpikeWatch()
+    for step in range(ENOUGH_HISTORY):
+        assert not watch.take(a_step(step, norm=0.0))
+    assert "gradient norm 3, above the median 0" in watch.take(a_step(99, norm=3.0))
+
+
+@given(st.integers(0, 1000))
 def test_a_loss_that_falls_with_noise_is_no_spike(seed: int) -> None:
     watch = SpikeWatch()
     source = random.Random(seed)

@@ -9,6 +9,8 @@ import math
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -29,10 +31,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     return Desk(tmp_path_factory.mktemp("orders"))
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, desk: Desk) -> Iterator[Cluster]:
+@contextmanager
+def three_nodes(state_dir: Path, desk: Desk) -> Iterator[Cluster]:
     """Two nodes for the jobs, and one to spare."""
-    state_dir = tmp_path_factory.mktemp("nan") / "state"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join((str(SABOTAGE), str(ROOT))))
         patch.setenv("OUTLAST_CHAOS_DIR", str(desk.folder))
@@ -41,6 +42,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, desk: Desk) -> Iterator[Cl
             cluster = Cluster(state_dir, lambda: process.grpc)
             cluster.wait_nodes(3)
             yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, desk: Desk) -> Iterator[Cluster]:
+    with three_nodes(tmp_path_factory.mktemp("nan") / "state", desk) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +138,27 @@ def test_weights_that_give_no_number_fail_the_job(cluster: Cluster, desk: Desk) 
     assert "it is not the batch" in job.reason
     assert "NonFiniteLossError" in job.error
     assert len(job.skipped) == 2
+
+
+def test_wrong_bits_in_the_step_that_is_done_again_name_the_node(
+    tmp_path: Path, desk: Desk, fault_free: dict[int, float]
+) -> None:
+    """Its loss is a number again, and wrong in the last digits: another replica says so."""
+    with three_nodes(tmp_path / "state", desk) as cluster:
+        replaces_the_wrong_node(cluster, desk, fault_free)
+
+
+def replaces_the_wrong_node(cluster: Cluster, desk: Desk, fault_free: dict[int, float]) -> None:
+    desk.give((order("nan", 30, attempt=1), order("wrong", 30, attempt=2)))
+    job_id = cluster.submit(steps=STEPS)
+    job = cluster.wait_state(job_id, "SUCCEEDED")
+    assert job.attempt == 3
+    first, second = cluster.incidents(job_id)
+    assert first.action == "restart_in_place"
+    assert (second.action, second.cause) == ("replace_nodes", "silent_corruption")
+    assert list(second.culprit_nodes) == list(first.culprit_nodes)
+    assert "done again by two replicas, and their bits differ" in second.reason
+    assert bits(cluster.losses(job_id)) == bits(fault_free)
 
 
 def test_a_step_that_does_not_reproduce_is_a_nodes_and_the_second_one_replaces_it(

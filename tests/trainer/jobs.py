@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from trainer.parallel.comm import Recorder
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
 from trainer.parallel.zero import DataParallel, ZeroConfig
-from trainer.state import TrainState, build_state
+from trainer.state import TrainState
 
 
 class Silent:
@@ -230,13 +231,18 @@ def train(
     that number, counted from 1; all ranks must then stop after the same step.
     """
     code, states = worked(context, folder, spec, attempt, stop_after, committed_step, skipped)
+    return {"code": code, "state": digest_of(states)}
+
+
+def digest_of(states: list[TrainState]) -> str:
+    """Of all bits that a rank has trained."""
     digest = hashlib.sha256()
     for state in states:
         for part in state.flat.parts:
             digest.update(part.master.numpy().tobytes())
         for buffer in (state.optimizer.exp_avg, state.optimizer.exp_avg_sq):
             digest.update(buffer.numpy().tobytes())
-    return {"code": code, "state": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 def train_late(
@@ -256,6 +262,9 @@ def worked(
     stop_after: int = 0,
     committed_step: int = 0,
     skipped: tuple[tuple[int, int], ...] = (),
+    replayed_step: int = 0,
+    suspects: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
 ) -> tuple[int, list[TrainState]]:
     """A whole worker, as the standby process would run it; its exit code and its state."""
     # Forked with one thread, as production demands.
@@ -268,7 +277,7 @@ def worked(
         "rank": rank,
         "local_rank": rank,
         "world_size": context.world_size,
-        "rank_nodes": ["n1"] * context.world_size,
+        "rank_nodes": list(nodes or ("n1",) * context.world_size),
         "spec": spec,
         "rendezvous_host": "127.0.0.1",
         "rendezvous_port": context.port,
@@ -281,6 +290,8 @@ def worked(
         "data_dir": str(folder / "data"),
         "committed_step": committed_step,
         "skipped": [list(each) for each in skipped],
+        "replayed_step": replayed_step,
+        "suspects": suspects,
         "checkpoint_url": str(folder / "store" / "job-1"),
         "forked_at_ns": time.time_ns(),
         "device": "cpu",
@@ -289,18 +300,18 @@ def worked(
     os.dup2(log, 2)
     states: list[TrainState] = []
     # This process is a child of its own: what is replaced here ends with it.
-    worker.build_state = _keeping(states)
+    worker.build_state = _keeping(states, worker.build_state)
     if stop_after and rank == context.world_size - 1:
         worker.Stager = _terminating(stop_after)
     return worker.run(fields), states
 
 
-def _keeping(states: list[TrainState]) -> Any:
-    def build(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
-        states.append(build_state(spec, mesh, data_dir))
+def _keeping(states: list[TrainState], build: Callable[[JobSpec, Mesh, Path], TrainState]) -> Any:
+    def kept(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
+        states.append(build(spec, mesh, data_dir))
         return states[-1]
 
-    return build
+    return kept
 
 
 def _terminating(stop_after: int) -> Any:

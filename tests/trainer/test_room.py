@@ -37,6 +37,8 @@ def assignment(folder: Path) -> Assignment:
             "rendezvous_fd": None,
             "committed_step": 0,
             "skipped": [],
+            "replayed_step": 0,
+            "suspects": [],
             "forked_at_ns": 0,
             "device": "cpu",
             "checkpoint_url": "",

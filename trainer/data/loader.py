@@ -44,16 +44,16 @@ class Loader:
             self._prepared[1].cancel()
         self._prepared = step, self._reader.submit(self._read, step)
 
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        """What this replica reads at `step`, counted from 1.
+    def micro_batches(self, step: int, *, replica: int | None = None) -> list[MicroBatch]:
+        """What a replica reads at `step`, counted from 1: this one, unless another is given.
 
         What went wrong in the background is raised here.
         """
         prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared[0] == step:
+        if prepared is not None and prepared[0] == step and replica is None:
             batches = prepared[1].result()
         else:
-            batches = self._read(step)
+            batches = self._read(step, replica)
         return [
             MicroBatch(
                 tokens=batch.tokens.to(self._device, non_blocking=True),
@@ -67,10 +67,11 @@ class Loader:
         self._prepared = None
         self._reader.shutdown(cancel_futures=True)
 
-    def _read(self, step: int) -> list[MicroBatch]:
+    def _read(self, step: int, replica: int | None = None) -> list[MicroBatch]:
         batches = []
+        replica = self._replica if replica is None else replica
         for index in range(self._plan.num_micro_batches):
-            samples = self._plan.samples(step, self._replica, index)
+            samples = self._plan.samples(step, replica, index)
             tokens, targets = self._dataset.read(samples)
             if self._device.type == "cuda":
                 # Only page-locked memory is copied to a GPU without waiting.

@@ -106,12 +106,17 @@ class GradientReducer:
         self._under_way: deque[_Reduction] = deque()
         self._reduced: set[Part] = set()
         self._reduces = False
+        self._observer: Callable[[Tensor], None] | None = None
         if dp.size > 1 or flat.moves_grads:
             for part in flat.parts:
                 for name in part.bucket.slices:
                     hook = partial(self._accumulated, part, name)
                     # torch's stubs leave this method untyped.
                     flat.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def observe(self, observer: Callable[[Tensor], None] | None) -> None:
+        """Show every flat gradient to `observer` right before it is reduced."""
+        self._observer = observer
 
     def begin_step(self) -> None:
         """Forget the gradients of the step before."""
@@ -164,6 +169,8 @@ class GradientReducer:
         while self._reduces and self._queue and self._queue[0] not in self._missing:
             part = self._queue.popleft()
             self._be_there(part)
+            if self._observer is not None:
+                self._observer(part.all_grads)
             for reduction in self._under_way:
                 reduction.pending.advance()
             self._under_way.append(_Reduction(part, self._start(part)))

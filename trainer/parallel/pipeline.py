@@ -129,6 +129,7 @@ class _Step:
     micro_batches: Sequence[MicroBatch]
     loss_scale: float
     number: int
+    first_micro_batch: int
     loss: Tensor
     inputs: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
     outputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -172,7 +173,8 @@ class PipelineEngine:
         self._boundary = Boundary(shape=boundary, replicas=mesh.tp if replicated else None)
         self._timeline = mesh.timeline
         self._trains = schedule.trains
-        self._first_micro_batch = mesh.at.dp * schedule.num_micro_batches
+        self._replica = mesh.at.dp
+        self._num_micro_batches = schedule.num_micro_batches
         self._loss_chunk = schedule.num_chunks - 1 if mesh.is_last_stage else None
         self._work = _work(schedule, mesh.at.pp)
         dtype = next(iter(chunks[0].parameters())).dtype
@@ -185,18 +187,24 @@ class PipelineEngine:
         )
 
     def run(
-        self, micro_batches: Sequence[MicroBatch], loss_scale: float, *, step: int = 0
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_scale: float,
+        *,
+        step: int = 0,
+        replica: int | None = None,
     ) -> Tensor:
         """Run the schedule; gradients add up in the parameters.
 
-        Returns the sum of the micro-batches' losses times `loss_scale` on the
-        last stage, zero elsewhere.
+        `replica` is whose micro-batches these are, None for the own ones. Returns the sum of
+        the micro-batches' losses times `loss_scale` on the last stage, zero elsewhere.
         """
         state = _Step(
             mail=self._mailbox,
             micro_batches=micro_batches,
             loss_scale=loss_scale,
             number=step,
+            first_micro_batch=self._first_micro_batch(replica),
             loss=self._zero_loss.clone(),
         )
         self._run(state)
@@ -212,9 +220,14 @@ class PipelineEngine:
             micro_batches=micro_batches,
             loss_scale=1.0,
             number=0,
+            first_micro_batch=self._first_micro_batch(None),
             loss=self._zero_loss.clone(),
         )
         self._run(state)
+
+    def _first_micro_batch(self, replica: int | None) -> int:
+        """The number of a replica's first micro-batch in the whole global batch."""
+        return (self._replica if replica is None else replica) * self._num_micro_batches
 
     def _run(self, state: _Step) -> None:
         self.last_timing = StepTiming()
@@ -241,7 +254,7 @@ class PipelineEngine:
         if hidden is not None:
             # A tensor of its own on the buffer's storage: a leaf for this micro-batch.
             hidden = hidden.detach().requires_grad_(self._trains)
-        chunk.begin(state.number, self._first_micro_batch + number)
+        chunk.begin(state.number, state.first_micro_batch + number)
         with self._computing(), torch.set_grad_enabled(self._trains):
             output = chunk(batch.tokens, hidden, batch.targets)
             if index == self._loss_chunk:

@@ -17,7 +17,7 @@ What does not belong here: how messages travel, how buckets lie in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,6 +117,10 @@ class DataParallel:
     def prefetch(self) -> None:
         """Launch what the next forward pass needs first."""
         self._start(self._flat.parts if self._flat.level < 3 else self._units[0].first)
+
+    def observe(self, observer: Callable[[Tensor], None] | None) -> None:
+        """Show every flat gradient to `observer` right before it meets those of other replicas."""
+        self._gradients.observe(observer)
 
     def begin_step(self, num_micro_batches: int) -> None:
         """Backward passes of a new step follow, so many through each chunk."""

@@ -127,6 +127,18 @@ def _patch_loop(module: ModuleType) -> None:
     module.TrainLoop._agree = agreed
 
 
+def _patch_pipeline(module: ModuleType) -> None:
+    run = module.PipelineEngine.run
+
+    @functools.wraps(run)
+    def ran(engine: Any, *arguments: Any, **named: Any) -> Any:
+        loss = run(engine, *arguments, **named)
+        # In the last digits, and still a number: nothing but other bits can show it.
+        return loss * (1 + 2**-20) if _spoilt["by"] == "wrong" else loss
+
+    module.PipelineEngine.run = ran
+
+
 def _swap(loop: Any, *, swapped: bool) -> None:
     """Two collectives, in an order that not all ranks have.
 
@@ -252,6 +264,7 @@ def _patch_clock() -> None:
 _PATCHES = {
     "trainer.worker": _patch_worker,
     "trainer.loop": _patch_loop,
+    "trainer.parallel.pipeline": _patch_pipeline,
     "trainer.resume": _patch_resume,
     "checkpoint.stage": _patch_stage,
     "checkpoint.upload": _patch_upload,

@@ -299,3 +299,95 @@ def test_wrong_bits_in_a_check_are_silent_corruption() -> None:
     incident = driver.incident()
     assert (incident.cause, incident.culprits) == (Cause.SILENT_CORRUPTION, ("n2",))
     assert "silent corruption: n2 computed other bits" in incident.reason
+
+
+def other_bits(driver: Driver, step: int, rank: int = 1, fault_class: str = "corrupt") -> None:
+    """Two replicas have computed this step, and their bits differ."""
+    words = "this replica" if fault_class == "corrupt" else "one of the replicas"
+    no_number(
+        driver,
+        step,
+        rank,
+        fault_class=fault_class,
+        fingerprint="other bits",
+        detail=f"SilentCorruptionError: step {step}: {words} computed other bits",
+    )
+
+
+def test_the_workers_are_told_which_step_to_compare_and_who_is_suspected() -> None:
+    driver = Driver().running()
+    assert driver.machine.state.attempts[JOB].replayed_step is None
+    no_number(driver, 7, rank=1)
+    attempt = driver.machine.state.attempts[JOB]
+    assert (attempt.replayed_step, attempt.suspects) == (7, ("n2",))
+    restarted(driver, 7)
+    driver.send(driver.exited(1, completed_step=20))
+    driver.answer_all("/stop/")
+    driver.searched()
+    assert driver.machine.state.attempts[JOB].replayed_step is None
+
+
+def test_a_node_whose_bits_differ_is_replaced_at_once() -> None:
+    driver = Driver().running()
+    no_number(driver, 7, rank=1)
+    driver.answer_all("/start/")
+    other_bits(driver, 7)
+    incident = driver.incident(2)
+    assert (incident.action, incident.cause) == (Action.REPLACE_NODES, Cause.SILENT_CORRUPTION)
+    assert incident.culprits == ("n2",)
+    assert "done again by two replicas, and their bits differ" in incident.reason
+    assert driver.job().nodes == ("n1", "n3")
+    driver.answer_all("/suite/")
+    # Whoever takes its place is compared, too.
+    assert driver.machine.state.attempts[JOB].replayed_step == 7
+    restarted(driver, 7)
+    assert driver.job().skipped == ()
+    assert driver.job().replayed_step is None
+
+
+def test_where_two_cannot_be_told_apart_all_nodes_are_checked_first() -> None:
+    driver = Driver().running()
+    no_number(driver, 7, fault_class="non_finite_gradient")
+    driver.answer_all("/start/")
+    other_bits(driver, 7, fault_class="corrupt_somewhere")
+    assert driver.job().state is JobState.DIAGNOSING
+    assert "compared bit for bit" in driver.job().reason
+    driver.searched()
+    incident = driver.incident(2)
+    # Nothing was found: it is compared again.
+    assert (incident.action, incident.cause) == (Action.RESTART_IN_PLACE, Cause.SILENT_CORRUPTION)
+    assert incident.culprits == ()
+    assert driver.machine.state.attempts[JOB].replayed_step == 7
+
+
+def test_two_that_are_never_told_apart_end_the_job_with_their_names() -> None:
+    driver = Driver().running()
+    no_number(driver, 7, fault_class="non_finite_gradient")
+    for _ in range(3):
+        driver.answer_all("/start/")
+        other_bits(driver, 7, fault_class="corrupt_somewhere")
+        driver.searched()
+    assert driver.job().state is JobState.FAILED
+    assert "one of the replicas computed other bits" in driver.job().error
+
+
+def test_of_a_replica_on_several_nodes_all_are_replaced_when_checks_find_nothing() -> None:
+    """The least that is known to hold the wrong one."""
+    driver = Driver().running(pp=2, spares=2)
+    no_number(driver, 7)
+    driver.answer_all("/start/")
+    other_bits(driver, 7)
+    assert driver.job().state is JobState.DIAGNOSING
+    driver.searched()
+    incident = driver.incident(2)
+    assert (incident.action, incident.culprits) == (Action.REPLACE_NODES, ("n1", "n2"))
+    assert "one of n1, n2 is wrong" in incident.reason
+
+
+def test_of_a_replica_on_several_nodes_none_is_replaced_where_too_few_are_free() -> None:
+    driver = Driver().running(pp=2, spares=1)
+    no_number(driver, 7)
+    driver.answer_all("/start/")
+    other_bits(driver, 7)
+    driver.searched()
+    assert driver.incident(2).action is Action.RESTART_IN_PLACE

@@ -1,0 +1,170 @@
+"""A step that gave no number, computed by two replicas: whose bits are wrong is found.
+
+Wrong bits come from a hook on a gradient of one rank; the run without them is the oracle.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnostics.core.exit_rules import ExitClass
+from diagnostics.core.exits import ExitFacts, classify
+from tests.trainer.jobs import train
+from tests.trainer.jobs_replay import bit_sums, train_again
+from tests.trainer.ranks import RankPool
+from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of
+from trainer.core.suspects import accused, best_shift
+
+DONE, FAILED = 0, 1
+NOBODY = -1
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    make_text(tmp_path)
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    yield whole, pieces
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sections"),
+    [
+        (2, {"parallel": {"dp": 2}}),
+        (2, {"parallel": {"dp": 2, "micro_batch": 1, "zero": {"level": 3}}}),
+        (
+            2,
+            {
+                "parallel": {
+                    "dp": 2,
+                    "micro_batch": 1,
+                    "zero": {"level": 2, "reduce_after": "micro_batch"},
+                }
+            },
+        ),
+        (4, {"parallel": {"dp": 2, "pp": 2, "zero": {"level": 1}}, "precision": "bf16"}),
+        (4, {"parallel": {"dp": 2, "tp": 2}}),
+    ],
+    ids=["dp2", "zero3", "zero2-each", "dp2pp2-bf16", "dp2tp2"],
+)
+def test_where_all_bits_agree_nothing_remains_of_the_comparison(
+    ranks: RankPool, folders: tuple[Path, Path], world_size: int, sections: dict[str, Any]
+) -> None:
+    """With dropout, whose masks follow from the sample and not from who computes it."""
+    whole, pieces = folders
+    model = {"layers": 2, "hidden": 16, "heads": 2, "seq_len": 16, "dropout": 0.1}
+    spec = spec_of(whole.parent, steps=4, model=model, **sections)
+    expected = ranks.run(train, world_size, whole, spec, 1)
+    found = ranks.run(train_again, world_size, pieces, spec, 1, 3, (), NOBODY)
+    assert found == expected
+    assert [each["code"] for each in found] == [DONE] * world_size
+    assert curve(steps_of(pieces, 1, 0)) == curve(steps_of(whole, 1, 0))
+    assert "step 3: every replica's bits are those of another one" in log_of(pieces, 1)
+
+
+def error_of(folder: Path, rank: int) -> dict[str, str]:
+    report: dict[str, str] = json.loads((folder / f"a1-rank-{rank}.error.json").read_text())
+    return report
+
+
+def classes(folder: Path, world_size: int) -> list[ExitClass]:
+    """What the agents make of the ends of all ranks."""
+    reports = [error_of(folder, rank) for rank in range(world_size)]
+    facts = [
+        ExitFacts(code=1, exception_type=each["type"], exception_message=each["message"])
+        for each in reports
+    ]
+    return [classify(each).exit_class for each in facts]
+
+
+def test_one_wrong_bit_accuses_the_replica_that_was_suspected(
+    ranks: RankPool, folders: tuple[Path, Path]
+) -> None:
+    _, folder = folders
+    spec = spec_of(folder.parent, steps=4, parallel={"dp": 2, "tp": 2})
+    found = ranks.run(train_again, 4, folder, spec, 1, 3, ("n3",), 3)
+    assert [each["code"] for each in found] == [FAILED] * 4
+    assert classes(folder, 4) == [ExitClass.CASCADE] * 2 + [ExitClass.CORRUPT] * 2
+    assert error_of(folder, 2)["message"].startswith("step 3: this replica, 1 (n2, n3), computed")
+    # The step is not done, and the weights are those of the step before.
+    assert [record.step for record in steps_of(folder, 1, 0)] == [1, 2]
+
+
+def test_without_an_earlier_sign_two_replicas_cannot_be_told_apart(
+    ranks: RankPool, folders: tuple[Path, Path]
+) -> None:
+    _, folder = folders
+    spec = spec_of(folder.parent, steps=4, parallel={"dp": 2})
+    ranks.run(train_again, 2, folder, spec, 1, 3, (), 1)
+    assert classes(folder, 2) == [ExitClass.CORRUPT_SOMEWHERE] * 2
+    assert "one of the replicas 0 (n0), 1 (n1) computed" in error_of(folder, 0)["message"]
+
+
+def test_of_four_replicas_the_wrong_one_is_found_without_one(
+    ranks: RankPool, folders: tuple[Path, Path]
+) -> None:
+    _, folder = folders
+    spec = spec_of(folder.parent, steps=4, parallel={"dp": 4, "zero": {"level": 2}})
+    ranks.run(train_again, 4, folder, spec, 1, 3, (), 2)
+    expected = [ExitClass.CASCADE] * 4
+    expected[2] = ExitClass.CORRUPT
+    assert classes(folder, 4) == expected
+
+
+def test_a_sum_changes_with_every_bit_and_with_the_order(ranks: RankPool) -> None:
+    (sums,) = ranks.run(bit_sums, 1)
+    assert len(set(sums.pop("same"))) == 1
+    for found in sums.values():
+        assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("differs", "shift", "suspects", "expected"),
+    [
+        ((False, False), 1, (0,), ()),
+        ((True, True), 1, (), (0, 1)),
+        ((True, True), 1, (1,), (1,)),
+        # One that is wrong now and then: here in one of its two parts only.
+        ((False, True, False), 1, (), (1, 2)),
+        ((False, True, False), 1, (2,), (2,)),
+        ((True, True, False), 1, (), (1,)),
+        # An earlier sign does not outweigh what is there now.
+        ((True, True, False), 1, (0,), (1,)),
+        # Replicas two apart: 0 with 2, 1 with 3.
+        ((True, False, False, False, False), 2, (), (0, 2)),
+        ((True, False, True, False, False), 2, (), (2,)),
+        # More than one wrong replica can explain.
+        ((True, False, True, False), 1, (), (0, 1, 2, 3)),
+        ((True, False, True, False), 1, (3,), (3,)),
+    ],
+)
+def test_as_few_are_accused_as_explain_it(
+    differs: tuple[bool, ...], shift: int, suspects: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert accused(differs, shift=shift, suspects=frozenset(suspects)) == frozenset(expected)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (("a", "b"), 1),
+        (("a", "a"), 1),
+        # Two replicas on a node: their neighbours' neighbours are elsewhere.
+        (("a", "a", "b", "b"), 2),
+        (("a", "a", "b", "b", "c", "c"), 2),
+        (("a", "b", "c"), 1),
+        (("ab", "cd", "ef"), 1),
+    ],
+)
+def test_replicas_are_computed_on_other_nodes_where_there_are_any(
+    nodes: tuple[str, ...], expected: int
+) -> None:
+    assert best_shift([frozenset(each) for each in nodes]) == expected
