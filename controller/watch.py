@@ -10,7 +10,7 @@ What does not belong here: judging. The machine does that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from controller.core.environments import MAX_CHANGES, EnvironmentTable
@@ -28,7 +28,7 @@ from diagnostics.core.hang import (
     facts_from_words,
     where_all_stand,
 )
-from diagnostics.core.pace import Standing, all_over
+from diagnostics.core.pace import STOPPED_STATE, Standing, all_over
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
 from outlast.recovery import RecoverySpec
@@ -119,9 +119,12 @@ class Watch:
             self._ranks.setdefault(job_id, {})[summary.rank] = seen
             completed.setdefault((job_id, Attempt(summary.attempt)), []).append(summary)
         for (job_id, attempt), ranks in completed.items():
+            job = self._state.jobs[job_id]
+            if job.state in (JobState.STARTING, JobState.RUNNING) and attempt == job.attempt:
+                events += self._hangs(job, ranks, beat.at_s)
             # Only a running job: how a start went is told by the agent's own event. After
             # a restart of the controller this is what notices that a job stands still.
-            if self._state.jobs[job_id].state is JobState.RUNNING:
+            if job.state is JobState.RUNNING:
                 slowest = min(ranks, key=lambda rank: rank.completed_step)
                 events += self._made(
                     node,
@@ -132,9 +135,6 @@ class Watch:
                     at_s=beat.at_s - slowest.step_age_s,
                     now_s=now_s,
                 )
-                # A node that moves says that not all stand, without a look at the others.
-                if all_over(map(_standing, ranks)):
-                    events += self._standing_still(self._state.jobs[job_id], beat.at_s)
         return events
 
     def heard_s(self, node: NodeId) -> float | None:
@@ -201,9 +201,14 @@ class Watch:
         return True
 
     def _stalled(
-        self, job: JobRecord, stalled_s: float, limit: str, now_wall_s: float
+        self,
+        job: JobRecord,
+        stalled_s: float,
+        limit: str,
+        now_wall_s: float,
+        verdict: HangVerdict | None = None,
     ) -> JobStalled:
-        verdict = self._who_hangs(job, now_wall_s)
+        verdict = verdict or self._who_hangs(job, now_wall_s)
         return JobStalled(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -215,25 +220,41 @@ class Watch:
             is_users=verdict.is_users,
         )
 
-    def _standing_still(self, job: JobRecord, now_wall_s: float) -> list[Event]:
-        """A job all of whose ranks stand for longer than each one's phase has taught."""
+    def _hangs(
+        self, job: JobRecord, ranks: Sequence[agents_pb2.RankSummary], now_wall_s: float
+    ) -> list[Event]:
+        """A job with a stopped rank, or all of whose ranks stand for too long.
+
+        `ranks` are those of the node that has just been heard.
+        """
         if self._told_hangs.get(job.job_id) == job.attempt:
             return []
-        seen = self.summaries(job)
-        standings = [_standing(summary) for summary in seen.values()]
+        stopped = [summary for summary in ranks if _is_stopped(summary)]
+        if stopped:
+            # What the others do decides nothing: they will wait for this one.
+            verdict = analyse(list(_rank_facts(stopped, _layout_of(job), now_wall_s)))
+            return self._hang(job, _standing(stopped[0]), verdict, now_wall_s)
+        # A node that moves says that not all stand, without a look at the others.
+        if not all_over(map(_standing, ranks)):
+            return []
+        standings = [_standing(summary) for summary in self.summaries(job).values()]
         if len(standings) < job.plan.world_size or not all_over(standings):
             return []
+        least = min(standings, key=lambda standing: standing.stands_s)
+        return self._hang(job, least, self._who_hangs(job, now_wall_s), now_wall_s)
+
+    def _hang(
+        self, job: JobRecord, standing: Standing, verdict: HangVerdict, now_wall_s: float
+    ) -> list[Event]:
         mode = spec_of(job.spec_json).detectors.hang
         if mode == "off":
             return []
         self._told_hangs[job.job_id] = job.attempt
-        least = min(standings, key=lambda standing: standing.stands_s)
         if mode == "log":
-            verdict = self._who_hangs(job, now_wall_s)
-            words = f"all ranks stood still for {least.stands_s:.1f} s; {verdict.reason}"
+            words = f"the job stood still for {standing.stands_s:.1f} s; {verdict.reason}"
             return [_logged_hang(job, words, now_wall_s)]
-        limit = f"at most {least.limit_s or 0.0:.1f} s: {least.source}"
-        return [self._stalled(job, least.stands_s, limit, now_wall_s)]
+        limit = f"at most {standing.limit_s or 0.0:.1f} s: {standing.source}"
+        return [self._stalled(job, standing.stands_s, limit, now_wall_s, verdict)]
 
     def refresh(self, now_s: float) -> None:
         """The state has changed: other limits may hold, and some things are over."""
@@ -329,8 +350,11 @@ class Watch:
         return analyse(list(self._facts_of(job, now_wall_s)), missing)
 
     def _facts_of(self, job: JobRecord, now_wall_s: float) -> Iterable[RankFacts]:
-        layout = spec_of(job.spec_json).layout
-        return _rank_facts(self.summaries(job).values(), layout, now_wall_s)
+        return _rank_facts(self.summaries(job).values(), _layout_of(job), now_wall_s)
+
+
+def _layout_of(job: JobRecord) -> Layout:
+    return spec_of(job.spec_json).layout
 
 
 def _rank_facts(
@@ -370,6 +394,11 @@ def _standing(summary: agents_pb2.RankSummary) -> Standing:
         limit_s=summary.stand_limit_s or None,
         source=summary.stand_limit_source,
     )
+
+
+def _is_stopped(summary: agents_pb2.RankSummary) -> bool:
+    """Whether its process has been stopped for too long: it does not go on by itself."""
+    return summary.process_state == STOPPED_STATE and _standing(summary).is_over
 
 
 def _start_s(made: agents_pb2.ProgressMade) -> float:

@@ -28,13 +28,15 @@ class DetectorsSpec(BaseModel):
 
     hang: Mode = Field(
         "act",
-        description="All ranks stand still for longer than each one's phase has taught. "
+        description="All ranks stand still for longer than each one's phase has taught, or a "
+        "process was stopped by a signal. "
         "recovery.hang_timeout_s holds besides, in any mode.",
     )
     non_finite: Literal["log", "act"] = Field(
         "act",
         description="The loss or the gradient is not a number. act: the step is done again from "
-        "host memory; if it comes back, non_finite_again says what is done, and if it does not, "
+        "host memory, each replica's part by another one as well: a node whose bits differ is "
+        "replaced. If it comes back, non_finite_again says what is done, and if it does not, "
         "the node that computed it is suspected. log: the step's update is left out, and the "
         "curve shows it.",
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from controller.agent.processes import process_state
 from controller.agent.worker import Worker
-from diagnostics.core.pace import Look, Pace, Standing
+from diagnostics.core.pace import STOPPED_STATE, Look, Pace, Standing
 from outlast.blackbox import Reader
 from outlast.v1 import agents_pb2
 
@@ -75,7 +75,12 @@ class Standings:
             reader = worker.black_box()
             if reader is not None and worker.pid is not None:
                 pace = self._pace_of(worker)
-                yield worker.key, pace.look(_look(reader, worker.pid, now_s))
+                before = self._standings.get(worker.key)
+                # Of one that moves, the kernel need not be asked.
+                stands = before is not None and before.stands_s >= _WORTH_TELLING_S
+                is_stopped = stands and process_state(worker.pid) == STOPPED_STATE
+                look = _look(reader, worker.pid, now_s, is_stopped=is_stopped)
+                yield worker.key, pace.look(look)
 
     def _pace_of(self, worker: Worker) -> Pace:
         key = (worker.job_id, worker.rank)
@@ -86,7 +91,7 @@ class Standings:
         return pace
 
 
-def _look(reader: Reader, pid: int, now_s: float) -> Look:
+def _look(reader: Reader, pid: int, now_s: float, *, is_stopped: bool) -> Look:
     present = reader.present()
     return Look(
         at_s=now_s,
@@ -102,6 +107,7 @@ def _look(reader: Reader, pid: int, now_s: float) -> Look:
         num_steps=max(0, present.completed_step - max(0, present.resumed_step)),
         phases_s=reader.time_use().phases_s,
         starved_s=_starved_s(pid),
+        is_stopped=is_stopped,
     )
 
 

@@ -4,9 +4,14 @@ A rank moves when anything in its black box changes: its step, its phase, the
 operation that it is in. It stands when nothing does. A step of milliseconds
 and one of minutes hang after very different times, and so do a forward pass, an
 evaluation and a checkpoint, so each phase has a limit of its own: some multiple
-of the longest that it took of late. A phase that has not been seen yet, and the
-first steps with their compilation and warm-up, have none: the job's own
-`recovery.hang_timeout_s` holds for them.
+of the longest that it took of late; a start up to the forming of groups is held against
+those of earlier attempts. A phase that has not been seen yet has none, nor have the first steps
+of an attempt, which may find kernels compiled one time and compile them the next, nor
+a restore, which may come from memory one time and from storage the next: the job's own
+`recovery.hang_timeout_s` and `recovery.first_step_timeout_s` hold for them.
+
+A process that was stopped by a signal does not go on by itself, so nothing need be
+known of it.
 
 Two things stand still without being at fault, and their time does not count:
 an observer that was stopped itself (a paused machine), and a rank that wants a
@@ -42,8 +47,14 @@ WARM_UP_STEPS = 3
 WINDOW = 64
 # A look that comes later than this after the last one means that the observer was away.
 MAX_GAP_S = 0.6
+# A process may be stopped by a signal for so long: someone may have stopped it in passing.
+STOPPED_S = 3.0
+# As /proc shows it; a debugger's stop is another state, and a stack dump is one.
+STOPPED_STATE = "T"
 
-_UNLEARNABLE = (Phase.STARTING, Phase.GROUPS, Phase.RESTORE, Phase.FINISHED)
+# Passed once in an attempt, before its first step.
+_OF_STARTS = (Phase.STARTING, Phase.GROUPS)
+_UNLEARNABLE = (Phase.RESTORE, Phase.FINISHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +71,8 @@ class Look:
     phases_s: Mapping[Phase, float]
     # Time so far in which it waited for a CPU.
     starved_s: float = 0.0
+    # By a signal.
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +102,9 @@ class Pace:
     def look(self, look: Look) -> Standing:
         """Take in a look; how the rank stands now."""
         last, self._last = self._last, look
+        self._learn(last, look)
         if last is None:
             return self._standing(look)
-        if look.num_steps > WARM_UP_STEPS:
-            self._learn(last, look)
         if look.place != last.place:
             self._stands_s = 0.0
         else:
@@ -105,10 +117,12 @@ class Pace:
         self._last = None
         self._stands_s = 0.0
 
-    def _learn(self, last: Look, look: Look) -> None:
-        for phase in Phase:
-            spent_s = look.phases_s.get(phase, 0.0) - last.phases_s.get(phase, 0.0)
-            if spent_s > 0 and phase not in _UNLEARNABLE:
+    def _learn(self, last: Look | None, look: Look) -> None:
+        # What lies before the first look is one pass of a start, and of other phases many.
+        before = {} if last is None else last.phases_s
+        for phase in _OF_STARTS if last is None else Phase:
+            spent_s = look.phases_s.get(phase, 0.0) - before.get(phase, 0.0)
+            if spent_s > 0 and _is_learnable(phase, look):
                 self._passes.setdefault(phase, deque(maxlen=WINDOW)).append(spent_s)
 
     def _standing(self, look: Look) -> Standing:
@@ -116,9 +130,15 @@ class Pace:
         return Standing(stands_s=self._stands_s, limit_s=limit_s, source=source)
 
     def _limit(self, look: Look) -> tuple[float | None, str]:
+        limit_s, source = self._learned(look)
+        if look.is_stopped and (limit_s is None or limit_s > STOPPED_S):
+            return STOPPED_S, f"{STOPPED_S:g} s for a process that was stopped by a signal"
+        return limit_s, source
+
+    def _learned(self, look: Look) -> tuple[float | None, str]:
         name = look.phase.name.lower()
         passes = self._passes.get(look.phase, ())
-        if look.num_steps <= WARM_UP_STEPS or not passes:
+        if not passes or not _is_learnable(look.phase, look):
             return None, f"recovery.hang_timeout_s, since the length of {name} is not known yet"
         is_known = len(passes) >= KNOWN_PASSES
         factor = USUAL_FACTOR if is_known else EARLY_FACTOR
@@ -129,6 +149,12 @@ class Pace:
             f"and {floor_s:g} s"
         )
         return factor * longest_s + floor_s, source
+
+
+def _is_learnable(phase: Phase, look: Look) -> bool:
+    if look.num_steps <= WARM_UP_STEPS:
+        return phase in _OF_STARTS
+    return phase not in _UNLEARNABLE
 
 
 def all_over(standings: Iterable[Standing]) -> bool:

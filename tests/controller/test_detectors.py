@@ -123,6 +123,29 @@ def test_who_holds_up_a_start_is_named_before_patience_with_it_ends() -> None:
     assert watch.stalled(12.0, 100.5) == []
 
 
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])
+def test_a_stopped_rank_is_a_hang_whatever_the_others_do(state: JobState) -> None:
+    jobs = state_of()
+    jobs.jobs[JOB] = replace(jobs.jobs[JOB], state=state)
+    watch = Watch(jobs)
+    # One is not heard of at all, or moves.
+    stopped = stands(1, 1.9, phase="restore", process_state="T")
+    older = stands(1, 1.9, phase="restore", process_state="T", attempt=0)
+    assert not told(watch.heartbeat(NODES[1], older, 10.0), JobStalled)
+    (event,) = told(watch.heartbeat(NODES[1], stopped, 10.0), JobStalled)
+    assert isinstance(event, JobStalled)
+    assert event.culprit_ranks == (1,)
+    assert event.limit == "at most 1.8 s: learned"
+    assert "rank 1 stopped by a signal" in event.detail
+    assert not told(watch.heartbeat(NODES[1], stopped, 10.4), JobStalled)
+
+
+def test_a_rank_that_a_debugger_holds_for_a_moment_is_no_hang() -> None:
+    watch = Watch(state_of())
+    held = stands(1, 1.9, process_state="t")
+    assert not told(watch.heartbeat(NODES[1], held, 10.0), JobStalled)
+
+
 @pytest.mark.parametrize(("mode", "kind"), [("off", None), ("log", Detected)])
 def test_hangs_are_told_or_left_alone_as_the_job_wants(mode: str, kind: type | None) -> None:
     watch = Watch(state_of(hang=mode))

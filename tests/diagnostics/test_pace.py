@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from diagnostics.core.pace import (
     EARLY_FLOOR_S,
+    STOPPED_S,
     USUAL_FLOOR_S,
     Look,
     Pace,
@@ -166,6 +167,53 @@ def test_the_first_steps_have_no_learned_limit() -> None:
     standings = replay(Pace(), looks(slow_start))
     assert {standing.limit_s for standing in standings} == {None}
     assert "recovery.hang_timeout_s" in standings[0].source
+
+
+def started(attempts: list[list[Span]]) -> list[list[Standing]]:
+    """How a rank stood in each of several attempts."""
+    pace = Pace()
+    found = []
+    for spans in attempts:
+        found.append(replay(pace, looks(spans)))
+        pace.restarted()
+    return found
+
+
+@given(st.floats(0.05, 60.0))
+def test_groups_that_form_no_more_are_found_by_earlier_starts(groups_s: float) -> None:
+    start = [Span(Phase.STARTING, 0.01), Span(Phase.GROUPS, groups_s), Span(Phase.RESTORE, 1.0)]
+    usual = [*start, *steps(2, 0.5)]
+    hangs = [Span(Phase.STARTING, 0.01), Span(Phase.GROUPS, 12 * groups_s + 15.0)]
+    first, second, third = started([usual, usual, hangs])
+    # Nothing is known of the first one, and what is known of it is told of the next.
+    assert {standing.limit_s for standing in first} == {None}
+    assert not any(standing.is_over for standing in second)
+    assert third[-1].is_over
+    assert third[-1].limit_s == pytest.approx(10 * groups_s + EARLY_FLOOR_S)
+
+
+@given(st.floats(1.0, 3600.0))
+def test_a_restore_that_takes_longer_than_the_last_raises_nothing(restore_s: float) -> None:
+    """Once from memory, then from storage."""
+    attempts = [
+        [Span(Phase.GROUPS, 0.3), Span(Phase.RESTORE, length_s), *steps(2, 60.0)]
+        for length_s in (0.1, restore_s)
+    ]
+    assert not any(standing.is_over for standing in started(attempts)[1])
+
+
+@pytest.mark.parametrize("phase", [Phase.GROUPS, Phase.RESTORE, Phase.FORWARD_BACKWARD])
+def test_a_stopped_process_is_found_though_nothing_is_known_of_its_phase(phase: Phase) -> None:
+    pace = Pace()
+    begun = Look(at_s=0.0, place=(1,), phase=phase, num_steps=0, phases_s={})
+    pace.look(begun)
+    standings = [
+        pace.look(last_look([begun], at_s=number * PERIOD_S, is_stopped=True))
+        for number in range(1, 20)
+    ]
+    assert standings[-1].is_over
+    assert "stopped by a signal" in standings[-1].source
+    assert next(each.stands_s for each in standings if each.is_over) < STOPPED_S + 2 * PERIOD_S
 
 
 def test_what_was_learned_outlives_an_attempt_and_where_it_stood_does_not() -> None:
