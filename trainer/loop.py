@@ -21,19 +21,12 @@ from torch import Tensor
 from checkpoint.core.slots import common_step
 from outlast.blackbox import Phase, StartMark, StepRecord, Writer
 from outlast.crashpoints import CrashPoint, reach
-from outlast.errors import FatalError
 from outlast.skipped import StepRange, is_skipped, is_undone, num_skipped
+from trainer import blame
 from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.norms import sum_in_order
 from trainer.replay import Replay
 from trainer.state import TrainState
-
-# Less than what makes a rank hang, and enough to write a traceback on a busy machine.
-_CULPRIT_FIRST_S = 1.0
-
-
-class NonFiniteLossError(FatalError):
-    """The loss or the gradient is not a number; the weights were not touched."""
 
 
 class Saver(Protocol):
@@ -233,7 +226,7 @@ class TrainLoop:
         """Whether the gradients can be used; False when they overflowed and are skipped.
 
         Raises:
-            NonFiniteLossError: and no smaller loss scale would help.
+            blame.NonFiniteLossError: and no smaller loss scale would help.
         """
         scale = self._state.loss_scale
         if math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm):
@@ -243,16 +236,12 @@ class TrainLoop:
         if scale is None or scale.is_smallest or not math.isfinite(agreed.loss):
             if self._spec.detectors.non_finite == "log":
                 return False
-            # Every rank ends alike; who made it is told apart, so that no other one is blamed.
-            is_others = not math.isfinite(agreed.loss) and bool(self._own_loss.isfinite())
-            if is_others:
-                # The first word stops all ranks: it must come from the one that made it, which
-                # would be killed before it has written down what it knows.
-                time.sleep(_CULPRIT_FIRST_S)
-            raise NonFiniteLossError(
-                f"step {step}: loss {agreed.loss}{' of another rank' if is_others else ''}, "
-                f"gradient norm {agreed.grad_norm}; lower optimizer.lr, or look at the data of "
-                "this step"
+            blame.fail(
+                self._state,
+                step,
+                loss=agreed.loss,
+                own_loss=self._own_loss,
+                grad_norm=agreed.grad_norm,
             )
         if self._mesh.rank == 0:
             print(

@@ -23,11 +23,10 @@ from torch import Tensor
 
 from outlast.blackbox import Phase, Writer
 from outlast.errors import FatalError
+from trainer.blame import CULPRIT_FIRST_S
 from trainer.core.suspects import accused, best_shift
 from trainer.state import TrainState, environment
 
-# Less than what makes a rank hang, and enough for the accused to be heard first.
-_CULPRIT_FIRST_S = 1.0
 # Elements that are widened to 64 bits at a time.
 _BLOCK: Final = 2**20
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -133,7 +132,7 @@ class Replay:
             return
         if state.mesh.at.dp not in found:
             # The first word stops all ranks: it must come from one that is accused.
-            time.sleep(_CULPRIT_FIRST_S)
+            time.sleep(CULPRIT_FIRST_S)
         raise SilentCorruptionError(self._in_words(found))
 
     def _differences(self) -> list[bool]:

@@ -22,6 +22,7 @@ _CAUSE_OF_CLASS = {
     "killed_by_signal": Cause.WORKER_KILLED,
     "nccl": Cause.TRANSIENT,
     "non_finite": Cause.NON_FINITE,
+    "non_finite_own_gradient": Cause.NON_FINITE,
     "non_finite_gradient": Cause.NON_FINITE,
     "corrupt": Cause.SILENT_CORRUPTION,
     "corrupt_somewhere": Cause.SILENT_CORRUPTION,
@@ -29,8 +30,10 @@ _CAUSE_OF_CLASS = {
 _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
 _DETERMINISTIC = ("user_error", "cuda_oom")
-_NON_FINITE = ("non_finite", "non_finite_gradient")
+_NON_FINITE = ("non_finite", "non_finite_own_gradient", "non_finite_gradient")
 _CORRUPT = ("corrupt", "corrupt_somewhere")
+# All ranks end of these alike: who ended first did nothing that the others did not.
+_ANYONES = ("non_finite_gradient", "corrupt_somewhere")
 # Data are shuffled, so bad batches are not neighbours: one more, and it is the weights.
 _MAX_SKIPS_IN_A_ROW = 2
 # Figures of healthy nodes differ by more than a tenth from run to run.
@@ -392,7 +395,9 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     always = Rung.RESTART not in facts.ladder
     often = facts.faults_in_row >= facts.in_place_restarts
     detected = _detected(facts.evidence)
-    may_check = Rung.DIAGNOSE in facts.ladder and culprits and not facts.findings
+    is_anyones = root is not None and root.fault_class in _ANYONES
+    has_suspects = bool(culprits) or is_anyones
+    may_check = Rung.DIAGNOSE in facts.ladder and has_suspects and not facts.findings
     if may_check and (always or often or known_bad or detected):
         if detected:
             because = "a detector that acts speaks against it"
@@ -457,7 +462,7 @@ def _culprits(facts: Facts) -> tuple[NodeId, ...]:
     root = root_failure(facts.evidence)
     # Every node has stacks: by themselves they are no sign against it.
     others = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
-    if root is not None and root.fault_class == "corrupt_somewhere":
+    if root is not None and root.fault_class in _ANYONES:
         return ()
     named = _unique(stalled or ([root] if root is not None else others))
     return named or nodes_with_odd_stacks(facts.evidence)

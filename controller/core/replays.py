@@ -25,7 +25,11 @@ def computed_on(job: JobRecord, incident: IncidentRecord) -> tuple[NodeId, ...]:
     """
     root = root_failure(incident.evidence)
     # A gradient that is none is every rank's by the time it is looked at.
-    if root is None or root.rank is None or root.fault_class not in ("non_finite", "corrupt"):
+    if root is None or root.rank is None:
+        return ()
+    if root.fault_class == "non_finite_own_gradient":
+        return () if root.node is None else (root.node,)
+    if root.fault_class not in ("non_finite", "corrupt"):
         return ()
     places = (job.nodes[place] for place in job.plan.model_places(root.rank))
     return tuple(node for node in places if node is not None)

@@ -23,6 +23,7 @@ class ExitClass(StrEnum):
     CUDA_OOM = "cuda_oom"  # device memory ran out
     DEVICE = "device"  # the accelerator reports a fault
     NON_FINITE = "non_finite"  # the loss that it computed was not a number
+    NON_FINITE_OWN = "non_finite_own_gradient"  # the loss was one, and its own gradient was not
     NON_FINITE_GRADIENT = "non_finite_gradient"  # only the gradient was not; nobody knows whose
     CORRUPT = "corrupt"  # its replica computed other bits than another one
     CORRUPT_SOMEWHERE = "corrupt_somewhere"  # its replica did, or the other one
@@ -158,13 +159,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="not a number on another rank",
         exit_class=ExitClass.CASCADE,
-        pattern=re.compile(r"NonFiniteLossError: step \d+: loss \S+ of another rank"),
+        pattern=re.compile(r"NonFiniteLossError: step \d+: .* of another rank"),
         matches=(
-            "trainer.loop.NonFiniteLossError: step 7: loss nan of another rank, gradient norm inf; "
+            "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf of another "
+            "rank; lower optimizer.lr, or look at the data of this step",
+            "trainer.blame.NonFiniteLossError: step 7: loss nan of another rank, gradient norm "
+            "inf; lower optimizer.lr, or look at the data of this step",
+        ),
+        misses=(
+            "trainer.blame.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
+            "optimizer.lr, or look at the data of this step",
+        ),
+    ),
+    Rule(
+        name="own gradient not a number",
+        exit_class=ExitClass.NON_FINITE_OWN,
+        pattern=re.compile(r"NonFiniteLossError: step \d+: .* of this rank"),
+        matches=(
+            "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf of this rank; "
             "lower optimizer.lr, or look at the data of this step",
         ),
         misses=(
-            "trainer.loop.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
+            "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
     ),
@@ -174,13 +190,13 @@ RULES: tuple[Rule, ...] = (
         # All ranks share the gradient by then, so this one is no more to blame than others.
         pattern=re.compile(r"NonFiniteLossError: step \d+: loss -?\d\S*, gradient norm"),
         matches=(
-            "trainer.loop.NonFiniteLossError: step 7: loss 2.25, gradient norm inf; lower "
+            "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
-            "trainer.loop.NonFiniteLossError: step 7: loss 1e-05, gradient norm inf; lower "
+            "trainer.blame.NonFiniteLossError: step 7: loss 1e-05, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
         misses=(
-            "trainer.loop.NonFiniteLossError: step 7: loss -inf, gradient norm inf; lower "
+            "trainer.blame.NonFiniteLossError: step 7: loss -inf, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
     ),
@@ -189,7 +205,7 @@ RULES: tuple[Rule, ...] = (
         exit_class=ExitClass.NON_FINITE,
         pattern=re.compile(r"NonFiniteLossError: "),
         matches=(
-            "trainer.loop.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
+            "trainer.blame.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
         misses=(

@@ -98,8 +98,9 @@ _SIGNS = {
     Fault.DEADLOCK: _Signs(causes=("hang", "user_error"), actions=_RESTART),
     Fault.NAN: _Signs(causes=("non_finite",), actions=_RESTART, names_victim=True),
     # So large a gradient has no norm: the step is not applied, and done again without the flip.
-    # All ranks learn of it in the same moment, and none knows whose it was.
-    Fault.BIT_FLIP: _Signs(causes=("non_finite",), also=("spike",), actions=_RESTART),
+    Fault.BIT_FLIP: _Signs(
+        causes=("non_finite",), also=("spike",), actions=_RESTART, names_victim=True
+    ),
     Fault.STARVED: _Signs(also=("straggler", "slowdown")),
     Fault.STANDBY: _Signs(),
     Fault.AGENT: _NODE_SIGNS,

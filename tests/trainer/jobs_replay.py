@@ -55,6 +55,41 @@ def _with_a_wrong_bit(grad: torch.Tensor) -> torch.Tensor:
     return wrong
 
 
+def train_to_infinity(
+    context: RankContext,
+    folder: Path,
+    spec: dict[str, Any],
+    wrong_rank: int,
+    after_the_sum: bool,
+) -> int:
+    """A whole worker's exit code; `wrong_rank` has an infinite gradient in every step."""
+    if context.rank == wrong_rank:
+        build = worker.build_state
+
+        def wrong(*arguments: Any) -> TrainState:
+            state = build(*arguments)
+            if after_the_sum:
+                _spoil_sums(state)
+            else:
+                parameter = next(iter(state.flat.parameters.values()))
+                parameter.register_hook(lambda grad: grad * torch.inf)
+            return state
+
+        worker.build_state = wrong
+    code, _ = worked(context, folder, spec, 1)
+    return code
+
+
+def _spoil_sums(state: TrainState) -> None:
+    finish = state.data_parallel.finish_gradients
+
+    def finished() -> None:
+        finish()
+        state.flat.parts[0].grads.fill_(torch.inf)
+
+    state.data_parallel.finish_gradients = finished  # type: ignore[method-assign]
+
+
 def bit_sums(context: RankContext) -> dict[str, list[int]]:
     """Sums of tensors that differ in one bit, in the order of values or of calls."""
     values = torch.randn(1000, generator=torch.Generator().manual_seed(3))

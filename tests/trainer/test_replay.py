@@ -1,4 +1,4 @@
-"""A step that gave no number, computed by two replicas: whose bits are wrong is found.
+"""Who computed wrong: a gradient that is no number, and a step that two replicas compute.
 
 Wrong bits come from a hook on a gradient of one rank; the run without them is the oracle.
 """
@@ -6,6 +6,7 @@ Wrong bits come from a hook on a gradient of one rank; the run without them is t
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,12 @@ import pytest
 
 from diagnostics.core.exit_rules import ExitClass
 from diagnostics.core.exits import ExitFacts, classify
+from outlast.layout import Layout
 from tests.trainer.jobs import train
-from tests.trainer.jobs_replay import bit_sums, train_again
+from tests.trainer.jobs_replay import bit_sums, train_again, train_to_infinity
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of
-from trainer.core.suspects import accused, best_shift
+from trainer.core.suspects import accused, best_shift, makers
 
 DONE, FAILED = 0, 1
 NOBODY = -1
@@ -117,6 +119,69 @@ def test_of_four_replicas_the_wrong_one_is_found_without_one(
     expected = [ExitClass.CASCADE] * 4
     expected[2] = ExitClass.CORRUPT
     assert classes(folder, 4) == expected
+
+
+def ends(
+    ranks: RankPool, folder: Path, layout: dict[str, Any], wrong_rank: int, *, after_the_sum: bool
+) -> list[ExitClass]:
+    """How ranks end, one of which has an infinite gradient."""
+    spec = spec_of(folder.parent, steps=4, parallel={"micro_batch": 1, **layout})
+    world_size = math.prod(layout.get(axis, 1) for axis in ("dp", "tp", "pp"))
+    codes = ranks.run(train_to_infinity, world_size, folder, spec, wrong_rank, after_the_sum)
+    assert codes == [FAILED] * world_size
+    return classes(folder, world_size)
+
+
+OWN, OTHERS = ExitClass.NON_FINITE_OWN, ExitClass.CASCADE
+ANYONES = ExitClass.NON_FINITE_GRADIENT
+
+
+def test_a_gradient_spoilt_after_the_sum_is_that_rank_s(
+    ranks: RankPool, folders: tuple[Path, Path]
+) -> None:
+    dp2, tp2dp2 = folders
+    assert ends(ranks, dp2, {"dp": 2}, 1, after_the_sum=True) == [OTHERS, OWN]
+    found = ends(ranks, tp2dp2, {"dp": 2, "tp": 2}, 2, after_the_sum=True)
+    assert found == [OTHERS, OTHERS, OWN, OTHERS]
+
+
+def test_without_replicas_the_stage_nearest_to_the_loss_made_it(
+    ranks: RankPool, folders: tuple[Path, Path]
+) -> None:
+    first, last = folders
+    assert ends(ranks, first, {"pp": 2}, 0, after_the_sum=True) == [OWN, OTHERS]
+    assert ends(ranks, last, {"pp": 2}, 1, after_the_sum=False) == [OTHERS, OWN]
+
+
+def test_what_was_there_before_the_sum_or_lies_with_one_owner_is_anyone_s(
+    ranks: RankPool, folders: tuple[Path, Path]
+) -> None:
+    before, sharded = folders
+    assert ends(ranks, before, {"dp": 2}, 1, after_the_sum=False) == [ANYONES, ANYONES]
+    zero = {"dp": 2, "zero": {"level": 1}}
+    assert ends(ranks, sharded, zero, 1, after_the_sum=True) == [ANYONES, ANYONES]
+
+
+@pytest.mark.parametrize(
+    ("bad", "layout", "expected"),
+    [
+        ((0, 0), Layout(dp=2), ()),
+        ((0, 1), Layout(dp=2), (1,)),
+        ((1, 1), Layout(dp=2), ()),
+        # tp 2, dp 2: ranks 0 and 2 are replicas, and so are 1 and 3.
+        ((1, 1, 1, 0), Layout(tp=2, dp=2), (1,)),
+        # A sum over the tensor group has spread it: the least that is known to hold it.
+        ((0, 0, 1, 1), Layout(tp=2, dp=2), (2, 3)),
+        ((1, 1), Layout(pp=2), (1,)),
+        ((1, 0), Layout(pp=2), (0,)),
+        ((1, 1, 0, 1), Layout(pp=2, tp=2), (3,)),
+        ((1,), Layout(), (0,)),
+    ],
+)
+def test_who_made_a_gradient_without_a_norm(
+    bad: tuple[int, ...], layout: Layout, expected: tuple[int, ...]
+) -> None:
+    assert makers([bool(each) for each in bad], layout) == frozenset(expected)
 
 
 def test_a_sum_changes_with_every_bit_and_with_the_order(ranks: RankPool) -> None:

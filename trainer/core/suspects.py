@@ -1,13 +1,18 @@
-"""Whose bits are wrong, when replicas that should agree do not.
+"""Who computed wrong, as far as what ranks hold tells.
 
-Every replica computes its own part of a step and, once more, that of another replica, which is
-`shift` further on. So each replica has a part in two comparisons, and one that computes wrong
-shows in both, or in one if it is wrong now and then only.
+Of a gradient that is no number: replicas hold the same sums, so what one of them alone holds
+came after the sum.
+
+Of other bits: every replica computes its own part of a step and, once more, that of another one,
+which is `shift` further on. So each replica has a part in two comparisons, and one that computes
+wrong shows in both, or in one if it is wrong now and then only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from outlast.layout import Coordinate, Layout
 
 
 def best_shift(nodes: Sequence[frozenset[str]]) -> int:
@@ -40,3 +45,23 @@ def accused(differs: Sequence[bool], *, shift: int, suspects: frozenset[int]) ->
     in_all = frozenset.intersection(*pairs)
     found = in_all or frozenset.union(*pairs)
     return found & suspects or found
+
+
+def makers(bad: Sequence[bool], layout: Layout) -> frozenset[int]:
+    """The ranks that made a gradient without a norm; empty where that cannot be known.
+
+    `bad` has, by rank, whether its own copy of the sums over all replicas has none.
+    """
+    if layout.dp > 1:
+        # What all replicas of a shard hold was there before the sum, and anyone may have made it.
+        return frozenset(
+            rank
+            for group in layout.dp_groups()
+            if not all(bad[rank] for rank in group)
+            for rank in group
+            if bad[rank]
+        )
+    # Gradients flow from the last stage to the first: those after the maker are well.
+    last = max((layout.coordinate(rank).pp for rank, is_bad in enumerate(bad) if is_bad), default=0)
+    stage = (layout.rank(Coordinate(pp=last, dp=0, tp=tp)) for tp in range(layout.tp))
+    return frozenset(rank for rank in stage if bad[rank])

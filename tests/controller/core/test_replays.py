@@ -233,6 +233,25 @@ def test_where_a_model_lies_on_several_nodes_or_only_the_gradient_is_bad_no_node
         assert driver.job().unreproduced == ()
 
 
+def test_a_gradient_is_its_own_rank_s_alone_and_anyone_s_is_nobody_s() -> None:
+    driver = Driver().running(pp=2)
+    no_number(driver, 7, rank=1, fault_class="non_finite_own_gradient")
+    assert driver.incident().culprits == ("n2",)
+    restarted(driver, 7)
+    assert driver.job().unreproduced == ("n2",)
+
+    driver = Driver().running()
+    no_number(driver, 7, rank=1, fault_class="non_finite_gradient")
+    assert driver.incident().culprits == ()
+    assert driver.incident().action is Action.RESTART_IN_PLACE
+
+
+def test_a_ladder_that_always_checks_does_so_for_nobody_s_gradient_too() -> None:
+    driver = Driver().running(ladder=(Rung.DIAGNOSE, Rung.REPLACE))
+    no_number(driver, 7, fault_class="non_finite_gradient")
+    assert driver.job().state is JobState.DIAGNOSING
+
+
 def twice_on_node_2(driver: Driver) -> None:
     """A step that did not reproduce, and a day later another one on the same node."""
     no_number(driver, 7, rank=1)
