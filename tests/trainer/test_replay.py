@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +18,11 @@ from outlast.layout import Layout
 from tests.trainer.jobs import train
 from tests.trainer.jobs_replay import bit_sums, train_again, train_to_infinity
 from tests.trainer.ranks import RankPool
-from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of
+from tests.trainer.resuming import curve, log_of, spec_of, steps_of
 from trainer.core.suspects import accused, best_shift, makers
 
 DONE, FAILED = 0, 1
 NOBODY = -1
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    make_text(tmp_path)
-    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
-    whole.mkdir()
-    pieces.mkdir()
-    yield whole, pieces
-    shutil.rmtree(tmp_path)
 
 
 @pytest.mark.parametrize(

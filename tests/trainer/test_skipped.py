@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +12,9 @@ from checkpoint.storage import Storage
 from outlast.blackbox import StepRecord
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
-from tests.trainer.resuming import make_text, spec_of, steps_of, train_and_upload
+from tests.trainer.resuming import spec_of, steps_of, train_and_upload
 
 DONE, STOPPED = 0, 75
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    make_text(tmp_path)
-    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
-    whole.mkdir()
-    pieces.mkdir()
-    yield whole, pieces
-    shutil.rmtree(tmp_path)
 
 
 def bits(records: list[StepRecord]) -> list[tuple[int, str, str, int]]:

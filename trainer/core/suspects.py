@@ -21,11 +21,16 @@ def best_shift(nodes: Sequence[frozenset[str]]) -> int:
     `nodes` has each replica's. A node that is wrong makes all its replicas wrong, perhaps alike.
     """
 
-    def num_apart(shift: int) -> int:
-        others = (nodes[(index + shift) % len(nodes)] for index in range(len(nodes)))
-        return sum(own.isdisjoint(other) for own, other in zip(nodes, others, strict=True))
-
-    return max(range(1, len(nodes)), key=num_apart)
+    best, most = 1, -1
+    for shift in range(1, len(nodes)):
+        others = (*nodes[shift:], *nodes[:shift])
+        apart = sum(own.isdisjoint(other) for own, other in zip(nodes, others, strict=True))
+        if apart > most:
+            best, most = shift, apart
+        # With thousands of replicas not all need be tried.
+        if apart == len(nodes):
+            break
+    return best
 
 
 def accused(differs: Sequence[bool], *, shift: int, suspects: frozenset[int]) -> frozenset[int]:
