@@ -14,7 +14,7 @@ from outlast.client import Client
 from outlast.v1 import incidents_pb2, jobs_pb2
 
 T = TypeVar("T")
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 # Two ranks on two nodes; a step takes some milliseconds.
 TINY: dict[str, Any] = {

@@ -16,7 +16,7 @@ from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
 from tests.e2e.losing import lose_node
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(700)
 
 INTERVAL = 300
 STEPS = 2400

@@ -20,7 +20,7 @@ from tests.chaos.orders import Desk, Order
 from tests.controller.processes import ROOT, controller
 from tests.e2e.cluster import Cluster
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(700)
 
 STEPS = 60
 EVERY_ATTEMPT = 0
