@@ -24,7 +24,7 @@ from torch import Tensor
 from outlast.blackbox import Phase, Writer
 from outlast.errors import FatalError
 from trainer.blame import CULPRIT_FIRST_S
-from trainer.core.suspects import accused, best_shift
+from trainer.core.suspects import accused, best_shift, comparable
 from trainer.state import TrainState, environment
 
 # Elements that are widened to 64 bits at a time.
@@ -120,15 +120,15 @@ class Replay:
         state = self._state
         state.data_parallel.observe(None)
         self._own.add(loss)
-        differs = self._differences()
+        is_compared = comparable(self._kinds(), state.mesh.layout, shift=self._shift)
+        differs = [
+            is_other and counts
+            for is_other, counts in zip(self._differences(), is_compared, strict=True)
+        ]
         found = accused(differs, shift=self._shift, suspects=self._suspects)
         if not found:
             if state.mesh.rank == 0:
-                print(
-                    f"step {self.step}: every replica's bits are those of another one",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(self._all_agree(is_compared), file=sys.stderr, flush=True)
             return
         if state.mesh.at.dp not in found:
             # The first word stops all ranks: it must come from one that is accused.
@@ -138,17 +138,27 @@ class Replay:
     def _differences(self) -> list[bool]:
         """By replica, whether its bits of another one's part differ from that one's own."""
         mesh = self._state.mesh
-        kind = json.dumps(environment(mesh.device), sort_keys=True)
-        number = int.from_bytes(hashlib.sha256(kind.encode()).digest()[:7], "little")
-        row = torch.stack(
-            (self._own.value, self._others.value, torch.full_like(self._own.value, number))
+        row = torch.stack((self._own.value, self._others.value))
+        own, others = mesh.dp.all_gather(row.unsqueeze(0)).unbind(dim=1)
+        differs = (others != own.roll(-self._shift)).long()
+        return mesh.fold(differs, _largest).bool().tolist()
+
+    def _kinds(self) -> list[int]:
+        """By rank, a number for what decides the bits of its arithmetic."""
+        mesh = self._state.mesh
+        text = json.dumps(environment(mesh.device), sort_keys=True)
+        row = torch.zeros(mesh.layout.world_size, dtype=torch.int64, device=mesh.device)
+        row[mesh.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+        kinds: list[int] = mesh.fold(row, _largest).tolist()
+        return kinds
+
+    def _all_agree(self, is_compared: Sequence[bool]) -> str:
+        if all(is_compared):
+            return f"step {self.step}: every replica's bits are those of another one"
+        return (
+            f"step {self.step}: {sum(is_compared)} of {len(is_compared)} replicas were compared "
+            "with another one, and agree; the others' processors or libraries differ"
         )
-        rows = mesh.dp.all_gather(row.unsqueeze(0))
-        partners = rows.roll(-self._shift, dims=0)
-        # Processors of two kinds may differ in bits and both be right.
-        is_same_kind = rows[:, 2] == partners[:, 2]
-        differs = ((rows[:, 1] != partners[:, 0]) & is_same_kind).long()
-        return mesh.fold(differs, lambda found: found.amax(dim=0)).bool().tolist()
 
     def _in_words(self, found: frozenset[int]) -> str:
         """Whether one node must be wrong, or one of several may be; see `exit_rules`."""
@@ -163,3 +173,7 @@ class Replay:
         if len(places) == 1:
             return f"step {self.step}: this replica, {names}, {what}"
         return f"step {self.step}: one of the replicas {names} {what}"
+
+
+def _largest(rows: Tensor) -> Tensor:
+    return rows.amax(dim=0)

@@ -1,18 +1,21 @@
 """What to do about a fault: the ladder of recovery, cheapest rung first.
 
 `decide` is pure and always says why, in words that a user reads in
-`outlast incidents`. It knows nothing of how its verdict is carried out.
+`outlast incidents`. It knows nothing of how its verdict is carried out. The rules about steps
+that gave no number are in `reproducing`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from controller.core import reproducing
 from controller.core.evidence import nodes_with_odd_stacks
-from controller.core.records import Action, Cause, Evidence, EvidenceKind, NonFiniteAgain, Rung
+from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
+from controller.core.reproducing import ANYONES
+from controller.core.verdict import Facts, Verdict, root_failure
 from outlast.ids import NodeId
-from outlast.skipped import StepRange
 
 _CAUSE_OF_CLASS = {
     "user_error": Cause.USER_ERROR,
@@ -30,96 +33,18 @@ _CAUSE_OF_CLASS = {
 _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
 _DETERMINISTIC = ("user_error", "cuda_oom")
-_NON_FINITE = ("non_finite", "non_finite_own_gradient", "non_finite_gradient")
-_CORRUPT = ("corrupt", "corrupt_somewhere")
-# All ranks end of these alike: who ended first did nothing that the others did not.
-_ANYONES = ("non_finite_gradient", "corrupt_somewhere")
-# Data are shuffled, so bad batches are not neighbours: one more, and it is the weights.
-_MAX_SKIPS_IN_A_ROW = 2
 # Figures of healthy nodes differ by more than a tenth from run to run.
 _CLEARLY_WORSE = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """All that a verdict may depend on."""
-
-    evidence: tuple[Evidence, ...]
-    # Verdict of the checks after the fault by node; empty before any ran.
-    findings: tuple[tuple[NodeId, str], ...]
-    # What they found between nodes, and each node's worst figure (1 is as good as expected).
-    bad_links: tuple[tuple[NodeId, NodeId], ...]
-    figures: tuple[tuple[NodeId, float], ...]
-    # Nodes whose results differ in bits from what is right.
-    corrupt: tuple[NodeId, ...] = ()
-    # Nodes on which an earlier fault began lately.
-    suspects: tuple[NodeId, ...]
-    fault_step: int
-    last_fingerprint: str
-    last_fault_step: int
-    # How often in a row the last failure had come back before this time.
-    same_failures: int
-    faults_in_row: int
-    ladder: tuple[Rung, ...]
-    in_place_restarts: int
-    retry_left: int
-    committed_step: int | None
-    # Nodes that had a part in what the rank that failed first computed.
-    computed_on: tuple[NodeId, ...] = ()
-    # The step that gave no number before and is done again, and what was left out so far.
-    replayed_step: int | None = None
-    skipped: tuple[StepRange, ...] = ()
-    # Nodes that had a part in such a step which was a number when it was done again.
-    unreproduced: tuple[NodeId, ...] = ()
-    non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
-    rollback_steps: int = 100
-    # Free nodes that could take a place.
-    free_nodes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What to do, about which nodes, and why."""
-
-    action: Action
-    cause: Cause
-    reason: str
-    culprits: tuple[NodeId, ...] = ()
-    fingerprint: str = ""
-    error: str = ""
-    spends_retry: bool = True
-    # Steps that are left out from now on.
-    skipped: StepRange | None = None
 
 
 def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
     rules = (
         *(_refused, _nodes_missing, _unhealthy, _drained),
-        *(_other_bits, _not_a_number_again, _corrupt_again, _repeated, _exhausted),
+        *(*reproducing.RULES, _repeated, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
     return _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
-
-
-def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
-    """The worker failure that the others followed from.
-
-    The earliest one that is not a cascade wins; a lost connection is what a
-    rank says when *another* one died, so it counts only if nothing else is known.
-    """
-    exits = [item for item in evidence if item.kind is EvidenceKind.WORKER_EXIT]
-    exits.sort(key=lambda item: item.at_s)
-    initiating = [item for item in exits if not item.is_cascade]
-    return next(iter(initiating or exits), None)
-
-
-def bad_step(evidence: tuple[Evidence, ...], fault_step: int) -> int | None:
-    """The step that gave no number, when that is what the fault is about."""
-    root = root_failure(evidence)
-    # The weights were not touched: every rank had completed the step before.
-    is_bad = root is not None and root.fault_class in _NON_FINITE and fault_step >= 0
-    return fault_step + 1 if is_bad else None
 
 
 def _initiating(facts: Facts) -> Evidence | None:
@@ -239,114 +164,6 @@ def _drained(facts: Facts) -> Verdict | None:
     )
 
 
-def _other_bits(facts: Facts) -> Verdict | None:
-    """Two replicas computed the same part of a step, and their bits differ."""
-    root = root_failure(facts.evidence)
-    if root is None or root.fault_class not in _CORRUPT:
-        return None
-    known = facts.computed_on
-    why = f"step {facts.fault_step + 1} was done again by two replicas, and their bits differ"
-    if len(known) != 1 and Rung.DIAGNOSE in facts.ladder and not facts.findings:
-        return Verdict(
-            action=Action.DIAGNOSE,
-            cause=Cause.SILENT_CORRUPTION,
-            reason=f"{why} ({root.detail}); results of all nodes are compared bit for bit, to "
-            "find which of them it is",
-            culprits=known,
-            fingerprint=root.fingerprint,
-        )
-    if not known or (len(known) > 1 and facts.free_nodes < len(known)):
-        # Nobody to replace, or not enough nodes to replace all of them: the comparison is made
-        # again, until the same failure has come often enough or the budget is spent.
-        return None
-    names = ", ".join(known)
-    whose = f"those of {names} are wrong" if len(known) == 1 else f"one of {names} is wrong"
-    return Verdict(
-        action=Action.REPLACE_NODES,
-        cause=Cause.SILENT_CORRUPTION,
-        reason=f"replacing {names}: {why}; {whose}: silent corruption",
-        culprits=known,
-        # Losing hardware is no sign of a job that cannot succeed.
-        spends_retry=False,
-    )
-
-
-def _not_a_number_again(facts: Facts) -> Verdict | None:
-    """A step that gave no number gives none again: it is the data or the settings."""
-    step = bad_step(facts.evidence, facts.fault_step)
-    root = root_failure(facts.evidence)
-    if step is None or root is None or step != facts.replayed_step or facts.retry_left <= 0:
-        return None
-    checks_first = Rung.RESTART not in facts.ladder and Rung.DIAGNOSE in facts.ladder
-    if facts.non_finite_again is NonFiniteAgain.FAIL or (checks_first and not facts.findings):
-        return None
-    again = f"step {step} was done again, and again it is no number"
-    what = f"rank {root.rank}: {root.detail}"
-    if _skips_in_a_row(facts.skipped, step) >= _MAX_SKIPS_IN_A_ROW:
-        return Verdict(
-            action=Action.FAIL,
-            cause=Cause.NON_FINITE,
-            reason=f"{again}, as were those that were left out before it, so it is not the batch "
-            f"({what}); lower optimizer.lr, or mend the data",
-            fingerprint=root.fingerprint,
-            error=root.traceback or root.detail,
-        )
-    rolls_back = facts.non_finite_again is NonFiniteAgain.ROLLBACK
-    first = max(1, step - facts.rollback_steps + 1) if rolls_back else step
-    left_out = StepRange(first=first, last=step)
-    what_then = f"the batch of step {step} is left out"
-    if rolls_back:
-        what_then = (
-            f"going back to the weights after step {first - 1}; the batches of steps {left_out} "
-            "are left out"
-        )
-    return Verdict(
-        action=Action.ROLL_BACK if rolls_back else Action.SKIP_BATCH,
-        cause=Cause.NON_FINITE,
-        reason=f"{again} ({what}), so it is the data or the settings: {what_then}",
-        fingerprint=root.fingerprint,
-        skipped=left_out,
-    )
-
-
-def _skips_in_a_row(skipped: tuple[StepRange, ...], step: int) -> int:
-    """How many of the steps right before `step` gave no number, one after the other."""
-    count = 0
-    for each in reversed(skipped):
-        if each.last != step - 1 - count:
-            break
-        count += 1
-    return count
-
-
-def _corrupt_again(facts: Facts) -> Verdict | None:
-    """A node on which a step gave no number that it gave when done again, the second time."""
-    step = bad_step(facts.evidence, facts.fault_step)
-    known = tuple(node for node in facts.computed_on if node in facts.unreproduced)
-    if step is None or step == facts.replayed_step or not known:
-        return None
-    names = ", ".join(known)
-    why = f"step {step} is no number, and {names} had a part in it, as in one before that was a "
-    why += "number when it was done again"
-    if Rung.DIAGNOSE in facts.ladder and not facts.findings:
-        return Verdict(
-            action=Action.DIAGNOSE,
-            cause=Cause.NON_FINITE,
-            reason=f"{why}; results of all nodes are compared bit for bit first",
-            culprits=known,
-        )
-    if len(known) > 1 or Rung.REPLACE not in facts.ladder or not facts.free_nodes:
-        return None
-    return Verdict(
-        action=Action.REPLACE_NODES,
-        cause=Cause.SILENT_CORRUPTION,
-        reason=f"replacing {names}: {why}; silent corruption, though its checks found nothing",
-        culprits=known,
-        # Losing hardware is no sign of a job that cannot succeed.
-        spends_retry=False,
-    )
-
-
 def _repeated(facts: Facts) -> Verdict | None:
     """The same failure again and again, with no step in between.
 
@@ -395,7 +212,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     always = Rung.RESTART not in facts.ladder
     often = facts.faults_in_row >= facts.in_place_restarts
     detected = _detected(facts.evidence)
-    is_anyones = root is not None and root.fault_class in _ANYONES
+    is_anyones = root is not None and root.fault_class in ANYONES
     has_suspects = bool(culprits) or is_anyones
     may_check = Rung.DIAGNOSE in facts.ladder and has_suspects and not facts.findings
     if may_check and (always or often or known_bad or detected):
@@ -462,7 +279,7 @@ def _culprits(facts: Facts) -> tuple[NodeId, ...]:
     root = root_failure(facts.evidence)
     # Every node has stacks: by themselves they are no sign against it.
     others = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
-    if root is not None and root.fault_class in _ANYONES:
+    if root is not None and root.fault_class in ANYONES:
         return ()
     named = _unique(stalled or ([root] if root is not None else others))
     return named or nodes_with_odd_stacks(facts.evidence)

@@ -2,7 +2,7 @@
 
 The same data on the same weights gives the same bits. So a step that is a number when it is
 done again was computed wrong the first time, by one of the nodes that had a part in it; a
-step that is none again is the fault of the data or the settings, and `policy` says what then.
+step that is none again is the fault of the data or the settings, and `reproducing` says what then.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from controller.core import nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.events import JobAdvanced
-from controller.core.policy import Verdict, bad_step, root_failure
 from controller.core.records import Action, IncidentRecord, JobRecord
+from controller.core.reproducing import bad_step
 from controller.core.states import NodeState
+from controller.core.verdict import Verdict, root_failure
 from outlast.ids import NodeId
 from outlast.skipped import is_skipped
 
@@ -61,9 +62,9 @@ def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRecord:
     job = ctx.put_job(job, replayed_step=None, replayed_on=())
     if is_skipped(job.skipped, step):
         return job
-    if incident is not None:
-        ctx.note(incident, "replayed", _in_words(step, suspects))
     here = [node for node in suspects if nodes.placed(ctx, job, node) is not None]
+    if incident is not None:
+        ctx.note(incident, "replayed", _in_words(step, suspects, still_here=bool(here)))
     unreproduced = tuple(dict.fromkeys((*job.unreproduced, *here)))
     return ctx.put_job(job, unreproduced=unreproduced)
 
@@ -76,11 +77,13 @@ def _clear(ctx: Context, job: JobRecord) -> None:
             ctx.move_node(node, NodeState.ASSIGNED, f"step {job.replayed_step} reproduced")
 
 
-def _in_words(step: int, suspects: tuple[NodeId, ...]) -> str:
+def _in_words(step: int, suspects: tuple[NodeId, ...], *, still_here: bool) -> str:
     words = f"step {step} was done again and is a number now: it did not reproduce, so a device "
     words += "computed wrong"
     if not suspects:
         return f"{words}; which one is not known"
+    if not still_here:
+        return f"{words}; {', '.join(suspects)} had a part in it, and the job has left it"
     if len(suspects) == 1:
         return f"{words}; {suspects[0]} is suspected"
     return f"{words}; one of {', '.join(suspects)} is suspected"

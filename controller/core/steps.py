@@ -12,7 +12,7 @@ from collections.abc import Callable
 from controller.core import attempts, elastic, nodes, replays, searching
 from controller.core.context import Context
 from controller.core.effects import Alert, ProvisionNodes
-from controller.core.policy import Facts, Verdict, decide, root_failure
+from controller.core.policy import decide
 from controller.core.records import (
     Action,
     Cause,
@@ -24,6 +24,7 @@ from controller.core.records import (
     Wanted,
 )
 from controller.core.states import IncidentState, JobState, NodeState
+from controller.core.verdict import Facts, Verdict, root_failure
 from outlast.ids import JobId, NodeId
 
 # A job passes through at most these many states in one go.

@@ -41,14 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="outlast-chaos-"))
     print(f"{len(rows)} of {len(full())} rows, seed {given.seed}; logs: {folder}", flush=True)
     with ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor(1) as beside:
-        is_beside = given.healthy_s and not given.full
+        trains = given.healthy_s and not results.has_been_healthy(given.healthy_s)
+        is_beside = trains and not given.full
         healthy = beside.submit(_healthy, folder, given.healthy_s, results) if is_beside else None
         layouts = tuple(dict.fromkeys(row.layout for row in rows))
         list(pool.map(lambda layout: _undisturbed(folder, layout), layouts))
         judged = list(pool.map(lambda row: _judged(folder, row, results), rows))
     failed = [each for each in judged if each.problems]
     false_positives = [] if healthy is None else healthy.result()
-    if given.healthy_s and not is_beside:
+    if trains and not is_beside:
         # For so long, the load of rows beside it comes and goes: steps become slower in truth.
         false_positives = _healthy(folder, given.healthy_s, results)
     print(f"{len(judged) - len(failed)} of {len(judged)} rows pass, ", end="")
@@ -72,7 +73,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output",
         type=Path,
-        help="keep the results as JSON; rows that have passed there are left out",
+        help="keep the results as JSON; what has passed there is left out",
     )
     return parser.parse_args(arguments)
 
@@ -123,8 +124,12 @@ def _healthy(folder: Path, for_s: float, results: Results) -> list[str]:
     waited_s = seen.get("checkpoint_s", 0.0)
     words = "; ".join(found) or f"no incident, {waited_s:.1f} s waited for checkpoints"
     steps = seen.get("steps", 0)
-    results.add_healthy(for_s, steps, found)
-    print(f"{verdict}  healthy training, {for_s:.0f} s, {steps} steps: {words}", flush=True)
+    trained_s = seen.get("seconds", 0.0)
+    results.add_healthy(trained_s, steps, found)
+    print(
+        f"{verdict}  healthy training, {trained_s:.0f} of {for_s:.0f} s, {steps} steps: {words}",
+        flush=True,
+    )
     return found
 
 

@@ -32,6 +32,12 @@ class Results:
     def has_passed(self, name: str) -> bool:
         return name in self._rows and bool(self._rows[name]["passed"])
 
+    def has_been_healthy(self, for_s: float) -> bool:
+        """Whether nothing was taken for a fault in training of at least so long."""
+        return any(
+            each["seconds"] >= for_s and not each["false_positives"] for each in self._healthy
+        )
+
     def add(self, name: str, problems: tuple[str, ...], outcome: Outcome | None) -> None:
         """Take a row's end; a later one takes the place of an earlier one."""
         row = {

@@ -26,6 +26,16 @@ def test_a_later_run_leaves_out_what_has_passed_and_repeats_what_failed(tmp_path
     assert document["healthy"][0]["seconds"] == 300.0
 
 
+def test_healthy_training_has_to_last_as_long_and_without_a_finding(tmp_path: Path) -> None:
+    results = Results(tmp_path / "full.json")
+    results.add_healthy(300.0, 2700, [])
+    results.add_healthy(3700.0, 30000, ["slowdown: steps became slower"])
+    assert results.has_been_healthy(300.0)
+    assert not results.has_been_healthy(301.0)
+    results.add_healthy(3601.0, 30000, [])
+    assert results.has_been_healthy(3600.0)
+
+
 def test_nothing_is_kept_without_a_path() -> None:
     results = Results(None)
     results.add("one", (), None)

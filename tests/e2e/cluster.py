@@ -14,7 +14,7 @@ from outlast.client import Client
 from outlast.v1 import incidents_pb2, jobs_pb2
 
 T = TypeVar("T")
-DEADLINE_S = 240.0
+DEADLINE_S = 120.0
 
 # Two ranks on two nodes; a step takes some milliseconds.
 TINY: dict[str, Any] = {
@@ -75,7 +75,7 @@ class Cluster:
         with self.client as client:
             return {report.step: report.loss for report in client.get(job_id, with_steps=True)[1]}
 
-    def wait_state(self, job_id: str, *states: str) -> jobs_pb2.Job:
+    def wait_state(self, job_id: str, *states: str, within_s: float = DEADLINE_S) -> jobs_pb2.Job:
         """Wait until the job is in one of these states; fails when it ends in another."""
 
         def reached() -> jobs_pb2.Job | None:
@@ -84,7 +84,7 @@ class Cluster:
             assert job.state in states or not ended, f"{job.state}: {job.reason}\n{job.error}"
             return job if job.state in states else None
 
-        return wait_for(reached, f"{job_id} to be {' or '.join(states)}")
+        return wait_for(reached, f"{job_id} to be {' or '.join(states)}", within_s)
 
     def wait_nodes(self, count: int) -> None:
         """Wait until so many nodes are connected."""

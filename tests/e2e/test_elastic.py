@@ -16,12 +16,14 @@ from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
 from tests.e2e.losing import lose_node
 
-pytestmark = pytest.mark.timeout(700)
+pytestmark = pytest.mark.timeout(600)
 
 INTERVAL = 300
 STEPS = 2400
 # Sums in another order differ in their last bits; in fp64 that stays small for thousands of steps.
 CHANGES: dict[str, Any] = {"steps": STEPS, "precision": "fp64", "detectors": {"spike": "off"}}
+# Two cores that do much else besides take minutes for that.
+TRAINS_WITHIN_S = 240.0
 ELASTIC = {"min_dp": 1, "after_s": 1, "grow_after_s": 1}
 
 
@@ -117,12 +119,12 @@ def test_job_shrinks_when_its_node_is_lost_and_grows_when_one_joins(
         assert "from storage" in log
         stopped = max(steps_of(cluster, job_id, smaller.attempt))
         assert resumed_step(log) == stopped
-        cluster.wait_state(job_id, "SUCCEEDED")
+        cluster.wait_state(job_id, "SUCCEEDED", within_s=TRAINS_WITHIN_S)
         causes = [(found.cause, found.reason) for found in cluster.incidents(job_id)]
         assert [cause for cause, _ in causes] == ["node_lost"], causes
         losses = cluster.losses(job_id)
         reference = cluster.submit(**changes)
-        cluster.wait_state(reference, "SUCCEEDED")
+        cluster.wait_state(reference, "SUCCEEDED", within_s=TRAINS_WITHIN_S)
         expected = cluster.losses(reference)
     assert list(losses) == list(expected) == list(range(1, STEPS + 1))
     assert list(losses.values()) == pytest.approx(list(expected.values()), rel=1e-6)

@@ -15,7 +15,7 @@ from tests.controller.processes import Controller, node_pids
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
 from tests.e2e.losing import lose_node
 
-pytestmark = pytest.mark.timeout(700)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from tests.controller.processes import Controller, node_pids
 from tests.e2e.cluster import Cluster, wait_for
 
-pytestmark = pytest.mark.timeout(700)
+pytestmark = pytest.mark.timeout(300)
 
 PAUSE_S = 5.0
 

@@ -12,7 +12,7 @@ from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.losing import lose_node, memory_folder
 
-pytestmark = pytest.mark.timeout(700)
+pytestmark = pytest.mark.timeout(400)
 
 # Nothing gets into storage before the end: whoever goes on has it from memory.
 NO_STORAGE = {"storage_interval_steps": 1000, "replicas": 1}

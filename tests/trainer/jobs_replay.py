@@ -9,7 +9,7 @@ import torch
 
 from tests.trainer.jobs import digest_of, worked
 from tests.trainer.ranks import RankContext
-from trainer import worker
+from trainer import replay, worker
 from trainer.replay import BitSum
 from trainer.state import TrainState
 
@@ -22,12 +22,16 @@ def train_again(
     replayed_step: int,
     suspects: tuple[str, ...],
     wrong_rank: int,
+    is_another_kind: bool = False,
 ) -> dict[str, Any]:
     """A whole worker that does a step again, each rank on a node of its own.
 
-    On `wrong_rank` one gradient has a wrong bit, the lowest; -1 for nowhere.
+    On `wrong_rank` one gradient has a wrong bit, the lowest; -1 for nowhere. Its processor may be
+    of another kind.
     """
     if context.rank == wrong_rank:
+        if is_another_kind:
+            replay.environment = lambda _: {"device": "another"}
         build = worker.build_state
 
         def wrong(*arguments: Any) -> TrainState:

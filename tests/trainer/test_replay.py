@@ -19,7 +19,7 @@ from tests.trainer.jobs import train
 from tests.trainer.jobs_replay import bit_sums, train_again, train_to_infinity
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, log_of, spec_of, steps_of
-from trainer.core.suspects import accused, best_shift, makers
+from trainer.core.suspects import accused, best_shift, comparable, makers
 
 DONE, FAILED = 0, 1
 NOBODY = -1
@@ -170,6 +170,35 @@ def test_who_made_a_gradient_without_a_norm(
     bad: tuple[int, ...], layout: Layout, expected: tuple[int, ...]
 ) -> None:
     assert makers([bool(each) for each in bad], layout) == frozenset(expected)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "layout", "shift", "expected"),
+    [
+        ((5, 5), Layout(dp=2), 1, [True, True]),
+        ((5, 6), Layout(dp=2), 1, [False, False]),
+        ((5, 5, 6), Layout(dp=3), 1, [True, False, False]),
+        ((5, 6, 5, 6), Layout(dp=4), 2, [True] * 4),
+        # Of the first stage both are of a kind, but the second one's gradients flow into it.
+        ((5, 5, 5, 6), Layout(dp=2, pp=2), 1, [False, False]),
+        ((5, 5, 6, 6), Layout(dp=2, pp=2), 1, [True, True]),
+    ],
+)
+def test_only_replicas_on_the_same_kinds_of_processors_are_compared(
+    kinds: tuple[int, ...], layout: Layout, shift: int, expected: list[bool]
+) -> None:
+    assert comparable(kinds, layout, shift=shift) == expected
+
+
+def test_bits_of_another_processor_accuse_nobody(
+    ranks: RankPool, folders: tuple[Path, Path]
+) -> None:
+    """It is the second stage's; the first stage's gradients have other bits because of it."""
+    _, folder = folders
+    spec = spec_of(folder.parent, steps=4, parallel={"dp": 2, "pp": 2})
+    found = ranks.run(train_again, 4, folder, spec, 1, 3, (), 3, True)
+    assert [each["code"] for each in found] == [DONE] * 4
+    assert "step 3: 0 of 2 replicas were compared" in log_of(folder, 1)
 
 
 def test_a_sum_changes_with_every_bit_and_with_the_order(ranks: RankPool) -> None:

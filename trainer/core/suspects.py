@@ -20,7 +20,6 @@ def best_shift(nodes: Sequence[frozenset[str]]) -> int:
 
     `nodes` has each replica's. A node that is wrong makes all its replicas wrong, perhaps alike.
     """
-
     best, most = 1, -1
     for shift in range(1, len(nodes)):
         others = (*nodes[shift:], *nodes[:shift])
@@ -31,6 +30,19 @@ def best_shift(nodes: Sequence[frozenset[str]]) -> int:
         if apart == len(nodes):
             break
     return best
+
+
+def comparable(kinds: Sequence[int], layout: Layout, *, shift: int) -> list[bool]:
+    """By replica, whether it computes on the same kinds of processors as the one `shift` on.
+
+    `kinds` has each rank's. Processors of two kinds may differ in bits and both be right, and what
+    one rank computes goes into all of its replica.
+    """
+    of_replica: list[list[int]] = [[] for _ in range(layout.dp)]
+    for rank, kind in enumerate(kinds):
+        of_replica[layout.coordinate(rank).dp].append(kind)
+    others = (*of_replica[shift:], *of_replica[:shift])
+    return [own == other for own, other in zip(of_replica, others, strict=True)]
 
 
 def accused(differs: Sequence[bool], *, shift: int, suspects: frozenset[int]) -> frozenset[int]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from controller.core import events as ev
 from controller.core.evidence import MAX_ALIKE, MAX_TRACEBACKS, with_sign
 from controller.core.facts import State
-from controller.core.policy import root_failure
 from controller.core.records import Evidence, EvidenceKind
 from controller.core.states import JobState, NodeState
+from controller.core.verdict import root_failure
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
 

@@ -362,6 +362,21 @@ def test_a_node_whose_bits_differ_is_replaced_at_once() -> None:
     restarted(driver, 7)
     assert driver.job().skipped == ()
     assert driver.job().replayed_step is None
+    (note,) = [entry for entry in driver.incident(2).timeline if entry.phase == "replayed"]
+    assert "n2 had a part in it, and the job has left it" in note.detail
+
+
+def test_bits_that_are_never_the_same_do_not_use_up_all_nodes() -> None:
+    driver = Driver().running(retry_budget=2, spares=5)
+    no_number(driver, 7, rank=1)
+    driver.answer_all("/start/")
+    other_bits(driver, 7)
+    driver.answer_all("/suite/")
+    driver.answer_all("/start/")
+    other_bits(driver, 7)
+    assert driver.job().state is JobState.FAILED
+    assert "retry budget is spent" in driver.job().reason
+    assert driver.node("n3").state is not NodeState.QUARANTINED
 
 
 def test_where_two_cannot_be_told_apart_all_nodes_are_checked_first() -> None:

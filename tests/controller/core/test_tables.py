@@ -18,7 +18,7 @@ from controller.core.codec import decode_fact, encode_fact
 from controller.core.events import NodeHeard, NodeLate, NodeLost, NodeSilent
 from controller.core.facts import CommandClosed, CommandOpened, Fact, IncidentPut, JobPut, NodePut
 from controller.core.liveness import Limits, LivenessTable
-from controller.core.policy import Facts, decide
+from controller.core.policy import decide
 from controller.core.progress import ProgressTable
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.states import (
@@ -37,6 +37,7 @@ from controller.core.states import (
     check_job,
     check_node,
 )
+from controller.core.verdict import Facts
 from outlast.ids import Attempt, CommandId, NodeId
 from tests.controller.core.driver import Driver
 

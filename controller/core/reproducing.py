@@ -1,0 +1,138 @@
+"""Verdicts on steps that gave no number, and on bits that should be equal and are not.
+
+A step that gave no number is done again first, because the same data on the same weights give the
+same bits: what comes back is the data's, what does not is a device's. What it is done again for,
+and what was learned of nodes by it, is kept by `replays`.
+"""
+
+from __future__ import annotations
+
+from controller.core.records import Action, Cause, Evidence, NonFiniteAgain, Rung
+from controller.core.verdict import Facts, Verdict, root_failure
+from outlast.skipped import StepRange
+
+_NON_FINITE = ("non_finite", "non_finite_own_gradient", "non_finite_gradient")
+_CORRUPT = ("corrupt", "corrupt_somewhere")
+# All ranks end of these alike: who ended first did nothing that the others did not.
+ANYONES = ("non_finite_gradient", "corrupt_somewhere")
+# Data are shuffled, so bad batches are not neighbours: one more, and it is the weights.
+_MAX_SKIPS_IN_A_ROW = 2
+
+
+def bad_step(evidence: tuple[Evidence, ...], fault_step: int) -> int | None:
+    """The step that gave no number, when that is what the fault is about."""
+    root = root_failure(evidence)
+    # The weights were not touched: every rank had completed the step before.
+    is_bad = root is not None and root.fault_class in _NON_FINITE and fault_step >= 0
+    return fault_step + 1 if is_bad else None
+
+
+def _other_bits(facts: Facts) -> Verdict | None:
+    """Two replicas computed the same part of a step, and their bits differ."""
+    root = root_failure(facts.evidence)
+    if root is None or root.fault_class not in _CORRUPT or facts.retry_left <= 0:
+        return None
+    known = facts.computed_on
+    why = f"step {facts.fault_step + 1} was done again by two replicas, and their bits differ"
+    if len(known) != 1 and Rung.DIAGNOSE in facts.ladder and not facts.findings:
+        return Verdict(
+            action=Action.DIAGNOSE,
+            cause=Cause.SILENT_CORRUPTION,
+            reason=f"{why} ({root.detail}); results of all nodes are compared bit for bit, to "
+            "find which of them it is",
+            culprits=known,
+            fingerprint=root.fingerprint,
+        )
+    if not known or (len(known) > 1 and facts.free_nodes < len(known)):
+        # Nobody to replace, or not enough nodes to replace all of them: the comparison is made
+        # again, until the same failure has come often enough or the budget is spent.
+        return None
+    names = ", ".join(known)
+    whose = f"those of {names} are wrong" if len(known) == 1 else f"one of {names} is wrong"
+    return Verdict(
+        action=Action.REPLACE_NODES,
+        cause=Cause.SILENT_CORRUPTION,
+        # It spends a retry: a program whose bits are never the same must not use up all nodes.
+        reason=f"replacing {names}: {why}; {whose}: silent corruption",
+        culprits=known,
+    )
+
+
+def _not_a_number_again(facts: Facts) -> Verdict | None:
+    """A step that gave no number gives none again: it is the data or the settings."""
+    step = bad_step(facts.evidence, facts.fault_step)
+    root = root_failure(facts.evidence)
+    if step is None or root is None or step != facts.replayed_step or facts.retry_left <= 0:
+        return None
+    checks_first = Rung.RESTART not in facts.ladder and Rung.DIAGNOSE in facts.ladder
+    if facts.non_finite_again is NonFiniteAgain.FAIL or (checks_first and not facts.findings):
+        return None
+    again = f"step {step} was done again, and again it is no number"
+    what = f"rank {root.rank}: {root.detail}"
+    if _skips_in_a_row(facts.skipped, step) >= _MAX_SKIPS_IN_A_ROW:
+        return Verdict(
+            action=Action.FAIL,
+            cause=Cause.NON_FINITE,
+            reason=f"{again}, as were those that were left out before it, so it is not the batch "
+            f"({what}); lower optimizer.lr, or mend the data",
+            fingerprint=root.fingerprint,
+            error=root.traceback or root.detail,
+        )
+    rolls_back = facts.non_finite_again is NonFiniteAgain.ROLLBACK
+    first = max(1, step - facts.rollback_steps + 1) if rolls_back else step
+    left_out = StepRange(first=first, last=step)
+    what_then = f"the batch of step {step} is left out"
+    if rolls_back:
+        what_then = (
+            f"going back to the weights after step {first - 1}; the batches of steps {left_out} "
+            "are left out"
+        )
+    return Verdict(
+        action=Action.ROLL_BACK if rolls_back else Action.SKIP_BATCH,
+        cause=Cause.NON_FINITE,
+        reason=f"{again} ({what}), so it is the data or the settings: {what_then}",
+        fingerprint=root.fingerprint,
+        skipped=left_out,
+    )
+
+
+def _skips_in_a_row(skipped: tuple[StepRange, ...], step: int) -> int:
+    """How many of the steps right before `step` gave no number, one after the other."""
+    count = 0
+    for each in reversed(skipped):
+        if each.last != step - 1 - count:
+            break
+        count += 1
+    return count
+
+
+def _corrupt_again(facts: Facts) -> Verdict | None:
+    """A node on which a step gave no number that it gave when done again, the second time."""
+    step = bad_step(facts.evidence, facts.fault_step)
+    known = tuple(node for node in facts.computed_on if node in facts.unreproduced)
+    if step is None or step == facts.replayed_step or not known:
+        return None
+    names = ", ".join(known)
+    why = f"step {step} is no number, and {names} had a part in it, as in one before that was a "
+    why += "number when it was done again"
+    if Rung.DIAGNOSE in facts.ladder and not facts.findings:
+        return Verdict(
+            action=Action.DIAGNOSE,
+            cause=Cause.NON_FINITE,
+            reason=f"{why}; results of all nodes are compared bit for bit first",
+            culprits=known,
+        )
+    if len(known) > 1 or Rung.REPLACE not in facts.ladder or not facts.free_nodes:
+        return None
+    return Verdict(
+        action=Action.REPLACE_NODES,
+        cause=Cause.SILENT_CORRUPTION,
+        reason=f"replacing {names}: {why}; silent corruption, though its checks found nothing",
+        culprits=known,
+        # Losing hardware is no sign of a job that cannot succeed.
+        spends_retry=False,
+    )
+
+
+# In this order, the first that says anything.
+RULES = (_other_bits, _not_a_number_again, _corrupt_again)

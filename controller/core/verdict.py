@@ -1,0 +1,76 @@
+"""What a verdict on a fault may depend on, and what it says.
+
+What does not belong here: the rules that lead from one to the other (`policy`, `reproducing`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.records import Action, Cause, Evidence, EvidenceKind, NonFiniteAgain, Rung
+from outlast.ids import NodeId
+from outlast.skipped import StepRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that a verdict may depend on."""
+
+    evidence: tuple[Evidence, ...]
+    # Verdict of the checks after the fault by node; empty before any ran.
+    findings: tuple[tuple[NodeId, str], ...]
+    # What they found between nodes, and each node's worst figure (1 is as good as expected).
+    bad_links: tuple[tuple[NodeId, NodeId], ...]
+    figures: tuple[tuple[NodeId, float], ...]
+    # Nodes whose results differ in bits from what is right.
+    corrupt: tuple[NodeId, ...] = ()
+    # Nodes on which an earlier fault began lately.
+    suspects: tuple[NodeId, ...]
+    fault_step: int
+    last_fingerprint: str
+    last_fault_step: int
+    # How often in a row the last failure had come back before this time.
+    same_failures: int
+    faults_in_row: int
+    ladder: tuple[Rung, ...]
+    in_place_restarts: int
+    retry_left: int
+    committed_step: int | None
+    # Nodes that had a part in what the rank that failed first computed.
+    computed_on: tuple[NodeId, ...] = ()
+    # The step that gave no number before and is done again, and what was left out so far.
+    replayed_step: int | None = None
+    skipped: tuple[StepRange, ...] = ()
+    # Nodes that had a part in such a step which was a number when it was done again.
+    unreproduced: tuple[NodeId, ...] = ()
+    non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
+    rollback_steps: int = 100
+    # Free nodes that could take a place.
+    free_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to do, about which nodes, and why."""
+
+    action: Action
+    cause: Cause
+    reason: str
+    culprits: tuple[NodeId, ...] = ()
+    fingerprint: str = ""
+    error: str = ""
+    spends_retry: bool = True
+    # Steps that are left out from now on.
+    skipped: StepRange | None = None
+
+
+def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
+    """The worker failure that the others followed from.
+
+    The earliest one that is not a cascade wins; a lost connection is what a
+    rank says when *another* one died, so it counts only if nothing else is known.
+    """
+    exits = [item for item in evidence if item.kind is EvidenceKind.WORKER_EXIT]
+    exits.sort(key=lambda item: item.at_s)
+    initiating = [item for item in exits if not item.is_cascade]
+    return next(iter(initiating or exits), None)
