@@ -62,6 +62,7 @@ class _Verdict(IntEnum):
     CORRUPT = 1
     MISMATCH = 2
     UNAVAILABLE = 3
+    REFUSED = 4
 
 
 def outcome(work: Callable[[], _Result]) -> _Result | Exception:
@@ -90,6 +91,8 @@ def agree(peers: Peers, step: int, problem: Exception | None) -> None:
             raise LayoutMismatchError(text) from problem
         case _Verdict.UNAVAILABLE:
             raise StorageUnavailableError(text) from problem
+        case _Verdict.REFUSED:
+            raise StorageUnavailableError(text, lasting=True) from problem
 
 
 def _verdict(problem: Exception | None) -> _Verdict:
@@ -100,8 +103,10 @@ def _verdict(problem: Exception | None) -> _Verdict:
             return _Verdict.CORRUPT
         case LayoutMismatchError():
             return _Verdict.MISMATCH
-        case _:
+        case StorageUnavailableError(lasting=False):
             return _Verdict.UNAVAILABLE
+        case _:
+            return _Verdict.REFUSED
 
 
 def _text(problem: Exception | None) -> str:

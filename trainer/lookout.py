@@ -58,8 +58,9 @@ class Lookout:
         pool.shutdown(wait=False)
 
     def take(self) -> Look:
-        """What was seen, at once or when it is."""
-        return self._look() if self._looking is None else self._looking.result()
+        """What was seen, at once or when it is. Another call looks anew."""
+        looking, self._looking = self._looking, None
+        return self._look() if looking is None else looking.result()
 
     def _look(self) -> Look:
         storage = outcome(lambda: Storage(self._url))

@@ -6,27 +6,35 @@ whatever layout it is. A checkpoint that turns out corrupt on any rank is droppe
 all, loudly, for the next older. A job that has nothing of its own yet may begin with
 another job's checkpoint.
 
+Nobody can know what storage holds that does not answer, and to begin anew would give up what
+may be there: all ranks wait for it together, for a while.
+
 Where training went back past batches that are left out, states that were reached within
 them do not count, wherever they are (`outlast.skipped`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from checkpoint.core.manifest import Manifest
+from checkpoint.core.pacing import backoff_s
+from checkpoint.errors import StorageUnavailableError
 from checkpoint.keeping import reading
-from checkpoint.peers import agree
+from checkpoint.peers import agree, outcome
 from checkpoint.restore import (
     CorruptCheckpointError,
     Node,
@@ -50,6 +58,7 @@ _MAX_NUMBERS = 16
 _NONE = -1
 
 Load = Callable[[], dict[str, Any]]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +93,7 @@ class Sources:
     `committed_step` is the newest that the controller knows to be in the job's own
     storage. `join` makes the group of all ranks, which only storage needs; those of `node`
     pass on what they read through the memory that they share. `skipped` are steps that are
-    left out.
+    left out. Storage that does not answer is asked again for `patience_s`.
     """
 
     memory_dir: Path
@@ -94,6 +103,7 @@ class Sources:
     join: Callable[[], Peers]
     node: Node | None = None
     skipped: tuple[StepRange, ...] = ()
+    patience_s: float = 0.0
 
     def counts(self, step: int) -> bool:
         """Whether a state after `step` is one of this job's history."""
@@ -110,6 +120,7 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
 
     Raises:
         FatalError: checkpoints exist, but none of them can be loaded.
+        StorageUnavailableError: storage refuses, or still does not answer.
     """
     in_memory = _common(mesh, sealed_steps(sources.memory_dir, tensors))
     loads = [
@@ -122,10 +133,46 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
     if restored is not None:
         return restored
     peers = sources.join()
-    restored = _from_own(tensors, mesh, peers, sources)
-    if restored is None and sources.other is not None:
-        restored = _from_other(tensors, mesh, peers, sources.other, sources.node)
-    return restored
+
+    def from_storage() -> Restored | None:
+        restored = _from_own(tensors, mesh, peers, sources)
+        if restored is None and sources.other is not None:
+            restored = _from_other(tensors, mesh, peers, sources.other, sources.node)
+        return restored
+
+    return _patiently(peers, sources.patience_s, from_storage)
+
+
+def _patiently(peers: Peers, patience_s: float, work: Callable[[], _Result]) -> _Result:
+    """What `work` gives, again and again while storage does not answer, which it tells all alike.
+
+    Rank 0 says how long: clocks differ.
+    """
+    until_s = time.monotonic() + patience_s
+    for num_failures in itertools.count(1):
+        try:
+            return work()
+        except StorageUnavailableError as error:
+            left_s = until_s - time.monotonic()
+            wait_s: float = json.loads(
+                peers.from_rank_0(json.dumps(_pause_s(num_failures, left_s)).encode())
+            )
+            if error.lasting or wait_s <= 0:
+                raise
+            if peers.rank == 0:
+                # `diagnostics.core.worker_log` knows this line.
+                print(
+                    f"waiting for {error}; next try in {wait_s:.1f} s, for {left_s:.0f} s more",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        time.sleep(wait_s)
+    raise AssertionError("the loop returns or raises")
+
+
+def _pause_s(num_failures: int, left_s: float) -> float:
+    """How long to wait for the next try; not positive where there is no time left."""
+    return min(backoff_s(num_failures, random.random()), left_s)
 
 
 def _from_own(
@@ -136,9 +183,11 @@ def _from_own(
 
         def quarantine(step: int) -> None:
             # Out of the way, so that the step can be committed again; its bytes are kept.
+            problem = None
             if mesh.rank == 0:
-                storage.quarantine_step(step)
+                problem = outcome(partial(storage.quarantine_step, step))
                 reach(CrashPoint.RESTORE_SET_ASIDE)
+            agree(peers, step, problem)
 
         for step in committed:
             if not sources.counts(step):
@@ -197,12 +246,13 @@ def _opened(
     problem = storage if isinstance(storage, Exception) else None
     if isinstance(steps, Exception):
         problem = problem or steps
-    agree(peers, 0, problem)
-    assert isinstance(storage, Storage), "or the ranks would have agreed on its failure"
     try:
+        agree(peers, 0, problem)
+        assert isinstance(storage, Storage), "or the ranks would have agreed on its failure"
         yield storage, json.loads(peers.from_rank_0(json.dumps(steps).encode())), look.manifest
     finally:
-        storage.close()
+        if isinstance(storage, Storage):
+            storage.close()
 
 
 def _loads(

@@ -251,6 +251,8 @@ def _restore(
         ),
         join=join,
         node=Node(folder=assignment.memory_dir.parent, ranks=frozenset(assignment.node_ranks)),
+        # What is left of a start's time is for loading.
+        patience_s=assignment.spec.recovery.first_step_timeout_s / 2,
     )
     restored = restore(state.named_tensors(), mesh, sources)
     at = mesh.at

@@ -178,9 +178,11 @@ def _repeated(facts: Facts) -> Verdict | None:
     times = facts.same_failures + 2
     if times < (2 if root.fault_class in _DETERMINISTIC else 3):
         return None
+    cause = _CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT)
     return Verdict(
-        action=Action.FAIL,
-        cause=_CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT),
+        # Nothing of the job has to change for storage to come back.
+        action=_last_resort(facts) if cause is Cause.STORAGE else Action.FAIL,
+        cause=cause,
         reason=f"rank {root.rank} failed in the same way {times} times after step "
         f"{facts.fault_step}: {root.detail}",
         fingerprint=root.fingerprint,

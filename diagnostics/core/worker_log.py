@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 # Version of `WORKER_RULES`; raised with every change, so that an incident says by which it is.
-RULES_VERSION = 1
+RULES_VERSION = 2
 _MAX_WORDS = 300
 
 
@@ -125,6 +125,17 @@ WORKER_RULES: tuple[WorkerRule, ...] = (
             "OSError: [Errno 122] Disk quota exceeded",
         ),
         misses=("297 GB of space left on the device",),
+    ),
+    WorkerRule(
+        name="storage",
+        pattern=re.compile(r"^waiting for checkpoint storage "),
+        means="a start waits for checkpoint storage that does not answer",
+        blames_node=False,
+        matches=(
+            "waiting for checkpoint storage s3://runs/job-1: cannot list commits: Connection "
+            "refused; next try in 0.8 s, for 900 s more",
+        ),
+        misses=("rank 0 (pp 0, dp 0, tp 0), attempt 2: training on after step 30, from storage",),
     ),
     WorkerRule(
         name="loader",

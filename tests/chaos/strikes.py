@@ -113,7 +113,8 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
             time.sleep(AWAY_S)
             plant.controller.send_signal(signal.SIGCONT)
         case Fault.STORE_DOWN | Fault.STORE_SILENT:
-            if row.moment in (Moment.RESTORE, Moment.RECOVERY):
+            # Uploads can wait; a start cannot go on without it.
+            if row.moment in (Moment.START, Moment.RESTORE, Moment.RECOVERY):
                 time.sleep(STORE_AWAY_S)
                 plant.desk.store("")
         case _:

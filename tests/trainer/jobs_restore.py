@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import itertools
 import threading
 from functools import partial
 from pathlib import Path
@@ -49,11 +52,17 @@ def resumed_state(context: RankContext, folder: Path, spec: dict[str, Any]) -> d
 
 
 def restore_with_trouble(
-    context: RankContext, folder: Path, spec: dict[str, Any], trouble: str, culprit: int
+    context: RankContext,
+    folder: Path,
+    spec: dict[str, Any],
+    trouble: str,
+    culprit: int,
+    patience_s: float = 0.0,
 ) -> str:
-    """What a restore from storage raises when one rank's reads go wrong.
+    """What a restore from storage comes to, or raises, when one rank's reads go wrong.
 
-    `trouble`: it "leaves", it "hangs", or its store is "silent".
+    `trouble`: it "leaves", it "hangs", or its store is "silent", "away" for two reads, "gone"
+    or "forbidden".
     """
     parsed = parse_spec(spec)
     store = context.store()
@@ -64,10 +73,13 @@ def restore_with_trouble(
     if context.rank == culprit:
         _break_reads(trouble)
     try:
-        restore(state.named_tensors(), mesh, _sources(context, folder, store, timeout_s=3.0))
+        sources = _sources(context, folder, store, timeout_s=3.0, patience_s=patience_s)
+        restored = restore(state.named_tensors(), mesh, sources)
     except (OutlastError, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
+    assert restored is not None
+    content = b"".join(named.tensor.numpy().tobytes() for named in state.named_tensors())
+    return f"step {restored.step}: {hashlib.sha256(content).hexdigest()}"
 
 
 def messages_of_hosts(context: RankContext) -> dict[str, Any]:
@@ -106,13 +118,16 @@ def _mesh_of(context: RankContext, store: Any, spec: JobSpec) -> Mesh:
     )
 
 
-def _sources(context: RankContext, folder: Path, store: Any, *, timeout_s: float) -> Sources:
+def _sources(
+    context: RankContext, folder: Path, store: Any, *, timeout_s: float, patience_s: float = 0.0
+) -> Sources:
     return Sources(
         memory_dir=folder / "memory" / "job-1" / f"rank-{context.rank:05d}",
         own=lookout.Lookout(str(folder / "store" / "job-1"), lists=context.rank == 0),
         committed_step=0,
         other=None,
         join=partial(_join, context, store, timeout_s),
+        patience_s=patience_s,
     )
 
 
@@ -142,8 +157,10 @@ def _counting_reads() -> dict[str, int]:
 
 
 def _break_reads(trouble: str) -> None:
-    """Let the first read of this process go wrong."""
+    """Let the first read of this process go wrong, or more of them."""
     nothing = threading.Event()
+    read_into = LocalFolder.read_into
+    calls = itertools.count(1)
 
     def take(self: ReadAhead) -> Buffer:
         # Peers give up after 3 s.
@@ -154,7 +171,16 @@ def _break_reads(trouble: str) -> None:
         nothing.wait()
         return 0
 
+    def refused(self: LocalFolder, path: str, start: int, into: memoryview) -> int:
+        if trouble == "forbidden":
+            raise PermissionError(errno.EACCES, "not yours")
+        if trouble == "gone" or next(calls) <= 2:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody is there")
+        return read_into(self, path, start, into)
+
     if trouble == "silent":
         LocalFolder.read_into = read  # type: ignore[method-assign]
-    else:
+    elif trouble in ("away", "gone", "forbidden"):
+        LocalFolder.read_into = refused  # type: ignore[method-assign]
+    elif trouble:
         ReadAhead.take = take  # type: ignore[method-assign]

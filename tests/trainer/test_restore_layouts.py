@@ -217,3 +217,27 @@ def test_a_store_that_is_silent_for_one_rank_is_the_same_error_on_all(
     told = set(ranks.run(restore_with_trouble, 4, folder, after, "silent", 1))
     assert len(told) == 1
     assert re.match(r"StorageUnavailableError: .*cannot read .*: no answer in 1 s", told.pop())
+
+
+def test_a_store_that_does_not_answer_is_waited_for(ranks: RankPool, folder: Path) -> None:
+    before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
+    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
+    shutil.rmtree(folder / "memory")
+    undisturbed = ranks.run(restore_with_trouble, 4, folder, after, "", 1)
+    assert all(told.startswith(f"step {SAVED_AT}: ") for told in undisturbed)
+    assert ranks.run(restore_with_trouble, 4, folder, after, "away", 1, 60.0) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("trouble", "patience_s", "reason"),
+    [("gone", 1.0, "nobody is there"), ("forbidden", 600.0, "not yours")],
+)
+def test_a_store_that_stays_away_or_refuses_is_not_waited_for_any_longer(
+    ranks: RankPool, folder: Path, trouble: str, patience_s: float, reason: str
+) -> None:
+    before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
+    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
+    shutil.rmtree(folder / "memory")
+    told = set(ranks.run(restore_with_trouble, 4, folder, after, trouble, 1, patience_s))
+    assert len(told) == 1
+    assert re.match(rf"StorageUnavailableError: .*cannot read .*: .*{reason}", told.pop())

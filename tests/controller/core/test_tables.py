@@ -387,6 +387,12 @@ def test_a_job_is_only_given_what_its_ladder_has(
     again = _exit(N1, 1.0, "user_error", "f")
     repeated = _facts(again, ladder=rungs, last_fingerprint="f", last_fault_step=10)
     assert decide(repeated).action is Action.FAIL
+    away = dataclasses.replace(
+        repeated, evidence=(_exit(N1, 1.0, "storage", "f"),), same_failures=1
+    )
+    # The job may go on as it is when storage is back.
+    assert decide(away).action == spent
+    assert decide(away).cause is Cause.STORAGE
 
 
 @pytest.mark.parametrize(
