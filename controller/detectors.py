@@ -14,7 +14,7 @@ from statistics import median
 from controller.core.events import Detected, DetectionEnded, Event
 from controller.core.facts import State
 from controller.core.records import Cause, JobRecord
-from controller.core.states import JobState
+from controller.core.states import AT_WORK, JobState
 from controller.specs import spec_of
 from controller.store.curves import StepRow
 from diagnostics.core.curves import CALM_STEPS, SpeedWatch, SpikeWatch, Step, not_a_number
@@ -100,8 +100,10 @@ class Detectors:
         """What an agent says of its node: of interest to the job that runs there."""
         sign = event.host_sign
         record = self._state.nodes.get(node)
-        job = None if record is None or record.job is None else self._running(record.job)
-        if job is None or sign.subject not in _HOST_CAUSES:
+        job = None if record is None or record.job is None else self._state.jobs.get(record.job)
+        # Hosts and stores fail a start too, which can take long.
+        has_workers = job is not None and job.state in AT_WORK
+        if job is None or not has_workers or sign.subject not in _HOST_CAUSES:
             return []
         if event.job_id and (event.job_id, event.attempt) != (job.job_id, job.attempt):
             return []

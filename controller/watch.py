@@ -19,7 +19,7 @@ from controller.core.facts import State
 from controller.core.liveness import Limits, LivenessTable
 from controller.core.progress import ProgressTable
 from controller.core.records import Cause, JobRecord
-from controller.core.states import AWAY, TERMINAL, JobState
+from controller.core.states import AT_WORK, AWAY, TERMINAL, JobState
 from controller.specs import spec_of
 from diagnostics.core.hang import (
     HangVerdict,
@@ -120,7 +120,7 @@ class Watch:
             completed.setdefault((job_id, Attempt(summary.attempt)), []).append(summary)
         for (job_id, attempt), ranks in completed.items():
             job = self._state.jobs[job_id]
-            if job.state in (JobState.STARTING, JobState.RUNNING) and attempt == job.attempt:
+            if job.state in AT_WORK and attempt == job.attempt:
                 events += self._hangs(job, ranks, beat.at_s)
             # Only a running job: how a start went is told by the agent's own event. After
             # a restart of the controller this is what notices that a job stands still.

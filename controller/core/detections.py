@@ -1,4 +1,4 @@
-"""What detectors find while training goes on: an incident that says so, or a fault.
+"""What detectors find while workers go on: an incident that says so, or a fault.
 
 An incident of this kind stays OPEN for as long as what it tells is true, and for no
 longer than the attempt in which it was seen.
@@ -10,15 +10,13 @@ from controller.core import incidents, jobs
 from controller.core.context import Context
 from controller.core.events import Detected, DetectionEnded
 from controller.core.records import Evidence, EvidenceKind, IncidentRecord, JobRecord
-from controller.core.states import TERMINAL, IncidentState, JobState
-
-_GOES_ON = "training goes on"
+from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 
 
 def found(ctx: Context, event: Detected) -> None:
     """Something was found. The same about the same node is one incident."""
     job = ctx.state.jobs.get(event.job_id)
-    if job is None or event.attempt != job.attempt or job.state is not JobState.RUNNING:
+    if job is None or event.attempt != job.attempt or job.state not in AT_WORK:
         return
     sign = Evidence(
         kind=EvidenceKind.DETECTED,
@@ -35,7 +33,9 @@ def found(ctx: Context, event: Detected) -> None:
     if known is not None:
         ctx.add_evidence(known, sign)
         return
-    incidents.open_beside(ctx, job, sign, cause=event.cause, reason=f"{event.detail}; {_GOES_ON}")
+    what = "training" if job.state is JobState.RUNNING else "the start"
+    reason = f"{event.detail}; {what} goes on"
+    incidents.open_beside(ctx, job, sign, cause=event.cause, reason=reason)
 
 
 def ended(ctx: Context, event: DetectionEnded) -> None:

@@ -33,7 +33,7 @@ from controller.core.records import (
     StartWorkers,
     StopWorkers,
 )
-from controller.core.states import EXCLUDED, FREE, LIVE, TERMINAL, JobState, NodeState
+from controller.core.states import AT_WORK, EXCLUDED, FREE, LIVE, TERMINAL, JobState, NodeState
 from outlast.ids import CommandId, JobId, NodeId
 
 # A node that comes back from exclusion must pass this many suites in a row.
@@ -200,7 +200,7 @@ def _reconcile_workers(ctx: Context, node_id: NodeId, statuses: tuple[WorkerStat
                 attempt=status.attempt,
             )
     for job in list(ctx.state.jobs.values()):
-        started = job.state in (JobState.STARTING, JobState.RUNNING) and node_id in job.nodes
+        started = job.state in AT_WORK and node_id in job.nodes
         asked = ctx.commands_of(StartWorkers, node=node_id, job=job.job_id)
         if started and not asked and job.job_id not in told:
             jobs.fault(

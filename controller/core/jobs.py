@@ -35,13 +35,13 @@ from controller.core.records import (
     Wanted,
 )
 from controller.core.states import (
+    AT_WORK,
     LIVE,
     TERMINAL,
     IncidentState,
     JobState,
 )
 
-_HAVE_WORKERS = (JobState.STARTING, JobState.RUNNING)
 # Where the workers stand is all that can be known of such a fault.
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
 
@@ -74,7 +74,7 @@ def cancel_requested(ctx: Context, event: JobCancelRequested) -> None:
     if job is None or job.state in TERMINAL:
         return
     job = ctx.put_job(job, wanted=Wanted.CANCEL, needs_person=False)
-    if job.state in _HAVE_WORKERS:
+    if job.state in AT_WORK:
         attempts.suspend(ctx, job, "cancelled by the user", graceful=False)
     elif job.state is not JobState.SUSPENDING:
         attempts.finish(ctx, job, JobState.CANCELLED, "cancelled by the user")
@@ -85,7 +85,7 @@ def pause_requested(ctx: Context, event: JobPauseRequested) -> None:
     if job is None or job.state in TERMINAL or job.wanted is Wanted.CANCEL:
         return
     job = ctx.put_job(job, wanted=Wanted.PAUSE)
-    if job.state in _HAVE_WORKERS:
+    if job.state in AT_WORK:
         attempts.suspend(ctx, job, "paused by the user", graceful=True)
     elif job.state not in (JobState.SUSPENDING, JobState.PAUSED):
         attempts.pause(ctx, job, "paused by the user")
@@ -118,14 +118,14 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
     if event.code == 0:
         if event.rank not in job.done_ranks:
             job = ctx.put_job(job, done_ranks=(*job.done_ranks, event.rank))
-        if len(job.done_ranks) == job.plan.world_size and job.state in _HAVE_WORKERS:
+        if len(job.done_ranks) == job.plan.world_size and job.state in AT_WORK:
             job = ctx.put_job(job, high_step=job.plan.total_steps)
             attempts.finish(
                 ctx, job, JobState.SUCCEEDED, f"all {job.plan.total_steps} steps are done"
             )
         return
     if event.stopped:
-        if job.state in _HAVE_WORKERS:
+        if job.state in AT_WORK:
             # Nobody here wanted it: the agent has been without a controller for too long.
             detail = f"the agent of {event.node} stopped its workers by itself"
             fault(ctx, job, attempts.sign(ctx, EvidenceKind.WORKERS_MISSING, event.node, detail))
@@ -150,7 +150,7 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
 def advanced(ctx: Context, event: JobAdvanced) -> None:
     """Every rank completed a step: the job runs, perhaps again."""
     job = ctx.state.jobs.get(event.job_id)
-    if job is None or event.attempt != job.attempt or job.state not in _HAVE_WORKERS:
+    if job is None or event.attempt != job.attempt or job.state not in AT_WORK:
         return
     if job.state is JobState.STARTING:
         attempts.close_starts(ctx, job)
@@ -179,7 +179,7 @@ def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRe
 
 def stalled(ctx: Context, event: JobStalled) -> None:
     job = ctx.state.jobs.get(event.job_id)
-    if job is None or event.attempt != job.attempt or job.state not in _HAVE_WORKERS:
+    if job is None or event.attempt != job.attempt or job.state not in AT_WORK:
         return
     if job.state is JobState.STARTING and ctx.blind_until_s is not None:
         # Nobody can have told of a first step.
@@ -209,7 +209,7 @@ def fault(ctx: Context, job: JobRecord, evidence: Evidence) -> None:
     """Something is wrong with a job: note it, and stop what still runs."""
     if job.state in TERMINAL or job.state in (JobState.QUEUED, JobState.PAUSED):
         return
-    if job.state in _HAVE_WORKERS:
+    if job.state in AT_WORK:
         job = incidents.open_for(ctx, job, evidence)
         attempts.suspend(
             ctx,
@@ -237,7 +237,7 @@ def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished
         return
     match record.command:
         case StartWorkers():
-            if not event.ok and record.attempt == job.attempt and job.state in _HAVE_WORKERS:
+            if not event.ok and record.attempt == job.attempt and job.state in AT_WORK:
                 fault(ctx, job, _start_failure(ctx, record, event))
         case StopWorkers():
             if not event.ok:

@@ -184,8 +184,10 @@ INCIDENT_TRANSITIONS: dict[IncidentState, tuple[IncidentState, ...]] = {
 }
 
 TERMINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
-# Workers of the current attempt may be alive in these.
-LIVE = (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING)
+# Workers of the current attempt are meant to be alive in these.
+AT_WORK = (JobState.STARTING, JobState.RUNNING)
+# And may be in these.
+LIVE = (*AT_WORK, JobState.SUSPENDING)
 # Nodes in these states carry a job's place.
 PLACED = (NodeState.ASSIGNED, NodeState.SUSPECT, NodeState.DRAINING)
 # Free to be given to a job.

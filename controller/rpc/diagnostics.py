@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from controller.core.facts import State
 from controller.core.records import JobRecord
-from controller.core.states import JobState
+from controller.core.states import AT_WORK
 from controller.diagnosis.run import MANUAL, Request
 from controller.diagnosis.runs import DiagnosticRuns, NodeBusyError, new_run_id
 from controller.rpc.errors import Context, bad_field, not_found, refused
@@ -18,7 +18,6 @@ from outlast.ids import JobId, NodeId
 from outlast.v1 import diagnostics_pb2
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsServicer
 
-_TRAINING = (JobState.STARTING, JobState.RUNNING)
 _KEPT_HINT = f"`outlast diagnose --list` shows the last {MAX_KEPT}"
 
 
@@ -41,7 +40,7 @@ class DiagnosticsService(DiagnosticsServicer):
         nodes = await self._targets(request, context)
         state = self._service.state
         jobs = {node: job for node in nodes if (job := _job_on(state, node)) is not None}
-        training = [node for node, job in jobs.items() if job.state in _TRAINING]
+        training = [node for node, job in jobs.items() if job.state in AT_WORK]
         urls = {node: job.checkpoint_url for node, job in jobs.items()}
         if request.job_id:
             # Its nodes may be free: it may be paused, or over.

@@ -17,6 +17,7 @@ from controller.core.facts import CommandOpened, Fact, IncidentPut, JobPut, Node
 from controller.core.machine import Machine
 from controller.core.records import CommandRecord, JobRecord, NodeRecord, RunSuite, StopWorkers
 from controller.core.states import (
+    AT_WORK,
     LIVE,
     PLACED,
     TERMINAL,
@@ -321,7 +322,7 @@ class Checkers:
                 self._fail(10, f"{job.job_id} has {len(job.nodes)} places for {job.plan.nodes}")
             for node_id in job.nodes:
                 if node_id is None or state.nodes[node_id].job != job.job_id:
-                    if job.state in (JobState.STARTING, JobState.RUNNING):
+                    if job.state in AT_WORK:
                         self._fail(10, f"{job.job_id} is {job.state} without its node {node_id}")
                     continue
                 if node_id in holders:

@@ -238,6 +238,19 @@ def test_a_node_s_own_trouble_goes_to_the_job_on_it() -> None:
     assert detectors.host(NODES[0], host_event("new", words="x")) == []
 
 
+@pytest.mark.parametrize(
+    ("state", "num_found"),
+    [(JobState.STARTING, 1), (JobState.RUNNING, 1), (JobState.SUSPENDING, 0), (JobState.PAUSED, 0)],
+)
+def test_hosts_and_lines_of_workers_are_heard_while_workers_live(
+    state: JobState, num_found: int
+) -> None:
+    known = state_of()
+    known.jobs[JOB] = replace(known.jobs[JOB], state=state)
+    line = host_event("worker_log", words="waiting for checkpoint storage")
+    assert len(Detectors(known).host(NODES[0], line)) == num_found
+
+
 def test_a_line_of_a_worker_is_told_of_its_own_attempt_and_acted_on_where_it_blames_the_node() -> (
     None
 ):

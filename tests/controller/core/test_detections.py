@@ -50,6 +50,13 @@ def test_what_is_only_logged_is_one_incident_until_it_is_over() -> None:
     assert driver.send(ended) == ["job.i1 CLOSED"]
 
 
+def test_what_is_found_in_a_start_is_told_and_the_start_goes_on() -> None:
+    driver = Driver().starting()
+    assert driver.send(detected(driver, cause=Cause.WORKER_LOG)) == ["job.i1 OPEN"]
+    assert driver.job().state is JobState.STARTING
+    assert driver.incident().reason.endswith("the start goes on")
+
+
 def test_two_nodes_have_an_incident_each() -> None:
     driver = Driver().running()
     assert driver.send(detected(driver)) == ["job.i1 OPEN"]
