@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from controller.core.detections import HOST_CAUSES
 from controller.core.events import Detected, DetectionEnded, Event
 from controller.core.facts import State
 from controller.core.records import Cause, JobRecord
@@ -101,9 +102,8 @@ class Detectors:
         sign = event.host_sign
         record = self._state.nodes.get(node)
         job = None if record is None or record.job is None else self._state.jobs.get(record.job)
-        # Hosts and stores fail a start too, which can take long.
         has_workers = job is not None and job.state in AT_WORK
-        if job is None or not has_workers or sign.subject not in _HOST_CAUSES:
+        if job is None or not has_workers or sign.subject not in HOST_CAUSES:
             return []
         if event.job_id and (event.job_id, event.attempt) != (job.job_id, job.attempt):
             return []
@@ -223,7 +223,9 @@ class Detectors:
         rank: int | None = None,
         spares_node: bool = False,
     ) -> list[Event]:
-        mode = getattr(spec_of(job.spec_json).detectors, cause)
+        # Of storage, it is a worker's log that speaks.
+        detector = Cause.WORKER_LOG if cause is Cause.STORAGE else cause
+        mode = getattr(spec_of(job.spec_json).detectors, detector)
         if mode == "off":
             return []
         return [
@@ -242,9 +244,6 @@ class Detectors:
 
     def _over(self, job: JobRecord, cause: Cause, node: NodeId | None) -> list[Event]:
         return [DetectionEnded(job_id=job.job_id, cause=cause, node=node, detail="it is over")]
-
-
-_HOST_CAUSES = (Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG, Cause.WORKER_LOG)
 
 
 def _node_of(job: JobRecord, rank: int) -> NodeId | None:

@@ -83,6 +83,6 @@ class DetectorsSpec(BaseModel):
     )
     worker_log: Mode = Field(
         "log",
-        description="A running worker writes of a fault of a GPU, link, file system or collective "
+        description="A worker writes of a fault of a GPU, link, file system, store or collective "
         "operation. act: as for straggler, where the line speaks against the node.",
     )

@@ -50,7 +50,10 @@ class RecoverySpec(_Section):
         "learned. Long enough for an evaluation.",
     )
     first_step_timeout_s: float = Field(
-        1800.0, gt=0, description="From the start of workers to the first step of all ranks."
+        1800.0,
+        gt=0,
+        description="From the start of workers to the first step of all ranks. Storage that does "
+        "not answer is waited for half as long.",
     )
     stop_timeout_s: float = Field(
         60.0, gt=0, description="A node that has not stopped its workers by then is a suspect."

@@ -116,7 +116,7 @@ class Host:
             self._emit(event, Weight.LASTING)
         for worker, match in self._worker_logs.look():
             sign = agents_pb2.HostSign(
-                subject="worker_log",
+                subject=match.rule.cause,
                 what=f"rank {worker.rank}",
                 words=f"rank {worker.rank}: {match.words}",
                 spares_node=not match.rule.blames_node,

@@ -9,14 +9,22 @@ from __future__ import annotations
 from controller.core import incidents, jobs
 from controller.core.context import Context
 from controller.core.events import Detected, DetectionEnded
-from controller.core.records import Evidence, EvidenceKind, IncidentRecord, JobRecord
+from controller.core.records import Cause, Evidence, EvidenceKind, IncidentRecord, JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
+
+# Told by agents of their nodes and what workers write there, whatever the job does.
+HOST_CAUSES = (
+    *(Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG),
+    *(Cause.WORKER_LOG, Cause.STORAGE),
+)
 
 
 def found(ctx: Context, event: Detected) -> None:
     """Something was found. The same about the same node is one incident."""
     job = ctx.state.jobs.get(event.job_id)
-    if job is None or event.attempt != job.attempt or job.state not in AT_WORK:
+    # A start has no steps to judge, but its hosts and its store can fail all the same.
+    where = AT_WORK if event.cause in HOST_CAUSES else (JobState.RUNNING,)
+    if job is None or event.attempt != job.attempt or job.state not in where:
         return
     sign = Evidence(
         kind=EvidenceKind.DETECTED,

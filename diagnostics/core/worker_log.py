@@ -27,6 +27,8 @@ class WorkerRule:
     means: str
     # Whether the node itself is at fault, so that checking and leaving it may help.
     blames_node: bool
+    # The cause of the incident that tells of it.
+    cause: str = "worker_log"
     matches: tuple[str, ...]
     misses: tuple[str, ...]
 
@@ -131,6 +133,8 @@ WORKER_RULES: tuple[WorkerRule, ...] = (
         pattern=re.compile(r"^waiting for checkpoint storage "),
         means="a start waits for checkpoint storage that does not answer",
         blames_node=False,
+        # It ends with the next checkpoint that is committed.
+        cause="storage",
         matches=(
             "waiting for checkpoint storage s3://runs/job-1: cannot list commits: Connection "
             "refused; next try in 0.8 s, for 900 s more",

@@ -123,7 +123,7 @@ def expected(row: Row) -> Expectation:
     if row.moment in (Moment.RESTORE, Moment.RECOVERY, Moment.DIAGNOSIS, Moment.TWICE):
         # The other fault of the row has an incident too, or shares this one.
         if row.fault in STORE and row.moment is not Moment.TWICE:
-            also, actions = (*also, *_NODE_GONE, "storage", "transient", "worker_log"), ()
+            also, actions = (*also, *_NODE_GONE, "storage", "transient"), ()
             redone = _REDONE_FROM_STORAGE
             # It is well again when the next upload is due.
             causes = _NODE_GONE
@@ -135,9 +135,9 @@ def expected(row: Row) -> Expectation:
     if row.moment is Moment.START:
         # It is waited for. One that is silent for a moment has answered late, no more.
         if row.fault is Fault.STORE_DOWN:
-            causes, also = ("worker_log",), ("storage",)
+            causes = ("storage",)
         elif row.fault is Fault.STORE_SILENT:
-            causes, also = (), ("storage", "worker_log")
+            causes, also = (), ("storage",)
     return Expectation(
         causes=causes,
         also=also,

@@ -247,8 +247,9 @@ def test_hosts_and_lines_of_workers_are_heard_while_workers_live(
 ) -> None:
     known = state_of()
     known.jobs[JOB] = replace(known.jobs[JOB], state=state)
-    line = host_event("worker_log", words="waiting for checkpoint storage")
-    assert len(Detectors(known).host(NODES[0], line)) == num_found
+    line = host_event("storage", words="a start waits for checkpoint storage")
+    found = Detectors(known).host(NODES[0], line)
+    assert [event.cause for event in found] == [Cause.STORAGE] * num_found
 
 
 def test_a_line_of_a_worker_is_told_of_its_own_attempt_and_acted_on_where_it_blames_the_node() -> (

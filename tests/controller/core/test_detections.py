@@ -52,9 +52,15 @@ def test_what_is_only_logged_is_one_incident_until_it_is_over() -> None:
 
 def test_what_is_found_in_a_start_is_told_and_the_start_goes_on() -> None:
     driver = Driver().starting()
-    assert driver.send(detected(driver, cause=Cause.WORKER_LOG)) == ["job.i1 OPEN"]
+    waits = detected(driver, cause=Cause.STORAGE)
+    assert driver.send(waits) == ["job.i1 OPEN"]
     assert driver.job().state is JobState.STARTING
     assert driver.incident().reason.endswith("the start goes on")
+    driver.advanced(1)
+    assert driver.job().state is JobState.RUNNING
+    assert driver.incident().state is IncidentState.OPEN
+    driver.commit(1)
+    assert driver.incident().state is IncidentState.CLOSED
 
 
 def test_two_nodes_have_an_incident_each() -> None:
