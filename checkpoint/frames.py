@@ -16,6 +16,9 @@ from functools import lru_cache
 from threading import Lock
 
 import torch
+
+# torch.save imports this at its first use. Imported here, it is paid before a worker is forked.
+import torch.utils.serialization.config
 from torch.serialization import get_crc32_options, set_crc32_options, skip_data
 
 from checkpoint.core.shards import ALIGNMENT_BYTES

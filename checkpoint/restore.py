@@ -24,7 +24,7 @@ from checkpoint import slotfile
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.reading import plan_reading
 from checkpoint.core.sealed import canonical
-from checkpoint.core.shards import ShardTable, ShardTensor
+from checkpoint.core.shards import ShardTensor
 from checkpoint.core.tiles import Tiles, Wanted
 from checkpoint.describe import check_description
 from checkpoint.errors import (
@@ -37,7 +37,7 @@ from checkpoint.peers import Alone, Peers, agree, outcome
 from checkpoint.readahead import ReadAhead
 from checkpoint.sharing import Neighbours, Node
 from checkpoint.slotfile import SlotFile
-from checkpoint.stage import NamedTensor, make_table, map_tensors
+from checkpoint.stage import NamedTensor, map_tensors
 from checkpoint.storage import Storage
 from outlast.crashpoints import CrashPoint, reach
 
@@ -69,7 +69,7 @@ class SealedStep(NamedTuple):
 
 def sealed_steps(folder: Path, tensors: Sequence[NamedTensor]) -> list[SealedStep]:
     """What host memory holds whole for exactly these tensors, newest first."""
-    slots = _matching_slots(folder, tensors)
+    slots, _ = _matching_slots(folder, tensors)
     try:
         found = [slot.read() for slot in slots]
     finally:
@@ -87,7 +87,7 @@ def load_memory(
         CorruptCheckpointError: that attempt has not sealed these tensors at that step, or
             `extra` is damaged.
     """
-    slots = _matching_slots(folder, tensors)
+    slots, places = _matching_slots(folder, tensors)
     try:
         for slot in slots:
             facts = slot.read()
@@ -102,9 +102,7 @@ def load_memory(
         except ValueError as error:
             raise CorruptCheckpointError(sealed.step, f"host memory: {error}") from error
         reach(CrashPoint.RESTORE_FROM_MEMORY)
-        table = slotfile.read_table(folder)
-        assert table is not None, "or no slot would have matched"
-        _copy_out(slot, table, tensors)
+        _copy_out(slot, places, tensors)
         return extra
     finally:
         _close(slots)
@@ -214,33 +212,30 @@ def _extra_for(manifest: Manifest, peers: Peers) -> dict[str, object]:
     return _parse_extra(next(parts, manifest.parts[0]).extra)
 
 
-def _matching_slots(folder: Path, tensors: Sequence[NamedTensor]) -> list[SlotFile]:
-    """The folder's slots that hold exactly these tensors, sealed or not."""
-    table = slotfile.read_table(folder)
-    if table is None or _places(table, tensors) is None:
-        return []
-    slots = slotfile.open_existing(folder)
-    digest = table.digest
-    _close([slot for slot in slots if slot.table_digest != digest])
-    return [slot for slot in slots if not slot.is_closed]
-
-
-def _places(table: ShardTable, tensors: Sequence[NamedTensor]) -> list[ShardTensor] | None:
-    """Where each of these tensors lies in the payload; None unless it holds just these.
+def _matching_slots(
+    folder: Path, tensors: Sequence[NamedTensor]
+) -> tuple[list[SlotFile], list[ShardTensor]]:
+    """The folder's slots that hold exactly these tensors, sealed or not, and where each lies.
 
     What came from a rank that holds the same state has another order: a rank's own come first.
     """
+    table = slotfile.read_table(folder)
+    if table is None:
+        return [], []
     by_rectangle = {shard.rectangle: shard for shard in table.tensors}
-    wanted = [shard.rectangle for shard in make_table(0, 1, tensors).tensors]
+    wanted = [_wanted(named) for named in tensors]
     if len(wanted) != len(by_rectangle) or not all(one in by_rectangle for one in wanted):
-        return None
-    return [by_rectangle[one] for one in wanted]
+        return [], []
+    slots = slotfile.open_existing(folder)
+    _close([slot for slot in slots if slot.table_digest != table.digest])
+    matching = [slot for slot in slots if not slot.is_closed]
+    return matching, [by_rectangle[one] for one in wanted]
 
 
-def _copy_out(slot: SlotFile, table: ShardTable, tensors: Sequence[NamedTensor]) -> None:
+def _copy_out(
+    slot: SlotFile, places: Sequence[ShardTensor], tensors: Sequence[NamedTensor]
+) -> None:
     # The views die with this frame: a mapping cannot be closed under them.
-    places = _places(table, tensors)
-    assert places is not None, "or the slot would not have matched"
     with torch.no_grad():
         for view, named in zip(map_tensors(slot, places, tensors), tensors, strict=True):
             named.tensor.copy_(view)

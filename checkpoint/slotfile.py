@@ -30,6 +30,7 @@ import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from checkpoint.core.sealed import RecordError
@@ -238,9 +239,15 @@ def slot_path(folder: Path, index: int) -> Path:
 def read_table(folder: Path) -> ShardTable | None:
     """The shard table of a rank's folder; None when there is none that we can read."""
     try:
-        return ShardTable.from_json((folder / TABLE_FILE).read_bytes())
+        return _parse_table((folder / TABLE_FILE).read_bytes())
     except (FileNotFoundError, RecordError):
         return None
+
+
+# A restart reads the one of its rank several times, and a large model's takes long.
+@lru_cache(maxsize=1)
+def _parse_table(raw: bytes) -> ShardTable:
+    return ShardTable.from_json(raw)
 
 
 def open_existing(folder: Path) -> list[SlotFile]:

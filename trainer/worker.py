@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -40,7 +40,7 @@ from checkpoint.peers import Peers
 from checkpoint.placing import placement_of
 from checkpoint.restore import Node
 from checkpoint.slotfile import TABLE_FILE
-from checkpoint.stage import Stager
+from checkpoint.stage import NamedTensor, Stager
 from outlast.blackbox import Phase, StartMark, Writer
 from outlast.crashpoints import CrashPoint, reach
 from trainer import evidence, rehearsal
@@ -135,13 +135,14 @@ def _train(assignment: Assignment, box: Writer) -> int:
         gloo_interface=interface,
     )
     reach(CrashPoint.RESTORE_BEGUN)
-    resumed_step = _restore(assignment, state, lookout, join)
+    tensors = state.named_tensors()
+    resumed_step = _restore(assignment, state, tensors, lookout, join)
     saver = Stager(
         assignment.memory_dir,
         rank=assignment.rank,
         attempt=assignment.attempt,
         world_size=assignment.world_size,
-        tensors=state.named_tensors(),
+        tensors=tensors,
         is_replicated=_is_replicated(assignment),
         lane=lane_of(device, ranks_here=len(assignment.node_ranks)),
     )
@@ -231,7 +232,11 @@ def _check_same_data(state: TrainState) -> None:
 
 
 def _restore(
-    assignment: Assignment, state: TrainState, lookout: Lookout, join: Callable[[], Peers]
+    assignment: Assignment,
+    state: TrainState,
+    tensors: Sequence[NamedTensor],
+    lookout: Lookout,
+    join: Callable[[], Peers],
 ) -> int:
     mesh: Mesh = state.mesh
     _check_same_data(state)
@@ -254,7 +259,7 @@ def _restore(
         # What is left of a start's time is for loading.
         patience_s=assignment.spec.recovery.first_step_timeout_s / 2,
     )
-    restored = restore(state.named_tensors(), mesh, sources)
+    restored = restore(tensors, mesh, sources)
     at = mesh.at
     who = f"rank {mesh.rank} (pp {at.pp}, dp {at.dp}, tp {at.tp}), attempt {assignment.attempt}"
     if restored is None:

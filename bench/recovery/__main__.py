@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
+    # Whoever ends this ends all that it has started, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     spec = parse_spec(SPEC)
     others = [torchrun()]
     if find_spec("nvidia_resiliency_ext") is None:

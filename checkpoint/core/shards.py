@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from checkpoint.core.sealed import Fields, checked, seal, sha256, unseal
 
@@ -67,7 +68,8 @@ class ShardTensor:
         return (self.name, self.dtype, self.global_shape, self.offsets, self.shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# No slots: a digest takes milliseconds, and is asked for again and again.
+@dataclass(frozen=True, kw_only=True)
 class ShardTable:
     """Every tensor of a rank, in payload order; the first `num_owned` are its own to save."""
 
@@ -96,7 +98,7 @@ class ShardTable:
     def payload_bytes(self) -> int:
         return _end(self.tensors)
 
-    @property
+    @cached_property
     def digest(self) -> int:
         """63 bits that differ when rank, world or tensors do; kept in every slot's header."""
         return int.from_bytes(bytes.fromhex(sha256(self.to_json())[:16]), "little") >> 1
