@@ -5,7 +5,8 @@ Outlast, under `torchrun --max-restarts`, and under NVIDIA's restart inside the 
 `nvidia-resiliency-ext` is installed; then a SIGSTOP under Outlast. torchrun is set to its
 best: `--monitor-interval 0.1`, a checkpoint on tmpfs every step, and
 `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. The time runs from the signal until *every* rank has
-completed a step of the next attempt.
+completed a step of the next attempt. Beside the parts of ours stands the least that
+each can take here (`floors.py`).
 
     python -m bench.recovery [--runs 5]
 """
@@ -20,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bench.recovery.floors import measure
 from bench.recovery.launched import in_process, kill, torchrun
 from bench.recovery.ours import controller, strike
 from bench.recovery.report import report
@@ -45,7 +47,9 @@ def main() -> None:
         state_dir = folder / "state"
         with controller(state_dir) as client:
             for run in range(runs):
-                found = [strike(client, state_dir, 2 * run, signal.SIGKILL)]
+                killed = strike(client, state_dir, 2 * run, signal.SIGKILL)
+                floor_s = {**measure(killed["state_bytes"]), "first_step": killed["step_s"]}
+                found = [{**killed, "floor_s": floor_s}]
                 found += [kill(other, spec, folder / f"{other.name}-{run}") for other in others]
                 found += [strike(client, state_dir, 2 * run + 1, signal.SIGSTOP)]
                 for row in found:

@@ -22,11 +22,14 @@ from bench.recovery.setting import (
     read_json,
     wait_for,
 )
+from checkpoint.core.names import memory_folder
+from checkpoint.slotfile import read_table
 from controller.local.cluster import LocalConfig
 from outlast.blackbox import Reader, StartMark
 from outlast.client import Client
 from outlast.v1 import incidents_pb2
 
+_FOLDER = memory_folder(VICTIM_RANK)
 _PARTS = (
     ("groups", StartMark.GROUPS_READY),
     ("model", StartMark.MODEL_READY),
@@ -54,10 +57,12 @@ def controller(state_dir: Path, *, nodes: int = 1, workers: int = 2) -> Iterator
             process.send_signal(signal.SIGINT)
             process.wait(timeout=30)
             # It would find its nodes' host memory again; the next one here needs the room.
-            config = LocalConfig(
-                state_dir=state_dir, nodes=nodes, workers_per_node=workers, controller_address=""
-            )
-            shutil.rmtree(config.memory_dir, ignore_errors=True)
+            shutil.rmtree(_memory_dir(state_dir), ignore_errors=True)
+
+
+def _memory_dir(state_dir: Path) -> Path:
+    config = LocalConfig(state_dir=state_dir, nodes=0, workers_per_node=0, controller_address="")
+    return config.memory_dir
 
 
 def strike(client: Client, state_dir: Path, number: int, how: signal.Signals) -> dict[str, Any]:
@@ -71,6 +76,8 @@ def strike(client: Client, state_dir: Path, number: int, how: signal.Signals) ->
     os.kill(victim, how)
     wait_for(after.has_trained, "the next attempt's first step")
     reached = max(before.steps())
+    (table,) = map(read_table, _memory_dir(state_dir).glob(f"*/{job_id}/{_FOLDER}"))
+    assert table is not None, "the next attempt has loaded what it says"
     incident = wait_for(lambda: next(iter(client.incidents(job_id)), None), "the incident")
     firsts = [box.new_steps()[0] for box in after.boxes()]
     end_s = max(record.end_ns for record in firsts) / 1e9
@@ -83,6 +90,7 @@ def strike(client: Client, state_dir: Path, number: int, how: signal.Signals) ->
         "recovery_s": end_s - struck_s,
         "steps_redone": max(0, reached - (firsts[0].step - 1)),
         "step_s": step_s,
+        "state_bytes": table.payload_bytes,
         "split_s": split_s,
     }
 

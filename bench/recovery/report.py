@@ -33,7 +33,7 @@ _HANG_FLOOR_S = 2.0
 
 
 def report(rows: Sequence[Row]) -> None:
-    """Print the split of each kind and write the claims."""
+    """Print the split of each kind, with its floors, and write the claims."""
     kinds: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         kinds.setdefault((row["launcher"], row["signal"]), []).append(row)
@@ -41,7 +41,7 @@ def report(rows: Sequence[Row]) -> None:
         print(f"{launcher}, {signal}: median {_median(found):.3f} s")
         for part in found[0]["split_s"]:
             value = statistics.median(row["split_s"][part] for row in found)
-            print(f"  {part:<18} {value:.3f} s")
+            print(f"  {part:<18} {value:.3f} s{_floor(found, part)}")
     ours, stopped = kinds["outlast", "SIGKILL"], kinds["outlast", "SIGSTOP"]
     claims = [
         _ratio(*_BASELINES[launcher], found, ours)
@@ -49,6 +49,12 @@ def report(rows: Sequence[Row]) -> None:
         if launcher in _BASELINES
     ]
     write("recovery", list(rows), [*claims, *_own_claims(ours, stopped)])
+
+
+def _floor(rows: Sequence[Row], part: str) -> str:
+    """The least that the part can take, where that was measured."""
+    floors = [row["floor_s"][part] for row in rows if part in row.get("floor_s", {})]
+    return f", at least {statistics.median(floors):.3f} s" if floors else ""
 
 
 def _median(rows: Sequence[Row]) -> float:

@@ -44,6 +44,12 @@ _ENVIRONMENT = {
 _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
+def standby_environment(given: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:
+    """What a standby process and its workers find in their environment."""
+    interface = {"GLOO_SOCKET_IFNAME": "lo"} if is_loopback else {}
+    return {**_TUNABLES, **given, **_ENVIRONMENT, **interface}
+
+
 class StandbyError(RetryableError):
     """The standby process could not fork a worker."""
 
@@ -197,9 +203,6 @@ class StandbyLink:
         return was_ready
 
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
-        environment = {**_TUNABLES, **os.environ, **_ENVIRONMENT}
-        if self._is_loopback:
-            environment["GLOO_SOCKET_IFNAME"] = "lo"
         command = [
             *(sys.executable, "-m", "trainer.standby"),
             *("--control-fd", str(control.fileno())),
@@ -209,7 +212,7 @@ class StandbyLink:
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
                 command,
-                env=environment,
+                env=standby_environment(os.environ, is_loopback=self._is_loopback),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
