@@ -76,8 +76,8 @@ _IDENTITY_AT = 0
 # Index of the header's 64-bit words: completed step, resumed step, phase, phase since
 # (ns), steps written, ops written.
 _COMPLETED, _RESUMED, _PHASE, _PHASE_SINCE, _STEPS_WRITTEN, _OPS_WRITTEN = range(8, 14)
-# op + group * 2**32, sequence, micro-batch, entered at (ns), left at (ns)
-_OP_GROUP, _OP_SEQ, _OP_MICRO_BATCH, _OP_ENTERED, _OP_LEFT = range(16, 21)
+# op + group * 2**32, sequence, detail, entered at (ns), left at (ns)
+_OP_GROUP, _OP_SEQ, _OP_DETAIL, _OP_ENTERED, _OP_LEFT = range(16, 21)
 _MARKS = 32  # one (ns) per StartMark
 # Time spent so far: one (ns) per Phase that has ended, then one (ns) per Phase and
 # Group in operations that have ended.
@@ -97,7 +97,7 @@ _PARTS_PER_UNIT = 1_000_000
 
 # step, loss, grad norm, learning rate, tokens, start (ns), end (ns), eval loss, index
 _STEP = struct.Struct("<qdddqQQdQ")
-# op, group, sequence, micro-batch, start (ns), end (ns), index
+# op, group, sequence, detail, start (ns), end (ns), index
 _OP = struct.Struct("<IIQqQQQ")
 
 _STEPS_AT = HEADER_BYTES
@@ -152,17 +152,17 @@ class Writer:
         self._completed_step = step
         self._publish()
 
-    def enter(self, op: Op, group: Group, micro_batch: int = -1) -> int:
+    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
         """Note that an operation starts; returns its sequence number in the group."""
         seq = self._seqs[group] + 1
         self._seqs[group] = seq
         start_ns = time.time_ns()
-        self._entered = (op, group, seq, micro_batch, start_ns)
+        self._entered = (op, group, seq, detail, start_ns)
         words = self._words
         words[_OP_LEFT] = 0
         words[_OP_GROUP] = op | group << 32
         words[_OP_SEQ] = seq
-        words[_OP_MICRO_BATCH] = micro_batch
+        words[_OP_DETAIL] = detail
         words[_OP_ENTERED] = start_ns
         words[_GROUP_SEQS + group] = seq
         return seq
@@ -182,7 +182,7 @@ class Writer:
         words[_OP_LEFT] = 0
         words[_OP_GROUP] = operation.op | operation.group << 32
         words[_OP_SEQ] = operation.seq
-        words[_OP_MICRO_BATCH] = operation.micro_batch
+        words[_OP_DETAIL] = operation.detail
         words[_OP_ENTERED] = operation.start_ns
         words[_GROUP_SEQS + operation.group] = operation.seq
 
@@ -210,7 +210,7 @@ class Writer:
             operation.op,
             operation.group,
             operation.seq,
-            operation.micro_batch,
+            operation.detail,
             operation.start_ns,
         )
         self._keep(entered, operation.end_ns)
@@ -218,10 +218,10 @@ class Writer:
     def _keep(self, entered: tuple[int, int, int, int, int], end_ns: int) -> None:
         """Put an operation that has ended into the ring; `entered` as `enter` noted it."""
         at = _OPS_AT + self._ops % NUM_OP_RECORDS * _OP.size
-        op, group, seq, micro_batch, start_ns = entered
+        op, group, seq, detail, start_ns = entered
         self._ops += 1
         self._words[_OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
-        _OP.pack_into(self._map, at, op, group, seq, micro_batch, start_ns, end_ns, self._ops)
+        _OP.pack_into(self._map, at, op, group, seq, detail, start_ns, end_ns, self._ops)
         self._publish()
 
     def expect(self, expected: Expected) -> None:
@@ -317,7 +317,7 @@ class Reader:
             op=Op(op_and_group & 0xFFFFFFFF),
             group=Group(op_and_group >> 32),
             op_seq=words[_OP_SEQ],
-            micro_batch=words[_OP_MICRO_BATCH],
+            detail=words[_OP_DETAIL],
             op_entered_ns=words[_OP_ENTERED],
             op_left_ns=words[_OP_LEFT],
             entered={group: words[_GROUP_SEQS + group] for group in Group},
@@ -398,14 +398,14 @@ class Reader:
         records = []
         for index in range(max(0, written - NUM_OP_RECORDS), written):
             at = _OPS_AT + index % NUM_OP_RECORDS * _OP.size
-            op, group, seq, micro_batch, start_ns, end_ns, stored = _OP.unpack_from(self._map, at)
+            op, group, seq, detail, start_ns, end_ns, stored = _OP.unpack_from(self._map, at)
             if stored == index + 1:
                 records.append(
                     OpRecord(
                         op=Op(op),
                         group=Group(group),
                         seq=seq,
-                        micro_batch=micro_batch,
+                        detail=detail,
                         start_ns=start_ns,
                         end_ns=end_ns,
                     )

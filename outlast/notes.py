@@ -83,7 +83,8 @@ class OpRecord:
     op: Op
     group: Group
     seq: int
-    micro_batch: int
+    # The micro-batch of a send or receive, the root's place in the group of a broadcast; else -1.
+    detail: int
     start_ns: int
     end_ns: int
 
@@ -150,7 +151,8 @@ class Present:
     op: Op
     group: Group
     op_seq: int
-    micro_batch: int
+    # As `OpRecord` has it.
+    detail: int
     op_entered_ns: int
     # Zero while the operation is still going on.
     op_left_ns: int
@@ -163,4 +165,5 @@ class Present:
         if self.op is Op.NONE:
             return ""
         state = "in" if self.op_left_ns == 0 else "after"
-        return f"{state} {self.group.name.lower()} {self.op.name.lower()} #{self.op_seq}"
+        root = f" from {self.detail}" if self.op is Op.BROADCAST and self.detail >= 0 else ""
+        return f"{state} {self.group.name.lower()} {self.op.name.lower()} #{self.op_seq}{root}"

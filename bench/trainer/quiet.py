@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class NoBox:
     """A black box costs a store an operation; the baselines have none."""
 
-    def enter(self, op: Op, group: Group, micro_batch: int = -1) -> int:
+    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
         return 0
 
     def leave(self) -> None:

@@ -190,12 +190,18 @@ def _storage_is_slow(ctx: Context, job: JobRecord, step: int) -> None:
 
 
 def open_beside(
-    ctx: Context, job: JobRecord, evidence: Evidence, *, cause: Cause, reason: str
+    ctx: Context,
+    job: JobRecord,
+    evidence: Evidence,
+    *,
+    cause: Cause,
+    reason: str,
+    culprits: tuple[NodeId, ...] = (),
 ) -> None:
     """Open an incident that does not stop training."""
     number = job.num_incidents + 1
     incident = _new(ctx, job, number, evidence, IncidentState.OPEN)
-    ctx.put_incident(incident, cause=cause, reason=reason)
+    ctx.put_incident(incident, cause=cause, reason=reason, culprits=culprits)
     ctx.put_job(job, num_incidents=number)
 
 

@@ -64,6 +64,8 @@ class RankFacts:
     since_s: float = 0.0
     # The other end of a send or receive, when known.
     peer: int | None = None
+    # Of a broadcast: whose tensor all are to have, as a place in the group; -1 when unknown.
+    root: int = -1
     # Sequence number entered last, of groups other than `group`, when known.
     entered: Mapping[Group, int] = field(default_factory=dict)
     # State letter of its process, as `ps` shows it; "" when unknown.
@@ -140,13 +142,16 @@ def facts_from_words(
     Raises:
         ValueError: `phase` or `last_op` says something else.
     """
-    op, group, seq, inside = Op.NONE, Group.WORLD, 0, False
+    op, group, seq, inside, root = Op.NONE, Group.WORLD, 0, False, -1
     if last_op:
         match last_op.split():
-            case ["in" | "after" as where, group_name, op_name, number] if number[:1] == "#":
+            case ["in" | "after" as where, group_name, op_name, number, *rest] if number[
+                :1
+            ] == "#" and (not rest or (rest[0] == "from" and len(rest) == 2)):
                 inside = where == "in"
                 op, group = _member(Op, op_name), _member(Group, group_name)
                 seq = int(number[1:])
+                root = int(rest[1]) if rest else -1
             case _:
                 raise ValueError(f"rank {rank}: last operation {last_op!r} is not understood")
     return RankFacts(
@@ -156,6 +161,7 @@ def facts_from_words(
         group=group,
         seq=seq,
         inside=inside,
+        root=root,
         members=members_of(rank, layout),
         since_s=since_s,
         entered={_member(Group, name): last for name, last in (entered or {}).items()},
@@ -238,7 +244,10 @@ def _operation_mismatch(
     waiting: Sequence[int],
     edges: Mapping[int, tuple[int, ...]],
 ) -> HangVerdict | None:
-    """Two members at the same place of their group, in different operations."""
+    """Two members at the same place of their group, in different operations.
+
+    Broadcasts are different where their roots are: each may wait for the other's.
+    """
     for rank in waiting:
         mine = facts[rank]
         if mine.op in _POINT_TO_POINT:
@@ -247,7 +256,8 @@ def _operation_mismatch(
             other = facts.get(member)
             if other is None or not other.inside or other.op in _POINT_TO_POINT:
                 continue
-            if (other.group, other.seq) == (mine.group, mine.seq) and other.op is not mine.op:
+            is_same_place = (other.group, other.seq) == (mine.group, mine.seq)
+            if is_same_place and (other.op, other.root) != (mine.op, mine.root):
                 reason = (
                     f"rank {rank} is {_where(mine)} while rank {member} is {_where(other)}: "
                     "the program runs different operations on ranks of one group"
@@ -366,7 +376,8 @@ def _where(facts: RankFacts) -> str:
     if facts.op is Op.NONE:
         return "before its first operation"
     state = "in" if facts.inside else "after"
-    return f"{state} {facts.group.name.lower()} {facts.op.name.lower()} #{facts.seq}"
+    root = f" from {facts.root}" if facts.root >= 0 else ""
+    return f"{state} {facts.group.name.lower()} {facts.op.name.lower()} #{facts.seq}{root}"
 
 
 def _name(ranks: tuple[int, ...]) -> str:

@@ -10,11 +10,12 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.expected import Outcome, SeenIncident, expected, problems
-from tests.chaos.matrix import LayoutName, Row, full, named, subset
+from tests.chaos.matrix import Row, full, is_lasting, named, subset
 from tests.chaos.record import Results
 from tests.controller.processes import ROOT
 
@@ -44,8 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
         trains = given.healthy_s and not results.has_been_healthy(given.healthy_s)
         is_beside = trains and not given.full
         healthy = beside.submit(_healthy, folder, given.healthy_s, results) if is_beside else None
-        layouts = tuple(dict.fromkeys(row.layout for row in rows))
-        list(pool.map(lambda layout: _undisturbed(folder, layout), layouts))
+        list(
+            pool.map(partial(_undisturbed, folder), {_reference(row): row for row in rows}.values())
+        )
         judged = list(pool.map(lambda row: _judged(folder, row, results), rows))
     failed = [each for each in judged if each.problems]
     false_positives = [] if healthy is None else healthy.result()
@@ -84,13 +86,19 @@ def _chosen(given: argparse.Namespace) -> tuple[Row, ...]:
     return full() if given.full else subset(given.seed)
 
 
-def _undisturbed(folder: Path, layout: LayoutName) -> None:
-    _run_process(folder / layout, "--layout", layout)
+def _reference(row: Row) -> str:
+    """The folder of the same job when nothing happens to it."""
+    return f"{row.layout}-long" if is_lasting(row) else row.layout
+
+
+def _undisturbed(folder: Path, row: Row) -> None:
+    is_long = ["--long"] if is_lasting(row) else []
+    _run_process(folder / _reference(row), "--layout", row.layout, *is_long)
 
 
 def _judged(folder: Path, row: Row, results: Results) -> Judged:
     own = folder / row.name.replace("/", "-").replace("@", "-")
-    losses = folder / row.layout / "losses.json"
+    losses = folder / _reference(row) / "losses.json"
     try:
         _run_process(own, row.name, "--losses", str(losses))
         outcome = _read(own / "outcome.json")

@@ -20,12 +20,16 @@ from typing import Any
 from controller.local.cluster import LocalConfig
 from controller.local.processes import members_of
 from outlast.v1 import jobs_pb2
+from tests.chaos.cable import Cable
 from tests.chaos.matrix import STORE, Fault, LayoutName, Moment, Row
 from tests.chaos.orders import UPLOADED_STEP, WORLD_SIZES, Desk
 from tests.controller.processes import ROOT, command, node_pids
 from tests.e2e.cluster import Cluster, wait_for
 
 NUM_STEPS = 60
+# For a fault that goes on until it is told: steps longer than a pause, so that each has its
+# share of them, and enough for three windows.
+_LONG: dict[str, Any] = {"steps": 300, "model": {"hidden": 128, "seq_len": 256}}
 SABOTAGE = Path(__file__).with_name("sabotage")
 STOP_S = 20.0
 # More than a checkpoint of the job takes, and less than two.
@@ -56,8 +60,11 @@ _LAYOUTS: dict[LayoutName, dict[str, Any]] = {
 class Plant:
     """A controller with its nodes, all of whose processes obey the orders of one desk."""
 
-    def __init__(self, folder: Path, row: Row | None, layout: LayoutName) -> None:
+    def __init__(
+        self, folder: Path, row: Row | None, layout: LayoutName, *, is_long: bool = False
+    ) -> None:
         self.row = row
+        self._is_long = is_long
         self.layout = layout
         self.folder = folder
         self.desk = Desk(folder / "orders")
@@ -65,6 +72,7 @@ class Plant:
         self.cluster = Cluster(self.state_dir, lambda: self.address)
         self.job_id = ""
         self.controller: subprocess.Popen[bytes] | None = None
+        self.cable = Cable(lambda: self.address)
         # Nodes that join by hand, as `outlast agent` makes them: the controller cannot end these.
         self._joined: dict[str, subprocess.Popen[bytes]] = {}
         self._sessions: list[int] = []
@@ -116,7 +124,7 @@ class Plant:
         wait_for((self.state_dir / "controller.json").exists, "the controller to listen")
 
     def join_by_hand(self) -> None:
-        """Nodes that are stopped and started as machines are, behind the controller's back."""
+        """Nodes that the controller did not start: they can be stopped, or be out of its reach."""
         for number in range(self._num_nodes if self._is_by_hand else 0):
             self._join(f"node-{number}")
 
@@ -136,6 +144,8 @@ class Plant:
         if self.disk.exists():
             checkpoint["url"] = f"file://{self.disk}"
         sections = {**_LAYOUTS[self.layout], "steps": NUM_STEPS, "checkpoint": checkpoint}
+        if self._is_long:
+            sections |= _LONG
         self.job_id = self.cluster.submit(
             **{"name": "chaos", **sections, "recovery": recovery, **changes}
         )
@@ -157,6 +167,7 @@ class Plant:
             self._wait(self.controller)
         for process in self._joined.values():
             self._wait(process)
+        self.cable.close()
         left = members_of(sessions)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
@@ -171,8 +182,8 @@ class Plant:
 
     def _join(self, node: str) -> None:
         argv = [*self._agent_command, "--node", node]
-        argv += ["--controller", self.address, "--workers", str(self.workers_per_node)]
-        argv += ["--controller-file", str(self.state_dir / "controller.json")]
+        argv += ["--controller", self.cable.address, "--workers", str(self.workers_per_node)]
+        argv += ["--controller-file", str(self._directions)]
         argv += ["--state-dir", str(self.state_dir / "nodes" / node)]
         argv += ["--memory-dir", str(self.folder / "memory" / node)]
         argv += ["--data-dir", str(self.state_dir / "data"), "--metrics-port", "0"]
@@ -192,6 +203,14 @@ class Plant:
         self._sessions = [*self._sessions, *self.agents.values()]
 
     @property
+    def _directions(self) -> Path:
+        """Where agents that join by hand look for the controller: at their end of the cable."""
+        path = self.folder / "controller.json"
+        document = json.loads((self.state_dir / "controller.json").read_text())
+        path.write_text(json.dumps({**document, "grpc": self.cable.address}))
+        return path
+
+    @property
     def _agent_command(self) -> list[str]:
         command = [sys.executable, "-m", "controller.agent"]
         if self.row is None or self.row.moment is not Moment.DIAGNOSIS:
@@ -200,7 +219,7 @@ class Plant:
 
     @property
     def _is_by_hand(self) -> bool:
-        return self.row is not None and self.row.fault is Fault.ZOMBIE
+        return self.row is not None and self.row.fault in (Fault.ZOMBIE, Fault.PARTITION)
 
     @property
     def _num_nodes(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.chaos.matrix import STORE, Fault, Moment, Row, Victim
+from tests.chaos.matrix import STORE, Fault, Moment, Row, Victim, is_lasting
 
 # Host memory is sealed every step, and a rank may be struck between a step and its seal.
 _REDONE_FROM_MEMORY = 2
@@ -95,7 +95,7 @@ _SIGNS = {
     Fault.EXIT: _Signs(causes=_ENDED, actions=_RESTART, names_victim=True),
     Fault.EXCEPTION: _Signs(causes=_ENDED, actions=_RESTART, names_victim=True),
     # The mistake of a program has no culprit among nodes.
-    Fault.DEADLOCK: _Signs(causes=("hang", "user_error"), actions=_RESTART),
+    Fault.DEADLOCK: _Signs(causes=("user_error",), actions=_RESTART),
     Fault.NAN: _Signs(causes=("non_finite",), actions=_RESTART, names_victim=True),
     # So large a gradient has no norm: the step is not applied, and done again without the flip.
     Fault.BIT_FLIP: _Signs(
@@ -106,6 +106,7 @@ _SIGNS = {
     Fault.AGENT: _NODE_SIGNS,
     Fault.NODE: _NODE_SIGNS,
     Fault.CONTROLLER: _Signs(),
+    Fault.SILENT: _Signs(),
     Fault.PARTITION: _Signs(),
     Fault.DISK_FULL: _Signs(causes=("storage",)),
     Fault.STORE_DOWN: _Signs(causes=("storage",)),
@@ -122,7 +123,7 @@ def expected(row: Row) -> Expectation:
     redone = _REDONE_FROM_STORAGE if row.fault in _KILLS_NODE else _REDONE_FROM_MEMORY
     if row.moment in (Moment.RESTORE, Moment.RECOVERY, Moment.DIAGNOSIS, Moment.TWICE):
         # The other fault of the row has an incident too, or shares this one.
-        if row.fault in STORE and row.moment is not Moment.TWICE:
+        if row.fault in STORE and row.moment in (Moment.RESTORE, Moment.RECOVERY):
             also, actions = (*also, *_NODE_GONE, "storage", "transient"), ()
             redone = _REDONE_FROM_STORAGE
             # It is well again when the next upload is due.
@@ -131,13 +132,16 @@ def expected(row: Row) -> Expectation:
             also, actions = (*also, "worker_killed"), (*actions, *_RESTART)
         if row.moment in (Moment.DIAGNOSIS, Moment.TWICE):
             causes = (*causes, "worker_killed") if causes else ()
-            names_victim = False
+            # What is diagnosed is that a rank of the same node was killed.
+            names_victim = names_victim and row.moment is Moment.DIAGNOSIS
     if row.moment is Moment.START:
         # It is waited for. One that is silent for a moment has answered late, no more.
         if row.fault is Fault.STORE_DOWN:
             causes = ("storage",)
         elif row.fault is Fault.STORE_SILENT:
             causes, also = (), ("storage",)
+    if is_lasting(row):
+        causes, also, names_victim = ("straggler",), ("slowdown",), True
     return Expectation(
         causes=causes,
         also=also,

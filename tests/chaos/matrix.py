@@ -4,7 +4,7 @@ A row is one job with one fault at one moment. Not every combination means somet
 that computes nothing cannot compute a NaN, and while nodes are diagnosed no rank runs.
 The full matrix has every row that means something; a subset covers every fault, and every
 pair of the other properties, with as few rows as a greedy choice finds. Another seed
-chooses other rows, so that a year of runs sees all of them.
+chooses other rows.
 
 What does not belong here: how a fault is struck (`orders`, `strikes`), and what is expected
 of it (`expected`).
@@ -38,7 +38,9 @@ class Fault(StrEnum):
     AGENT = "agent-killed"
     NODE = "node-killed"
     CONTROLLER = "controller-killed"
-    PARTITION = "controller-silent"
+    SILENT = "controller-silent"
+    # Alive, and out of reach.
+    PARTITION = "controller-partitioned"
     DISK_FULL = "disk-full"
     STORE_DOWN = "store-down"
     STORE_SILENT = "store-silent"
@@ -80,15 +82,18 @@ class Victim(StrEnum):
 
 STORE = (Fault.DISK_FULL, Fault.STORE_DOWN, Fault.STORE_SILENT)
 # These strike the control plane or the store, and so no rank in particular.
-WITHOUT_VICTIM = (Fault.CONTROLLER, Fault.PARTITION, *STORE)
+WITHOUT_VICTIM = (Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, *STORE)
 # Carried out by the rank itself.
 INSIDE = (Fault.EXIT, Fault.EXCEPTION, Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
 _OF_A_STEP = (Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
 # What strikes something that is there while no rank runs.
-_WITHOUT_RANKS = (Fault.STANDBY, Fault.AGENT, Fault.NODE, Fault.CONTROLLER, Fault.PARTITION)
+_WITHOUT_RANKS = (
+    *(Fault.STANDBY, Fault.AGENT, Fault.NODE, Fault.CLOCK),
+    *(Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, *STORE),
+)
 
 # Properties whose pairs a subset covers. Faults by moments are left to the seeds: they alone
-# would be 131 rows.
+# would be 147 rows.
 _PAIRS = (
     ("fault", "victim"),
     ("moment", "layout"),
@@ -119,15 +124,30 @@ def has_meaning(row: Row) -> bool:
     match row.moment:
         case Moment.DIAGNOSIS:
             return row.fault in _WITHOUT_RANKS
-        case Moment.FIRST_STEP | Moment.STEADY:
+        case Moment.FIRST_STEP | Moment.STEADY | Moment.UPLOAD:
             return True
         case Moment.RECOVERY:
             return row.fault is not Fault.ZOMBIE
         case _:
-            # A node that sleeps through a start is one that never took part.
+            # A node that sleeps through a start is one that never took part, and a step whose
+            # other rank is gone computes nothing that could be wrong.
             return row.fault not in _OF_A_STEP and not (
                 row.fault is Fault.ZOMBIE and row.moment in (Moment.START, Moment.RESTORE)
             )
+
+
+def is_lasting(row: Row) -> bool:
+    """Whether the fault goes on until somebody is told of it.
+
+    A rank is called slow after three windows of ten seconds, and only beside equals: stages
+    of a pipeline have none of two ranks. At the other moments it is slow for a few seconds,
+    which is no fault yet.
+    """
+    return (
+        row.fault is Fault.STARVED
+        and row.moment is Moment.STEADY
+        and row.layout is not LayoutName.PP2
+    )
 
 
 def full() -> tuple[Row, ...]:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from checkpoint.storage import CorruptCheckpointError, Storage
 from outlast.v1 import incidents_pb2
-from tests.chaos.cluster import NUM_STEPS, Plant, remains, small_disk
+from tests.chaos.cluster import Plant, remains, small_disk
 from tests.chaos.expected import Outcome, SeenIncident
-from tests.chaos.matrix import Fault, LayoutName, Row, full, named
+from tests.chaos.matrix import Fault, LayoutName, Row, full, is_lasting, named
 from tests.chaos.orders import orders_for
 from tests.chaos.strikes import carry_out
 from tests.e2e.cluster import wait_for
@@ -34,16 +34,18 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("row", nargs="?")
     parser.add_argument("--layout", type=LayoutName)
+    parser.add_argument("--long", action="store_true", help="as rows whose fault goes on")
     parser.add_argument("--losses", type=Path, help="those of the undisturbed job")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.row is None:
-        losses = undisturbed(Plant(given.folder, None, given.layout))
+        losses = undisturbed(Plant(given.folder, None, given.layout, is_long=given.long))
         (given.folder / "losses.json").write_text(json.dumps(losses))
         return 0
     row = named(given.row, full())
     losses = {int(step): loss for step, loss in json.loads(given.losses.read_text()).items()}
-    outcome = run(Plant(given.folder, row, row.layout), row, losses)
+    plant = Plant(given.folder, row, row.layout, is_long=is_lasting(row))
+    outcome = run(plant, row, losses)
     (given.folder / "outcome.json").write_text(json.dumps(outcome.to_json(), indent=1))
     return 0
 
@@ -93,7 +95,7 @@ def run(plant: Plant, row: Row, losses: dict[int, float]) -> Outcome:
     if files and seen is not None and seen.state == "SUCCEEDED":
         trouble.append(f"host memory left: {files[:4]}")
     seen = seen or _Seen("", "", 0, {}, ())
-    differs = [step for step in range(1, NUM_STEPS + 1) if seen.losses.get(step) != losses[step]]
+    differs = [step for step in losses if seen.losses.get(step) != losses[step]]
     return Outcome(
         state=seen.state,
         reason=seen.reason,

@@ -10,13 +10,14 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from controller.local.processes import members_of
 from tests.chaos.cluster import Plant
-from tests.chaos.matrix import INSIDE, STORE, Fault, Moment, Row
+from tests.chaos.matrix import INSIDE, STORE, Fault, Moment, Row, is_lasting
 from tests.chaos.orders import other_rank, struck_rank
 from tests.e2e.cluster import wait_for
 
@@ -26,6 +27,8 @@ RESTART_AFTER_S = 1.0
 STORE_AWAY_S = 5.0
 # A tenth of a core, in slices; a rank that stops for longer is not slow but stopped.
 STARVED_S = 5.0
+# Three windows of ten seconds, and what a busy machine adds.
+STRAGGLER_WITHIN_S = 120.0
 RUNS_S, WAITS_S = 0.02, 0.18
 CLOCK_JUMP_S = 3600.0
 # A machine that does much else starts a job in a minute.
@@ -74,9 +77,11 @@ def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
             assert plant.controller is not None
             plant.controller.kill()
             plant.controller.wait()
-        case Fault.PARTITION:
+        case Fault.SILENT:
             assert plant.controller is not None
             plant.controller.send_signal(signal.SIGSTOP)
+        case Fault.PARTITION:
+            plant.cable.cut()
         case Fault.DISK_FULL:
             _fill(plant.disk)
         case Fault.STORE_DOWN:
@@ -104,14 +109,20 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
         case Fault.STARVED:
             pid = plant.desk.reached("strike")
             assert pid is not None
-            _starve(pid)
+            if is_lasting(row):
+                _starve(pid, STRAGGLER_WITHIN_S, until=lambda: _is_told(plant, "straggler"))
+            else:
+                _starve(pid, STARVED_S)
         case Fault.CONTROLLER:
             time.sleep(RESTART_AFTER_S)
             plant.start_controller()
-        case Fault.PARTITION:
+        case Fault.SILENT:
             assert plant.controller is not None
             time.sleep(AWAY_S)
             plant.controller.send_signal(signal.SIGCONT)
+        case Fault.PARTITION:
+            time.sleep(AWAY_S)
+            plant.cable.mend()
         case Fault.STORE_DOWN | Fault.STORE_SILENT:
             # Uploads can wait; a start cannot go on without it.
             if row.moment in (Moment.START, Moment.RESTORE, Moment.RECOVERY):
@@ -145,10 +156,14 @@ def _fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
-def _starve(pid: int) -> None:
-    deadline_s = time.monotonic() + STARVED_S
+def _is_told(plant: Plant, cause: str) -> bool:
+    return any(incident.cause == cause for incident in plant.cluster.incidents(plant.job_id))
+
+
+def _starve(pid: int, for_s: float, *, until: Callable[[], bool] = lambda: False) -> None:
+    deadline_s = time.monotonic() + for_s
     with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and not until():
             os.kill(pid, signal.SIGSTOP)
             time.sleep(WAITS_S)
             os.kill(pid, signal.SIGCONT)

@@ -75,3 +75,23 @@ def test_the_second_fault_of_a_row_may_have_its_own_incident() -> None:
 
 def test_what_is_left_after_the_end_is_a_problem() -> None:
     assert "processes left: [7]" in found(ROW, replace(GOOD, trouble=("processes left: [7]",)))
+
+
+def test_a_rank_that_starves_on_must_be_told_and_named_and_one_that_did_for_a_moment_need_not() -> (
+    None
+):
+    row = Row(Fault.STARVED, Moment.STEADY, LayoutName.DP2, Victim.LAST)
+    told = replace(INCIDENT, cause="straggler", action="")
+    assert found(row, replace(GOOD, incidents=(told,))) == ""
+    assert "not detected" in found(row, replace(GOOD, incidents=()))
+    other = replace(told, culprits=("node-0",))
+    assert "node-1 was struck, blamed: node-0" in found(row, replace(GOOD, incidents=(other,)))
+    assert found(replace(row, moment=Moment.UPLOAD), replace(GOOD, incidents=())) == ""
+
+
+def test_a_deadlock_is_the_program_s_mistake() -> None:
+    row = Row(Fault.DEADLOCK, Moment.STEADY, LayoutName.PP2, Victim.LAST)
+    mistake = replace(INCIDENT, cause="user_error", culprits=())
+    assert found(row, replace(GOOD, incidents=(mistake,))) == ""
+    hang = replace(mistake, cause="hang", culprits=("node-0", "node-1"))
+    assert "unexpected incident: hang" in found(row, replace(GOOD, incidents=(hang,)))

@@ -57,7 +57,8 @@ def test_what_strikes_no_rank_has_no_victim_and_all_else_has() -> None:
 def test_faults_of_a_step_need_a_step() -> None:
     row = Row(Fault.NAN, Moment.STEADY, LayoutName.DP2, Victim.LAST)
     assert has_meaning(row)
-    for moment in (Moment.START, Moment.RESTORE, Moment.DIAGNOSIS, Moment.UPLOAD):
+    assert has_meaning(replace(row, moment=Moment.UPLOAD))
+    for moment in (Moment.START, Moment.RESTORE, Moment.DIAGNOSIS, Moment.TWICE):
         assert not has_meaning(replace(row, moment=moment))
 
 

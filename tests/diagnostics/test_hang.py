@@ -355,8 +355,15 @@ def test_words_of_a_heartbeat_say_what_the_black_box_holds(tmp_path: Path, leave
 
 @pytest.mark.parametrize(
     "words",
-    ["nonsense", "in tp all_reduce 7", "in tp juggle #7", "in moon send #1", "x tp send #1"],
+    [
+        "nonsense",
+        "in tp all_reduce 7",
+        "in tp juggle #7",
+        "in moon send #1",
+        "x tp send #1",
+        "in tp broadcast #1 to 0",
+    ],
 )
 def test_words_that_nobody_says_are_refused(words: str) -> None:
-    with pytest.raises(ValueError, match=r"nonsense|all_reduce 7|juggle|moon|x tp"):
+    with pytest.raises(ValueError, match=r"nonsense|all_reduce 7|juggle|moon|x tp|to 0"):
         facts_from_words(0, "data", words, CUBE)

@@ -42,8 +42,8 @@ class Silent:
     def __init__(self) -> None:
         self.entered: list[tuple[Op, Group, int]] = []
 
-    def enter(self, op: Op, group: Group, micro_batch: int = -1) -> int:
-        self.entered.append((op, group, micro_batch))
+    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
+        self.entered.append((op, group, detail))
         return len(self.entered)
 
     def leave(self) -> None:

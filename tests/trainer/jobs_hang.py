@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,22 +10,43 @@ import torch
 from outlast.blackbox import Phase, Reader, Writer
 from outlast.layout import Layout
 from tests.trainer.ranks import RankContext
-from trainer.parallel.mesh import build_mesh
+from trainer.parallel.mesh import Mesh, build_mesh
 
 SQUARE = Layout(tp=2, dp=2)
+PAIR = Layout(dp=2)
 # How long ranks stand in their operation before it gives up, so that the test ends.
 GIVES_UP_S = 2.0
 
 
 def swapped_groups(context: RankContext, folder: str) -> dict[str, object]:
-    """Ranks 1 and 2 reduce over dp before tp, the others the other way round.
+    """Ranks 1 and 2 reduce over dp before tp, the others the other way round."""
 
-    What the rank's box says once its operation has given up.
-    """
+    def swapped(mesh: Mesh) -> None:
+        groups = (mesh.dp, mesh.tp) if context.rank in (1, 2) else (mesh.tp, mesh.dp)
+        for comm in groups:
+            comm.all_reduce(torch.ones(1))
+
+    return _stuck(context, folder, SQUARE, swapped)
+
+
+def swapped_roots(context: RankContext, folder: str) -> dict[str, object]:
+    """Two broadcasts, from rank 0 and from rank 1, in another order on each of both."""
+
+    def swapped(mesh: Mesh) -> None:
+        for root in (1, 0) if context.rank == 0 else (0, 1):
+            mesh.dp.broadcast(torch.ones(1), root)
+
+    return _stuck(context, folder, PAIR, swapped)
+
+
+def _stuck(
+    context: RankContext, folder: str, layout: Layout, hang: Callable[[Mesh], None]
+) -> dict[str, object]:
+    """What the rank's box says once its operation has given up."""
     path = Path(folder) / f"rank-{context.rank}.blackbox"
-    box = Writer(path, rank=context.rank, world_size=4, attempt=1)
+    box = Writer(path, rank=context.rank, world_size=layout.world_size, attempt=1)
     mesh = build_mesh(
-        SQUARE,
+        layout,
         context.rank,
         store=context.store(),
         device=torch.device("cpu"),
@@ -37,10 +59,8 @@ def swapped_groups(context: RankContext, folder: str) -> dict[str, object]:
     # In step first: connections are made, and every counter is past zero.
     for comm in (mesh.tp, mesh.dp):
         comm.all_reduce(torch.ones(1))
-    groups = (mesh.dp, mesh.tp) if context.rank in (1, 2) else (mesh.tp, mesh.dp)
     try:
-        for comm in groups:
-            comm.all_reduce(torch.ones(1))
+        hang(mesh)
     except Exception as error:  # noqa: BLE001  # whatever says that it gave up
         problem = type(error).__name__
     else:

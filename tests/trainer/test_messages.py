@@ -165,7 +165,7 @@ class _OrderedComm(Comm):
         self._network.posted[self._name, peer, self.index].append((tag, tensor))
         return _Awaited(self._network, tensor)
 
-    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
+    def wait(self, works: Sequence[Pending], op: Op, detail: int = -1) -> None:
         for work in works:
             work.wait()
 

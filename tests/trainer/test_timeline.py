@@ -169,7 +169,7 @@ def test_passes_and_waits_have_the_devices_times(
     use = meter.take(_Timing())
     assert use.forward_ns == 35_000_000
     assert use.hidden_ns == {Group.TP: 30_000_000}
-    assert [(op.op, op.seq, op.micro_batch) for op in reader.ops()] == [
+    assert [(op.op, op.seq, op.detail) for op in reader.ops()] == [
         (Op.ALL_GATHER, 1, 7),
         (Op.ALL_GATHER, 2, 7),
     ]

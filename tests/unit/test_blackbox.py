@@ -89,7 +89,7 @@ def test_operation_entered_but_not_left_is_visible(path: Path) -> None:
     assert reader.present().last_op == "in dp all_reduce #1"
     writer.leave()
     assert reader.present().last_op == "after dp all_reduce #1"
-    assert writer.enter(Op.RECV, Group.PP, micro_batch=2) == 1
+    assert writer.enter(Op.RECV, Group.PP, detail=2) == 1
     assert [record.op for record in reader.ops()] == [Op.ALL_REDUCE]
 
 

@@ -42,7 +42,7 @@ class PeerLostError(RetryableError):
 class Recorder(Protocol):
     """The part of the black box that `Comm` writes."""
 
-    def enter(self, op: Op, group: Group, micro_batch: int = -1) -> int: ...
+    def enter(self, op: Op, group: Group, detail: int = -1) -> int: ...
 
     def leave(self) -> None: ...
 
@@ -177,7 +177,7 @@ class Comm:
         """Start to receive from the member at index `peer`."""
         raise ValueError(f"group {self.group.name} has no member to receive from")
 
-    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
+    def wait(self, works: Sequence[Pending], op: Op, detail: int = -1) -> None:
         """Wait for messages under way."""
 
     def departed(self) -> None:
@@ -193,7 +193,7 @@ class _Wait:
 
     op: Op
     seq: int
-    micro_batch: int
+    detail: int
     since_ns: int = 0
 
 
@@ -232,8 +232,8 @@ class BackendComm(Comm):
             raise self._lost("recv", error) from error
         return work
 
-    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
-        with self.waiting(op, micro_batch):
+    def wait(self, works: Sequence[Pending], op: Op, detail: int = -1) -> None:
+        with self.waiting(op, detail):
             for work in works:
                 work.wait()
 
@@ -244,13 +244,13 @@ class BackendComm(Comm):
         self._timeline.stamp(self._land)
 
     @contextmanager
-    def waiting(self, op: Op, micro_batch: int = -1) -> Iterator[None]:
+    def waiting(self, op: Op, detail: int = -1) -> Iterator[None]:
         """Around whatever can wait for another rank.
 
         Raises:
             PeerLostError: what is inside failed.
         """
-        wait = _Wait(op, self._recorder.enter(op, self.group, micro_batch), micro_batch)
+        wait = _Wait(op, self._recorder.enter(op, self.group, detail), detail)
         self._timeline.stamp(partial(self._begin_wait, wait))
         try:
             yield
@@ -289,7 +289,7 @@ class BackendComm(Comm):
             op=wait.op,
             group=self.group,
             seq=wait.seq,
-            micro_batch=wait.micro_batch,
+            detail=wait.detail,
             start_ns=wait.since_ns,
             end_ns=end_ns,
         )

@@ -72,7 +72,7 @@ class GlooComm(BackendComm):
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         tag = self.next_tag()
-        with self.waiting(Op.BROADCAST):
+        with self.waiting(Op.BROADCAST, root):
             if self.index == root:
                 works = [self.post_send(tensor, peer, tag) for peer in self.peers]
             else:

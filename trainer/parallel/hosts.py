@@ -92,7 +92,7 @@ class _HostGroup(BackendComm):
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         if length:
-            with self.waiting(Op.BROADCAST):
+            with self.waiting(Op.BROADCAST, options.rootRank):
                 self._backend.broadcast([content], options).wait()
         return content.numpy().tobytes()
 

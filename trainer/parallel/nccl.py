@@ -60,7 +60,7 @@ class NcclComm(BackendComm):
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        with self.waiting(Op.BROADCAST):
+        with self.waiting(Op.BROADCAST, root):
             self._backend.broadcast([tensor], options).wait()
         self.bytes_sent += tensor.nbytes if self.index == root else 0
         return tensor
