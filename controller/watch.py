@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # Ranks on one node; more in a heartbeat is a mistake of the sender.
 MAX_RANKS = 1_024
+# The rarest, in what is told of a hang that is only logged.
+_MAX_PLACES = 4
 # How often somebody asks for jobs that stand still.
 LOOK_S = 1.0
 
@@ -251,7 +253,9 @@ class Watch:
             return []
         self._told_hangs[job.job_id] = job.attempt
         if mode == "log":
-            words = f"the job stood still for {standing.stands_s:.1f} s; {verdict.reason}"
+            places = where_all_stand(list(self._facts_of(job, now_wall_s)))
+            stood = "; ".join(places[:_MAX_PLACES])
+            words = f"the job stood still for {standing.stands_s:.1f} s; {verdict.reason}; {stood}"
             return [_logged_hang(job, words, now_wall_s)]
         limit = f"at most {standing.limit_s or 0.0:.1f} s: {standing.source}"
         return [self._stalled(job, standing.stands_s, limit, now_wall_s, verdict)]

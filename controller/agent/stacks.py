@@ -14,6 +14,7 @@ import shutil
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,6 +40,7 @@ _STATES = {
     "t": "stopped by a debugger",
     "Z": "dead",
 }
+_LOOK_S = 0.05
 # Where torch's NCCL listens for an order to write its flight recorder down.
 _RECORDER_PIPE = "nccl-{rank}.pipe"
 _RECORDER_FILE = "nccl-{rank}"
@@ -51,6 +53,10 @@ async def collect(
 
     Of those that take longer, what /proc says.
     """
+    deadline_s = time.monotonic() + within_s
+    workers = list(workers)
+    # First: torch writes it in a thread of its own, beside the rest.
+    records = {worker.rank: _ask_for_flight_record(worker) for worker in workers}
     gate = asyncio.Semaphore(MAX_AT_ONCE)
     tasks = {asyncio.create_task(_collect_one(worker, gate)): worker for worker in workers}
     found = [_own()]
@@ -64,7 +70,18 @@ async def collect(
             task.result() if task in done else _told(worker, "", too_slow)
             for task, worker in tasks.items()
         ]
+    await _wait_for([path for path in records.values() if path is not None], deadline_s)
+    for told in found:
+        record = records.get(told.rank)
+        if record is not None and record.exists():
+            told.paths.append(str(record))
     return found
+
+
+async def _wait_for(paths: list[Path], deadline_s: float) -> None:
+    """Until all these files are there, or it is too late."""
+    while time.monotonic() < deadline_s and not all(path.exists() for path in paths):
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _collect_one(worker: Worker, gate: asyncio.Semaphore) -> agents_pb2.RankStacks:
@@ -80,12 +97,11 @@ def _told(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
     place = place_of(dump) or _kernel_place(worker.pid)
     text = f"process {worker.pid}: {_STATES.get(state, state)}\n{why_not}{dump}"
     path = worker.paths.log.with_suffix(".stacks.txt")
-    paths = [*_write(path, text), *_flight_record(worker)]
     return agents_pb2.RankStacks(
         rank=worker.rank,
         place=f"{_STATES.get(state, state)} at {place or 'an unknown place'}",
         text=text[:MAX_TEXT_BYTES],
-        paths=paths,
+        paths=_write(path, text),
     )
 
 
@@ -135,20 +151,23 @@ def _kernel_place(pid: int) -> str:
         return ""
 
 
-def _flight_record(worker: Worker) -> list[str]:
+def _ask_for_flight_record(worker: Worker) -> Path | None:
     """Have torch write NCCL's flight recorder down; where that will be, if it can be had."""
     folder = worker.paths.log.parent
     pipe = folder / _RECORDER_PIPE.format(rank=worker.rank)
     if not pipe.is_fifo():
-        return []
+        return None
+    record = folder / _RECORDER_FILE.format(rank=worker.rank)
     try:
+        # What an earlier hang left would pass for this one's.
+        record.unlink(missing_ok=True)
         # Unlike a shell's redirection this does not wait for a reader.
         with open(pipe, "r+b", buffering=0) as file:
             file.write(b"1\n")
     except OSError as error:
         logger.warning("no flight recorder: worker=%s %s", worker.key, error)
-        return []
-    return [str(folder / _RECORDER_FILE.format(rank=worker.rank))]
+        return None
+    return record
 
 
 def _own() -> agents_pb2.RankStacks:

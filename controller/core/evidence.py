@@ -55,6 +55,13 @@ def _is_one_too_many(evidence: tuple[Evidence, ...], sign: Evidence) -> bool:
     ]
     if len(alike) < MAX_ALIKE:
         return False
+    if sign.kind is EvidenceKind.STACKS and len(alike) < 2 * MAX_ALIKE:
+        # Ranks that wait are alike; the one that they wait for is not, or is blamed already.
+        is_blamed = any(
+            (item.kind, item.rank) == (EvidenceKind.STALLED, sign.rank) for item in evidence
+        )
+        if is_blamed or all(item.fingerprint != sign.fingerprint for item in alike):
+            return False
     return sign.kind in _COMES_IN_NUMBERS or any(item.node == sign.node for item in alike)
 
 

@@ -22,6 +22,7 @@ _CAUSE_OF_CLASS = {
     "cuda_oom": Cause.OUT_OF_MEMORY,
     "oom_host": Cause.OUT_OF_MEMORY,
     "storage": Cause.STORAGE,
+    "device": Cause.DEVICE,
     "killed_by_signal": Cause.WORKER_KILLED,
     "nccl": Cause.TRANSIENT,
     "non_finite": Cause.NON_FINITE,
@@ -33,6 +34,8 @@ _CAUSE_OF_CLASS = {
 _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
 _DETERMINISTIC = ("user_error", "cuda_oom")
+# The faults before this one that `Facts.blamed_before` looks back on.
+_BLAMED_BEFORE = 2
 # Figures of healthy nodes differ by more than a tenth from run to run.
 _CLEARLY_WORSE = 0.8
 
@@ -214,11 +217,15 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     always = Rung.RESTART not in facts.ladder
     often = facts.faults_in_row >= facts.in_place_restarts
     detected = _detected(facts.evidence)
+    # Uncorrectable memory, or a device that is gone: on the same node it would come again.
+    device = _cause(facts) is Cause.DEVICE
     is_anyones = root is not None and root.fault_class in ANYONES
     has_suspects = bool(culprits) or is_anyones
     may_check = Rung.DIAGNOSE in facts.ladder and has_suspects and not facts.findings
-    if may_check and (always or often or known_bad or detected):
-        if detected:
+    if may_check and (always or often or known_bad or detected or device):
+        if device:
+            because = "a device reports a fault of its own"
+        elif detected:
             because = "a detector that acts speaks against it"
         elif known_bad:
             because = f"the second fault on {', '.join(known_bad)} lately"
@@ -234,6 +241,15 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
             fingerprint=fingerprint,
         )
     checked = "; checks found nothing" if facts.findings else ""
+    if unseen := _bad_unseen(facts, culprits):
+        return Verdict(
+            action=Action.REPLACE_NODES,
+            cause=_cause(facts),
+            reason=f"{what}{checked}, but it is the third fault in a row there; "
+            f"replacing {', '.join(unseen)}",
+            culprits=unseen,
+            fingerprint=fingerprint,
+        )
     return Verdict(
         action=Action.RESTART_IN_PLACE,
         cause=_cause(facts),
@@ -241,6 +257,21 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
         culprits=culprits,
         fingerprint=fingerprint,
     )
+
+
+def _bad_unseen(facts: Facts, culprits: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Nodes that break one attempt after another, though their checks pass.
+
+    Found in simulation: such a node used up the job's whole retry budget in place. Only faults
+    that a program hardly makes by itself count; those of user code would follow it elsewhere.
+    """
+    may_replace = facts.findings and Rung.REPLACE in facts.ladder
+    if not may_replace or _cause(facts) is not Cause.TRANSIENT:
+        return ()
+    # What began before the last checkpoint was overcome.
+    if facts.faults_in_row < _BLAMED_BEFORE:
+        return ()
+    return tuple(node for node in culprits if node in facts.blamed_before)
 
 
 def _within_ladder(verdict: Verdict, facts: Facts) -> Verdict:

@@ -37,6 +37,7 @@ class Cause(StrEnum):
     TRANSIENT = "transient"
     OUT_OF_MEMORY = "out_of_memory"
     STORAGE = "storage"
+    DEVICE = "device"
     CONFIG = "config"
     NODE_LOST = "node_lost"
     NODE_UNRESPONSIVE = "node_unresponsive"

@@ -21,7 +21,8 @@ class ExitClass(StrEnum):
     CASCADE = "cascade"  # another rank died or hangs, this one noticed
     OOM_HOST = "oom_host"  # host memory ran out
     CUDA_OOM = "cuda_oom"  # device memory ran out
-    DEVICE = "device"  # the accelerator reports a fault
+    DEVICE = "device"  # the accelerator reports a fault of its own
+    KERNEL = "kernel"  # what ran on it went wrong: its program's mistake, or its fault
     NON_FINITE = "non_finite"  # the loss that it computed was not a number
     NON_FINITE_OWN = "non_finite_own_gradient"  # the loss was one, and its own gradient was not
     NON_FINITE_GRADIENT = "non_finite_gradient"  # only the gradient was not; nobody knows whose
@@ -100,15 +101,29 @@ RULES: tuple[Rule, ...] = (
         exit_class=ExitClass.DEVICE,
         pattern=re.compile(
             r"uncorrectable (?:NVLink|ECC) error|ECC error encountered|fallen off the bus|"
-            r"an illegal memory access|unspecified launch failure|misaligned address|"
-            r"Invalid access of peer GPU memory|illegal instruction was encountered|"
+            r"Invalid access of peer GPU memory|"
             r"all CUDA-capable devices are busy|device not ready|no CUDA-capable device"
         ),
         matches=(
             "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "RuntimeError: CUDA error: uncorrectable NVLink error was detected",
+            "RuntimeError: No CUDA GPUs are available: no CUDA-capable device is detected",
+        ),
+        misses=(
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "RuntimeError: CUDA error: device-side assert triggered",
+        ),
+    ),
+    Rule(
+        name="kernel fault",
+        exit_class=ExitClass.KERNEL,
+        pattern=re.compile(
+            r"an illegal memory access|unspecified launch failure|misaligned address|"
+            r"illegal instruction was encountered"
+        ),
+        matches=(
             "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
             "RuntimeError: CUDA error: unspecified launch failure",
-            "RuntimeError: CUDA error: uncorrectable NVLink error was detected",
         ),
         misses=(
             "RuntimeError: CUDA error: device-side assert triggered",

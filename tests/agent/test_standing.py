@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,17 +162,36 @@ def test_what_takes_too_long_is_left_out_and_the_state_remains(
     assert "took longer than 0 s" in found.text
 
 
-def test_the_flight_recorder_is_asked_for_where_torch_listens(tmp_path: Path, sleeper: int) -> None:
-    pipe = tmp_path / "nccl-1.pipe"
+def test_the_flight_recorder_is_asked_for_and_waited_for_where_torch_listens(
+    tmp_path: Path, sleeper: int
+) -> None:
+    pipe, record = tmp_path / "nccl-1.pipe", tmp_path / "nccl-1"
     os.mkfifo(pipe)
-    handle = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    record.write_text("of an earlier hang")
+    handle = os.open(pipe, os.O_RDWR)
+
+    def write_down() -> None:
+        assert os.read(handle, 16) == b"1\n"
+        assert not record.exists()
+        record.write_text("of this one")
+
+    torch = threading.Thread(target=write_down)
+    torch.start()
     try:
         with worker_of(tmp_path, sleeper) as (worker, _):
             _, found = asyncio.run(stacks.collect([worker]))
-        assert os.read(handle, 16) == b"1\n"
     finally:
+        torch.join()
         os.close(handle)
-    assert str(tmp_path / "nccl-1") in found.paths
+    assert str(record) in found.paths
+    assert record.read_text() == "of this one"
+
+
+def test_a_flight_record_that_never_comes_is_not_promised(tmp_path: Path, sleeper: int) -> None:
+    os.mkfifo(tmp_path / "nccl-1.pipe")
+    with worker_of(tmp_path, sleeper) as (worker, _):
+        _, found = asyncio.run(stacks.collect([worker], within_s=0.5))
+    assert not any("nccl" in path for path in found.paths)
 
 
 def host_at(tmp_path: Path) -> tuple[Host, list[agents_pb2.AgentEvent]]:

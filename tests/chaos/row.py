@@ -147,7 +147,11 @@ def _watch_to_the_end(plant: Plant) -> _Seen:
 def _is_settled(plant: Plant) -> bool:
     """Whether incidents are closed and, the last upload being over, host memory is given back."""
     closed = all(item.state == "CLOSED" for item in plant.cluster.incidents(plant.job_id))
-    return closed and not any(path.is_file() for path in plant.memory_dir.rglob("*"))
+    try:
+        return closed and not any(path.is_file() for path in plant.memory_dir.rglob("*"))
+    except FileNotFoundError:
+        # A folder went while it was looked into.
+        return False
 
 
 def _seen_incident(incident: incidents_pb2.Incident) -> SeenIncident:

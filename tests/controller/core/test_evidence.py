@@ -46,6 +46,22 @@ def test_the_first_sign_of_each_node_that_decides_is_kept() -> None:
     assert gathered([*cascades(100), *lost, *again])[MAX_ALIKE:] == tuple(lost)
 
 
+def test_stacks_of_a_rank_that_others_wait_for_are_kept_however_many_wait() -> None:
+    waiting = [
+        sign(EvidenceKind.STACKS, number, fingerprint="waits") for number in range(2, 2 * MAX_ALIKE)
+    ]
+    blamed = sign(EvidenceKind.STACKS, 1000, fingerprint="waits")
+    odd = sign(EvidenceKind.STACKS, 1001, fingerprint="reads a file")
+    evidence = gathered([sign(EvidenceKind.STALLED, 1000), *waiting, blamed, odd])
+    assert evidence[-2:] == (blamed, odd)
+    assert len(evidence) == 1 + MAX_ALIKE + 2
+    every = [
+        sign(EvidenceKind.STACKS, number, fingerprint=f"f{number}")
+        for number in range(10 * MAX_ALIKE)
+    ]
+    assert len(gathered(every)) == 2 * MAX_ALIKE
+
+
 def test_tracebacks_stay_with_the_first_failures_that_differ() -> None:
     failures = [
         sign(EvidenceKind.WORKER_EXIT, number, fingerprint=f"f{number % 9}", traceback=f"t{number}")

@@ -7,6 +7,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.effects import SearchFaults
 from controller.core.facts import fold
+from controller.core.records import Cause
 from controller.core.states import JobState, NodeState
 from tests.controller.core.driver import JOB, Driver
 
@@ -24,6 +25,17 @@ def test_a_second_fault_on_a_node_is_diagnosed_and_a_failed_check_replaces_it() 
         "job REPAIRING a2",
         "n1 QUARANTINED",
     ]
+    assert driver.job().nodes == ("n3", "n2")
+
+
+def test_a_device_that_reports_a_fault_of_its_own_has_its_node_checked_at_once() -> None:
+    driver = Driver().running()
+    driver.send(driver.exited(0, fault_class="device", detail="uncorrectable ECC error"))
+    driver.answer_all("a1/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+    assert driver.incident().cause is Cause.DEVICE
+    assert "a device reports a fault of its own" in driver.incident().reason
+    driver.searched({"n1": "fail"})
     assert driver.job().nodes == ("n3", "n2")
 
 
