@@ -15,7 +15,7 @@ from controller.core.detections import HOST_CAUSES
 from controller.core.events import Detected, DetectionEnded, Event
 from controller.core.facts import State
 from controller.core.records import Cause, JobRecord
-from controller.core.states import AT_WORK, JobState
+from controller.core.states import AT_WORK, TERMINAL, JobState
 from controller.specs import spec_of
 from controller.store.curves import StepRow
 from diagnostics.core.curves import CALM_STEPS, SpeedWatch, SpikeWatch, Step, not_a_number
@@ -41,8 +41,8 @@ class _Tables:
 
     attempt: Attempt
     stragglers: StragglerTable
+    speed: SpeedWatch
     spikes: SpikeWatch = field(default_factory=SpikeWatch)
-    speed: SpeedWatch = field(default_factory=SpeedWatch)
     data: dict[int, Lasting] = field(default_factory=dict)
     # Steps since something odd, by what it was.
     calm: dict[Cause, int] = field(default_factory=dict)
@@ -58,6 +58,8 @@ class Detectors:
     def __init__(self, state: State) -> None:
         self._state = state
         self._tables: dict[JobId, _Tables] = {}
+        # Ranks, and their best window of steps: attempts of as many ranks are held against it.
+        self._best_steps_s: dict[JobId, tuple[int, float | None]] = {}
 
     def steps(self, job_id: JobId, rows: Sequence[StepRow]) -> list[Event]:
         """Figures of completed steps."""
@@ -78,6 +80,7 @@ class Detectors:
             events += self._odd(job, tables, Cause.NON_FINITE, not_a_number(step), row.at_s)
             events += self._odd(job, tables, Cause.SPIKE, tables.spikes.take(step), row.at_s)
             change = tables.speed.take(step)
+            self._best_steps_s[job.job_id] = (job.plan.world_size, tables.speed.best_s)
             events += self._changed(job, Cause.SLOWDOWN, change, tables.speed.words, row.at_s)
         return events
 
@@ -118,6 +121,8 @@ class Detectors:
         job = self._state.jobs.get(job_id)
         if job is None or job.state is not JobState.RUNNING:
             self._tables.pop(job_id, None)
+            if job is None or job.state in TERMINAL:
+                self._best_steps_s.pop(job_id, None)
             return None
         return job
 
@@ -129,7 +134,10 @@ class Detectors:
             for rank in range(layout.world_size):
                 stages.setdefault(layout.coordinate(rank).pp, []).append(rank)
             equals = StragglerTable([*stages.values()])
-            tables = self._tables[job.job_id] = _Tables(attempt=job.attempt, stragglers=equals)
+            ranks, best_s = self._best_steps_s.get(job.job_id, (0, None))
+            speed = SpeedWatch(best_s if ranks == job.plan.world_size else None)
+            tables = _Tables(attempt=job.attempt, stragglers=equals, speed=speed)
+            self._tables[job.job_id] = tables
         return tables
 
     def _window(self, job: JobRecord, tables: _Tables, at_s: float, now_s: float) -> list[Event]:

@@ -111,7 +111,12 @@ class Host:
         """Look once, and say what is new."""
         state = read_host(self._root, self._folders, self._kernel_log.new_lines())
         for change in self._watch.take(state):
-            sign = agents_pb2.HostSign(subject=change.subject, what=change.what, words=change.words)
+            sign = agents_pb2.HostSign(
+                subject=change.subject,
+                what=change.what,
+                words=change.words,
+                spares_node=change.spares_node,
+            )
             event = agents_pb2.AgentEvent(at_s=time.time(), host_sign=sign)
             self._emit(event, Weight.LASTING)
         for worker, match in self._worker_logs.look():

@@ -100,11 +100,14 @@ def not_a_number(step: Step) -> str:
 
 
 class SpeedWatch:
-    """Median time of a step, window by window, against the best window of the attempt."""
+    """Median time of a step, window by window, against the best window so far.
 
-    def __init__(self) -> None:
+    `best_s` is that of earlier attempts, so that a restart on slower nodes is not a new measure.
+    """
+
+    def __init__(self, best_s: float | None = None) -> None:
         self._window: list[float] = []
-        self._best_s: float | None = None
+        self.best_s = best_s
         self._lasting = Lasting()
         self.words = ""
 
@@ -115,9 +118,9 @@ class SpeedWatch:
             return None
         present_s = median(self._window)
         self._window = []
-        best_s = self._best_s = min(present_s, self._best_s or present_s)
+        best_s = self.best_s = min(present_s, self.best_s or present_s)
         self.words = (
             f"a step takes {present_s:.4g} s, {present_s / best_s:.2f} times the {best_s:.4g} s of "
-            f"the attempt's best window (limit {SLOWER:g}, in 3 of 5 windows)"
+            f"the job's best window (limit {SLOWER:g}, in 3 of 5 windows)"
         )
         return self._lasting.take(bad=present_s > SLOWER * best_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # Version of `KERNEL_RULES`; raised with every change, so that an incident says by which it is.
-RULES_VERSION = 1
+RULES_VERSION = 2
 
 LEAST_MEMORY = 0.05
 ENOUGH_MEMORY = 0.10
@@ -39,7 +39,7 @@ class HostState:
     # Share that is free, by folder.
     disks_free: Mapping[str, float]
     # Lines of the kernel's log since the last look that a rule knows.
-    kernel: tuple[str, ...] = ()
+    kernel: tuple[KernelLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +48,77 @@ class KernelRule:
 
     name: str
     pattern: re.Pattern[str]
+    fault_class: str
     means: str
+    # Whether the node itself is at fault, so that `act` checks it.
+    blames_node: bool = True
     matches: tuple[str, ...]
     misses: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLine:
+    """A line that a rule knows."""
+
+    rule: KernelRule
+    words: str
+
+
+def _xid(*numbers: int) -> re.Pattern[str]:
+    """Lines of the driver with one of these numbers, which NVIDIA's XID catalogue explains."""
+    listed = "|".join(map(str, numbers))
+    return re.compile(rf"NVRM: Xid \((?:PCI:)?[0-9a-fA-F:.]+\).*?: (?:{listed}),")
+
+
 KERNEL_RULES: tuple[KernelRule, ...] = (
+    KernelRule(
+        name="xid of a program",
+        pattern=_xid(8, 13, 31, 32, 39, 68, 69, 80),
+        fault_class="program",
+        means="a program made an error on a GPU; where others do not, the GPU may be at fault",
+        blames_node=False,
+        matches=(
+            "NVRM: Xid (PCI:0000:3b:00): 31, pid=1234, name=python, Ch 00000008, MMU Fault",
+            "NVRM: Xid (PCI:0000:86:00): 13, pid=77, Graphics SM Warp Exception",
+        ),
+        misses=("NVRM: Xid (PCI:0000:86:00): 48, pid='<unknown>', Double Bit ECC Error",),
+    ),
+    KernelRule(
+        name="xid that follows",
+        pattern=_xid(37, 38, 43, 44, 45, 66, 92, 121, 137),
+        fault_class="follow-up",
+        means="the driver cleans up after another error, or tells of one that was corrected",
+        blames_node=False,
+        matches=("NVRM: Xid (PCI:0000:3b:00): 45, pid=1234, Ch 00000008",),
+        misses=("NVRM: Xid (PCI:0000:3b:00): 145, pid=1234, RLW_SRC_TRACK Fatal",),
+    ),
+    KernelRule(
+        name="xid of memory",
+        pattern=_xid(48, 63, 64, 94, 95, 140, 156, 171, 172),
+        fault_class="device memory",
+        means="a GPU's memory reports an error that could not be corrected",
+        matches=("NVRM: Xid (PCI:0000:86:00): 48, pid='<unknown>', Double Bit ECC Error",),
+        misses=("NVRM: Xid (PCI:0000:86:00): 13, pid=77, Graphics SM Warp Exception",),
+    ),
+    KernelRule(
+        name="xid of nvlink",
+        pattern=_xid(74, *range(144, 151)),
+        fault_class="nvlink",
+        means="an NVLink port of a GPU reports an error",
+        matches=(
+            "NVRM: Xid (PCI:0000:3b:00): 74, pid=1, NVLink: fatal error detected on link 6",
+            "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 04 (0x00000001)",
+        ),
+        misses=("NVRM: Xid (PCI:0000:3b:00): 45, pid=1234, Ch 00000008",),
+    ),
     KernelRule(
         name="xid",
         pattern=re.compile(r"NVRM: Xid \(|GPU has fallen off the bus"),
+        fault_class="device",
         means="the driver reports an error of a GPU",
         matches=(
             "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.",
-            "NVRM: Xid (PCI:0000:86:00): 48, pid='<unknown>', Double Bit ECC Error",
+            "NVRM: Xid (PCI:0000:3b:00): 119, pid=1234, Timeout waiting for RPC from GSP0!",
         ),
         misses=("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",),
     ),
@@ -70,6 +128,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
             r"\[Hardware Error\]: (?!.*corrected)|EDAC \S+: \d+ UE |mce: .*Uncorrected|"
             r"Memory failure: 0x"
         ),
+        fault_class="memory or processor",
         means="memory or processor report an error that could not be corrected",
         matches=(
             "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0",
@@ -84,7 +143,9 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="out of memory",
         pattern=re.compile(r"[Oo]ut of memory: Killed process|oom-kill:"),
+        fault_class="host memory",
         means="the kernel killed a process for want of memory",
+        blames_node=False,
         matches=(
             "Out of memory: Killed process 4242 (python) total-vm:81788928kB",
             "Memory cgroup out of memory: Killed process 87 (python3)",
@@ -97,6 +158,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
             r"I/O error, dev |Buffer I/O error on dev|EXT4-fs error|XFS \(.*\): .*[Cc]orruption|"
             r"Remounting filesystem read-only|nvme.*: (?:I/O \d+ .*timeout|controller is down)"
         ),
+        fault_class="disk",
         means="a disk or its file system reports errors",
         matches=(
             "blk_update_request: I/O error, dev sda, sector 1953525168",
@@ -111,6 +173,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
             r"mlx5_core .*(?:Link down|health compromised|[Ff]atal)|NETDEV WATCHDOG: .*timed out|"
             r"NVLink: .*(?:[Ff]atal|error)"
         ),
+        fault_class="link",
         means="a network or NVLink port has failed",
         matches=(
             "mlx5_core 0000:3b:00.0 ens1f0np0: Link down",
@@ -121,6 +184,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="lockup",
         pattern=re.compile(r"soft lockup|hard LOCKUP|blocked for more than \d+ seconds"),
+        fault_class="kernel",
         means="a task or a processor hangs in the kernel",
         matches=(
             "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4242]",
@@ -131,14 +195,15 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
 )
 
 
-def known_lines(lines: Iterable[str]) -> tuple[str, ...]:
+def known_lines(lines: Iterable[str]) -> tuple[KernelLine, ...]:
     """Lines of a kernel's log that some rule knows, each with what it means."""
     found = []
     for line in lines:
         rule = next((rule for rule in KERNEL_RULES if rule.pattern.search(line)), None)
         if rule is not None:
-            which = f"kernel log, rule {rule.name!r} of table {RULES_VERSION}"
-            found.append(f"{rule.means} ({which}): {line.strip()[:300]}")
+            which = f"class {rule.fault_class!r}, rule {rule.name!r} of table {RULES_VERSION}"
+            words = f"{rule.means} (kernel log, {which}): {line.strip()[:300]}"
+            found.append(KernelLine(rule=rule, words=words))
     return tuple(found)
 
 
@@ -150,6 +215,8 @@ class Change:
     # What of the subject: a folder, "" where there is only one.
     what: str
     words: str
+    # It speaks of what runs on the node, and not against the node.
+    spares_node: bool = False
 
 
 class HostWatch:
@@ -173,7 +240,11 @@ class HostWatch:
         if before is not None and state.oom_kills > before:
             words = f"the kernel killed {state.oom_kills - before} processes for want of memory"
             changes.append(Change(subject=Subject.MEMORY, what="oom", words=words))
-        changes += [Change(subject=Subject.KERNEL, what="", words=line) for line in state.kernel]
+        for line in state.kernel:
+            spares = not line.rule.blames_node
+            changes.append(
+                Change(subject=Subject.KERNEL, what="", words=line.words, spares_node=spares)
+            )
         return changes
 
     def _level(

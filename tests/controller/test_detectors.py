@@ -282,3 +282,22 @@ def test_nothing_is_looked_for_while_a_job_does_not_train() -> None:
 def test_a_bare_off_in_yaml_is_off() -> None:
     spec = parse_spec(spec_document(detectors={"straggler": False}))
     assert spec.detectors.straggler == "off"
+
+
+def test_an_attempt_that_is_slower_than_the_one_before_is_a_slowdown() -> None:
+    state = state_of()
+    detectors = Detectors(state)
+
+    def minutes(count: int, duration_s: float, attempt: int) -> list[Event]:
+        steps = range(count * math.ceil(60 / duration_s))
+        rows = [replace(row(1, attempt=attempt), duration_s=duration_s) for _ in steps]
+        return detectors.steps(JOB, rows)
+
+    assert minutes(5, 1.0, attempt=1) == []
+    state.jobs[JOB] = replace(state.jobs[JOB], state=JobState.STARTING)
+    assert detectors.steps(JOB, []) == []
+    state.jobs[JOB] = replace(state.jobs[JOB], state=JobState.RUNNING, attempt=Attempt(2))
+    (event,) = told(minutes(4, 1.5, attempt=2), Detected)
+    assert isinstance(event, Detected)
+    assert event.cause is Cause.SLOWDOWN
+    assert "1.50 times the 1 s of the job's best window" in event.detail

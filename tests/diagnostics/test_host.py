@@ -9,6 +9,7 @@ from diagnostics.core.host import (
     Change,
     HostState,
     HostWatch,
+    KernelLine,
     KernelRule,
     Subject,
     known_lines,
@@ -16,7 +17,7 @@ from diagnostics.core.host import (
 
 
 def state(
-    memory: float = 0.5, kills: int = 3, disk: float = 0.5, kernel: tuple[str, ...] = ()
+    memory: float = 0.5, kills: int = 3, disk: float = 0.5, kernel: tuple[KernelLine, ...] = ()
 ) -> HostState:
     return HostState(
         memory_available=memory, oom_kills=kills, disks_free={"data": disk}, kernel=kernel
@@ -26,10 +27,9 @@ def state(
 @pytest.mark.parametrize("rule", KERNEL_RULES, ids=lambda rule: rule.name)
 def test_every_rule_knows_its_samples_and_leaves_the_others_alone(rule: KernelRule) -> None:
     for line in rule.matches:
-        assert rule.pattern.search(line), line
-        assert known_lines([line]), line
+        assert [found.rule.name for found in known_lines([line])] == [rule.name], line
     for line in rule.misses:
-        assert not known_lines([line]), line
+        assert rule not in [found.rule for found in known_lines([line])], line
 
 
 def test_a_full_disk_is_told_once_with_its_limit_and_when_it_is_over() -> None:
@@ -58,5 +58,17 @@ def test_the_kernel_s_words_come_with_what_they_mean() -> None:
     lines = known_lines(["usb 1-1: new device", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, gone"])
     (change,) = HostWatch().take(state(kernel=lines))
     assert change.words.startswith(
-        "the driver reports an error of a GPU (kernel log, rule 'xid' of table 1)"
+        "the driver reports an error of a GPU (kernel log, class 'device', rule 'xid' of table 2)"
     )
+
+
+def test_what_a_program_did_wrong_on_a_gpu_spares_its_node() -> None:
+    lines = known_lines(
+        [
+            "NVRM: Xid (PCI:0000:3b:00): 31, pid=1234, name=python, Ch 00000008, MMU Fault",
+            "NVRM: Xid (PCI:0000:3b:00): 95, pid=1234, Uncontained ECC error",
+        ]
+    )
+    program, memory = HostWatch().take(state(kernel=lines))
+    assert program.spares_node
+    assert not memory.spares_node
