@@ -33,7 +33,8 @@ test-crash: $(STAMP)
 
 # A thousand seeds of the simulated world, in two processes; `make test` runs 200 of them.
 test-seeds: $(STAMP)
-	$(BIN)/python -m controller.sim.run --seed 0 --count 1000 --processes 2 --quiet
+	$(BIN)/python -m controller.sim.run --seed 0 --count 1000 --processes 2 --quiet \
+		--output tests/sim/results/seeds.json
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP)

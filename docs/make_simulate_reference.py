@@ -56,6 +56,10 @@ ETTR is the share of the time since submission in which steps were trained for t
 without what they waited for checkpoints. It counts completed steps, so that the seconds between a
 fault and its first sign, and the step under way, are `detect`.
 
+A node's hardware breaks whether or not its job trains just then: a recovery may be struck, too.
+What a program does (`software`, `hang`, and a link that flaps) happens in training, so such a fault
+waits until the job trains; `num_idle` in the JSON counts faults of both kinds that came between.
+
 ## Beside the mix
 
 `--mass N`: N times each, a rack of 16 nodes loses power, nine tenths of the nodes vanish from the
@@ -79,7 +83,7 @@ reach of any policy that restarts all ranks.
 
 def page() -> str:
     """The whole page."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-nodes.json"))]
     head = _HEAD.format(results=_table(results))
     rows = [
         f"| `{name}` | {each.what} | {each.least_s:g} | {each.expected_s:.3g} | {each.most_s:g} | "

@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ from checkpoint.lane import lane_of
 from checkpoint.peers import Peers
 from checkpoint.placing import placement_of
 from checkpoint.restore import Node
-from checkpoint.slotfile import TABLE_FILE
+from checkpoint.slotfile import TABLE_FILE, read_table
 from checkpoint.stage import NamedTensor, Stager
 from outlast.blackbox import Phase, StartMark, Writer
 from outlast.crashpoints import CrashPoint, reach
@@ -103,7 +104,10 @@ def _train(assignment: Assignment, box: Writer) -> int:
         evidence.arm_flight_recorder(assignment.blackbox_path.parent)
     box.phase(Phase.GROUPS)
     lookout = Lookout(assignment.checkpoint_url, lists=assignment.rank == 0)
-    if not (assignment.memory_dir / TABLE_FILE).exists():
+    # What the restore will ask is read while groups form.
+    if (assignment.memory_dir / TABLE_FILE).exists():
+        threading.Thread(target=read_table, args=(assignment.memory_dir,), daemon=True).start()
+    else:
         # Nothing in host memory: storage will be asked.
         lookout.begin()
     # Hangs are found by the agent; this only bounds the life of an orphan.
@@ -137,6 +141,9 @@ def _train(assignment: Assignment, box: Writer) -> int:
     reach(CrashPoint.RESTORE_BEGUN)
     tensors = state.named_tensors()
     resumed_step = _restore(assignment, state, tensors, lookout, join)
+    if resumed_step < spec.steps:
+        # The first batch is read while host memory is mapped.
+        state.train_loader.prepare(resumed_step + 1)
     saver = Stager(
         assignment.memory_dir,
         rank=assignment.rank,

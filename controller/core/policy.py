@@ -265,8 +265,11 @@ def _bad_unseen(facts: Facts, culprits: tuple[NodeId, ...]) -> tuple[NodeId, ...
     Found in simulation: such a node used up the job's whole retry budget in place. Only faults
     that a program hardly makes by itself count; those of user code would follow it elsewhere.
     """
-    may_replace = facts.findings and Rung.REPLACE in facts.ladder
-    if not may_replace or _cause(facts) is not Cause.TRANSIENT:
+    root = _initiating(facts)
+    # A rank that lost its connection tells of another one's end.
+    is_own = root is not None and not root.is_cascade
+    is_hardware = _cause(facts) in (Cause.TRANSIENT, Cause.DEVICE)
+    if not (is_own and is_hardware) or not facts.findings or Rung.REPLACE not in facts.ladder:
         return ()
     # What began before the last checkpoint was overcome.
     if facts.faults_in_row < _BLAMED_BEFORE:

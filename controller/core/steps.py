@@ -25,8 +25,9 @@ from controller.core.records import (
 )
 from controller.core.states import IncidentState, JobState, NodeState
 from controller.core.verdict import Facts, Verdict, root_failure
-from outlast.ids import JobId, NodeId
+from outlast.ids import JobId, NodeId, incident_id
 
+_FAULTS_BEFORE = 2
 # A job passes through at most these many states in one go.
 _MAX_MOVES = 12
 
@@ -253,6 +254,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
             for node in ctx.state.nodes.values()
             if node.job == job.job_id and node.state is NodeState.SUSPECT
         ),
+        blamed_before=_blamed_before(ctx, job),
         fault_step=incident.fault_step,
         last_fingerprint=job.last_fingerprint,
         last_fault_step=job.last_fault_step,
@@ -270,6 +272,22 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
         rollback_steps=job.plan.rollback_steps,
         free_nodes=len(nodes.free_nodes(ctx, job)),
     )
+
+
+def _blamed_before(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
+    """Nodes on which each of the two faults before this one began."""
+    faults: list[IncidentRecord] = []
+    # What was only told stopped nobody.
+    for number in range(job.num_incidents, 0, -1):
+        incident = ctx.state.incidents.get(incident_id(job.job_id, number))
+        if incident is None or len(faults) == _FAULTS_BEFORE:
+            break
+        if incident.action is not None and incident.incident != job.incident:
+            faults.append(incident)
+    if len(faults) < _FAULTS_BEFORE:
+        return ()
+    last, other = faults
+    return tuple(node for node in last.culprits if node in other.culprits)
 
 
 def _diagnose(ctx: Context, job: JobRecord, verdict: Verdict) -> None:

@@ -26,6 +26,8 @@ class Facts:
     corrupt: tuple[NodeId, ...] = ()
     # Nodes on which an earlier fault began lately.
     suspects: tuple[NodeId, ...]
+    # Nodes on which each of the two faults before this one began.
+    blamed_before: tuple[NodeId, ...] = ()
     fault_step: int
     last_fingerprint: str
     last_fault_step: int

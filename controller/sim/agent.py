@@ -252,6 +252,9 @@ class Agent:
                 self._kill_old(command, job, attempt)
             case StopWorkers(graceful=graceful, timeout_s=timeout_s):
                 self._cancel_starts(command)
+                if self.node.hides_workers:
+                    after(pace.stop_s(), self._only_say_stopped, command)
+                    return
                 if graceful and self._ask_to_stop(command, timeout_s):
                     return
                 after(pace.stop_s(), self._kill, command, self.world.now_s)
@@ -373,12 +376,20 @@ class Agent:
         ]
         self._done(command, Result(ok=True, completed_step=max(done, default=-1)))
 
+    def _only_say_stopped(self, command: CommandRecord) -> None:
+        """The workers run on, until a start or whoever repairs the node finds them."""
+        if not self.is_alive:
+            return
+        for worker in self._targets(command):
+            worker.told = True
+        self._done(command, Result(ok=True))
+
     def _suite_done(self, command: CommandRecord) -> None:
         if not self.is_alive:
             return
-        result = Result(ok=True, detail=self.node.sickness)
-        verdict = "fail" if self.node.sickness else "pass"
-        self._done(command, result, verdict)
+        sickness = "" if self.node.passes_checks else self.node.sickness
+        result = Result(ok=True, detail=sickness)
+        self._done(command, result, "fail" if sickness else "pass")
 
     def _done(self, command: CommandRecord, result: Result, verdict: str = "") -> None:
         if not self.is_alive:
@@ -423,6 +434,10 @@ class Node:
     is_corrupt: bool = False
     # No worker can use its devices, and each says so.
     is_broken: bool = False
+    # Whatever is wrong with it, its checks do not see it.
+    passes_checks: bool = False
+    # It says that workers have ended which it was told to stop, and leaves them as they are.
+    hides_workers: bool = False
     check_delay_s: float = 0.0
     is_stuck: bool = False
     refuses_start: bool = False

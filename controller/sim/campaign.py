@@ -1,8 +1,9 @@
 """The faults of a published mix, striking one large job at their published rate.
 
 Arrivals are independent of each other (exponential gaps), causes are drawn by their counts,
-and each strikes a random rank. Beside them, what a mix does not count: racks that lose power,
-cuts of the controller's own network and its deaths, as many as asked for.
+and each strikes a random rank, or in a recovery a random one of the job's nodes: hardware breaks
+whether or not somebody trains on it. Beside them, what a mix does not count: racks that lose
+power, cuts of the controller's own network and its deaths, as many as asked for.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from collections.abc import Callable
 from random import Random
 
 from controller.core.states import PLACED
-from controller.sim.agent import Node
 from controller.sim.durations import SourcedPace
 from controller.sim.mixes import Cause, Kind, Mix
 from controller.sim.timeline import EPOCH_S
 from controller.sim.training import Phase, Training
-from controller.sim.worker import Worker
 from controller.sim.world import World
 from outlast.ids import JobId, NodeId
 
@@ -26,6 +25,12 @@ DAY_S = 86_400.0
 RACK_NODES = 16
 # A link that flaps is back within a retransmission; a controller's cut lasts minutes.
 CUT_S = (20.0, 900.0)
+# What it takes a step to strike: processes fail, hang or lose a connection over what they do in
+# training, so such a fault waits for it. A published rate counts faults that were felt by a job;
+# left out, those that fall into recoveries would be missing from the rate.
+OF_TRAINING = (Kind.SOFTWARE, Kind.HANG, Kind.FLAP)
+# How soon a fault that waits for training finds that it is back: about a step.
+LOOK_EVERY_S = 5.0
 
 
 class Campaign:
@@ -42,7 +47,7 @@ class Campaign:
         # Of its own, so that the same faults strike whatever else a scenario changes.
         self._random = Random(f"campaign {seed}")
         self.struck: Counter[str] = Counter()
-        # Faults that met a job which was not training: nobody had anything to lose.
+        # Of those, how many met a job that did not train just then.
         self.num_idle = 0
         self.num_planned = 0
 
@@ -55,7 +60,7 @@ class Campaign:
         at_s = world.now_s + self._random.expovariate(1.0 / gap_s)
         while at_s < self._end_s:
             cause = self._random.choices(self._mix.causes, weights)[0]
-            self._plan_one(at_s, only, self._strike, cause, self._random.random())
+            self._plan_one(at_s, only, self.strike, cause, self._random.random())
             at_s += self._random.expovariate(1.0 / gap_s)
         for _ in range(mass):
             for strike in (self._rack_dies, self._controller_cut, self._controller_dies):
@@ -73,72 +78,90 @@ class Campaign:
             self._world.timeline.at(at_s, strike, *args)
         self.num_planned += 1
 
-    def _strike(self, cause: Cause, place: float) -> None:
-        """Hit the rank at this place among all, from 0 to 1."""
+    def strike(self, cause: Cause, place: float) -> None:
+        """Hit the rank at this place among all, from 0 to 1, or a node of a job without ranks."""
         self._world.trace("fault", cause.name, cause.kind)
         self.struck[cause.name] += 1
         training = self._training()
         if training is None:
             self.num_idle += 1
+        if cause.kind in OF_TRAINING:
+            self._strike_process(cause, place)
             return
-        worker = training.joined[int(place * len(training.joined))]
-        self._effects()[cause.kind](training, worker, cause)
+        nodes = self._placed() if training is None else training.rank_nodes
+        self._effects()[cause.kind](nodes[int(place * len(nodes))], cause)
 
-    def _effects(self) -> dict[Kind, Callable[[Training, Worker, Cause], None]]:
+    def _strike_process(self, cause: Cause, place: float) -> None:
+        """Now, or as soon as the job trains."""
+        training = self._training()
+        if training is None:
+            self._later(self._strike_process, cause, place)
+            return
+        self._freeze(training)
+        worker = training.joined[int(place * len(training.joined))]
+        match cause.kind:
+            case Kind.HANG:
+                training.culprit = None
+                self._after("detect_hang", self._world.controller.hang_found, training)
+            case Kind.FLAP:
+                self._after("detect_network", worker.end, 1, "nccl", "", cause.name)
+            case _:
+                fingerprint = f"{self._world.random.getrandbits(32):08x}"
+                self._after("detect_process", worker.end, 1, "user_error", fingerprint, cause.name)
+
+    def _effects(self) -> dict[Kind, Callable[[NodeId, Cause], None]]:
         return {
             Kind.GPU: self._gpu,
             Kind.SDC: self._sdc,
             Kind.HOST: self._host,
             Kind.NETWORK: self._network,
-            Kind.FLAP: self._flap,
-            Kind.SOFTWARE: self._software,
-            Kind.HANG: self._hang,
         }
 
     def _training(self) -> Training | None:
         """The attempt that trains now, if one does."""
         return next(iter(self._world.trainings.live()), None)
 
-    # What each kind does: training stands still at once; that somebody notices takes time
+    # What each kind does to a node: training stands still at once; that somebody notices takes time
 
-    def _gpu(self, training: Training, worker: Worker, cause: Cause) -> None:
-        self._break(worker.agent.node, cause)
-        self._freeze(training)
-        self._after("detect_gpu", worker.end, 1, "nccl", "", cause.name)
+    def _gpu(self, name: NodeId, cause: Cause) -> None:
+        self._break(name, cause, noticed="detect_gpu")
 
-    def _sdc(self, training: Training, worker: Worker, cause: Cause) -> None:
-        worker.agent.node.sickness = cause.name
+    def _network(self, name: NodeId, cause: Cause) -> None:
+        self._break(name, cause, noticed="detect_network")
+
+    def _break(self, name: NodeId, cause: Cause, *, noticed: str) -> None:
+        """Whoever starts on the node from here on fails, and so do those who are there."""
+        node = self._world.nodes[name]
+        node.sickness, node.is_broken = cause.name, True
+        for training in list(self._world.trainings.by_attempt.values()):
+            # One that restores does not get through to its first step.
+            if name in training.members and training.phase in (Phase.RESTORING, Phase.RUNNING):
+                self._freeze(training)
+        for worker in [] if node.agent is None else node.agent.running():
+            self._after(noticed, worker.end, 1, "nccl", "", cause.name)
+
+    def _sdc(self, name: NodeId, cause: Cause) -> None:
+        self._world.nodes[name].sickness = cause.name
+        self._compute_wrongly(name, cause)
+
+    def _compute_wrongly(self, name: NodeId, cause: Cause) -> None:
+        """Show in the loss, now or when the job trains on the node, unless checks come first."""
+        node, training = self._world.nodes[name], self._training()
+        if not node.is_on or node.sickness != cause.name:
+            return
+        if training is None or name not in training.members:
+            self._later(self._compute_wrongly, name, cause)
+            return
         self._freeze(training)
+        worker = next(each for each in training.joined.values() if each.node == name)
         self._after("detect_sdc", worker.end, 1, "nccl", "", f"NaN: {cause.name}")
 
-    def _host(self, training: Training, worker: Worker, cause: Cause) -> None:
+    def _host(self, name: NodeId, cause: Cause) -> None:
         world = self._world
-        world.kill_node(worker.node, why=cause.name)
+        world.kill_node(name, why=cause.name)
         # The cluster knows of every other one; the rest is found out by silence.
         if self.struck[cause.name] % 2:
-            self._after("detect_gpu", world.cluster.report_gone, worker.node, cause.name)
-
-    def _network(self, training: Training, worker: Worker, cause: Cause) -> None:
-        self._break(worker.agent.node, cause)
-        self._freeze(training)
-        self._after("detect_network", worker.end, 1, "nccl", "", cause.name)
-
-    def _flap(self, training: Training, worker: Worker, cause: Cause) -> None:
-        self._freeze(training)
-        self._after("detect_network", worker.end, 1, "nccl", "", cause.name)
-
-    def _software(self, training: Training, worker: Worker, cause: Cause) -> None:
-        fingerprint = f"{self._world.random.getrandbits(32):08x}"
-        self._freeze(training)
-        self._after("detect_process", worker.end, 1, "user_error", fingerprint, cause.name)
-
-    def _hang(self, training: Training, worker: Worker, cause: Cause) -> None:
-        self._freeze(training)
-        training.culprit = None
-        self._after("detect_hang", self._world.controller.hang_found, training)
-
-    def _break(self, node: Node, cause: Cause) -> None:
-        node.sickness, node.is_broken = cause.name, True
+            self._after("detect_gpu", world.cluster.report_gone, name, cause.name)
 
     def _freeze(self, training: Training) -> None:
         """No step completes from here on, though no process has ended yet."""
@@ -147,12 +170,23 @@ class Campaign:
     def _after(self, duration: str, action: Callable[..., None], *args: object) -> None:
         self._world.timeline.after(self._pace.draw(duration), action, *args)
 
+    def _later(self, action: Callable[..., None], *args: object) -> None:
+        """Try again soon, unless the time of faults is over by then."""
+        if self._world.now_s + LOOK_EVERY_S < self._end_s:
+            self._world.timeline.after(LOOK_EVERY_S, action, *args)
+
     # What a mix does not count
 
     def _in_use(self) -> list[NodeId]:
-        machine = self._world.controller.machine
-        nodes = {} if machine is None else machine.state.nodes
+        """Nodes that serve the job, as the journal has it: the controller may be dead."""
+        nodes = self._world.controller.journal.folded.nodes
         return [name for name, node in nodes.items() if node.state in PLACED]
+
+    def _placed(self) -> list[NodeId]:
+        """Of those, the ones that are on; of the fleet where there is none."""
+        nodes = self._world.nodes
+        there = [name for name in self._in_use() if nodes[name].is_on]
+        return there or [name for name, node in nodes.items() if node.is_on] or list(nodes)
 
     def _rack_dies(self) -> None:
         names = self._in_use()

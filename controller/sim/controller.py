@@ -222,6 +222,8 @@ class Controller:
         machine = world.nodes[node]
         if machine.agent is None or node not in self.sessions:
             return ev.NodeFound(node=node, verdict="error", detail="its session ended")
+        if machine.passes_checks:
+            return ev.NodeFound(node=node, verdict="pass", detail="", figure=1.0)
         if machine.is_corrupt:
             world.checkers.suspect(node, "checks failed")
             return ev.NodeFound(node=node, verdict="fail", detail="wrong bits", is_corrupt=True)

@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from controller.core import events as ev
-from controller.core.states import PLACED, TERMINAL, JobState, NodeState
+from controller.core.states import TERMINAL, JobState, NodeState
 from controller.sim.cluster_faults import CLUSTER_FAULTS
+from controller.sim.node_faults import NODE_FAULTS
 from controller.sim.timeline import EPOCH_S
-from controller.sim.training import SimJob, Training
+from controller.sim.training import SimJob
+from controller.sim.victims import kill_worker_of, some_node, some_training
 from controller.sim.world import World
 from outlast.ids import NodeId
 
 SAFETY_S = 24 * 3600.0
 MIN_FAULTS = 20
+# A third of all faults meets nothing once all jobs have ended.
+MAX_DRAWS = 10
 # A person looks at what is paused this often.
 RESUME_EVERY_S = 3600.0
 
@@ -66,8 +70,16 @@ def end_faults(world: World) -> None:
 
 
 def _strike(world: World, name: str) -> None:
-    world.trace("fault", name, "")
-    FAULTS[name][1](world)
+    """Strike with a fault; where it meets nothing, as no worker is there to die, with others."""
+    weights = [weight for weight, _ in FAULTS.values()]
+    for _ in range(MAX_DRAWS):
+        world.trace("fault", name, "")
+        before = world.num_changes
+        FAULTS[name][1](world)
+        if world.num_changes != before:
+            world.struck.append(name)
+            return
+        name = world.random.choices(list(FAULTS), weights)[0]
 
 
 def _return_nodes(world: World) -> None:
@@ -87,29 +99,8 @@ def _resume_jobs(world: World) -> None:
     world.timeline.after(RESUME_EVERY_S, _resume_jobs, world)
 
 
-# What faults strike
-
-
-def _training(world: World) -> Training | None:
-    live = world.trainings.live()
-    return world.random.choice(live) if live else None
-
-
-def _node(world: World, *, used: bool | None = None) -> NodeId:
-    """A machine that is on; with `used`, one that does or does not serve a job if there is one."""
-    names = [name for name, node in world.nodes.items() if node.agent is not None]
-    if not names:
-        return next(iter(world.nodes))
-    machine = world.controller.machine
-    if used is not None and machine is not None:
-        nodes = machine.state.nodes
-        fitting = [n for n in names if n in nodes and (nodes[n].state in PLACED) == used]
-        names = fitting or names
-    return world.random.choice(names)
-
-
 def _worker_dies(world: World) -> None:
-    training = _training(world)
+    training = some_training(world)
     if training is None:
         return
     random = world.random
@@ -131,22 +122,15 @@ def _worker_dies(world: World) -> None:
 
 def _worker_flaps(world: World) -> None:
     """The same node's workers die again and again."""
-    node = _node(world, used=True)
+    node = some_node(world, used=True)
     delay_s = 0.0
     for _ in range(world.random.randint(2, 5)):
-        world.timeline.after(delay_s, _kill_one, world, node)
+        world.timeline.after(delay_s, kill_worker_of, world, node)
         delay_s += world.random.uniform(60.0, 900.0)
 
 
-def _kill_one(world: World, node: NodeId) -> None:
-    agent = world.nodes[node].agent
-    workers = [] if agent is None else agent.running()
-    if workers:
-        world.random.choice(workers).end(-9, "killed_by_signal", "", "killed by SIGKILL")
-
-
 def _node_dies_reported(world: World) -> None:
-    node = _node(world, used=world.random.random() < 0.8)
+    node = some_node(world, used=world.random.random() < 0.8)
     world.kill_node(node, why="power loss, reported")
     delay_s = world.random.choice((0.1, 3.0, 20.0, 90.0))
     world.timeline.after(delay_s, world.cluster.report_gone, node, "instance terminated")
@@ -154,7 +138,7 @@ def _node_dies_reported(world: World) -> None:
 
 
 def _node_dies_unreported(world: World) -> None:
-    node = _node(world, used=world.random.random() < 0.8)
+    node = some_node(world, used=world.random.random() < 0.8)
     world.kill_node(node, why="power loss, unreported")
     _perhaps_returns(world, node)
 
@@ -168,24 +152,26 @@ def _perhaps_returns(world: World, node: NodeId) -> None:
 def _rack_dies(world: World) -> None:
     """Many nodes at once, truly dead."""
     for _ in range(world.random.randint(3, 8)):
-        node = _node(world)
+        node = some_node(world)
         world.kill_node(node, why="rack lost power")
         world.timeline.after(world.random.uniform(1800.0, 7200.0), world.repair_node, node)
 
 
 def _agent_restarts(world: World) -> None:
-    world.kill_agent(_node(world, used=True), back_s=world.random.choice((0.5, 5.0, 40.0, 120.0)))
+    world.kill_agent(
+        some_node(world, used=True), back_s=world.random.choice((0.5, 5.0, 40.0, 120.0))
+    )
 
 
 def _session_breaks(world: World) -> None:
-    session = world.network.session(_node(world, used=True))
+    session = world.network.session(some_node(world, used=True))
     if session is not None and not session.broken:
         world.network.drop(session, at_agent=True, at_controller=world.random.random() < 0.7)
 
 
 def _node_cut(world: World) -> None:
     """Only the controller loses sight of the node: its workers go on."""
-    node = _node(world, used=True)
+    node = some_node(world, used=True)
     world.cut(node)
     lasts_s = world.random.choice((3.0, 10.0, 18.0, 40.0, 90.0, 600.0, 2500.0))
     world.timeline.after(lasts_s, world.heal, node)
@@ -193,9 +179,8 @@ def _node_cut(world: World) -> None:
 
 def _node_isolated(world: World) -> None:
     """Nobody reaches the node any more, its peers neither."""
-    node = _node(world, used=True)
-    world.cut(node)
-    world.trainings.cut_from_peers(node)
+    node = some_node(world, used=True)
+    world.isolate(node)
     world.timeline.after(world.random.choice((20.0, 120.0, 1200.0)), world.heal, node)
 
 
@@ -217,10 +202,10 @@ def _partition(world: World) -> None:
 
 def _standby_process_dies(world: World) -> None:
     """Workers go on; the next start waits for a new standby process."""
-    node = world.nodes[_node(world, used=True)]
+    node = world.nodes[some_node(world, used=True)]
     node.standby_until_s = world.now_s + world.random.uniform(3.0, 30.0)
     if world.random.random() < 0.5:
-        _kill_one(world, node.name)
+        kill_worker_of(world, node.name)
 
 
 def _controller_dies(world: World) -> None:
@@ -265,7 +250,7 @@ def _bad_weather(world: World) -> None:
 
 def _user_error(world: World) -> None:
     """From here on the job's own code fails at the next step, always."""
-    training = _training(world)
+    training = some_training(world)
     if training is not None and training.job.error_step is None:
         step = training.completed(world.now_s) + 2
         training.job.error_step = min(step, training.job.plan.total_steps)
@@ -274,7 +259,7 @@ def _user_error(world: World) -> None:
 
 def _bad_batch(world: World) -> None:
     """The next step gives no number, now and whenever its batch is read again."""
-    training = _training(world)
+    training = some_training(world)
     if training is None:
         return
     job = training.job
@@ -286,7 +271,7 @@ def _bad_batch(world: World) -> None:
 
 def _corrupt_node(world: World) -> None:
     """A node gives no number now and then, and gives it when asked again."""
-    training = _training(world)
+    training = some_training(world)
     if training is None:
         return
     name = world.random.choice(list(training.joined.values())).node
@@ -308,7 +293,7 @@ def _no_number_once(world: World, name: NodeId) -> None:
 
 
 def _hang(world: World) -> None:
-    training = _training(world)
+    training = some_training(world)
     if training is not None:
         world.trainings.hang(training, world.random.randrange(training.world_size))
         if world.random.random() < 0.3:
@@ -327,7 +312,7 @@ def _store_recovers(job: SimJob) -> None:
 
 def _sick(world: World) -> None:
     """The node works but fails its checks; its workers die now and then."""
-    node = world.nodes[_node(world, used=world.random.random() < 0.8)]
+    node = world.nodes[some_node(world, used=world.random.random() < 0.8)]
     node.sickness = "memory bandwidth at 40% of its baseline"
     _worker_flaps(world)
     world.timeline.after(world.random.uniform(1800.0, 7200.0), world.repair_node, node.name)
@@ -335,7 +320,7 @@ def _sick(world: World) -> None:
 
 def _bad_link(world: World) -> None:
     """Two nodes of a job work with others and not with each other."""
-    training = _training(world)
+    training = some_training(world)
     nodes = [] if training is None else list(dict.fromkeys(training.rank_nodes))
     if len(nodes) < 2:
         return
@@ -350,36 +335,36 @@ def _bad_link(world: World) -> None:
 def _fail_over(world: World, link: tuple[NodeId, NodeId]) -> None:
     """The link fails whoever still uses it."""
     if link in world.bad_links:
-        _kill_one(world, world.random.choice(link))
+        kill_worker_of(world, world.random.choice(link))
 
 
 def _slow_checks(world: World) -> None:
-    node = world.nodes[_node(world)]
+    node = world.nodes[some_node(world)]
     node.check_delay_s = world.random.choice((200.0, 400.0, 900.0))
-    _kill_one(world, node.name)
+    kill_worker_of(world, node.name)
     world.timeline.after(3600.0, world.repair_node, node.name)
 
 
 def _stuck(world: World) -> None:
     """Workers hang in the kernel: SIGKILL does nothing for a while."""
-    node = _node(world, used=True)
+    node = some_node(world, used=True)
     world.nodes[node].is_stuck = True
     world.timeline.after(world.random.choice((5.0, 100.0, 1800.0)), world.unstick, node)
-    training = _training(world)
+    training = some_training(world)
     if training is not None:
         world.random.choice(list(training.joined.values())).end(1, "nccl", "", "ncclSystemError")
 
 
 def _refuses(world: World) -> None:
     """No room in host memory: starts fail there."""
-    node = _node(world, used=True)
+    node = some_node(world, used=True)
     world.nodes[node].refuses_start = True
     world.timeline.after(world.random.uniform(600.0, 3600.0), world.repair_node, node)
-    _kill_one(world, node)
+    kill_worker_of(world, node)
 
 
 def _person_drains(world: World) -> None:
-    node = _node(world, used=world.random.random() < 0.8)
+    node = some_node(world, used=world.random.random() < 0.8)
     world.ask(ev.NodeDrainRequested(node=node))
     if world.random.random() < 0.7:
         delay_s = world.random.choice((0.5, 5.0, 1800.0))
@@ -387,7 +372,7 @@ def _person_drains(world: World) -> None:
 
 
 def _person_cordons(world: World) -> None:
-    node = _node(world)
+    node = some_node(world)
     world.ask(ev.NodeCordonRequested(node=node))
     if world.random.random() < 0.5:
         world.timeline.after(3600.0, world.ask, ev.NodeUncordonRequested(node=node))
@@ -429,6 +414,7 @@ FAULTS: Mapping[str, tuple[float, Fault]] = {
     "leader deposed": (1, _leader_deposed),
     "bad weather": (2, _bad_weather),
     **CLUSTER_FAULTS,
+    **NODE_FAULTS,
     "user error": (0.7, _user_error),
     "bad batch": (1.5, _bad_batch),
     "corrupt node": (2, _corrupt_node),

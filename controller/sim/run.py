@@ -7,12 +7,14 @@ faults stop, people put things right, and every job must end with a reason.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from random import Random
 
 from controller.sim.faults import SAFETY_S, end_faults, plan_faults
@@ -26,6 +28,10 @@ from outlast.ids import JobId
 LIVENESS_S = 48 * 3600.0
 # Quarantines that wait for a node are given up after two hours.
 SETTLE_S = 3 * 3600.0
+# Shrinking takes about a hundred runs. Of many failing seeds the first few are shrunk: most
+# fail for the same reason.
+SHRINK_S = 60.0
+MAX_SHRUNK = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +43,21 @@ class Outcome:
     num_events: int
     num_facts: int
     hours: float
+    # Those that were planned, and of them those that met something.
     faults: tuple[str, ...]
+    struck: tuple[str, ...]
     jobs: dict[JobId, str]
     seen: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What went wrong with a seed, as text: exceptions lose their notes between processes."""
+
+    seed: int
+    # What broke, without when and where.
+    kind: str
+    told: str
 
 
 def run_seed(seed: int, *, only: tuple[int, ...] | None = None, trace: bool = False) -> Outcome:
@@ -71,6 +89,7 @@ def run_seed(seed: int, *, only: tuple[int, ...] | None = None, trace: bool = Fa
         num_facts=world.controller.journal.num_facts,
         hours=world.hours,
         faults=tuple(faults),
+        struck=tuple(world.struck),
         jobs=jobs,
         seen=world.tracer.seen,
     )
@@ -82,15 +101,20 @@ def replay_line(seed: int, only: tuple[int, ...] | None = None) -> str:
     return f"python -m controller.sim.run --seed {seed}{faults} --trace"
 
 
-def shrunk(seed: int, error: Exception) -> tuple[int, ...]:
-    """The faults that it takes for a failing seed to fail in the same way."""
-    told = _kind_of(error)
+def shrunk(seed: int, kind: str, *, within_s: float = SHRINK_S) -> tuple[int, ...]:
+    """The faults that it takes for a failing seed to fail in the same way.
+
+    More than it takes when the time is over first.
+    """
+    end_s = time.perf_counter() + within_s
 
     def fails(only: tuple[int, ...]) -> bool:
+        if time.perf_counter() > end_s:
+            return False
         try:
             run_seed(seed, only=only)
         except Exception as again:  # noqa: BLE001  # whatever it is, it is compared
-            return _kind_of(again) == told
+            return _kind_of(again) == kind
         return False
 
     world = World(seed, draw_shape(Random(f"shape {seed}")))
@@ -106,8 +130,38 @@ def _only(text: str) -> tuple[int, ...]:
     return () if text == "none" else tuple(int(number) for number in text.split(","))
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run seeds and print one line for each."""
+    arguments = _parser().parse_args(argv)
+    if arguments.count == 1:
+        return _run_one(arguments.seed, arguments.only, trace=arguments.trace)
+    begun_s = time.perf_counter()
+    outcomes, failures = _run_many(arguments)
+    took_s = time.perf_counter() - begun_s
+    print(
+        f"{arguments.count} seeds from {arguments.seed} on: {len(failures)} failed; {took_s:.1f} s"
+    )
+    for line in shrunk_lines(failures):
+        print(line, flush=True)
+    if arguments.output is not None:
+        summary = {
+            "seeds": arguments.count,
+            "first_seed": arguments.seed,
+            "failed": [failure.seed for failure in failures],
+            "seconds": round(took_s, 1),
+            "processes": arguments.processes,
+            "min_nodes": min((each.num_nodes for each in outcomes), default=0),
+            "min_virtual_hours": min((each.hours for each in outcomes), default=0.0),
+            "min_faults": min((len(each.struck) for each in outcomes), default=0),
+        }
+        arguments.output.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    is_late = arguments.within_s is not None and took_s > arguments.within_s
+    if is_late:
+        print(f"that is longer than the {arguments.within_s:g} s of --within-s")
+    return 1 if failures or is_late else 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=1, help="run this many seeds from --seed on")
@@ -115,32 +169,43 @@ def main() -> int:
     parser.add_argument("--only", type=_only, help="strike with these faults only, as 3,7")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--quiet", action="store_true", help="only failures, and a summary")
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, help="write a summary as JSON to this file")
+    parser.add_argument("--within-s", type=float, help="fail when the seeds take longer")
+    return parser
+
+
+def _run_many(arguments: argparse.Namespace) -> tuple[list[Outcome], list[Failure]]:
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
     seeds = range(arguments.seed, arguments.seed + arguments.count)
-    if len(seeds) == 1:
-        return _run_one(arguments.seed, arguments.only, trace=arguments.trace)
-    begun_s = time.perf_counter()
-    failures = 0
-    for ended in _outcomes(seeds, arguments.processes):
-        failures += isinstance(ended, str)
-        if isinstance(ended, str):
-            print(ended, flush=True)
-        elif not arguments.quiet:
+    for ended in _ended(seeds, arguments.processes):
+        if isinstance(ended, Failure):
+            failures.append(ended)
+            print(ended.told, flush=True)
+            continue
+        outcomes.append(ended)
+        if not arguments.quiet:
             _print(ended)
-    took_s = time.perf_counter() - begun_s
-    print(f"{len(seeds)} seeds from {arguments.seed} on: {failures} failed; {took_s:.1f} s")
-    return 1 if failures else 0
+    return outcomes, failures
 
 
-def run_or_tell(seed: int) -> Outcome | str:
-    """A seed's outcome, or what went wrong: exceptions lose their notes between processes."""
+def run_or_tell(seed: int) -> Outcome | Failure:
+    """A seed's outcome, or what went wrong."""
     try:
         return run_seed(seed)
     except Exception as error:  # noqa: BLE001  # every failure is told with its seed
-        return f"seed {seed}: {type(error).__name__}: {error}\n  replay: {replay_line(seed)}"
+        told = f"seed {seed}: {type(error).__name__}: {error}\n  replay: {replay_line(seed)}"
+        return Failure(seed=seed, kind=_kind_of(error), told=told)
 
 
-def _outcomes(seeds: range, processes: int) -> Iterator[Outcome | str]:
+def shrunk_lines(failures: Sequence[Failure]) -> Iterator[str]:
+    """For each of the first failures, the line that replays it with as few faults as it takes."""
+    for failure in failures[:MAX_SHRUNK]:
+        line = replay_line(failure.seed, shrunk(failure.seed, failure.kind))
+        yield f"seed {failure.seed} shrunk: {line}"
+
+
+def _ended(seeds: range, processes: int) -> Iterator[Outcome | Failure]:
     if processes == 1:
         yield from map(run_or_tell, seeds)
         return
@@ -154,7 +219,7 @@ def _run_one(seed: int, only: tuple[int, ...] | None, *, trace: bool) -> int:
         _print(run_seed(seed, only=only, trace=trace))
     except Exception as error:
         if only is None and not trace:
-            error.add_note(f"shrunk: {replay_line(seed, shrunk(seed, error))}")
+            error.add_note(f"shrunk: {replay_line(seed, shrunk(seed, _kind_of(error)))}")
         raise
     return 0
 

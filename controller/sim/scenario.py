@@ -190,7 +190,7 @@ class _Run:
         self._scenario = scenario
         self._told = told
         pace = SourcedPace(scenario.seed, scenario.all_durations())
-        self._world = world = World(scenario.seed, _shape(scenario), pace=pace, trace=trace)
+        self._world = world = World(scenario.seed, shape_of(scenario), pace=pace, trace=trace)
         self._campaign = Campaign(
             world, scenario.scaled_mix, pace, job=JOB, days=scenario.days, seed=scenario.seed
         )
@@ -296,7 +296,8 @@ class _Run:
         return parts
 
 
-def _shape(scenario: Scenario) -> Shape:
+def shape_of(scenario: Scenario) -> Shape:
+    """The world of a scenario: its fleet, and its one job."""
     step_s = scenario.step_s + scenario.stall_s
     plan = JobPlan(
         nodes=scenario.nodes,

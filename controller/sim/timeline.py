@@ -15,13 +15,13 @@ class Timeline:
     def __init__(self) -> None:
         self.now_s = EPOCH_S
         self.num_run = 0
+        self.num_asked = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._num_asked = 0
 
     def at(self, at_s: float, action: Callable[..., None], *args: object) -> None:
         """Do this at a time; a time that has passed means now."""
-        self._num_asked += 1
-        heapq.heappush(self._heap, (max(at_s, self.now_s), self._num_asked, action, args))
+        self.num_asked += 1
+        heapq.heappush(self._heap, (max(at_s, self.now_s), self.num_asked, action, args))
 
     def after(self, delay_s: float, action: Callable[..., None], *args: object) -> None:
         """Do this some seconds from now."""

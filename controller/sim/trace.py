@@ -14,6 +14,7 @@ class Tracer:
     def __init__(self, timeline: Timeline, *, on: bool) -> None:
         self._timeline = timeline
         self.on = on
+        self.num_lines = 0
         self._last: dict[str, str] = {}
         self._sizes: dict[JobId, int] = {}
         # How often each state was entered and each verdict reached.
@@ -21,6 +22,7 @@ class Tracer:
 
     def line(self, who: str, which: str, what: str) -> None:
         """A line of the trace."""
+        self.num_lines += 1
         if self.on:
             at_s = self._timeline.now_s - EPOCH_S
             print(f"{at_s:12.3f}  {who:<8} {which:<22} {what}")

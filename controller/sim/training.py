@@ -158,7 +158,8 @@ class Trainings:
         elif len(training.joined) == training.world_size:
             host = world.nodes[training.rank_nodes[0]]
             moved = host.agent is None or host.agent.port != training.endpoint[1]
-            if moved or not all(peer.is_running for peer in training.joined.values()):
+            apart = not training.members.isdisjoint(world.isolated)
+            if moved or apart or not all(peer.is_running for peer in training.joined.values()):
                 # They wait for each other until they give up.
                 return
             training.phase = Phase.RESTORING
@@ -193,6 +194,7 @@ class Trainings:
         if training.phase is Phase.RUNNING:
             self.freeze(training, Phase.HUNG)
             training.culprit = culprit
+            self._world.trace("train", training.job.job_id, f"a{training.attempt} hangs")
 
     def stop_gracefully(self, training: Training) -> None:
         """The flag rides on the next step: every rank stops after it, told or not."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from controller.agent.ledger import Weight
 from controller.core import events as ev
+from controller.sim.checkers import FAILED
 from outlast.ids import Attempt, JobId, NodeId
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Worker:
         if not self.is_running or (code == 1 and world.nodes[self.node].is_stuck):
             return
         self._finish(world, code)
+        if fault_class in ("nccl", "unknown"):
+            world.checkers.suspect(self.node, FAILED)
         self._report(code, fault_class, fingerprint, detail)
 
     def end_without_number(self) -> None:

@@ -64,6 +64,10 @@ class World:
         self.cluster = Cluster(self, provisions=shape.provisions, keeps_pool=shape.keeps_pool)
         self.jobs: dict[JobId, SimJob] = {job.job_id: job for job in shape.jobs}
         self.nodes: dict[NodeId, Node] = {}
+        # Faults that had an effect.
+        self.struck: list[str] = []
+        # Nodes that their peers do not reach.
+        self.isolated: set[NodeId] = set()
         # Pairs that do not work with each other.
         self.bad_links: list[tuple[NodeId, NodeId]] = []
         self._workers_per_node = shape.workers_per_node
@@ -78,6 +82,12 @@ class World:
     @property
     def now_s(self) -> float:
         return self.timeline.now_s
+
+    @property
+    def num_changes(self) -> int:
+        """How much was told, decided or planned: who changes anything of the world adds to it."""
+        num_facts = self.controller.journal.num_facts
+        return self.timeline.num_asked + self.tracer.num_lines + num_facts
 
     @property
     def hours(self) -> float:
@@ -196,6 +206,7 @@ class World:
         node.sickness, node.check_delay_s = "", 0.0
         node.is_broken = node.is_corrupt = False
         node.refuses_start = False
+        node.passes_checks = node.hides_workers = False
         self.unstick(name)
         if not node.is_on:
             node.is_on = True
@@ -213,9 +224,17 @@ class World:
         self.network.cut(name)
         self.pulse(name)
 
+    def isolate(self, name: NodeId) -> None:
+        """Nothing goes between the node and anybody, its peers neither."""
+        self.isolated.add(name)
+        self.cut(name)
+        self.trainings.cut_from_peers(name)
+
     def heal(self, name: NodeId) -> None:
         self.trace("network", name, "cut ends")
         self.network.heal(name)
+        if not self.network.is_cut(name):
+            self.isolated.discard(name)
         self.pulse(name)
         agent = self.nodes[name].agent
         if agent is not None and agent.session is None:
