@@ -189,6 +189,20 @@ def test_page_tells_of_a_job_from_its_start_to_its_recovery(tmp_path: Path) -> N
         assert page["outlast_incident_recovery_seconds_count", frozenset(killed.items())] == 1
         lost = page["outlast_lost_seconds_total", frozenset(killed.items())]
         assert 0 < lost < 60
+        parts = {
+            dict(labels)["part"]: value
+            for (family, labels), value in page.items()
+            if family == "outlast_job_part_seconds"
+        }
+        assert set(parts) == {
+            *("productive", "checkpoint", "detect", "diagnose"),
+            *("provision", "restore", "redo", "paused"),
+        }
+        ettr = page["outlast_job_ettr_ratio", frozenset(job.items())]
+        assert ettr == pytest.approx(parts["productive"] / sum(parts.values()), abs=0.01)
+        assert page["outlast_job_ettr_hour_ratio", frozenset(job.items())] == pytest.approx(
+            ettr, abs=0.01
+        )
         states = [value for (family, _), value in page.items() if family == "outlast_job_state"]
         assert sum(states) == 1
         suite = {"suite": "preflight", "verdict": "pass"}
