@@ -222,8 +222,8 @@ def test_folder_deleted_while_a_part_is_awaited_is_trouble_and_the_next_step_is_
         stagers[0].save(3, {}, upload=True, common_step=-1)
         wait_for(record.exists, "the part of rank 0")
         while root.exists():
-        # Somebody may make a file there meanwhile.
-        shutil.rmtree(root, ignore_errors=True)
+            # Somebody may make a file there meanwhile.
+            shutil.rmtree(root, ignore_errors=True)
         stagers[1].save(3, {}, upload=True, common_step=-1)
         assert uploader.drain(DEADLINE_S)
         assert news.committed == []
