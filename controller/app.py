@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Protocol
 
 from controller.core.context import Settings
-from controller.core.events import NodeGone
+from controller.core.events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.core.machine import Machine
+from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Cluster, Effects, UnmanagedCluster
@@ -172,6 +173,7 @@ class _Controller:
 
     service: Service
     journal: Journal
+    detectors: Detectors
     server: Server
     web: Web
     effects: Effects
@@ -271,12 +273,17 @@ class _Controller:
             config,
             state=lambda: self.service.state,
             incarnations=self.sessions.incarnations,
-            post=self.service.post,
+            post=self._cluster_said,
             changes=self.service.changes,
             clock=SystemClock(),
         )
         self.metrics.add(partial(collect, cluster))
         return cluster
+
+    def _cluster_said(self, event: NodeEvent | NodesAwaited) -> None:
+        self.service.post(event)
+        if isinstance(event, NodeClosed):
+            self.service.post(*self.detectors.closed(event, self.service.now_s))
 
 
 @asynccontextmanager
@@ -290,6 +297,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         journal.take_over()
         machine = Machine(journal.load(), options.settings)
         watch = Watch(machine.state)
+        detectors = Detectors(machine.state)
         sessions = Sessions()
         tally = Tally()
         runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
@@ -319,6 +327,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             service=service,
             sessions=sessions,
             watch=watch,
+            detectors=detectors,
             runs=runs,
             clock=clock,
             checkpoint_root=checkpoints.as_uri(),
@@ -327,6 +336,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         yield _Controller(
             service=service,
             journal=journal,
+            detectors=detectors,
             server=Server(parts),
             web=Web(service, journal, sessions, metrics),
             effects=effects,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from controller.core.detections import HOST_CAUSES
-from controller.core.events import Detected, DetectionEnded, Event
+from controller.core.events import Detected, DetectionEnded, Event, NodeClosed
 from controller.core.facts import State
 from controller.core.records import Cause, JobRecord
 from controller.core.states import AT_WORK, TERMINAL, JobState
@@ -60,6 +60,8 @@ class Detectors:
         self._tables: dict[JobId, _Tables] = {}
         # Ranks, and their best window of steps: attempts of as many ranks are held against it.
         self._best_steps_s: dict[JobId, tuple[int, float | None]] = {}
+        # What the cluster says of hosts that are broken.
+        self._broken: dict[NodeId, str] = {}
 
     def steps(self, job_id: JobId, rows: Sequence[StepRow]) -> list[Event]:
         """Figures of completed steps."""
@@ -77,8 +79,12 @@ class Detectors:
                 grad_norm=row.grad_norm,
                 duration_s=row.duration_s,
             )
-            events += self._odd(job, tables, Cause.NON_FINITE, not_a_number(step), row.at_s)
-            events += self._odd(job, tables, Cause.SPIKE, tables.spikes.take(step), row.at_s)
+            # A worker that finds no number has ended by itself when that is to be acted on.
+            words = not_a_number(step)
+            events += self._odd(job, tables, Cause.NON_FINITE, words, row, may_act=False)
+            words = tables.spikes.take(step)
+            may_act = tables.spikes.is_of_loss
+            events += self._odd(job, tables, Cause.SPIKE, words, row, may_act=may_act)
             change = tables.speed.take(step)
             self._best_steps_s[job.job_id] = (job.plan.world_size, tables.speed.best_s)
             events += self._changed(job, Cause.SLOWDOWN, change, tables.speed.words, row.at_s)
@@ -91,7 +97,13 @@ class Detectors:
             job = self._running(job_id)
             if job is None:
                 continue
+            known = self._tables.get(job_id)
             tables = self._tables_of(job)
+            if tables is not known:
+                # An attempt that began after its nodes were called broken.
+                for node in job.nodes:
+                    if node is not None and node in self._broken:
+                        events += self._condition(job, node, beat.at_s)
             for summary in beat.ranks:
                 is_its = summary.job_id == job_id and summary.attempt == job.attempt
                 if is_its and summary.HasField("use"):
@@ -103,10 +115,8 @@ class Detectors:
     def host(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
         """What an agent says of its node: of interest to the job that runs there."""
         sign = event.host_sign
-        record = self._state.nodes.get(node)
-        job = None if record is None or record.job is None else self._state.jobs.get(record.job)
-        has_workers = job is not None and job.state in AT_WORK
-        if job is None or not has_workers or sign.subject not in HOST_CAUSES:
+        job = self._job_on(node)
+        if job is None or sign.subject not in HOST_CAUSES:
             return []
         if event.job_id and (event.job_id, event.attempt) != (job.job_id, job.attempt):
             return []
@@ -115,7 +125,35 @@ class Detectors:
             words = f"{sign.what or 'it'} is well again"
             return [DetectionEnded(job_id=job.job_id, cause=cause, node=node, detail=words)]
         words = f"{node}: {sign.words}"
-        return self._found(job, cause, words, event.at_s, node=node, spares_node=sign.spares_node)
+        may_act = not sign.spares_node
+        return self._found(job, cause, words, event.at_s, node=node, may_act=may_act)
+
+    def closed(self, event: NodeClosed, at_s: float) -> list[Event]:
+        """What the cluster says of a node's host: of interest to the job that runs there."""
+        self._broken.pop(event.node, None)
+        if event.is_broken:
+            self._broken[event.node] = event.reason
+        job = self._job_on(event.node)
+        if job is None:
+            return []
+        if not event.is_broken:
+            words = "its host is called well again"
+            return [
+                DetectionEnded(
+                    job_id=job.job_id, cause=Cause.NODE_CONDITION, node=event.node, detail=words
+                )
+            ]
+        return self._condition(job, event.node, at_s)
+
+    def _condition(self, job: JobRecord, node: NodeId, at_s: float) -> list[Event]:
+        words = f"{node}: {self._broken[node]}"
+        return self._found(job, Cause.NODE_CONDITION, words, at_s, node=node)
+
+    def _job_on(self, node: NodeId) -> JobRecord | None:
+        """The job whose workers are there, if any are."""
+        record = self._state.nodes.get(node)
+        job = None if record is None or record.job is None else self._state.jobs.get(record.job)
+        return job if job is not None and job.state in AT_WORK else None
 
     def _running(self, job_id: JobId) -> JobRecord | None:
         job = self._state.jobs.get(job_id)
@@ -200,12 +238,19 @@ class Detectors:
         return events
 
     def _odd(
-        self, job: JobRecord, tables: _Tables, cause: Cause, words: str, at_s: float
+        self,
+        job: JobRecord,
+        tables: _Tables,
+        cause: Cause,
+        words: str,
+        row: StepRow,
+        *,
+        may_act: bool,
     ) -> list[Event]:
         """Something about a single step; over when it has not come back for a while."""
         if words:
             tables.calm[cause] = 0
-            return self._found(job, cause, words, at_s)
+            return self._found(job, cause, words, row.at_s, step=row.step, may_act=may_act)
         if cause in tables.calm:
             tables.calm[cause] += 1
             if tables.calm[cause] >= CALM_STEPS:
@@ -229,7 +274,8 @@ class Detectors:
         *,
         node: NodeId | None = None,
         rank: int | None = None,
-        spares_node: bool = False,
+        step: int | None = None,
+        may_act: bool = True,
     ) -> list[Event]:
         # Of storage, it is a worker's log that speaks.
         detector = Cause.WORKER_LOG if cause is Cause.STORAGE else cause
@@ -245,8 +291,8 @@ class Detectors:
                 rank=rank,
                 detail=words,
                 at_s=at_s,
-                # A worker that finds no number has ended by itself when that is to be acted on.
-                acts=mode == "act" and not spares_node and cause is not Cause.NON_FINITE,
+                acts=mode == "act" and may_act,
+                step=step,
             )
         ]
 

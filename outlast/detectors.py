@@ -7,8 +7,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mode = Literal["off", "log", "act"]
-# Where no node is to blame, or none can be put right by leaving it, there is nothing to do.
-Note = Literal["off", "log"]
 NonFiniteAgain = Literal["skip", "rollback", "fail"]
 
 
@@ -32,13 +30,13 @@ class DetectorsSpec(BaseModel):
         "process was stopped by a signal. "
         "recovery.hang_timeout_s holds besides, in any mode.",
     )
-    non_finite: Literal["log", "act"] = Field(
+    non_finite: Mode = Field(
         "act",
         description="The loss or the gradient is not a number. act: the step is done again from "
         "host memory, each replica's part by another one as well: a node whose bits differ is "
         "replaced. If it comes back, non_finite_again says what is done, and if it does not, "
         "the node that computed it is suspected. log: the step's update is left out, and the "
-        "curve shows it.",
+        "curve shows it. off: the step is taken as it is.",
     )
     non_finite_again: NonFiniteAgain = Field(
         "skip",
@@ -54,11 +52,15 @@ class DetectorsSpec(BaseModel):
         ge=1,
         # A black box holds 512 steps, and these are passed in no time.
         le=500,
-        description="non_finite_again rollback: so many steps are undone. Checkpoints as old as "
-        "that must be kept: at most (checkpoint.keep - 1) x checkpoint.storage_interval_steps.",
+        description="non_finite_again rollback and spike act: so many steps are undone. "
+        "Checkpoints as old as that must be kept: at most (checkpoint.keep - 1) x "
+        "checkpoint.storage_interval_steps.",
     )
-    spike: Note = Field(
-        "log", description="Loss or gradient norm far above that of the steps before."
+    spike: Mode = Field(
+        "log",
+        description="Loss or gradient norm far above that of the steps before. act: when it is the "
+        "loss, the last rollback_steps steps are undone and their batches left out; another one "
+        "within as many steps is only told, as is a norm.",
     )
     straggler: Mode = Field(
         "log",
@@ -68,14 +70,25 @@ class DetectorsSpec(BaseModel):
     data_stall: Mode = Field(
         "log", description="Steps that mostly wait for data. act: as for straggler."
     )
-    slowdown: Note = Field(
+    slowdown: Mode = Field(
         "log",
-        description="Tokens per second, and so MFU, far below the best that the attempt has shown.",
+        description="Tokens per second, and so MFU, far below the best that the job has shown with "
+        "as many ranks. act: it is stopped gracefully, and all of its nodes are checked.",
     )
-    host_memory: Note = Field(
-        "log", description="A node's memory is nearly used up, or its kernel killed a process."
+    host_memory: Mode = Field(
+        "log",
+        description="A node's memory is nearly used up, or its kernel killed a process. act: as "
+        "for straggler; the workers begin anew with what they need.",
     )
-    disk: Note = Field("log", description="A disk that the node needs is nearly full.")
+    disk: Mode = Field(
+        "log", description="A disk that the node needs is nearly full. act: as for straggler."
+    )
+    node_condition: Mode = Field(
+        "log",
+        description="A monitor in the Kubernetes cluster says that the node's host is broken, by "
+        "one of the conditions that close it. Nothing new starts there in any mode. act: as for "
+        "straggler.",
+    )
     kernel_log: Mode = Field(
         "log",
         description="The node's kernel speaks of a fault of a GPU, memory, a link or a disk. "

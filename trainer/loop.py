@@ -234,8 +234,8 @@ class TrainLoop:
                 scale.advance()
             return True
         if scale is None or scale.is_smallest or not math.isfinite(agreed.loss):
-            if self._spec.detectors.non_finite == "log":
-                return False
+            if self._spec.detectors.non_finite != "act":
+                return self._spec.detectors.non_finite == "off"
             blame.fail(
                 self._state,
                 step,

@@ -12,9 +12,9 @@ from controller.core.events import Detected, DetectionEnded
 from controller.core.records import Cause, Evidence, EvidenceKind, IncidentRecord, JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 
-# Told by agents of their nodes and what workers write there, whatever the job does.
+# Told by agents and the cluster of nodes, and what workers write there, whatever the job does.
 HOST_CAUSES = (
-    *(Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG),
+    *(Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG, Cause.NODE_CONDITION),
     *(Cause.WORKER_LOG, Cause.STORAGE),
 )
 
@@ -89,6 +89,10 @@ def _is_open(incident: IncidentRecord) -> bool:
 
 def _has_acted(ctx: Context, job: JobRecord, event: Detected) -> bool:
     """Whether this was acted on before: once a job, or it would be restarted for ever."""
+    if event.cause is Cause.SPIKE and event.step is not None:
+        # Training went on behind what was left out. So soon again, it was not those batches.
+        newest = job.skipped[-1].last if job.skipped else -job.plan.rollback_steps
+        return event.step - newest < job.plan.rollback_steps
     return any(
         incident.job == job.job_id
         and incident.action is not None

@@ -158,6 +158,8 @@ class NodeClosed:
 
     node: NodeId
     reason: str
+    # Not only closed: somebody says that it is broken.
+    is_broken: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +301,8 @@ class Detected:
     at_s: float
     # The spec wants the ladder of recovery to deal with it.
     acts: bool = False
+    # What it is about, when that is a step.
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

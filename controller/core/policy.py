@@ -220,13 +220,15 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     # Uncorrectable memory, or a device that is gone: on the same node it would come again.
     device = _cause(facts) is Cause.DEVICE
     is_anyones = root is not None and root.fault_class in ANYONES
-    has_suspects = bool(culprits) or is_anyones
+    # Slow steps are of no node in particular: all are checked.
+    has_suspects = bool(culprits) or is_anyones or detected is not None
     may_check = Rung.DIAGNOSE in facts.ladder and has_suspects and not facts.findings
     if may_check and (always or often or known_bad or detected or device):
         if device:
             because = "a device reports a fault of its own"
         elif detected:
-            because = "a detector that acts speaks against it"
+            against = "it" if culprits else "no node in particular"
+            because = f"a detector that acts speaks against {against}"
         elif known_bad:
             because = f"the second fault on {', '.join(known_bad)} lately"
         elif always:

@@ -52,6 +52,7 @@ class Cause(StrEnum):
     SLOWDOWN = "slowdown"
     HOST_MEMORY = "host_memory"
     DISK = "disk"
+    NODE_CONDITION = "node_condition"
     KERNEL_LOG = "kernel_log"
     WORKER_LOG = "worker_log"
 

@@ -1,4 +1,4 @@
-"""Verdicts on steps that gave no number, and on bits that should be equal and are not.
+"""Verdicts on steps that gave no number, or too large a one, and on bits that should be equal.
 
 A step that gave no number is done again first, because the same data on the same weights give the
 same bits: what comes back is the data's, what does not is a device's. What it is done again for,
@@ -7,7 +7,14 @@ and what was learned of nodes by it, is kept by `replays`.
 
 from __future__ import annotations
 
-from controller.core.records import Action, Cause, Evidence, NonFiniteAgain, Rung
+from controller.core.records import (
+    Action,
+    Cause,
+    Evidence,
+    EvidenceKind,
+    NonFiniteAgain,
+    Rung,
+)
 from controller.core.verdict import Facts, Verdict, root_failure
 from outlast.skipped import StepRange
 
@@ -79,20 +86,54 @@ def _not_a_number_again(facts: Facts) -> Verdict | None:
             error=root.traceback or root.detail,
         )
     rolls_back = facts.non_finite_again is NonFiniteAgain.ROLLBACK
-    first = max(1, step - facts.rollback_steps + 1) if rolls_back else step
-    left_out = StepRange(first=first, last=step)
+    left_out = StepRange(first=step, last=step)
     what_then = f"the batch of step {step} is left out"
     if rolls_back:
-        what_then = (
-            f"going back to the weights after step {first - 1}; the batches of steps {left_out} "
-            "are left out"
-        )
+        left_out = _rolled_back(facts, step)
+        what_then = _rollback_in_words(left_out)
     return Verdict(
         action=Action.ROLL_BACK if rolls_back else Action.SKIP_BATCH,
         cause=Cause.NON_FINITE,
         reason=f"{again} ({what}), so it is the data or the settings: {what_then}",
         fingerprint=root.fingerprint,
         skipped=left_out,
+    )
+
+
+def _spiked(facts: Facts) -> Verdict | None:
+    """A loss far above those before it: back to the weights before that, past its batches.
+
+    As PaLM's authors did (arXiv:2204.02311, section 5.1), who found that neither the batches nor
+    the weights spike by themselves.
+    """
+    spikes = [
+        item
+        for item in facts.evidence
+        if item.kind is EvidenceKind.DETECTED and item.fault_class == Cause.SPIKE
+    ]
+    # One step more than was trained: of its last one, a range has no state of the old history.
+    last = facts.fault_step + 1
+    if not spikes or facts.fault_step < 1 or last > facts.total_steps:
+        return None
+    left_out = _rolled_back(facts, last)
+    return Verdict(
+        action=Action.ROLL_BACK,
+        cause=Cause.SPIKE,
+        reason=f"{spikes[0].detail}; {_rollback_in_words(left_out)}",
+        # No attempt has failed.
+        spends_retry=False,
+        skipped=left_out,
+    )
+
+
+def _rolled_back(facts: Facts, last: int) -> StepRange:
+    return StepRange(first=max(1, last - facts.rollback_steps + 1), last=last)
+
+
+def _rollback_in_words(left_out: StepRange) -> str:
+    return (
+        f"going back to the weights after step {left_out.first - 1}; the batches of steps "
+        f"{left_out} are left out"
     )
 
 
@@ -135,4 +176,4 @@ def _corrupt_again(facts: Facts) -> Verdict | None:
 
 
 # In this order, the first that says anything.
-RULES = (_other_bits, _not_a_number_again, _corrupt_again)
+RULES = (_other_bits, _not_a_number_again, _corrupt_again, _spiked)

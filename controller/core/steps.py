@@ -256,6 +256,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
         ),
         blamed_before=_blamed_before(ctx, job),
         fault_step=incident.fault_step,
+        total_steps=job.plan.total_steps,
         last_fingerprint=job.last_fingerprint,
         last_fault_step=job.last_fault_step,
         same_failures=job.same_failures,

@@ -29,6 +29,7 @@ class Facts:
     # Nodes on which each of the two faults before this one began.
     blamed_before: tuple[NodeId, ...] = ()
     fault_step: int
+    total_steps: int = 0
     last_fingerprint: str
     last_fault_step: int
     # How often in a row the last failure had come back before this time.

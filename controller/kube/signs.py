@@ -48,7 +48,7 @@ class Signs:
         # cluster knows nothing.
         self._known: dict[NodeId, None] = {}
         self._gone: dict[NodeId, tuple[_Loss, float]] = {}
-        self._closed: dict[NodeId, str] = {}
+        self._closed: dict[NodeId, NodeClosed] = {}
         self._awaited = ""
 
     def events(self, view: View) -> list[NodeEvent]:
@@ -61,10 +61,10 @@ class Signs:
                 continue
             loss = self._loss(view, name)
             events += self._tell_gone(name, loss, view)
-            closed = self._why_closed(view, name, loss)
-            if closed != self._closed.get(name, ""):
+            closed = self._closing_of(view, name, loss)
+            if closed != self._closed.get(name, NodeClosed(node=name, reason="")):
                 self._closed[name] = closed
-                events.append(NodeClosed(node=name, reason=closed))
+                events.append(closed)
         return events
 
     def awaited(self, on_the_way: list[Pod], refusal: str) -> list[NodesAwaited]:
@@ -81,7 +81,8 @@ class Signs:
 
     def is_usable(self, name: NodeId) -> bool:
         """Whether, by the last look, nothing spoke against a new place on a node."""
-        return name not in self._gone and not self._closed.get(name)
+        closed = self._closed.get(name)
+        return name not in self._gone and (closed is None or not closed.reason)
 
     def _tell_gone(self, name: NodeId, loss: _Loss | None, view: View) -> list[NodeEvent]:
         told = self._gone.get(name)
@@ -108,12 +109,13 @@ class Signs:
         why = evicted or _pod_trouble(pod)
         return _Loss(detail=why, blames_host=False) if why else None
 
-    def _why_closed(self, view: View, name: NodeId, loss: _Loss | None) -> str:
+    def _closing_of(self, view: View, name: NodeId, loss: _Loss | None) -> NodeClosed:
         if (host := view.hosts.get(name)) is not None:
-            by_others = closed_by_others(host, self._fleet, self._tolerations)
-            if why := by_others or fault_of(host, self._closing):
-                return why
-        return "" if loss is None else loss.detail
+            if fault := fault_of(host, self._closing):
+                return NodeClosed(node=name, reason=fault, is_broken=True)
+            if why := closed_by_others(host, self._fleet, self._tolerations):
+                return NodeClosed(node=name, reason=why)
+        return NodeClosed(node=name, reason="" if loss is None else loss.detail)
 
 
 def _pod_trouble(pod: Pod | None) -> str:

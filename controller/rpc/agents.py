@@ -50,6 +50,7 @@ class AgentsService(AgentsServicer):
         watch: Watch,
         logs: LogQueries,
         runs: DiagnosticRuns,
+        detectors: Detectors,
         tally: Tally,
     ) -> None:
         self._service = service
@@ -58,7 +59,7 @@ class AgentsService(AgentsServicer):
         self._logs = logs
         self._runs = runs
         self._tally = tally
-        self._detectors = Detectors(service.state)
+        self._detectors = detectors
         service.on_refreshed = self._retell_periods
 
     async def Session(

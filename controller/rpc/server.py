@@ -9,6 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.agents import AgentsService
 from controller.rpc.diagnostics import DiagnosticsService
@@ -60,6 +61,7 @@ class Parts:
     service: Service
     sessions: Sessions
     watch: Watch
+    detectors: Detectors
     runs: DiagnosticRuns
     clock: Clock
     checkpoint_root: str
@@ -81,6 +83,7 @@ class Server:
             watch=parts.watch,
             logs=logs,
             runs=runs,
+            detectors=parts.detectors,
             tally=parts.tally,
         )
         jobs = JobsService(service, sessions, parts.watch, logs, parts.checkpoint_root)

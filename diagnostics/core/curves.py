@@ -46,15 +46,19 @@ class SpikeWatch:
     """Loss and gradient norm against those of the steps before. A spike is left out of them."""
 
     def __init__(self) -> None:
+        # Whether it was the loss that stood out in the newest step.
+        self.is_of_loss = False
         self._losses: deque[float] = deque(maxlen=HISTORY)
         self._norms: deque[float] = deque(maxlen=HISTORY)
 
     def take(self, step: Step) -> str:
         """What stands out in this step, in words; "" when nothing does."""
+        self.is_of_loss = False
         if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
             return ""
-        found = [self._loss_spike(step.loss), self._norm_spike(step.grad_norm)]
-        words = "; ".join(text for text in found if text)
+        of_loss, of_norm = self._loss_spike(step.loss), self._norm_spike(step.grad_norm)
+        self.is_of_loss = bool(of_loss)
+        words = "; ".join(filter(None, (of_loss, of_norm)))
         return f"step {step.step}: {words}" if words else ""
 
     def _loss_spike(self, loss: float) -> str:

@@ -66,7 +66,8 @@ def check_detectors(spec: JobSpec) -> list[FieldProblem]:
     """A rollback needs a checkpoint that is old enough."""
     wanted, kept = spec.detectors.rollback_steps, spec.checkpoint
     most = (kept.keep - 1) * kept.storage_interval_steps
-    if spec.detectors.non_finite_again != "rollback" or wanted <= most:
+    rolls_back = spec.detectors.non_finite_again == "rollback" or spec.detectors.spike == "act"
+    if not rolls_back or wanted <= most:
         return []
     return [
         FieldProblem(

@@ -49,7 +49,7 @@ class Order:
     """`act` when `rank` of this attempt comes to the moment `at`, of this step if it has one.
 
     `at` is start, step, stage, upload or restore; `act` hold, kill, exit, raise, swap, nan,
-    wrong (in the last digits) or flip. Attempt 0 stands for every one.
+    wrong (in the last digits), spike or flip. Attempt 0 stands for every one.
     """
 
     name: str

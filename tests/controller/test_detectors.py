@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller import convert
-from controller.core.events import Detected, DetectionEnded, Event, JobStalled
+from controller.core.events import Detected, DetectionEnded, Event, JobStalled, NodeClosed
 from controller.core.facts import State
 from controller.core.records import Cause, JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
@@ -182,6 +182,26 @@ def test_a_loss_that_is_no_number_is_told_and_over_after_a_while() -> None:
     assert isinstance(over, DetectionEnded)
 
 
+def test_a_spike_of_the_loss_is_acted_on_and_one_of_the_norm_is_told() -> None:
+    detectors = Detectors(state_of(spike="act"))
+    assert detectors.steps(JOB, [row(step, loss=2 + step % 2 / 100) for step in range(1, 40)]) == []
+    (norm,) = detectors.steps(JOB, [replace(row(40), grad_norm=1000.0)])
+    (loss,) = detectors.steps(JOB, [row(41, loss=9.0)])
+    assert isinstance(norm, Detected)
+    assert isinstance(loss, Detected)
+    assert (norm.cause, norm.acts, norm.step) == (Cause.SPIKE, False, 40)
+    assert (loss.cause, loss.acts, loss.step) == (Cause.SPIKE, True, 41)
+    assert loss.detail.startswith("step 41: loss 9, 4.5 times the median")
+
+
+@pytest.mark.parametrize("cause", ["non_finite", "spike"])
+def test_odd_steps_are_not_told_where_that_is_switched_off(cause: str) -> None:
+    detectors = Detectors(state_of(**{cause: "off"}))
+    steps = [row(step) for step in range(1, 40)]
+    odd = row(40, loss=math.nan if cause == "non_finite" else 9.0)
+    assert detectors.steps(JOB, [*steps, odd]) == []
+
+
 def test_figures_of_older_attempts_are_left_out() -> None:
     detectors = Detectors(state_of())
     assert detectors.steps(JOB, [row(2, loss=math.nan, attempt=0)]) == []
@@ -236,6 +256,45 @@ def test_a_node_s_own_trouble_goes_to_the_job_on_it() -> None:
     assert [type(event) for event in detectors.host(NODES[0], well)] == [DetectionEnded]
     assert detectors.host(NodeId("elsewhere"), xid) == []
     assert detectors.host(NODES[0], host_event("new", words="x")) == []
+
+
+@pytest.mark.parametrize("cause", [Cause.DISK, Cause.HOST_MEMORY])
+@pytest.mark.parametrize(("mode", "acts"), [("off", []), ("log", [False]), ("act", [True])])
+def test_a_node_s_memory_and_disks_have_every_mode(
+    cause: Cause, mode: str, acts: list[bool]
+) -> None:
+    detectors = Detectors(state_of(**{cause: mode}))
+    found = detectors.host(NODES[0], host_event(cause, words="nearly full"))
+    assert [each.acts for each in found if isinstance(each, Detected)] == acts
+
+
+def closed(node: NodeId = NODES[0], *, is_broken: bool = True, reason: str = "") -> NodeClosed:
+    return NodeClosed(node=node, reason=reason or "GPUMissing=True", is_broken=is_broken)
+
+
+@pytest.mark.parametrize(("mode", "acts"), [("off", []), ("log", [False]), ("act", [True])])
+def test_a_host_that_is_called_broken_is_told_to_the_job_on_it(mode: str, acts: list[bool]) -> None:
+    detectors = Detectors(state_of(node_condition=mode))
+    found = detectors.closed(closed(), 5.0)
+    assert [each.acts for each in found if isinstance(each, Detected)] == acts
+    told_of = [(each.cause, each.node, each.detail) for each in told(found, Detected)]  # type: ignore[union-attr]
+    assert told_of == [(Cause.NODE_CONDITION, NODES[0], "n1: GPUMissing=True")] * len(acts)
+    assert detectors.closed(closed(NodeId("elsewhere")), 5.0) == []
+    (over,) = detectors.closed(closed(is_broken=False, reason="cordoned"), 6.0)
+    assert isinstance(over, DetectionEnded)
+
+
+def test_an_attempt_on_a_host_that_is_broken_is_told_of_it_too() -> None:
+    state = state_of()
+    detectors = Detectors(state)
+    assert len(detectors.closed(closed(), 5.0)) == 1
+    assert len(told(detectors.heartbeat(beat(0), 6.0), Detected)) == 1
+    assert told(detectors.heartbeat(beat(0), 7.0), Detected) == []
+    state.jobs[JOB] = replace(state.jobs[JOB], attempt=Attempt(2))
+    assert len(told(detectors.heartbeat(beat(0, attempt=2), 8.0), Detected)) == 1
+    detectors.closed(closed(is_broken=False), 9.0)
+    state.jobs[JOB] = replace(state.jobs[JOB], attempt=Attempt(3))
+    assert told(detectors.heartbeat(beat(0, attempt=3), 10.0), Detected) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -90,6 +91,18 @@ def test_a_loss_that_is_no_number_may_be_left_out(cluster: Cluster) -> None:
     (incident,) = cluster.incidents(job_id)
     assert (incident.cause, incident.state) == ("non_finite", "CLOSED")
     assert "the step's update was left out" in incident.reason
+
+
+def test_a_loss_that_is_no_number_may_be_trained_on(cluster: Cluster) -> None:
+    job_id = cluster.submit(
+        name="trains-on",
+        optimizer={"lr": 1e38, "clip_grad_norm": None},
+        detectors={"non_finite": "off"},
+    )
+    job = cluster.wait_state(job_id, "SUCCEEDED")
+    assert job.attempt == 1
+    assert not cluster.incidents(job_id)
+    assert any(math.isnan(loss) for loss in cluster.losses(job_id).values())
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Batches that give no number, in real processes: left out, rolled back, or the hardware's fault.
+"""Batches that give no number or too large a one, in real processes: left out, rolled back, or
+the hardware's fault.
 
 The processes are told from outside at which step a rank's loss is no number (`tests/chaos`).
 """
@@ -126,6 +127,27 @@ def test_a_rollback_undoes_steps_that_were_saved_already(
     assert [step for step, loss in losses.items() if math.isnan(loss)] == list(range(19, 31))
     assert between(losses, 1, 18) == between(fault_free, 1, 18)
     assert sorted(losses) == list(range(1, STEPS + 1))
+
+
+def test_a_spike_of_the_loss_is_rolled_back(cluster: Cluster, desk: Desk) -> None:
+    desk.give((order("spike", 45),))
+    job_id = cluster.submit(
+        steps=1_000,
+        checkpoint={"storage_interval_steps": 20},
+        detectors={"spike": "act", "rollback_steps": 40},
+    )
+    job = cluster.wait_state(job_id, "SUCCEEDED")
+    (left_out,) = job.skipped
+    assert left_out.last >= 45
+    assert left_out.first == max(1, left_out.last - 39)
+    (incident,) = [each for each in cluster.incidents(job_id) if each.action]
+    assert (incident.cause, incident.action) == ("spike", "roll_back")
+    assert incident.reason.startswith("step 45: loss ")
+    assert incident.resumed_step < left_out.first
+    losses = cluster.losses(job_id)
+    nothing = [step for step, loss in losses.items() if math.isnan(loss)]
+    assert nothing == list(range(left_out.first, left_out.last + 1))
+    assert sorted(losses) == list(range(1, 1_001))
 
 
 def test_weights_that_give_no_number_fail_the_job(cluster: Cluster, desk: Desk) -> None:

@@ -69,7 +69,7 @@ def test_condition_of_a_monitor_closes_the_host_and_takes_nothing_away() -> None
     )
     plan = Reconciler(CONFIG).plan(seen)
     why = "its host has the condition GPUMissing=True (GPUMissing: 7 of 8)"
-    assert plan.events == (NodeClosed(node=HOST, reason=why),)
+    assert plan.events == (NodeClosed(node=HOST, reason=why, is_broken=True),)
     # No taint keeps the scheduler away.
     assert plan.actions == (CreatePod(name="outlast-agent-1", avoid=(HOST,)),)
 

@@ -154,8 +154,9 @@ def test_bad_set_is_refused(assignment: str) -> None:
         set_value({"name": "a"}, assignment)
 
 
-def test_a_rollback_needs_checkpoints_that_are_old_enough() -> None:
-    rollback = {"non_finite_again": "rollback", "rollback_steps": 101}
+@pytest.mark.parametrize("rolls_back", [{"non_finite_again": "rollback"}, {"spike": "act"}])
+def test_a_rollback_needs_checkpoints_that_are_old_enough(rolls_back: dict[str, str]) -> None:
+    rollback = {**rolls_back, "rollback_steps": 101}
     assert parse_spec({"name": "a", "detectors": {**rollback, "rollback_steps": 100}})
     assert parse_spec({"name": "a", "detectors": rollback, "checkpoint": {"keep": 4}})
     with pytest.raises(SpecError) as caught:

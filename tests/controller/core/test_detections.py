@@ -8,6 +8,7 @@ from controller.core import events as ev
 from controller.core.records import Action, Cause, EvidenceKind, StopWorkers
 from controller.core.states import IncidentState, JobState
 from outlast.ids import NodeId
+from outlast.skipped import StepRange
 from tests.controller.core.driver import JOB, Driver
 
 
@@ -109,6 +110,60 @@ def test_a_node_that_passed_its_checks_is_not_stopped_for_the_same_again() -> No
     driver.send(detected(driver, acts=True))
     assert driver.job().state is JobState.RUNNING
     assert driver.incident(2).state is IncidentState.OPEN
+
+
+def test_slow_steps_that_are_acted_on_have_all_nodes_checked_once() -> None:
+    driver = Driver().running()
+    slow = detected(driver, cause=Cause.SLOWDOWN, node=None, rank=None, acts=True)
+    driver.send(slow)
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+    assert "speaks against no node in particular" in driver.incident().reason
+    driver.searched()
+    assert driver.incident().action is Action.RESTART_IN_PLACE
+    driver.answer_all("/start/")
+    driver.advanced(20, 10)
+    again = detected(driver, cause=Cause.SLOWDOWN, node=None, rank=None, acts=True)
+    assert driver.send(again) == ["job.i2 OPEN"]
+    assert driver.job().state is JobState.RUNNING
+
+
+def spiked(driver: Driver, step: int) -> None:
+    """A spike that the job acts on; its ranks stop two steps later."""
+    driver.send(detected(driver, cause=Cause.SPIKE, node=None, rank=None, acts=True, step=step))
+    for command in [each for each in driver.machine.state.commands if "/stop/" in each]:
+        driver.answer(command, completed_step=step + 2)
+
+
+def test_a_spike_that_is_acted_on_is_rolled_back() -> None:
+    driver = Driver().running(rollback_steps=10, total_steps=100, retry_budget=1)
+    spiked(driver, 40)
+    incident = driver.incident()
+    assert (incident.cause, incident.action) == (Cause.SPIKE, Action.ROLL_BACK)
+    assert "the weights after step 33; the batches of steps 34-43 are left out" in incident.reason
+    assert driver.job().skipped == (StepRange(first=34, last=43),)
+    # Nothing has failed.
+    assert driver.job().retry_left == 1
+    driver.answer_all("/start/")
+    driver.advanced(43, 33)
+    assert driver.incident().state is IncidentState.CLOSED
+
+
+def test_a_spike_soon_after_a_rollback_is_only_told() -> None:
+    driver = Driver().running(rollback_steps=10, total_steps=100)
+    spiked(driver, 40)
+    driver.answer_all("/start/")
+    driver.advanced(43, 33)
+    soon = detected(driver, cause=Cause.SPIKE, node=None, rank=None, acts=True, step=52)
+    assert driver.send(soon) == ["job.i2 OPEN"]
+    spiked(driver, 53)
+    assert [str(each) for each in driver.job().skipped] == ["34-43", "47-56"]
+
+
+def test_a_job_that_ends_with_a_spike_has_nothing_to_go_on_with() -> None:
+    driver = Driver().running(rollback_steps=10, total_steps=42)
+    spiked(driver, 40)
+    assert driver.incident().action is Action.DIAGNOSE
 
 
 def test_a_hang_is_looked_at_before_its_workers_are_stopped() -> None:
