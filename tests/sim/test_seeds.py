@@ -74,6 +74,7 @@ def test_seeds_reach_every_state_fault_and_verdict(outcomes: list[Outcome]) -> N
     # The world's jobs are all valid, nothing in it is unexplained, and it has no figures.
     found_in_figures = (Cause.SPIKE, Cause.STRAGGLER, Cause.DATA_STALL)
     of_hosts = (Cause.SLOWDOWN, Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG, Cause.WORKER_LOG)
+    of_hosts += (Cause.NODE_CONDITION,)
     unreached = (Cause.CONFIG, Cause.DEVICE, *found_in_figures, *of_hosts)
     expected |= {f"cause {cause}" for cause in Cause if cause not in unreached}
     missing = sorted(expected - set(seen))
