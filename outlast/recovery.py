@@ -64,12 +64,12 @@ class RecoverySpec(_Section):
         10, ge=0, description="Faults survived without a newer committed checkpoint in between."
     )
     ladder: tuple[Literal["restart", "diagnose", "replace", "pause"], ...] = Field(
-        ("restart", "diagnose", "replace"),
+        ("restart", "diagnose", "replace", "pause"),
         min_length=1,
         description="What may be done about a fault, in this order. restart: processes in place, "
         "from host memory. diagnose: the same, once the suspected nodes have passed their checks. "
-        "replace: bad nodes by others. pause: stop and wait for a person, instead of failing the "
-        "job, when nothing else is left. ['diagnose', 'replace'] checks after every fault.",
+        "replace: bad nodes by others. pause: stop and wait for a person, when nothing else is "
+        "left; without it the job fails. Without restart, nodes are checked after every fault.",
     )
     in_place_restarts: int = Field(
         1,
