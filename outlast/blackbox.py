@@ -153,7 +153,10 @@ class Writer:
         self._publish()
 
     def enter(self, op: Op, group: Group, detail: int = -1) -> int:
-        """Note that an operation starts; returns its sequence number in the group."""
+        """Note that an operation starts; returns its sequence number in the group.
+
+        `detail` is the root of a broadcast, the micro-batch of a send or receive, else -1.
+        """
         seq = self._seqs[group] + 1
         self._seqs[group] = seq
         start_ns = time.time_ns()

@@ -104,7 +104,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
         evidence.arm_flight_recorder(assignment.blackbox_path.parent)
     box.phase(Phase.GROUPS)
     lookout = Lookout(assignment.checkpoint_url, lists=assignment.rank == 0)
-    # What the restore will ask is read while groups form.
+    # What the restore will ask for is parsed while groups form; `read_table` keeps it.
     if (assignment.memory_dir / TABLE_FILE).exists():
         threading.Thread(target=read_table, args=(assignment.memory_dir,), daemon=True).start()
     else:

@@ -121,7 +121,7 @@ def _be_rank(rank: int, listening: socket.socket, path: Path, num_bytes: int, an
     signal.alarm(int(DEADLINE_S))
     try:
         torch.set_num_threads(1)
-        joined = _join(rank, listening)
+        _joined = _join(rank, listening)
         ends["groups"] = time.monotonic()
         state = torch.zeros(num_bytes, dtype=torch.uint8).fill_(0)
         ends["model"] = time.monotonic()
@@ -131,7 +131,6 @@ def _be_rank(rank: int, listening: socket.socket, path: Path, num_bytes: int, an
         ends["restore"] = time.monotonic()
         os.write(answer, json.dumps(ends).encode() + b"\n")
         signal.pause()
-        del joined
     except BaseException:  # noqa: BLE001  # the last frame of the process
         sys.excepthook(*sys.exc_info())
     os._exit(1)

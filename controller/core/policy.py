@@ -14,7 +14,7 @@ from controller.core import reproducing
 from controller.core.evidence import nodes_with_odd_stacks
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.reproducing import ANYONES
-from controller.core.verdict import Facts, Verdict, root_failure
+from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict, root_failure
 from outlast.ids import NodeId
 
 _CAUSE_OF_CLASS = {
@@ -34,8 +34,6 @@ _CAUSE_OF_CLASS = {
 _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
 _DETERMINISTIC = ("user_error", "cuda_oom")
-# The faults before this one that `Facts.blamed_before` looks back on.
-_BLAMED_BEFORE = 2
 # Figures of healthy nodes differ by more than a tenth from run to run.
 _CLEARLY_WORSE = 0.8
 
@@ -274,7 +272,7 @@ def _bad_unseen(facts: Facts, culprits: tuple[NodeId, ...]) -> tuple[NodeId, ...
     if not (is_own and is_hardware) or not facts.findings or Rung.REPLACE not in facts.ladder:
         return ()
     # What began before the last checkpoint was overcome.
-    if facts.faults_in_row < _BLAMED_BEFORE:
+    if facts.faults_in_row < BLAMED_BEFORE:
         return ()
     return tuple(node for node in culprits if node in facts.blamed_before)
 

@@ -24,10 +24,9 @@ from controller.core.records import (
     Wanted,
 )
 from controller.core.states import IncidentState, JobState, NodeState
-from controller.core.verdict import Facts, Verdict, root_failure
+from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict, root_failure
 from outlast.ids import JobId, NodeId, incident_id
 
-_FAULTS_BEFORE = 2
 # A job passes through at most these many states in one go.
 _MAX_MOVES = 12
 
@@ -276,16 +275,16 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
 
 
 def _blamed_before(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
-    """Nodes on which each of the two faults before this one began."""
+    """Nodes on which each of the last faults before this one began."""
     faults: list[IncidentRecord] = []
     # What was only told stopped nobody.
     for number in range(job.num_incidents, 0, -1):
         incident = ctx.state.incidents.get(incident_id(job.job_id, number))
-        if incident is None or len(faults) == _FAULTS_BEFORE:
+        if incident is None or len(faults) == BLAMED_BEFORE:
             break
         if incident.action is not None and incident.incident != job.incident:
             faults.append(incident)
-    if len(faults) < _FAULTS_BEFORE:
+    if len(faults) < BLAMED_BEFORE:
         return ()
     last, other = faults
     return tuple(node for node in last.culprits if node in other.culprits)

@@ -11,6 +11,9 @@ from controller.core.records import Action, Cause, Evidence, EvidenceKind, NonFi
 from outlast.ids import NodeId
 from outlast.skipped import StepRange
 
+# How many faults before this one `Facts.blamed_before` looks back on.
+BLAMED_BEFORE = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -26,7 +29,7 @@ class Facts:
     corrupt: tuple[NodeId, ...] = ()
     # Nodes on which an earlier fault began lately.
     suspects: tuple[NodeId, ...]
-    # Nodes on which each of the two faults before this one began.
+    # Nodes on which each of the last faults before this one began.
     blamed_before: tuple[NodeId, ...] = ()
     fault_step: int
     total_steps: int = 0

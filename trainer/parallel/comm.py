@@ -42,7 +42,9 @@ class PeerLostError(RetryableError):
 class Recorder(Protocol):
     """The part of the black box that `Comm` writes."""
 
-    def enter(self, op: Op, group: Group, detail: int = -1) -> int: ...
+    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
+        """An operation starts. `detail` is the root of a broadcast, the micro-batch of a send or
+        receive, and -1 of all else."""
 
     def leave(self) -> None: ...
 
@@ -245,7 +247,7 @@ class BackendComm(Comm):
 
     @contextmanager
     def waiting(self, op: Op, detail: int = -1) -> Iterator[None]:
-        """Around whatever can wait for another rank.
+        """Around whatever can wait for another rank; `detail` is as in `Recorder.enter`.
 
         Raises:
             PeerLostError: what is inside failed.
