@@ -351,7 +351,8 @@ class Watch:
     def _who_hangs(self, job: JobRecord, now_wall_s: float) -> HangVerdict:
         seen = self.summaries(job)
         missing = [rank for rank in range(job.plan.world_size) if rank not in seen]
-        return analyse(list(self._facts_of(job, now_wall_s)), missing)
+        facts = list(self._facts_of(job, now_wall_s))
+        return analyse(facts, missing, layout=_layout_of(job))
 
     def _facts_of(self, job: JobRecord, now_wall_s: float) -> Iterable[RankFacts]:
         return _rank_facts(self.summaries(job).values(), _layout_of(job), now_wall_s)

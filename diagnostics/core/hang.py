@@ -32,6 +32,10 @@ E = TypeVar("E", Op, Group, Phase)
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
 # Stopped by a signal, or by a debugger.
 _STOPPED_STATES = ("T", "t")
+# Of runs of ranks in one sentence: what fits a line, where one rank in eight differs.
+_MAX_RUNS = 16
+# Of ranks that are busy elsewhere, told one by one.
+_MAX_TOLD = 4
 
 
 class HangKind(StrEnum):
@@ -78,7 +82,8 @@ class HangVerdict:
 
     `culprits` are ordered by when they went quiet, earliest first. For a
     mismatch or a transport fault they are all ranks involved, since none of
-    them is known to be the one at fault.
+    them is known to be the one at fault. Of several, `reason` has the smallest
+    group that they share, where that is not the whole job.
     """
 
     kind: HangKind
@@ -92,13 +97,20 @@ class HangVerdict:
         return self.kind in (HangKind.ORDER_MISMATCH, HangKind.OPERATION_MISMATCH)
 
 
-def analyse(ranks: Sequence[RankFacts], missing: Sequence[int] = ()) -> HangVerdict:
-    """Why `ranks` stand still; `missing` are ranks without a process or black box."""
+def analyse(
+    ranks: Sequence[RankFacts], missing: Sequence[int] = (), *, layout: Layout | None = None
+) -> HangVerdict:
+    """Why `ranks` stand still; `missing` are ranks without a process or black box.
+
+    With `layout`, the groups of the missing are known as well.
+    """
     facts = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.rank)}
     waiting = tuple(rank for rank in facts if facts[rank].inside)
     if missing:
         gone = tuple(sorted(missing))
-        return _verdict(HangKind.MISSING, gone, waiting, f"{_name(gone)} gone; the others wait")
+        groups = {} if layout is None else members_of(gone[0], layout)
+        reason = f"{_name(gone)} gone; the others wait{_shared_group(groups, gone)}"
+        return _verdict(HangKind.MISSING, gone, waiting, reason)
     stopped = tuple(rank for rank in facts if facts[rank].process_state in _STOPPED_STATES)
     if stopped:
         return _stopped(facts, stopped, waiting)
@@ -235,6 +247,7 @@ def _stopped(
     reason = (
         f"{_name(stopped)} stopped by a signal or a debugger "
         f"(rank {first.rank} {_where(first)}); the others wait"
+        f"{_shared_group(first.members, stopped)}"
     )
     return _verdict(HangKind.STOPPED, stopped, waiting, reason)
 
@@ -284,9 +297,12 @@ def _busy_elsewhere(
     parts = [
         f"rank {rank} is in no operation (phase {facts[rank].phase.name.lower()}, "
         f"{_where(facts[rank])}) and {_name(tuple(waiters[rank]))} wait for it"
-        for rank in culprits[:4]
+        for rank in culprits[:_MAX_TOLD]
     ]
-    return _verdict(HangKind.BUSY_ELSEWHERE, culprits, waiting, "; ".join(parts))
+    if len(culprits) > _MAX_TOLD:
+        parts.append(f"so it is with {_name(culprits[_MAX_TOLD:])}")
+    reason = "; ".join(parts) + _shared_group(facts[culprits[0]].members, culprits)
+    return _verdict(HangKind.BUSY_ELSEWHERE, culprits, waiting, reason)
 
 
 def _order_mismatch(
@@ -346,21 +362,26 @@ def _transport(
     first = facts[heads[0]]
     reason = (
         f"{_name(tuple(sorted(heads)))} entered and none comes out (first: rank {first.rank} "
-        f"{_where(first)}): a link or a device among them{_shared_group(facts, heads)}"
+        f"{_where(first)}): a link or a device among them{_shared_group(first.members, heads)}"
     )
     return _verdict(HangKind.TRANSPORT, tuple(heads), waiting, reason)
 
 
-def _shared_group(facts: Mapping[int, RankFacts], ranks: Sequence[int]) -> str:
-    """The smallest group that all of `ranks` are in, in words; "" when that is the world."""
-    groups = [
-        (len(members), group.name.lower(), members)
-        for group, members in facts[ranks[0]].members.items()
-        if group is not Group.WORLD and set(ranks) <= set(members)
+def _shared_group(groups: Mapping[Group, tuple[int, ...]], ranks: Sequence[int]) -> str:
+    """The smallest group that all of `ranks` are in, in words; "" when that is all there are.
+
+    `groups` are those of one of them.
+    """
+    world = groups.get(Group.WORLD, ())
+    shared = [
+        # A pipeline of two stages is its own embedding group, and better known by its name.
+        (len(members), group is Group.EMBEDDING, group.name.lower(), members)
+        for group, members in groups.items()
+        if len(members) < len(world) and set(ranks) <= set(members)
     ]
-    if len(ranks) < 2 or not groups:
+    if len(ranks) < 2 or not shared:
         return ""
-    _, name, members = min(groups)
+    _, _, name, members = min(shared)
     return f"; the smallest group that they share is {name} {_name(members)}"
 
 
@@ -380,10 +401,23 @@ def _where(facts: RankFacts) -> str:
     return f"{state} {facts.group.name.lower()} {facts.op.name.lower()} #{facts.seq}{root}"
 
 
-def _name(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+def _name(ranks: Sequence[int]) -> str:
+    """Ranks in words, those that follow each other as one: "ranks 0-5, 8, 12-15"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    shown = ", ".join(_run(run) for run in runs[:_MAX_RUNS])
+    rest = sum(len(run) for run in runs[_MAX_RUNS:])
+    more = f" and {rest} more" if rest else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+
+
+def _run(run: Sequence[int]) -> str:
+    # Two are not worth a range.
+    return f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
 
 
 def _member(kind: type[E], name: str) -> E:

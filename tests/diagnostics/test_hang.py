@@ -319,6 +319,99 @@ def test_a_stopped_rank_is_named_wherever_it_stands() -> None:
     ]
 
 
+def standing(words: dict[int, str], layout: Layout) -> list[RankFacts]:
+    return [facts_from_words(rank, "data", said, layout) for rank, said in words.items()]
+
+
+def test_ranks_that_follow_each_other_are_named_as_one() -> None:
+    layout = Layout(dp=20)
+    away = (6, 7, 9, 10, 11, 16)
+    words = {rank: "after" if rank in away else "in" for rank in range(20)}
+    places = where_all_stand(
+        standing({rank: f"{word} dp all_reduce #4" for rank, word in words.items()}, layout)
+    )
+    assert places == [
+        "ranks 6, 7, 9-11, 16 after dp all_reduce #4 (data)",
+        "ranks 0-5, 8, 12-15, 17-19 in dp all_reduce #4 (data)",
+    ]
+
+
+def test_ranks_in_too_many_pieces_are_counted() -> None:
+    layout = Layout(dp=80)
+    words = {rank: "in" if rank % 4 else "after" for rank in range(80)}
+    (odd, _) = where_all_stand(
+        standing({rank: f"{word} dp all_reduce #4" for rank, word in words.items()}, layout)
+    )
+    shown = ", ".join(str(rank) for rank in range(0, 64, 4))
+    assert odd == f"ranks {shown} and 4 more after dp all_reduce #4 (data)"
+
+
+def test_several_that_are_busy_elsewhere_are_told_with_the_group_that_they_share() -> None:
+    """Ranks 4 and 5 never came; they are a tensor-parallel pair."""
+    words = dict.fromkeys(range(8), "in world all_reduce #2")
+    words |= dict.fromkeys((4, 5), "after tp all_reduce #9")
+    verdict = analyse(standing(words, CUBE))
+    assert (verdict.kind, verdict.culprits) == (HangKind.BUSY_ELSEWHERE, (4, 5))
+    assert verdict.reason.endswith("; the smallest group that they share is tp ranks 4, 5")
+
+
+def test_ranks_that_share_nothing_smaller_than_the_job_are_told_without_a_group() -> None:
+    words = dict.fromkeys(range(8), "in world all_reduce #2")
+    words |= dict.fromkeys((0, 7), "after tp all_reduce #9")
+    across = analyse(standing(words, CUBE))
+    assert across.culprits == (0, 7)
+    replicas = dict.fromkeys(range(4), "in dp all_reduce #2")
+    replicas |= dict.fromkeys((0, 1), "after dp all_reduce #1")
+    flat = analyse(standing(replicas, Layout(dp=4)))
+    assert flat.culprits == (0, 1)
+    assert "share" not in across.reason + flat.reason
+
+
+def test_busy_ranks_that_are_not_told_one_by_one_are_named() -> None:
+    words = dict.fromkeys(range(8), "in dp all_reduce #2")
+    words |= dict.fromkeys(range(6), "after dp all_reduce #1")
+    verdict = analyse(standing(words, Layout(dp=8)))
+    assert verdict.culprits == (0, 1, 2, 3, 4, 5)
+    assert verdict.reason.endswith("ranks 6, 7 wait for it; so it is with ranks 4, 5")
+
+
+@pytest.mark.parametrize(
+    ("missing", "group"),
+    [
+        ((2, 3), "tp ranks 2, 3"),
+        ((0, 2), "dp ranks 0, 2"),
+        # A pipeline of two stages, which is the embedding's group as well.
+        ((0, 4), "pp ranks 0, 4"),
+    ],
+)
+def test_several_missing_are_told_with_the_group_that_they_share(
+    missing: tuple[int, ...], group: str
+) -> None:
+    layout = Layout(tp=2, dp=2, pp=2)
+    assert members_of(0, layout)[Group.PP] == (0, 4)
+    words = {rank: "in world all_reduce #2" for rank in range(8) if rank not in missing}
+    verdict = analyse(standing(words, layout), missing, layout=layout)
+    assert (verdict.kind, verdict.culprits) == (HangKind.MISSING, missing)
+    assert verdict.reason.endswith(f"; the smallest group that they share is {group}")
+    assert "share" not in analyse(standing(words, layout), missing).reason
+
+
+def test_several_stopped_are_told_with_the_group_that_they_share() -> None:
+    facts = [
+        facts_from_words(
+            rank,
+            "data",
+            "in world all_reduce #2",
+            CUBE,
+            process_state="T" if rank in (6, 7) else "S",
+        )
+        for rank in range(8)
+    ]
+    verdict = analyse(facts)
+    assert (verdict.kind, verdict.culprits) == (HangKind.STOPPED, (6, 7))
+    assert verdict.reason.endswith("; the smallest group that they share is tp ranks 6, 7")
+
+
 def present(tmp_path: Path, *, leave: bool) -> Present:
     writer = Writer(tmp_path / "box", rank=3, world_size=8, attempt=1)
     writer.phase(Phase.GRADIENT_SYNC)
