@@ -123,7 +123,7 @@ def worker_exited(
             stderr_tail=exit_.stderr_tail,
         )
     )
-    detail = found.reason
+    detail = found.words
     if exit_.last_op:
         detail += f" ({exit_.last_op})"
     return ev.WorkerExited(

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+# Version of `RULES`; raised with every change, so that an incident says by which it is.
+RULES_VERSION = 1
+
+
 class ExitClass(StrEnum):
     """What kind of failure ended a worker."""
 

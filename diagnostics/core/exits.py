@@ -19,7 +19,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from diagnostics.core.exit_rules import RULES, ExitClass, Rule
+from diagnostics.core.exit_rules import RULES, RULES_VERSION, ExitClass, Rule
 
 # Done, and stopped gracefully on request.
 CLEAN_CODES = (0, 75)
@@ -69,6 +69,16 @@ class Classification:
     exit_class: ExitClass
     where: Where
     reason: str
+    # Of the table; "" where none of its rules was asked or knew the words.
+    rule: str = ""
+
+    @property
+    def words(self) -> str:
+        """The reason, and by which rule of which table it is one."""
+        if not self.rule:
+            return self.reason
+        which = f"class {str(self.exit_class)!r}, rule {self.rule!r} of table {RULES_VERSION}"
+        return f"{self.reason} ({self.where}, {which})"
 
 
 def classify(facts: ExitFacts) -> Classification:
@@ -113,7 +123,7 @@ def _exception(facts: ExitFacts) -> Classification | None:
     rule = match(_ADVICE.sub("", text))
     reason = text.splitlines()[0][:300]
     if rule is not None:
-        return _classification(rule.exit_class, Where.EXCEPTION, reason)
+        return _by_rule(rule, Where.EXCEPTION, reason)
     is_native = bool(_NATIVE.search(facts.exception_message))
     is_user_error = not is_native and kind not in _ENVIRONMENT and not kind.startswith(_OURS)
     exit_class = ExitClass.USER_ERROR if is_user_error else ExitClass.UNKNOWN
@@ -133,7 +143,7 @@ def _stderr(facts: ExitFacts) -> Classification | None:
             continue
         if facts.code == -signal.SIGKILL and rule.exit_class is not ExitClass.OOM_HOST:
             continue
-        found = _classification(rule.exit_class, Where.STDERR, line.strip()[:300])
+        found = _by_rule(rule, Where.STDERR, line.strip()[:300])
         if rule.exit_class is not ExitClass.CASCADE:
             return found
         cascade = cascade or found
@@ -145,6 +155,10 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _by_rule(rule: Rule, where: Where, reason: str) -> Classification:
+    return Classification(exit_class=rule.exit_class, where=where, reason=reason, rule=rule.name)
 
 
 def _classification(exit_class: ExitClass, where: Where, reason: str) -> Classification:

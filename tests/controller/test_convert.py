@@ -7,6 +7,7 @@ import json
 from controller import convert
 from controller.core.records import NonFiniteAgain, StartWorkers
 from controller.core.states import JobState
+from diagnostics.core.exit_rules import RULES_VERSION
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec import parse_spec
 from outlast.v1 import agents_pb2
@@ -132,3 +133,18 @@ def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_ar
     (peer,) = first.replica_peers
     assert (peer.node_id, peer.address, peer.port) == ("n2", "10.0.0.2", 7002)
     assert second.replica_peers[0].token == "token 1"
+
+
+def test_the_end_of_a_worker_says_by_which_rule_it_has_its_class() -> None:
+    exit_ = agents_pb2.WorkerExit(
+        code=1,
+        exception_type="builtins.OSError",
+        exception_message="[Errno 28] No space left on device: '/ckpt'",
+        last_op="in dp all_reduce #3",
+    )
+    told = convert.worker_exited(NodeId("n1"), "job", 2, 1, exit_)
+    assert told.fault_class == "storage"
+    assert told.detail == (
+        "OSError: [Errno 28] No space left on device: '/ckpt' (exception, class 'storage', "
+        f"rule 'storage' of table {RULES_VERSION}) (in dp all_reduce #3)"
+    )

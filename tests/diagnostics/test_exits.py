@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from diagnostics.core.exit_rules import RULES, ExitClass, Rule
+from diagnostics.core.exit_rules import RULES, RULES_VERSION, ExitClass, Rule
 from diagnostics.core.exits import ExitFacts, Where, classify, match
 
 GLOO_LOST = (
@@ -54,6 +54,22 @@ def test_lost_connection_is_a_cascade() -> None:
     found = classify(facts)
     assert (found.exit_class, found.where) == (ExitClass.CASCADE, Where.EXCEPTION)
     assert found.reason.startswith("RuntimeError: [")
+
+
+def test_words_name_the_rule_and_the_version_of_its_table() -> None:
+    found = classify(ExitFacts(code=1, exception_type="MemoryError"))
+    assert found.words == (
+        "MemoryError:  (exception, class 'oom_host', "
+        f"rule 'host allocation' of table {RULES_VERSION})"
+    )
+    printed = classify(ExitFacts(code=-6, stderr_tail="CUDA out of memory\n"))
+    assert printed.words.startswith("CUDA out of memory (standard error, class 'cuda_oom', rule")
+
+
+def test_words_that_no_rule_knows_name_none() -> None:
+    assert classify(ExitFacts(code=-9)).words == "killed by SIGKILL"
+    unknown = classify(ExitFacts(code=1, exception_type="my.Error", exception_message="seven"))
+    assert unknown.words == "my.Error: seven"
 
 
 def test_initiating_cause_in_standard_error_beats_a_cascade() -> None:

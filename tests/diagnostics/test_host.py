@@ -26,6 +26,8 @@ def state(
 
 @pytest.mark.parametrize("rule", KERNEL_RULES, ids=lambda rule: rule.name)
 def test_every_rule_knows_its_samples_and_leaves_the_others_alone(rule: KernelRule) -> None:
+    assert rule.matches
+    assert rule.misses
     for line in rule.matches:
         assert [found.rule.name for found in known_lines([line])] == [rule.name], line
     for line in rule.misses:

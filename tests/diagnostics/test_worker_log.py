@@ -9,6 +9,8 @@ from diagnostics.core.worker_log import WORKER_RULES, WorkerRule, known_lines
 
 @pytest.mark.parametrize("rule", WORKER_RULES, ids=lambda rule: rule.name)
 def test_every_rule_knows_its_samples_and_no_other_one_does(rule: WorkerRule) -> None:
+    assert rule.matches
+    assert rule.misses
     for line in rule.matches:
         assert [match.rule.name for match in known_lines([line])] == [rule.name], line
     for line in rule.misses:
