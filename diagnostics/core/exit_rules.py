@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-
 # Version of `RULES`; raised with every change, so that an incident says by which it is.
 RULES_VERSION = 1
 
