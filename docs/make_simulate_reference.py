@@ -60,6 +60,12 @@ A node's hardware breaks whether or not its job trains just then: a recovery may
 What a program does (`software`, `hang`, and a link that flaps) happens in training, so such a fault
 waits until the job trains; `num_idle` in the JSON counts faults of both kinds that came between.
 
+Of `gpu` faults, four fifths (ours) are told by the driver: the worker's exit is `device`, and the
+node is checked at once. Of the others, as of `network` faults, only NCCL's failure is seen, on the
+node and half of the time on a peer as well. With `sdc` the job seems to train on until its loss is
+no number; nothing that it computed meanwhile counts. The step is done again by two replicas then,
+whose bits differ.
+
 ## Beside the mix
 
 `--mass N`: N times each, a rack of 16 nodes loses power, nine tenths of the nodes vanish from the

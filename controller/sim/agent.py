@@ -8,6 +8,7 @@ What does not belong here: what the workers of a job do together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -331,10 +332,15 @@ class Agent:
             if worker.is_running or worker.job_id != job or worker.attempt == command.attempt
         }
         self._done(command, Result(ok=True))
-        if self.node.is_broken:
-            world.checkers.suspect(self.node.name, "device broken")
-            for worker in self.running(job):
-                world.timeline.after(0.1, worker.end, 1, "nccl", "", self.node.sickness)
+        if self.node.device_exit:
+            self.meet_broken_devices(lambda: 0.1)
+
+    def meet_broken_devices(self, noticed_s: Callable[[], float]) -> None:
+        """Workers that run here end, each so long from now, of the node's broken devices."""
+        world, node = self.world, self.node
+        world.checkers.suspect(node.name, "device broken")
+        for worker in self.running():
+            world.timeline.after(noticed_s(), worker.end, 1, node.device_exit, "", node.sickness)
 
     def _ask_to_stop(self, command: CommandRecord, timeout_s: float) -> bool:
         """Stop after the next step, if the attempt can; killed when that takes too long."""
@@ -432,8 +438,8 @@ class Node:
     sickness: str = ""
     # Its checks show that it computes other bits than it should.
     is_corrupt: bool = False
-    # No worker can use its devices, and each says so.
-    is_broken: bool = False
+    # The class of exit of workers that use its broken devices; "" while they are not broken.
+    device_exit: str = ""
     # Whatever is wrong with it, its checks do not see it.
     passes_checks: bool = False
     # It says that workers have ended which it was told to stop, and leaves them as they are.

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from controller.core.states import PLACED
 from controller.sim.durations import SourcedPace
 from controller.sim.mixes import Cause, Kind, Mix
 from controller.sim.timeline import EPOCH_S
 from controller.sim.training import Phase, Training
+from controller.sim.victims import in_use, is_in_use
+from controller.sim.worker import Worker
 from controller.sim.world import World
 from outlast.ids import JobId, NodeId
 
@@ -29,6 +30,9 @@ CUT_S = (20.0, 900.0)
 # training, so such a fault waits for it. A published rate counts faults that were felt by a job;
 # left out, those that fall into recoveries would be missing from the rate.
 OF_TRAINING = (Kind.SOFTWARE, Kind.HANG, Kind.FLAP)
+# Of broken GPUs, those of which the driver tells the process that uses them; of the rest only
+# the collective library's failure is seen. No source says how many: the share is ours.
+REPORTED_SHARE = 0.8
 # How soon a fault that waits for training finds that it is back: about a step.
 LOOK_EVERY_S = 5.0
 
@@ -43,6 +47,7 @@ class Campaign:
         self._mix = mix
         self._pace = pace
         self._job = job
+        self._seed = seed
         self._end_s = EPOCH_S + days * DAY_S
         # Of its own, so that the same faults strike whatever else a scenario changes.
         self._random = Random(f"campaign {seed}")
@@ -88,8 +93,14 @@ class Campaign:
         if cause.kind in OF_TRAINING:
             self._strike_process(cause, place)
             return
-        nodes = self._placed() if training is None else training.rank_nodes
-        self._effects()[cause.kind](nodes[int(place * len(nodes))], cause)
+        nodes = self._nodes_of_job() if training is None else training.rank_nodes
+        self._strike_node(nodes[int(place * len(nodes))], cause, place)
+
+    def _nodes_of_job(self) -> list[NodeId]:
+        """Nodes in use that are on; of the fleet where there is none."""
+        nodes = self._world.nodes
+        there = [name for name in in_use(self._world) if nodes[name].is_on]
+        return there or [name for name, node in nodes.items() if node.is_on] or list(nodes)
 
     def _strike_process(self, cause: Cause, place: float) -> None:
         """Now, or as soon as the job trains."""
@@ -109,13 +120,23 @@ class Campaign:
                 fingerprint = f"{self._world.random.getrandbits(32):08x}"
                 self._after("detect_process", worker.end, 1, "user_error", fingerprint, cause.name)
 
-    def _effects(self) -> dict[Kind, Callable[[NodeId, Cause], None]]:
-        return {
-            Kind.GPU: self._gpu,
-            Kind.SDC: self._sdc,
-            Kind.HOST: self._host,
-            Kind.NETWORK: self._network,
-        }
+    def _strike_node(self, name: NodeId, cause: Cause, place: float) -> None:
+        match cause.kind:
+            case Kind.GPU:
+                # Of the fault alone, so that it is the same whichever others are left out.
+                draw = Random(f"report {self._seed} {place}").random()
+                exit_class = "device" if draw < REPORTED_SHARE else "nccl"
+                self._break(name, cause, exit_class=exit_class, noticed="detect_gpu")
+            case Kind.NETWORK:
+                self._break(name, cause, exit_class="nccl", noticed="detect_network")
+            case Kind.SDC:
+                node = self._world.nodes[name]
+                node.sickness, node.is_corrupt = cause.name, True
+                self._compute_wrongly(name, cause)
+            case Kind.HOST:
+                self._lose(name, cause)
+            case _:
+                raise AssertionError(f"{cause.kind} strikes processes, not nodes")
 
     def _training(self) -> Training | None:
         """The attempt that trains now, if one does."""
@@ -123,40 +144,39 @@ class Campaign:
 
     # What each kind does to a node: training stands still at once; that somebody notices takes time
 
-    def _gpu(self, name: NodeId, cause: Cause) -> None:
-        self._break(name, cause, noticed="detect_gpu")
-
-    def _network(self, name: NodeId, cause: Cause) -> None:
-        self._break(name, cause, noticed="detect_network")
-
-    def _break(self, name: NodeId, cause: Cause, *, noticed: str) -> None:
-        """Whoever starts on the node from here on fails, and so do those who are there."""
-        node = self._world.nodes[name]
-        node.sickness, node.is_broken = cause.name, True
+    def _break(self, name: NodeId, cause: Cause, *, exit_class: str, noticed: str) -> None:
+        world = self._world
         for training in list(self._world.trainings.by_attempt.values()):
             # One that restores does not get through to its first step.
             if name in training.members and training.phase in (Phase.RESTORING, Phase.RUNNING):
                 self._freeze(training)
-        for worker in [] if node.agent is None else node.agent.running():
-            self._after(noticed, worker.end, 1, "nccl", "", cause.name)
-
-    def _sdc(self, name: NodeId, cause: Cause) -> None:
-        self._world.nodes[name].sickness = cause.name
-        self._compute_wrongly(name, cause)
+        world.break_devices(
+            name, cause.name, exit_class=exit_class, noticed_s=lambda: self._pace.draw(noticed)
+        )
 
     def _compute_wrongly(self, name: NodeId, cause: Cause) -> None:
-        """Show in the loss, now or when the job trains on the node, unless checks come first."""
+        """Spoil the job, now or when it trains on the node, unless checks come first.
+
+        Nobody sees it until the loss is no number; then the step is done again by two replicas.
+        """
         node, training = self._world.nodes[name], self._training()
-        if not node.is_on or node.sickness != cause.name:
+        if not is_in_use(self._world, name) or node.sickness != cause.name:
             return
         if training is None or name not in training.members:
             self._later(self._compute_wrongly, name, cause)
             return
-        self._freeze(training)
+        self._world.trainings.freeze(training, Phase.SPOILED)
         worker = next(each for each in training.joined.values() if each.node == name)
-        self._after("detect_sdc", worker.end, 1, "nccl", "", f"NaN: {cause.name}")
+        self._after("detect_sdc", self._show_in_loss, worker, cause)
 
-    def _host(self, name: NodeId, cause: Cause) -> None:
+    def _show_in_loss(self, worker: Worker, cause: Cause) -> None:
+        """Unless something else ended the attempt before: then it spoils the next one."""
+        if worker.is_running:
+            worker.end_without_number()
+        else:
+            self._compute_wrongly(worker.node, cause)
+
+    def _lose(self, name: NodeId, cause: Cause) -> None:
         world = self._world
         world.kill_node(name, why=cause.name)
         # The cluster knows of every other one; the rest is found out by silence.
@@ -177,19 +197,8 @@ class Campaign:
 
     # What a mix does not count
 
-    def _in_use(self) -> list[NodeId]:
-        """Nodes that serve the job, as the journal has it: the controller may be dead."""
-        nodes = self._world.controller.journal.folded.nodes
-        return [name for name, node in nodes.items() if node.state in PLACED]
-
-    def _placed(self) -> list[NodeId]:
-        """Of those, the ones that are on; of the fleet where there is none."""
-        nodes = self._world.nodes
-        there = [name for name in self._in_use() if nodes[name].is_on]
-        return there or [name for name, node in nodes.items() if node.is_on] or list(nodes)
-
     def _rack_dies(self) -> None:
-        names = self._in_use()
+        names = in_use(self._world)
         if not names:
             return
         self.struck["rack lost power"] += 1
@@ -202,7 +211,7 @@ class Campaign:
         world = self._world
         self.struck["controller's network cut"] += 1
         lasts_s = world.random.uniform(*CUT_S)
-        chosen = tuple(name for name in self._in_use() if world.random.random() < 0.9)
+        chosen = tuple(name for name in in_use(world) if world.random.random() < 0.9)
         world.checkers.mass_partition(chosen, lasts_s)
         for name in chosen:
             world.cut(name)

@@ -52,6 +52,11 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
+def kind_of(told: str) -> str:
+    """What a violation's words say broke, without when and where."""
+    return told.split(" at ")[0]
+
+
 class Checkers:
     """All invariants of one world."""
 

@@ -110,7 +110,8 @@ def _worker_dies(world: World) -> None:
             (-9, "killed_by_signal", "", "killed by SIGKILL"),
             (-9, "oom_host", "", "killed by the kernel: out of memory"),
             (-11, "unknown", "", "killed by SIGSEGV"),
-            (1, "nccl", "", "ncclSystemError"),
+            (1, "nccl", "", "ncclInternalError"),
+            (1, "device", "", "CUDA error: uncorrectable NVLink error was detected"),
             (1, "storage", "", "OSError: input/output error"),
             (1, "user_error", f"{random.getrandbits(32):08x}", "RuntimeError: rare"),
             (1, "cuda_oom", "0000cafe", "CUDA out of memory"),
@@ -189,11 +190,10 @@ def _partition(world: World) -> None:
     names = [name for name, node in world.nodes.items() if node.agent is not None]
     share = world.random.uniform(0.4, 1.0)
     chosen = tuple(name for name in names if world.random.random() < share)
-    machine = world.controller.machine
-    in_use = len(world.nodes)
     lasts_s = world.random.choice((15.0, 60.0, 200.0, 700.0, 2400.0))
-    if machine is not None:
-        counts = len(chosen) >= max(3, 0.3 * in_use) + 1
+    if world.controller.machine is not None:
+        # So many at once must look like the controller's own blindness.
+        counts = len(chosen) >= max(3, 0.3 * len(world.nodes)) + 1
         world.checkers.mass_partition(chosen, lasts_s if counts else 0.0)
     for node in chosen:
         world.cut(node)
@@ -352,7 +352,7 @@ def _stuck(world: World) -> None:
     world.timeline.after(world.random.choice((5.0, 100.0, 1800.0)), world.unstick, node)
     training = some_training(world)
     if training is not None:
-        world.random.choice(list(training.joined.values())).end(1, "nccl", "", "ncclSystemError")
+        world.random.choice(list(training.joined.values())).end(1, "nccl", "", "ncclInternalError")
 
 
 def _refuses(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Nodes that go off and on, lose their switch, or say what is not so.
+"""Nodes whose devices break, that go off and on, lose their switch, or say what is not so.
 
 Nobody can keep a node from lying, so not everything is demanded of one that does: its workers
 may outlive the order to stop them, beside those of a later attempt. What is demanded is that
@@ -13,6 +13,24 @@ from collections.abc import Callable, Mapping
 from controller.sim.victims import kill_worker_of, some_node
 from controller.sim.world import World
 from outlast.ids import NodeId
+
+# Of devices that break, those whose workers end with the driver's own report of it.
+REPORTED_SHARE = 0.7
+
+
+def _device_breaks(world: World) -> None:
+    """A device is gone, or its memory is bad, and the node's checks show it."""
+    name = some_node(world, used=True)
+    _break_devices(world, name, "uncorrectable ECC error encountered")
+    world.timeline.after(world.random.uniform(1800.0, 7200.0), world.repair_node, name)
+
+
+def _break_devices(world: World, name: NodeId, why: str) -> None:
+    random = world.random
+    exit_class = "device" if random.random() < REPORTED_SHARE else "nccl"
+    world.break_devices(
+        name, why, exit_class=exit_class, noticed_s=lambda: random.uniform(0.0, 5.0)
+    )
 
 
 def _switch_dies(world: World) -> None:
@@ -57,12 +75,8 @@ def _flap(world: World, off: Callable[[NodeId], None], on: Callable[[NodeId], No
 def _hides_fault(world: World) -> None:
     """No attempt can use its devices, and all its checks pass."""
     name = some_node(world, used=True)
-    node = world.nodes[name]
-    node.sickness, node.is_broken, node.passes_checks = "devices fail unseen", True, True
-    agent = node.agent
-    for worker in [] if agent is None else agent.running()[:1]:
-        world.checkers.suspect(name, "device broken")
-        worker.end(1, "nccl", "", node.sickness)
+    world.nodes[name].passes_checks = True
+    _break_devices(world, name, "devices fail unseen")
     world.timeline.after(world.random.uniform(3600.0, 14_400.0), world.repair_node, name)
 
 
@@ -77,6 +91,7 @@ def _hides_workers(world: World) -> None:
 
 
 NODE_FAULTS: Mapping[str, tuple[float, Callable[[World], None]]] = {
+    "device breaks": (2, _device_breaks),
     "switch dies": (1, _switch_dies),
     "link flaps": (1, _link_flaps),
     "agent flaps": (0.7, _agent_flaps),

@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
+from controller.sim.checkers import kind_of
 from controller.sim.faults import SAFETY_S, end_faults, plan_faults
 from controller.sim.shapes import draw_shape
 from controller.sim.shrink import shrink
@@ -55,7 +56,7 @@ class Failure:
     """What went wrong with a seed, as text: exceptions lose their notes between processes."""
 
     seed: int
-    # What broke, without when and where.
+    # What broke; see `_kind_of`.
     kind: str
     told: str
 
@@ -122,8 +123,7 @@ def shrunk(seed: int, kind: str, *, within_s: float = SHRINK_S) -> tuple[int, ..
 
 
 def _kind_of(error: Exception) -> str:
-    """What broke, without when and where."""
-    return f"{type(error).__name__} {str(error).split(' at ')[0]}"
+    return f"{type(error).__name__} {kind_of(str(error))}"
 
 
 def _only(text: str) -> tuple[int, ...]:

@@ -53,6 +53,8 @@ class Phase(Enum):
     RESTORING = auto()
     RUNNING = auto()
     HUNG = auto()
+    # They go on, as far as anybody sees, and what they compute is worth nothing.
+    SPOILED = auto()
     BROKEN = auto()
     DONE = auto()
 
@@ -211,6 +213,7 @@ class Trainings:
                 Phase.RESTORING,
                 Phase.RUNNING,
                 Phase.HUNG,
+                Phase.SPOILED,
             ):
                 victim = next(w for w in training.joined.values() if w.node == node)
                 self.worker_gone(victim, silently=True)
@@ -302,22 +305,19 @@ class Trainings:
             return
         if self._world.fidelity.progress_in_heartbeats:
             self._world.controller.take_heartbeats(training)
-            return
-        for node_id in training.nodes:
-            agent = self._world.nodes[node_id].agent
-            if agent is not None:
-                agent.report_progress(training)
+        else:
+            self._report_from_all(training)
 
     def _finish(self, training: Training) -> None:
         if not training.is_training:
             return
         world = self._world
         self.freeze(training, Phase.DONE)
-        self._report_done(training)
+        self._report_from_all(training)
         for worker in training.joined.values():
             world.timeline.after(world.random.uniform(0.0, 2.0), worker.end, 0, "", "", "")
 
-    def _report_done(self, training: Training) -> None:
+    def _report_from_all(self, training: Training) -> None:
         for node_id in training.nodes:
             agent = self._world.nodes[node_id].agent
             if agent is not None:

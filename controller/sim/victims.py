@@ -1,4 +1,4 @@
-"""What faults of the seeds strike: a random attempt, a random machine."""
+"""What faults strike: nodes in use, and of a seed's world a random attempt or machine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,26 @@ def some_training(world: World) -> Training | None:
     return world.random.choice(live) if live else None
 
 
+def in_use(world: World) -> list[NodeId]:
+    """Nodes that serve a job, as the journal has it: the controller may be dead."""
+    nodes = world.controller.journal.folded.nodes
+    return [name for name, node in nodes.items() if node.state in PLACED]
+
+
+def is_in_use(world: World, name: NodeId) -> bool:
+    """Whether the node is one of those."""
+    node = world.controller.journal.folded.nodes.get(name)
+    return node is not None and node.state in PLACED
+
+
 def some_node(world: World, *, used: bool | None = None) -> NodeId:
     """A machine that is on; with `used`, one that does or does not serve a job if there is one."""
     names = [name for name, node in world.nodes.items() if node.agent is not None]
     if not names:
         return next(iter(world.nodes))
-    machine = world.controller.machine
-    if used is not None and machine is not None:
-        nodes = machine.state.nodes
-        fitting = [n for n in names if n in nodes and (nodes[n].state in PLACED) == used]
-        names = fitting or names
+    if used is not None:
+        serving = set(in_use(world))
+        names = [name for name in names if (name in serving) == used] or names
     return world.random.choice(names)
 
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from controller.sim.agent import Agent
     from controller.sim.world import World
 
+# Exits that a node's hardware may have brought about.
+_OF_HARDWARE = ("device", "nccl", "unknown")
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
@@ -36,7 +39,7 @@ class Worker:
         if not self.is_running or (code == 1 and world.nodes[self.node].is_stuck):
             return
         self._finish(world, code)
-        if fault_class in ("nccl", "unknown"):
+        if fault_class in _OF_HARDWARE:
             world.checkers.suspect(self.node, FAILED)
         self._report(code, fault_class, fingerprint, detail)
 

@@ -6,7 +6,7 @@ random comes from one `Random`, so that a seed replays exactly.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView
+from collections.abc import Callable, ItemsView
 from dataclasses import dataclass
 from random import Random
 
@@ -26,6 +26,8 @@ from controller.sim.training import Phase, SimJob, Training, Trainings
 from outlast.ids import JobId, NodeId
 
 DEFAULT_LIMITS = Limits()
+# Of devices that break without a report of their own, those whose ranks' peers fail as they do.
+PEER_FAILS_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +116,9 @@ class World:
             self.controller.quiet(node)
 
     def all_well(self, training: Training) -> bool:
-        """Whether an attempt trains and the heartbeats of all its nodes arrive."""
-        return training.is_training and training.members.isdisjoint(self._quiet)
+        """Whether an attempt seems to train and the heartbeats of all its nodes arrive."""
+        seems_to = training.phase in (Phase.RUNNING, Phase.SPOILED)
+        return seems_to and training.members.isdisjoint(self._quiet)
 
     def quiet_nodes(self) -> ItemsView[NodeId, float]:
         """Nodes that are not heard, and since when."""
@@ -204,14 +207,37 @@ class World:
         """A person returns the machine, empty and sound."""
         node = self.nodes[name]
         node.sickness, node.check_delay_s = "", 0.0
-        node.is_broken = node.is_corrupt = False
-        node.refuses_start = False
+        node.device_exit = ""
+        node.is_corrupt = node.refuses_start = False
         node.passes_checks = node.hides_workers = False
         self.unstick(name)
         if not node.is_on:
             node.is_on = True
             self.trace("node", name, "on again")
         self.start_agent(name)
+
+    def break_devices(
+        self, name: NodeId, why: str, *, exit_class: str, noticed_s: Callable[[], float]
+    ) -> None:
+        """Whoever uses the node's devices fails from here on, and so do those who run there.
+
+        Their exits are "device" where the driver reports the fault. Where only the collective
+        library fails ("nccl"), it may fail on a peer as well, and there first.
+        """
+        node = self.nodes[name]
+        node.sickness, node.device_exit = why, exit_class
+        workers = [] if node.agent is None else node.agent.running()
+        if node.agent is None or not workers:
+            return
+        node.agent.meet_broken_devices(noticed_s)
+        training = self.trainings.get(workers[0].job_id, workers[0].attempt)
+        if exit_class != "nccl" or training is None or self.random.random() > PEER_FAILS_SHARE:
+            return
+        peers = [peer for peer in training.joined.values() if peer.node != name]
+        if peers:
+            peer = self.random.choice(peers)
+            detail = f"NCCL WARN Got completion from {name} with status=12"
+            self.timeline.after(noticed_s(), peer.end, 1, "nccl", "", detail)
 
     def mend(self, link: tuple[NodeId, NodeId]) -> None:
         """Somebody has put a new cable in."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from controller.core.records import IncidentRecord
+from controller.core.records import Action, IncidentRecord
+from controller.core.records import Cause as IncidentCause
 from controller.core.states import JobState
 from controller.sim.campaign import Campaign
 from controller.sim.durations import SourcedPace
 from controller.sim.mixes import MIXES, Cause, Kind
 from controller.sim.scenario import JOB, Scenario, shape_of
 from controller.sim.world import World
+from outlast.ids import NodeId
 
 SCENARIO = Scenario(nodes=8, days=1.0, standbys=2)
 
@@ -40,6 +43,15 @@ class _Story:
         machine = self.world.controller.machine
         assert machine is not None
         return list(machine.state.incidents.values())
+
+    @property
+    def members(self) -> frozenset[NodeId]:
+        """Nodes of the newest attempt."""
+        by_attempt = self.world.trainings.by_attempt
+        return by_attempt[max(by_attempt)].members
+
+    def has_more_incidents(self, than: int) -> bool:
+        return len(self.incidents) > than
 
     def strike(self, kind: Kind, place: float) -> None:
         self._campaign.strike(Cause(name=f"a {kind}", count=1, kind=kind), place)
@@ -71,6 +83,30 @@ def test_hardware_that_breaks_during_a_recovery_is_replaced(kind: Kind) -> None:
     assert len(broken) == 1
     story.until(lambda: bool(world.trainings.live()))
     story.until(lambda: broken[0] not in world.trainings.live()[0].members)
+
+
+def test_a_broken_gpu_is_checked_at_once_where_its_driver_reports_it() -> None:
+    """Elsewhere only the collective library fails, and a restart in place is tried first."""
+    story = _Story()
+    seen = set()
+    for place in (number / 16 for number in range(16)):
+        known = len(story.incidents)
+        story.strike(Kind.GPU, place)
+        story.until(partial(story.has_more_incidents, known))
+        story.world.timeline.run_until(story.world.now_s + 1800.0)
+        incident = story.incidents[known]
+        seen.add((incident.evidence[0].fault_class, incident.action))
+    assert seen == {("device", Action.REPLACE_NODES), ("nccl", Action.RESTART_IN_PLACE)}
+
+
+def test_silent_corruption_is_found_by_doing_its_step_again() -> None:
+    """It was taken for a hang after five minutes, and the node kept its place."""
+    story = _Story()
+    story.strike(Kind.SDC, 0.5)
+    (corrupt,) = (name for name, node in story.world.nodes.items() if node.is_corrupt)
+    story.until(lambda: corrupt not in story.members)
+    causes = [incident.cause for incident in story.incidents]
+    assert causes == [IncidentCause.NON_FINITE, IncidentCause.SILENT_CORRUPTION]
 
 
 @pytest.mark.parametrize("kind", [Kind.SOFTWARE, Kind.HANG, Kind.FLAP])

@@ -48,14 +48,14 @@ def _victim(world: World) -> Node:
 
 def _fail(world: World, node: Node) -> None:
     assert node.agent is not None
-    node.agent.running()[0].end(1, "nccl", "", "ncclSystemError")
+    node.agent.running()[0].end(1, "nccl", "", "ncclInternalError")
 
 
 def test_a_node_that_breaks_every_attempt_and_passes_its_checks_is_replaced() -> None:
     """It used up the whole retry budget in place: the job was PAUSED with free nodes beside it."""
     world = _world(nodes=3)
     liar = _victim(world)
-    liar.sickness, liar.is_broken, liar.passes_checks = "devices fail unseen", True, True
+    liar.sickness, liar.device_exit, liar.passes_checks = "devices fail unseen", "nccl", True
     _fail(world, liar)
     world.timeline.run_until(world.now_s + 600.0)
     machine = world.controller.machine

@@ -27,6 +27,7 @@ from controller.sim.checkers import Violation
 from controller.sim.journal import Journal
 from controller.sim.run import run_seed
 from outlast.ids import JobId
+from tests.sim.bugs import lose_nodes_at_once
 
 MAX_SEEDS = 40
 
@@ -67,10 +68,7 @@ def test_acting_before_the_journal_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_losing_a_node_after_a_short_silence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trigger_happy(ctx: Context, event: events.NodeLate) -> None:
-        losses.silent(ctx, events.NodeSilent(node=event.node, silent_s=event.silent_s))
-
-    monkeypatch.setattr(losses, "late", trigger_happy)
+    lose_nodes_at_once(monkeypatch)
     _caught((2,))
 
 

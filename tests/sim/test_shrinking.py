@@ -8,27 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from controller.core import events, losses
-from controller.core.context import Context
 from controller.sim.checkers import Violation
 from controller.sim.faults import MIN_FAULTS
 from controller.sim.run import main, run_seed
+from tests.sim.bugs import lose_nodes_at_once
 
 
-@pytest.fixture
-def planted_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node is lost after a silence of a few seconds."""
-
-    def trigger_happy(ctx: Context, event: events.NodeLate) -> None:
-        losses.silent(ctx, events.NodeSilent(node=event.node, silent_s=event.silent_s))
-
-    monkeypatch.setattr(losses, "late", trigger_happy)
-
-
-@pytest.mark.usefixtures("planted_bug")
 def test_a_batch_with_a_failing_seed_prints_the_few_faults_that_it_takes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    lose_nodes_at_once(monkeypatch)
     summary = tmp_path / "seeds.json"
     assert main(["--seed", "0", "--count", "2", "--quiet", "--output", str(summary)]) == 1
     failed = json.loads(summary.read_text())["failed"]
