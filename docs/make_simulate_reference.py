@@ -35,9 +35,9 @@ nodes are put right, and the job must train again and end cleanly. Ten invariant
 way (`controller/sim/checkers.py`); the run ends at the first that does not hold, with exit code 1,
 the violation, as few faults as it takes (`--only`), and the line that replays it.
 
-`--json` has `ettr`, `violations` (a list), `incidents` (a number), `classes` (by cause: count, mean
-recovery, seconds lost), `parts_s` (they sum to `wall_s`), `by_person`, `replaced`,
-`waited_for_node`, `comparisons`, `durations` with their sources, and `replay`.
+`--json` has `ettr`, `full_ettr`, `violations` (a list), `incidents` (a number), `classes` (by
+cause: count, mean recovery, seconds lost), `parts_s` (they sum to `wall_s`), `by_person`,
+`replaced`, `waited_for_node`, `comparisons`, `durations` with their sources, and `replay`.
 
 ## What a large run leaves out
 
@@ -65,6 +65,12 @@ node is checked at once. Of the others, as of `network` faults, only NCCL's fail
 node and half of the time on a peer as well. With `sdc` the job seems to train on until its loss is
 no number; nothing that it computed meanwhile counts. The step is done again by two replicas then,
 whose bits differ.
+
+`--elastic` lets the job go on with 7/8, 3/4 or half of its nodes (ours: what a global batch can be
+divided by differs) while some are missing, with the waits of `recovery.elastic`. A step takes
+longer in proportion. ETTR counts time at a smaller size as productive, as the controller does;
+`full_ettr` counts each step with its length at full size, and comparisons are of that. Going on
+smaller and back again takes two restarts from storage, so it pays where nodes take long to come.
 
 ## Beside the mix
 

@@ -352,7 +352,7 @@ class Agent:
             worker.told = True
         self.world.trainings.stop_gracefully(training)
         after = self.world.timeline.after
-        wait_s = training.job.step_s + 2.0 if training.stopping else timeout_s
+        wait_s = training.step_s + 2.0 if training.stopping else timeout_s
         after(min(wait_s, timeout_s), self._kill, command, self.world.now_s)
         return True
 

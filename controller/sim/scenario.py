@@ -16,7 +16,7 @@ from controller.core import accounting, cost
 from controller.core import events as ev
 from controller.core.accounting import Part
 from controller.core.liveness import Limits
-from controller.core.records import Action, IncidentRecord, JobPlan, JobRecord
+from controller.core.records import Action, IncidentRecord, JobPlan, JobRecord, Size
 from controller.core.standbys import standbys_for
 from controller.core.states import TERMINAL, JobState
 from controller.sim.campaign import DAY_S, Campaign
@@ -29,6 +29,7 @@ from controller.sim.timeline import EPOCH_S
 from controller.sim.training import SimJob
 from controller.sim.world import Shape, World
 from outlast.ids import IncidentId, JobId
+from outlast.recovery import ElasticSpec
 
 JOB = JobId("job")
 # Faults have stopped; within this the job must train, and then end.
@@ -36,6 +37,9 @@ RECOVER_S = 6 * 3600.0
 SETTLE_S = 3 * 3600.0
 # Messages up to this many nodes are simulated one by one.
 WHOLE_UP_TO_NODES = 64
+# With `recovery.elastic` sizes are those that the global batch can be divided by, which depends
+# on the job; these are ours. Shares of the nodes.
+ELASTIC_SIZES = (1.0, 7 / 8, 3 / 4, 1 / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ class Scenario:
     # None: as many as the failure rate asks for.
     standbys: int | None = None
     replicas: bool = True
+    # Whether the job goes on smaller while nodes are missing, by the spec's own defaults.
+    elastic: bool = False
     heartbeat_s: float = 2.0
     # Racks that lose power, cuts of the controller's own network, and its deaths: so many each.
     mass: int = 1
@@ -127,12 +133,17 @@ class IncidentClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a scenario. `parts_s` sums to `wall_s`."""
+    """What came of a scenario. `parts_s` sums to `wall_s`.
+
+    As in the controller's account, a job that trains at a smaller size is productive. `full_ettr`
+    counts each step with the time that it takes at full size: what to compare sizes by.
+    """
 
     scenario: Scenario
     wall_s: float
     parts_s: dict[str, float]
     ettr: float
+    full_ettr: float
     steps: int
     steps_lost: int
     incidents: int
@@ -198,6 +209,8 @@ class _Run:
         self._end_s = EPOCH_S + scenario.days * DAY_S
         self._record: JobRecord | None = None
         self._steps = 0
+        # What training them took, with its waits for checkpoints.
+        self._trained_s = 0.0
         self._sampled_s = EPOCH_S
 
     def safety(self) -> None:
@@ -232,8 +245,12 @@ class _Run:
         if record is None:
             return
         self._record, self._sampled_s = record, world.now_s
-        live = [training.completed(world.now_s) for training in world.trainings.live()]
-        self._steps = max(world.jobs[JOB].high_step, *live, 0)
+        job = world.jobs[JOB]
+        live = [(each, each.completed(world.now_s)) for each in world.trainings.live()]
+        self._steps = max((step for _, step in live), default=0)
+        self._steps = max(self._steps, job.high_step)
+        ahead_s = max((each.first_trained_s(step) for each, step in live), default=0.0)
+        self._trained_s = job.trained_s + ahead_s
         wall_s = world.now_s - record.submitted_s
         hour = accounting.ettr(accounting.window(record.account, world.now_s)) or 0.0
         days = (world.now_s - EPOCH_S) / DAY_S
@@ -244,7 +261,12 @@ class _Run:
 
     def _productive_s(self) -> float:
         """Each step counted once, without what it waits for checkpoints."""
-        return self._steps * self._scenario.step_s
+        return self._trained_s * self._training_share
+
+    @property
+    def _training_share(self) -> float:
+        """Of the length of a step."""
+        return self._scenario.step_s / (self._scenario.step_s + self._scenario.stall_s)
 
     def _state_is(self, *states: JobState) -> bool:
         machine = self._world.controller.machine
@@ -264,6 +286,7 @@ class _Run:
             wall_s=wall_s,
             parts_s={str(part): seconds for part, seconds in parts.items()},
             ettr=parts[Part.PRODUCTIVE] / wall_s,
+            full_ettr=self._steps * self._scenario.step_s / wall_s,
             steps=self._steps,
             steps_lost=sum(cost.steps_lost(item) or 0 for item in incidents),
             incidents=len(incidents),
@@ -287,8 +310,8 @@ class _Run:
         step under way; they are detection here.
         """
         parts = accounting.totals(record.account, self._sampled_s)
-        parts[Part.PRODUCTIVE] = self._steps * self._scenario.step_s
-        parts[Part.CHECKPOINT] = self._steps * self._scenario.stall_s
+        parts[Part.PRODUCTIVE] = self._productive_s()
+        parts[Part.CHECKPOINT] = self._trained_s - self._productive_s()
         rest_s = wall_s - sum(parts.values())
         # An attempt's first step counts as restoring until it is reported.
         part = Part.DETECT if rest_s > 0 else Part.RESTORE
@@ -311,6 +334,9 @@ def shape_of(scenario: Scenario) -> Shape:
         stop_timeout_s=60.0,
         preflight_timeout_s=300.0,
         diagnose_timeout_s=600.0,
+        sizes=_sizes(scenario.nodes) if scenario.elastic else (),
+        shrink_after_s=ElasticSpec().after_s,
+        grow_after_s=ElasticSpec().grow_after_s,
     )
     job = SimJob(
         job_id=JOB,
@@ -342,6 +368,11 @@ def shape_of(scenario: Scenario) -> Shape:
         # The defaults are 3, 7.5 and 30 times the default period.
         limits=Limits(late_s=3.0 * beat_s, lost_s=7.5 * beat_s, silent_s=30.0 * beat_s),
     )
+
+
+def _sizes(nodes: int) -> tuple[Size, ...]:
+    numbers = sorted({max(1, int(nodes * share)) for share in ELASTIC_SIZES}, reverse=True)
+    return tuple(Size(dp=number, nodes=number, spec_json="{}") for number in numbers)
 
 
 def _of_safety(

@@ -42,8 +42,10 @@ class SimJob:
     # Commit records in the store: step -> attempt that wrote it.
     commits: dict[int, Attempt] = field(default_factory=dict)
     store_up: bool = True
-    # Furthest step that any attempt has completed.
+    # Furthest step that any attempt has completed, and what training took to get there if each
+    # step counts once.
     high_step: int = 0
+    trained_s: float = 0.0
 
 
 class Phase(Enum):
@@ -83,10 +85,13 @@ class Training:
     # The nodes of its ranks, each once.
     nodes: tuple[NodeId, ...] = field(init=False)
     members: frozenset[NodeId] = field(init=False)
+    # The global batch stays, so with fewer ranks a step takes longer in proportion.
+    step_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(self.rank_nodes))
         self.members = frozenset(self.nodes)
+        self.step_s = self.job.step_s * self.job.plan.world_size / self.world_size
 
     def completed(self, now_s: float) -> int:
         """Last step that every rank has completed; -1 before the first."""
@@ -94,7 +99,7 @@ class Training:
             return -1
         if self.phase is not Phase.RUNNING:
             return self.frozen
-        steps = int((now_s - self.running_s) / self.job.step_s + 1e-9)
+        steps = int((now_s - self.running_s) / self.step_s + 1e-9)
         return min(self.job.plan.total_steps, self.resumed + steps)
 
     @property
@@ -105,7 +110,16 @@ class Training:
 
     def reaches_s(self, step: int) -> float:
         """When this step is completed if nothing happens."""
-        return self.running_s + (step - self.resumed) * self.job.step_s
+        return self.running_s + (step - self.resumed) * self.step_s
+
+    def first_trained_s(self, step: int) -> float:
+        """What steps up to this one took it, as far as nobody had trained them before."""
+        return max(0, step - self.job.high_step) * self.step_s
+
+    def note_trained(self, step: int) -> None:
+        """All steps up to this one are complete."""
+        self.job.trained_s += self.first_trained_s(step)
+        self.job.high_step = max(self.job.high_step, step)
 
     @property
     def world_size(self) -> int:
@@ -189,7 +203,7 @@ class Trainings:
         was = training.phase
         training.frozen, training.phase = done, phase
         if was is Phase.RUNNING and done > training.resumed:
-            training.job.high_step = max(training.job.high_step, done)
+            training.note_trained(done)
             self._seal(training, done)
 
     def hang(self, training: Training, culprit: int) -> None:
@@ -203,7 +217,7 @@ class Trainings:
         if training.phase is not Phase.RUNNING or training.stopping:
             return
         training.stopping = True
-        delay_s = training.job.step_s * self._world.random.uniform(0.1, 1.0)
+        delay_s = training.step_s * self._world.random.uniform(0.1, 1.0)
         self._world.timeline.after(delay_s, self._stopped_gracefully, training)
 
     def cut_from_peers(self, node: NodeId) -> None:
@@ -415,7 +429,7 @@ class Trainings:
         if all_there and job.store_up:
             # Created only if absent: a zombie changes nothing that is committed.
             job.commits.setdefault(step, training.attempt)
-            job.high_step = max(job.high_step, step)
+            training.note_trained(step)
             world.trace("commit", job.job_id, f"step {step} by a{training.attempt}")
             assert coordinator is not None
             coordinator.report_commit(job.job_id, step)

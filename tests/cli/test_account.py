@@ -56,7 +56,7 @@ def test_the_page_of_a_job_shows_parts_and_incidents_and_escapes_them() -> None:
 
 
 def test_simulate_prints_json_with_ettr_violations_and_incidents() -> None:
-    done = outlast(*SIMULATION, "--json")
+    done = outlast(*SIMULATION, "--elastic", "--json")
     assert done.returncode == ExitCode.OK, done.stderr
     facts = json.loads(done.stdout)
     assert 0.5 < facts["ettr"] < 1.0
@@ -64,6 +64,7 @@ def test_simulate_prints_json_with_ettr_violations_and_incidents() -> None:
     assert facts["incidents"] > 0
     assert all(each["source"] for each in facts["durations"].values())
     assert facts["replay"].startswith("outlast simulate --nodes 16")
+    assert "--elastic" in facts["replay"].split()
 
 
 def test_simulate_writes_a_page(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from controller.sim.durations import Duration, durations_for, nccl_start
@@ -22,6 +24,20 @@ def test_the_parts_sum_to_the_wall_time_and_nobody_was_needed() -> None:
     assert sum(result.parts_s.values()) == pytest.approx(result.wall_s)
     assert min(result.parts_s.values()) >= 0.0
     assert 0.5 < result.ettr < 1.0
+
+
+def test_a_smaller_job_trains_more_slowly_and_more_than_one_that_waits() -> None:
+    """There is no standby, and a new node takes two hours."""
+    waits = replace(SMALL, standbys=0, mass=0, durations={"provision": 7200.0})
+    waiting, smaller = simulate(waits), simulate(replace(waits, elastic=True))
+    assert waiting.violations == smaller.violations == ()
+    assert waiting.full_ettr == pytest.approx(waiting.ettr)
+    # Time at a smaller size is productive, and brings fewer steps.
+    assert smaller.full_ettr < smaller.ettr - 0.001
+    assert smaller.full_ettr > waiting.full_ettr + 0.01
+    assert smaller.parts_s["provision"] < waiting.parts_s["provision"]
+    assert sum(smaller.parts_s.values()) == pytest.approx(smaller.wall_s)
+    assert min(smaller.parts_s.values()) >= 0.0
 
 
 def test_a_scenario_replays_exactly() -> None:
@@ -74,7 +90,8 @@ def test_each_phase_and_policy_has_a_variant() -> None:
     found = variants(Scenario(nodes=1536))
     assert [each.name for each in found if each.kind == "twice as long"] == list(PHASES)
     words = " ".join(each.name for each in found if each.kind == "policy")
-    assert all(word in words for word in ("storage", "standbys", "heartbeat", "replicas"))
+    changed = ("storage", "standbys", "heartbeat", "replicas", "elastic")
+    assert all(word in words for word in changed)
     every = {name for names in PHASES.values() for name in names}
     # Killing workers and storing in the background cost too little to be a phase.
     assert set(durations_for(1024)) - every == {"stop", "upload"}

@@ -50,6 +50,13 @@ def test_longer_phases_and_missing_standbys_lower_ettr(
     assert _change(comparisons, "no replicas in host memory") < -0.01
 
 
+def test_going_on_smaller_makes_up_for_a_part_of_missing_standbys(
+    comparisons: tuple[Comparison, ...],
+) -> None:
+    without = _change(comparisons, "no standbys")
+    assert without + 0.01 < _change(comparisons, "no standbys, elastic") < 0.0
+
+
 def test_the_page_shows_what_each_change_gives(
     comparisons: tuple[Comparison, ...], result: Result
 ) -> None:

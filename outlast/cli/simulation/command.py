@@ -45,6 +45,13 @@ def simulate(
     replicas: Annotated[
         bool, typer.Option(help="Keep a copy of each node's host memory on another node.")
     ] = True,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            help="Go on with 7/8, 3/4 or half of the nodes while some are missing, "
+            "as jobs with recovery.elastic do."
+        ),
+    ] = False,
     mass: Annotated[
         int,
         typer.Option(
@@ -98,6 +105,7 @@ def simulate(
             standbys=standbys,
             heartbeat_s=heartbeat,
             replicas=replicas,
+            elastic=elastic,
             mass=mass,
             durations=_durations(duration),
             only=_numbers(only),
@@ -146,11 +154,12 @@ def _shrunk(result: Result) -> Result:
     """The same violation with as few of the faults as possible."""
     from dataclasses import replace
 
+    from controller.sim.checkers import kind_of
     from controller.sim.scenario import simulate as run
     from controller.sim.shrink import shrink
 
     def told(violations: tuple[str, ...]) -> set[str]:
-        return {each.split(" at ")[0] for each in violations}
+        return {kind_of(each) for each in violations}
 
     def again(only: tuple[int, ...]) -> Result:
         return run(replace(result.scenario, only=only))

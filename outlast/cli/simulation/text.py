@@ -91,6 +91,7 @@ def replay_line(scenario: Scenario) -> str:
         f"--seed {scenario.seed} --step {scenario.step_s:g} --interval {scenario.interval_s:g}",
         f"--standbys {scenario.num_standbys} --heartbeat {scenario.heartbeat_s:g}",
         "--replicas" if scenario.replicas else "--no-replicas",
+        *(["--elastic"] if scenario.elastic else []),
         f"--mass {scenario.mass}",
         *(f"--duration {name}={mean_s:g}" for name, mean_s in scenario.durations.items()),
     ]
