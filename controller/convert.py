@@ -121,6 +121,7 @@ def worker_exited(
             exception_type=exit_.exception_type,
             exception_message=exit_.exception_message,
             stderr_tail=exit_.stderr_tail,
+            out_of_memory=exit_.out_of_memory,
         )
     )
     detail = found.words

@@ -34,6 +34,7 @@ from controller.agent.logs import Logs
 from controller.agent.metrics import Metrics, Reading, ranks
 from controller.agent.metrics.host import Folders
 from controller.agent.metrics.reading import ReplicaReading
+from controller.agent.oom import OomKills
 from controller.agent.processes import become_subreaper, raise_open_files_limit
 from controller.agent.replicas import Replicas
 from controller.agent.reporter import Reporter
@@ -76,6 +77,7 @@ class Agent:
             )
         )
         self._standby = self._make_standby()
+        oom_kills = OomKills()
         self._supervisor = Supervisor(
             limits=config.limits,
             standby=self._standby,
@@ -84,6 +86,7 @@ class Agent:
                 exited=self._worker_exited,
                 changed=self._processes_changed,
             ),
+            oom_kills=oom_kills,
         )
         self._uploads = Uploads(self)
         self._replicas = Replicas(config, self)
@@ -110,7 +113,7 @@ class Agent:
             state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
         )
         self._metrics = Metrics(self._reading, folders)
-        self._host = Host(folders, self._emit, self._supervisor.running)
+        self._host = Host(folders, self._emit, self._supervisor.running, oom_kills)
         self._metrics_address = ""
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from controller.agent.ledger import Weight
 from controller.agent.metrics.host import Folders, number_table
+from controller.agent.oom import OomKills, count_of_node
 from controller.agent.worker import Worker
 from controller.agent.worker_logs import WorkerLogs
 from diagnostics.core.host import HostState, HostWatch, known_lines
@@ -75,7 +76,7 @@ def read_host(root: Path, folders: Folders, kernel_lines: list[str]) -> HostStat
     usages = {name: shutil.disk_usage(path) for name, path in named.items() if path.is_dir()}
     return HostState(
         memory_available=available,
-        oom_kills=number_table(_read(root / "proc/vmstat")).get("oom_kill", 0),
+        oom_kills=count_of_node(root) or 0,
         disks_free={name: usage.free / usage.total for name, usage in usages.items()},
         kernel=known_lines(kernel_lines),
     )
@@ -89,10 +90,12 @@ class Host:
         folders: Folders,
         emit: Callable[[agents_pb2.AgentEvent, Weight], None],
         workers: Callable[[], Iterable[Worker]],
+        oom_kills: OomKills,
         root: Path = Path("/"),
     ) -> None:
         self._folders = folders
         self._emit = emit
+        self._oom_kills = oom_kills
         self._root = root
         self._watch = HostWatch()
         self._kernel_log = KernelLog(root / "dev/kmsg")
@@ -109,6 +112,7 @@ class Host:
 
     def look(self) -> None:
         """Look once, and say what is new."""
+        self._oom_kills.look()
         state = read_host(self._root, self._folders, self._kernel_log.new_lines())
         for change in self._watch.take(state):
             sign = agents_pb2.HostSign(

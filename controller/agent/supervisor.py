@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from controller.agent.config import Limits
+from controller.agent.oom import OomKills
 from controller.agent.processes import child_pids, reap, zombie_status
 from controller.agent.standby_link import StandbyError, StandbyLink
 from controller.agent.worker import Worker, WorkerPaths, post_mortem
@@ -68,10 +69,12 @@ class Supervisor:
         limits: Limits,
         standby: StandbyLink,
         events: WorkerEvents,
+        oom_kills: OomKills,
     ) -> None:
         self._limits = limits
         self._standby = standby
         self._events = events
+        self._oom_kills = oom_kills
         self._workers: dict[str, Worker] = {}
 
     def workers(self) -> list[Worker]:
@@ -200,6 +203,7 @@ class Supervisor:
         # A worker that ended at once may be reaped by now; its status has come or will come.
         if worker.is_running and worker.open_pidfd(forked.pid):
             assert worker.pidfd is not None
+            self._oom_kills.began(worker.key, forked.pid)
             loop = asyncio.get_running_loop()
             loop.add_reader(worker.pidfd, self._process_ended, worker)
         logger.info("worker started: worker=%s pid=%d", worker.key, forked.pid)
@@ -235,9 +239,11 @@ class Supervisor:
             return
         if worker.pidfd is not None:
             asyncio.get_running_loop().remove_reader(worker.pidfd)
+        was_killed = code == -signal.SIGKILL and worker.stopped_by is not signal.SIGKILL
         worker.exit = post_mortem(
             worker,
             code,
+            out_of_memory=self._oom_kills.ended(worker.key, was_killed=was_killed),
             max_text_bytes=self._limits.max_text_bytes,
             stderr_tail_bytes=self._limits.stderr_tail_bytes,
         )

@@ -128,9 +128,12 @@ class Worker:
 
 
 def post_mortem(
-    worker: Worker, code: int, *, max_text_bytes: int, stderr_tail_bytes: int
+    worker: Worker, code: int, *, out_of_memory: str, max_text_bytes: int, stderr_tail_bytes: int
 ) -> agents_pb2.WorkerExit:
-    """Everything that a dead worker has left behind about its end."""
+    """Everything that a dead worker has left behind about its end.
+
+    `out_of_memory` is what the kernel's counts have to say about it.
+    """
     report = _read_object(worker.paths.error)
     present = worker.present()
     at_s = report.get("at_s")
@@ -144,6 +147,7 @@ def post_mortem(
         completed_step=-1 if present is None else present.completed_step,
         last_op="" if present is None else present.last_op,
         stopped=worker.stopped_by is not None and code in _STOPPED_CODES,
+        out_of_memory=out_of_memory,
     )
 
 

@@ -47,6 +47,7 @@ class Where(StrEnum):
     EXIT_CODE = "exit code"
     EXCEPTION = "exception"
     STDERR = "standard error"
+    COUNT = "kernel's count"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class ExitFacts:
     exception_message: str = ""
     # End of its standard error.
     stderr_tail: str = ""
+    # By which of the kernel's counts it was killed for want of memory, by nobody else.
+    out_of_memory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +87,8 @@ class Classification:
 def classify(facts: ExitFacts) -> Classification:
     """The class of a worker's exit.
 
-    Initiating causes win over cascades, the exception over standard error, and
-    both over the bare signal.
+    Initiating causes win over cascades, the exception over standard error, both
+    over the kernel's count, and that over the bare signal.
     """
     if facts.code in CLEAN_CODES:
         return _classification(ExitClass.CLEAN, Where.EXIT_CODE, f"exit code {facts.code}")
@@ -95,6 +98,9 @@ def classify(facts: ExitFacts) -> Classification:
     tail = _stderr(facts)
     if tail is not None and tail.exit_class not in _SOFT:
         return tail
+    if facts.code == -signal.SIGKILL and facts.out_of_memory:
+        reason = f"killed by SIGKILL: {facts.out_of_memory}"
+        return _classification(ExitClass.OOM_HOST, Where.COUNT, reason)
     # What the worker wrote about itself came before the signal, which may be no
     # more than the agent's own clean-up.
     for found in (exception, tail):

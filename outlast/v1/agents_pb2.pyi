@@ -177,6 +177,7 @@ class WorkerExit(google.protobuf.message.Message):
     COMPLETED_STEP_FIELD_NUMBER: builtins.int
     LAST_OP_FIELD_NUMBER: builtins.int
     STOPPED_FIELD_NUMBER: builtins.int
+    OUT_OF_MEMORY_FIELD_NUMBER: builtins.int
     code: builtins.int
     """Exit code, or minus the signal number."""
     exception_type: builtins.str
@@ -193,6 +194,8 @@ class WorkerExit(google.protobuf.message.Message):
     """The operation it had entered last, from its black box."""
     stopped: builtins.bool
     """It ended as it does when told to, and its agent had told it before it ended."""
+    out_of_memory: builtins.str
+    """Which of the kernel's counts says that it was killed for want of memory, in words."""
     def __init__(
         self,
         *,
@@ -205,8 +208,9 @@ class WorkerExit(google.protobuf.message.Message):
         completed_step: builtins.int = ...,
         last_op: builtins.str = ...,
         stopped: builtins.bool = ...,
+        out_of_memory: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "code", b"code", "completed_step", b"completed_step", "exception_message", b"exception_message", "exception_type", b"exception_type", "last_op", b"last_op", "stderr_tail", b"stderr_tail", "stopped", b"stopped", "traceback", b"traceback"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "code", b"code", "completed_step", b"completed_step", "exception_message", b"exception_message", "exception_type", b"exception_type", "last_op", b"last_op", "out_of_memory", b"out_of_memory", "stderr_tail", b"stderr_tail", "stopped", b"stopped", "traceback", b"traceback"]) -> None: ...
 
 global___WorkerExit = WorkerExit
 

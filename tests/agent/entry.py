@@ -38,6 +38,10 @@ def run(assignment: dict[str, Any]) -> int:
     signal.signal(signal.SIGTERM, stop)
     if behaviour == "ignore-term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behaviour.startswith("eat:"):
+        # Beside the training, so that both go on where there is room.
+        eaten = b"x" * (int(behaviour.removeprefix("eat:")) << 20)
+        print(f"rank {rank} has eaten {len(eaten)} bytes", flush=True)
     if behaviour.startswith("exit:"):
         return int(behaviour.removeprefix("exit:"))
     if behaviour == "facts":

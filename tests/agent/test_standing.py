@@ -19,6 +19,7 @@ from controller.agent import stacks
 from controller.agent.host import Host
 from controller.agent.ledger import Weight
 from controller.agent.metrics.host import Folders
+from controller.agent.oom import OomKills
 from controller.agent.processes import process_state
 from controller.agent.standing import Standings
 from controller.agent.worker import Worker, WorkerPaths
@@ -207,7 +208,8 @@ def host_at(tmp_path: Path) -> tuple[Host, list[agents_pb2.AgentEvent]]:
     folders = Folders(
         state_dir=tmp_path / "none", memory_dir=tmp_path / "none", data_dir=tmp_path / "data"
     )
-    return Host(folders, emit, workers=list, root=tmp_path), told
+    host = Host(folders, emit, workers=list, oom_kills=OomKills(tmp_path), root=tmp_path)
+    return host, told
 
 
 def test_a_process_killed_for_want_of_memory_is_told(tmp_path: Path) -> None:

@@ -119,6 +119,33 @@ def test_sigkill_with_the_kernel_s_line_is_out_of_memory() -> None:
     assert found.exit_class is ExitClass.OOM_HOST
 
 
+COUNTED = "for want of memory the kernel has killed one more process of its cgroup"
+
+
+@pytest.mark.parametrize("before", ["", "RuntimeError"])
+def test_sigkill_that_the_kernel_has_counted_is_out_of_memory(before: str) -> None:
+    """Even where it had lost a connection before: others may have been killed first."""
+    found = classify(
+        ExitFacts(
+            code=-signal.SIGKILL,
+            exception_type=before,
+            exception_message=GLOO_LOST if before else "",
+            out_of_memory=COUNTED,
+        )
+    )
+    assert (found.exit_class, found.where) == (ExitClass.OOM_HOST, Where.COUNT)
+    assert found.words == f"killed by SIGKILL: {COUNTED}"
+
+
+def test_other_ends_are_not_explained_by_a_count() -> None:
+    aborted = classify(ExitFacts(code=-signal.SIGABRT, out_of_memory=COUNTED))
+    assert aborted.exit_class is ExitClass.KILLED_BY_SIGNAL
+    mistaken = classify(
+        ExitFacts(code=-signal.SIGKILL, exception_type="KeyError", out_of_memory=COUNTED)
+    )
+    assert mistaken.exit_class is ExitClass.USER_ERROR
+
+
 def test_sigkill_is_not_explained_by_earlier_warnings() -> None:
     tail = "[W] Connection reset by peer, retrying\nOSError: [Errno 28] No space left on device\n"
     found = classify(ExitFacts(code=-signal.SIGKILL, stderr_tail=tail))
