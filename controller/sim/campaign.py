@@ -48,7 +48,7 @@ class Campaign:
         self._pace = pace
         self._job = job
         self._seed = seed
-        self._end_s = EPOCH_S + days * DAY_S
+        self.end_s = EPOCH_S + days * DAY_S
         # Of its own, so that the same faults strike whatever else a scenario changes.
         self._random = Random(f"campaign {seed}")
         self.struck: Counter[str] = Counter()
@@ -63,13 +63,13 @@ class Campaign:
         gap_s = DAY_S * 1000.0 / (self._mix.per_1000_node_days * nodes)
         weights = [cause.count for cause in self._mix.causes]
         at_s = world.now_s + self._random.expovariate(1.0 / gap_s)
-        while at_s < self._end_s:
+        while at_s < self.end_s:
             cause = self._random.choices(self._mix.causes, weights)[0]
             self._plan_one(at_s, only, self.strike, cause, self._random.random())
             at_s += self._random.expovariate(1.0 / gap_s)
         for _ in range(mass):
             for strike in (self._rack_dies, self._controller_cut, self._controller_dies):
-                at_s = self._random.uniform(world.now_s, self._end_s)
+                at_s = self._random.uniform(world.now_s, self.end_s)
                 self._plan_one(at_s, only, strike)
 
     def _plan_one(
@@ -192,7 +192,7 @@ class Campaign:
 
     def _later(self, action: Callable[..., None], *args: object) -> None:
         """Try again soon, unless the time of faults is over by then."""
-        if self._world.now_s + LOOK_EVERY_S < self._end_s:
+        if self._world.now_s + LOOK_EVERY_S < self.end_s:
             self._world.timeline.after(LOOK_EVERY_S, action, *args)
 
     # What a mix does not count

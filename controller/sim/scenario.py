@@ -206,7 +206,6 @@ class _Run:
             world, scenario.scaled_mix, pace, job=JOB, days=scenario.days, seed=scenario.seed
         )
         self._curve: list[tuple[float, float, float]] = []
-        self._end_s = EPOCH_S + scenario.days * DAY_S
         self._record: JobRecord | None = None
         self._steps = 0
         # What training them took, with its waits for checkpoints.
@@ -219,9 +218,10 @@ class _Run:
         world.timeline.run_until(EPOCH_S + 60.0)
         world.submit(world.jobs[JOB])
         self._campaign.plan(mass=self._scenario.mass, only=self._scenario.only)
-        every_s = max(3600.0, (self._end_s - EPOCH_S) / 400)
-        while world.now_s < self._end_s:
-            world.timeline.run_until(min(self._end_s, world.now_s + every_s))
+        end_s = self._campaign.end_s
+        every_s = max(3600.0, (end_s - EPOCH_S) / 400)
+        while world.now_s < end_s:
+            world.timeline.run_until(min(end_s, world.now_s + every_s))
             self._sample()
 
     def liveness(self) -> None:
@@ -277,7 +277,8 @@ class _Run:
         machine, record = self._world.controller.machine, self._record
         if record is None:
             raise ValueError(f"the run ended before its job began: {'; '.join(violations)}")
-        incidents = [] if machine is None else _of_safety(machine.state.incidents, self._end_s)
+        end_s = self._campaign.end_s
+        incidents = [] if machine is None else _of_safety(machine.state.incidents, end_s)
         wall_s = max(1.0, self._sampled_s - record.submitted_s)
         parts = self._parts(record, wall_s)
         replaced = [item for item in incidents if item.action is Action.REPLACE_NODES]
