@@ -25,7 +25,7 @@ class ExitClass(StrEnum):
     OOM_HOST = "oom_host"  # host memory ran out
     CUDA_OOM = "cuda_oom"  # device memory ran out
     DEVICE = "device"  # the accelerator reports a fault of its own
-    KERNEL = "kernel"  # what ran on it went wrong: its program's mistake, or its fault
+    DEVICE_KERNEL = "device_kernel"  # what ran on it went wrong: the program's mistake, or its own
     NON_FINITE = "non_finite"  # the loss that it computed was not a number
     NON_FINITE_OWN = "non_finite_own_gradient"  # the loss was one, and its own gradient was not
     NON_FINITE_GRADIENT = "non_finite_gradient"  # only the gradient was not; nobody knows whose
@@ -119,7 +119,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="kernel fault",
-        exit_class=ExitClass.KERNEL,
+        exit_class=ExitClass.DEVICE_KERNEL,
         pattern=re.compile(
             r"an illegal memory access|unspecified launch failure|misaligned address|"
             r"illegal instruction was encountered"
