@@ -20,6 +20,8 @@ from controller.sim.run import Failure, Outcome, run_or_tell, run_seed, shrunk_l
 
 NUM_SEEDS = 200
 SEEDS_PER_CHUNK = 25
+# After the others these take no time; alone they run all seeds, minutes of a busy machine.
+ALONE = pytest.mark.timeout(900)
 
 
 class _Seeds:
@@ -57,6 +59,7 @@ def test_every_invariant_holds_under_faults(seeds: _Seeds, first: int) -> None:
     assert len(seeds.outcomes(range(first, first + SEEDS_PER_CHUNK))) == SEEDS_PER_CHUNK
 
 
+@ALONE
 def test_seeds_are_as_large_as_promised(seeds: _Seeds) -> None:
     for outcome in seeds.outcomes(range(NUM_SEEDS)):
         assert outcome.num_nodes >= 32
@@ -65,6 +68,7 @@ def test_seeds_are_as_large_as_promised(seeds: _Seeds) -> None:
         assert 1 <= len(outcome.jobs) <= 3
 
 
+@ALONE
 def test_seeds_reach_every_state_fault_and_verdict(seeds: _Seeds) -> None:
     """A simulation that never gets somewhere proves nothing about it."""
     seen: Counter[str] = Counter()
