@@ -82,7 +82,7 @@ controller's sight for up to 15 minutes, and the controller dies between two eff
 From `tests/sim/results`, made with `--no-what-if --json`; each has its command line as `replay`.
 {results}
 
-A day of 1,536 nodes takes about two seconds of one core, a day of 12,500 nodes about two minutes.
+A day of 1,536 nodes takes about three seconds of one core, one of 12,500 about three minutes.
 What a long cut of the controller's network takes to simulate grows faster than the nodes, so the
 latter run was made with `--mass 0`.
 Ctrl-C ends a run at once, with exit code 130 and without a result.
