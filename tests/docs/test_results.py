@@ -31,6 +31,16 @@ def test_a_large_job_under_the_mix_of_llama_3_trains_for_most_of_its_time(
     assert found["by_person"] < 0.01 * found["incidents"]
 
 
+def test_a_thousand_seeds_take_minutes_and_break_no_invariant() -> None:
+    found = read("tests/sim/results/seeds.json")
+    assert found["seeds"] >= 1_000
+    assert found["failed"] == []
+    assert found["seconds"] <= 300.0
+    assert found["min_nodes"] >= 32
+    assert found["min_virtual_hours"] >= 24.0
+    assert found["min_faults"] >= 20
+
+
 def test_every_row_of_the_matrix_has_passed() -> None:
     rows = read("tests/chaos/results/full.json")["rows"]
     assert {row["row"] for row in rows} == {row.name for row in full()}
