@@ -50,6 +50,8 @@ class _Tables:
     samples: dict[int, deque[agents_pb2.RankUse]] = field(default_factory=dict)
     # When to judge them next.
     judge_at_s: float | None = None
+    # Whether hosts that were broken before the attempt began have been told to it.
+    knows_hosts: bool = False
 
 
 class Detectors:
@@ -97,10 +99,9 @@ class Detectors:
             job = self._running(job_id)
             if job is None:
                 continue
-            known = self._tables.get(job_id)
             tables = self._tables_of(job)
-            if tables is not known:
-                # An attempt that began after its nodes were called broken.
+            if not tables.knows_hosts:
+                tables.knows_hosts = True
                 for node in job.nodes:
                     if node is not None and node in self._broken:
                         events += self._condition(job, node, beat.at_s)

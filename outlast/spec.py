@@ -273,7 +273,12 @@ class CheckpointSpec(_Section):
     storage_interval_steps: int = Field(
         50, ge=1, description="Upload a copy to the URL every so many steps, and after the last."
     )
-    keep: int = Field(3, ge=2, description="Newest committed checkpoints kept in storage.")
+    keep: int = Field(
+        3,
+        ge=2,
+        description="Newest committed checkpoints kept in storage; also as many of the newest that "
+        "are storage_interval_steps apart, as a graceful stop makes one of its own.",
+    )
     keep_every_steps: int | None = Field(
         None, ge=1, description="Keep those whose step is a multiple of this, too."
     )

@@ -1,9 +1,10 @@
 """Which checkpoints and which remains of unfinished ones to delete.
 
-A checkpoint stays when any reason keeps it: it is among the newest, its step is a
-multiple that is kept for good, its metric is among the best, a person pinned it, or
-somebody is reading it. One whose records cannot be read proves nothing: it is never
-counted among the newest, and goes only when it is older than all of them.
+A checkpoint stays when any reason keeps it: it is among the newest, or among the newest
+of those that lie an interval apart, its step is a multiple that is kept for good, its
+metric is among the best, a person pinned it, or somebody is reading it. One whose records
+cannot be read proves nothing: it is never counted among the newest, and goes only when it
+is older than all of them.
 
 Remains are judged by time, told by the store's own clock: those of a node may differ
 by minutes.
@@ -23,7 +24,9 @@ class RetentionPolicy:
     """What stays of a job's checkpoints besides pinned ones."""
 
     keep: int
-    """So many of the newest."""
+    """So many of the newest, and so many of the newest that are `spacing_steps` apart."""
+    spacing_steps: int = 1
+    """Graceful stops make checkpoints soon after others: these take no older one's place."""
     every_steps: int | None = None
     """Each whose step is a multiple of this."""
     best: int = 0
@@ -32,6 +35,8 @@ class RetentionPolicy:
     def __post_init__(self) -> None:
         if self.keep < 1:
             raise ValueError(f"keep is {self.keep}; at least the newest checkpoint is kept")
+        if self.spacing_steps < 1:
+            raise ValueError(f"spacing_steps is {self.spacing_steps}; it counts steps")
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"every_steps is {self.every_steps}; it counts steps")
         if self.best < 0:
@@ -107,13 +112,26 @@ def kept_steps(committed: Sequence[CommittedStep], policy: RetentionPolicy) -> f
         return frozenset()
     newest = whole[: policy.keep]
     rated = sorted((one for one in whole if _is_rated(one)), key=_rating)
-    kept = {one.step for one in (*newest, *rated[: policy.best])}
+    kept = {one.step for one in (*newest, *_apart(whole, policy), *rated[: policy.best])}
     for one in committed:
         is_multiple = policy.every_steps is not None and one.step % policy.every_steps == 0
         is_damaged_and_new = one.attempt is None and one.step > newest[-1].step
         if one.is_pinned or one.is_read or is_multiple or is_damaged_and_new:
             kept.add(one.step)
     return frozenset(kept)
+
+
+def _apart(newest_first: Sequence[CommittedStep], policy: RetentionPolicy) -> list[CommittedStep]:
+    """The newest, and each time the next that is far enough below the one before.
+
+    A rollback counts on the last of them: it is `(keep - 1) * spacing_steps` older than the
+    newest, or the oldest that there ever was.
+    """
+    taken = [*newest_first[:1]]
+    for one in newest_first:
+        if len(taken) < policy.keep and one.step <= taken[-1].step - policy.spacing_steps:
+            taken.append(one)
+    return taken if len(taken) == policy.keep else [*taken, newest_first[-1]]
 
 
 def is_abandoned(

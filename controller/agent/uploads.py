@@ -137,7 +137,10 @@ class Uploads:
             coordinator=plan.is_coordinator,
             rules=CommitRules(
                 retention=RetentionPolicy(
-                    keep=plan.keep, every_steps=plan.keep_every_steps, best=plan.keep_best
+                    keep=plan.keep,
+                    spacing_steps=plan.interval_steps,
+                    every_steps=plan.keep_every_steps,
+                    best=plan.keep_best,
                 ),
                 timeout_s=plan.timeout_s,
                 interval_steps=plan.interval_steps,

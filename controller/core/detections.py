@@ -36,6 +36,9 @@ def found(ctx: Context, event: Detected) -> None:
     )
     if event.acts and not _has_acted(ctx, job, event):
         jobs.fault(ctx, job, sign)
+        if event.step is not None:
+            # The ranks may stop before they can say how far they were.
+            incidents.reached(ctx, ctx.state.jobs[job.job_id], event.step)
         return
     known = _open(ctx, job, event)
     if known is not None:
@@ -91,12 +94,16 @@ def _has_acted(ctx: Context, job: JobRecord, event: Detected) -> bool:
     """Whether this was acted on before: once a job, or it would be restarted for ever."""
     if event.cause is Cause.SPIKE and event.step is not None:
         # Training went on behind what was left out. So soon again, it was not those batches.
-        newest = job.skipped[-1].last if job.skipped else -job.plan.rollback_steps
-        return event.step - newest < job.plan.rollback_steps
+        undone = (each.last for each in job.skipped if each.last > each.first)
+        return event.step - max(undone, default=-job.plan.rollback_steps) < job.plan.rollback_steps
     return any(
-        incident.job == job.job_id
-        and incident.action is not None
-        and incident.cause is event.cause
-        and (event.node is None or event.node in incident.culprits)
+        incident.job == job.job_id and incident.action is not None and _is_about(incident, event)
         for incident in ctx.state.incidents.values()
     )
+
+
+def _is_about(incident: IncidentRecord, event: Detected) -> bool:
+    """Whether it began with the same. Its cause may be another: that of an end beside it."""
+    first = incident.evidence[0]
+    is_same = first.kind is EvidenceKind.DETECTED and first.fault_class == event.cause
+    return is_same and (event.node is None or event.node == first.node)

@@ -45,7 +45,8 @@ def decide(facts: Facts) -> Verdict:
         *(*reproducing.RULES, _repeated, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
-    return _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
+    verdict = _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
+    return reproducing.past_the_spike(verdict, facts)
 
 
 def _initiating(facts: Facts) -> Evidence | None:
@@ -192,7 +193,7 @@ def _repeated(facts: Facts) -> Verdict | None:
 
 
 def _exhausted(facts: Facts) -> Verdict | None:
-    if facts.retry_left > 0:
+    if facts.retry_left > 0 or facts.nothing_failed:
         return None
     root = root_failure(facts.evidence)
     since = "the start" if facts.committed_step is None else f"checkpoint {facts.committed_step}"
@@ -239,6 +240,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
             reason=f"{what}; {because}, so its nodes are checked first",
             culprits=culprits,
             fingerprint=fingerprint,
+            spends_retry=not facts.nothing_failed,
         )
     checked = "; checks found nothing" if facts.findings else ""
     if unseen := _bad_unseen(facts, culprits):
@@ -256,6 +258,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
         reason=f"{what}{checked}; restarting processes in place",
         culprits=culprits,
         fingerprint=fingerprint,
+        spends_retry=not facts.nothing_failed,
     )
 
 
@@ -287,6 +290,9 @@ def _within_ladder(verdict: Verdict, facts: Facts) -> Verdict:
         missing = Rung.RESTART
         if replaces and verdict.culprits:
             action = Action.REPLACE_NODES
+        elif facts.nothing_failed:
+            # It is no rung to let workers go on that were stopped for a look.
+            return verdict
     elif (
         verdict.action is Action.REPLACE_NODES
         and not replaces

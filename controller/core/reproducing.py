@@ -7,6 +7,8 @@ and what was learned of nodes by it, is kept by `replays`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core.records import (
     Action,
     Cause,
@@ -106,24 +108,53 @@ def _spiked(facts: Facts) -> Verdict | None:
     As PaLM's authors did (arXiv:2204.02311, section 5.1), who found that neither the batches nor
     the weights spike by themselves.
     """
-    spikes = [
-        item
-        for item in facts.evidence
-        if item.kind is EvidenceKind.DETECTED and item.fault_class == Cause.SPIKE
-    ]
-    # One step more than was trained: of its last one, a range has no state of the old history.
-    last = facts.fault_step + 1
-    if not spikes or facts.fault_step < 1 or last > facts.total_steps:
+    spike = _spike(facts)
+    if spike is None:
         return None
-    left_out = _rolled_back(facts, last)
+    left_out = _left_out_for_spike(facts)
+    if left_out is None:
+        what_then = "no step is left to train, so training ends with it"
+    else:
+        what_then = _rollback_in_words(left_out)
     return Verdict(
-        action=Action.ROLL_BACK,
+        action=Action.RESTART_IN_PLACE if left_out is None else Action.ROLL_BACK,
         cause=Cause.SPIKE,
-        reason=f"{spikes[0].detail}; {_rollback_in_words(left_out)}",
+        reason=f"{spike.detail}; {what_then}",
         # No attempt has failed.
         spends_retry=False,
         skipped=left_out,
     )
+
+
+def past_the_spike(verdict: Verdict, facts: Facts) -> Verdict:
+    """A node that was lost while ranks stopped for a spike is no reason to keep its weights.
+
+    Nobody would find the spike again: to a new attempt, its loss is a usual one.
+    """
+    spike, left_out = _spike(facts), _left_out_for_spike(facts)
+    if verdict.action is not Action.REPLACE_NODES or spike is None or left_out is None:
+        return verdict
+    reason = f"{verdict.reason}; {spike.detail}; {_rollback_in_words(left_out)}"
+    return replace(verdict, reason=reason, skipped=left_out)
+
+
+def _spike(facts: Facts) -> Evidence | None:
+    for item in facts.evidence:
+        if item.kind is EvidenceKind.DETECTED and item.fault_class == Cause.SPIKE:
+            return item
+    return None
+
+
+def _left_out_for_spike(facts: Facts) -> StepRange | None:
+    """None when all steps are done.
+
+    One step more than was trained: of its last one, a range has no state of the old history. A
+    rank that is lost may have come a step further than the others.
+    """
+    gone = (EvidenceKind.NODE_LOST, EvidenceKind.NOT_STOPPED)
+    is_lost = any(item.kind in gone for item in facts.evidence)
+    last = min(facts.fault_step + 1 + is_lost, facts.total_steps)
+    return _rolled_back(facts, last) if last > facts.fault_step else None
 
 
 def _rolled_back(facts: Facts, last: int) -> StepRange:

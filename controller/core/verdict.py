@@ -54,6 +54,12 @@ class Facts:
     # Free nodes that could take a place.
     free_nodes: int = 0
 
+    @property
+    def nothing_failed(self) -> bool:
+        """Whether workers were stopped for what a detector told, and for nothing else."""
+        kinds = {item.kind for item in self.evidence} - {EvidenceKind.STACKS}
+        return kinds == {EvidenceKind.DETECTED}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:

@@ -42,7 +42,11 @@ def submit(
     spec: SpecFile,
     set_: Assignments = [],  # noqa: B006
     follow: Annotated[
-        bool, typer.Option("--watch", help="Follow the job to its end; exit 1 if it fails.")
+        bool,
+        typer.Option(
+            "--watch",
+            help="Follow the job to its end, also while it is paused; exit 1 if it fails.",
+        ),
     ] = False,
     request_id: Annotated[
         str,
@@ -123,7 +127,8 @@ def watch(
 ) -> None:
     """Watch a job live until it ends.
 
-    Exits 1 if it failed or was cancelled. Ctrl-C leaves it running.
+    Exits 1 if it failed or was cancelled. A job that is paused has not ended: it may wait for a
+    person, and is followed on. Ctrl-C leaves it running.
     """
     with controller_of(controller, state_dir) as client:
         found = find_job(client, job)

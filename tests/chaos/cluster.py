@@ -30,7 +30,6 @@ NUM_STEPS = 60
 # For a fault that goes on until it is told: steps longer than a pause, so that each has its
 # share of them, and enough for three windows.
 _LONG: dict[str, Any] = {"steps": 300, "model": {"hidden": 128, "seq_len": 256}}
-SABOTAGE = Path(__file__).with_name("sabotage")
 STOP_S = 20.0
 # More than a checkpoint of the job takes, and less than two.
 _DISK_BYTES = 2**21
@@ -232,8 +231,7 @@ class Plant:
         return 3 if replaces or row.moment is Moment.DIAGNOSIS else 2
 
     def _environment(self) -> dict[str, str]:
-        path = os.pathsep.join([str(SABOTAGE), str(ROOT)])
-        return {**os.environ, "PYTHONPATH": path, "OUTLAST_CHAOS_DIR": str(self.desk.folder)}
+        return {**os.environ, **self.desk.environment}
 
 
 @contextmanager

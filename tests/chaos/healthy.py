@@ -44,7 +44,7 @@ def main() -> int:
 def train(plant: Plant, for_s: float) -> dict[str, object]:
     """Train for so long; how far it came and what was taken for a fault."""
     plant.desk.give(())
-    plant.desk.slow_down()
+    plant.desk.slow_down("all")
     plant.start_controller()
     try:
         plant.cluster.wait_nodes(2)

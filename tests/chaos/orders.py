@@ -10,12 +10,16 @@ What does not belong here: faults from outside (`strikes`).
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from tests.chaos.matrix import INSIDE, STORE, Fault, LayoutName, Moment, Row, Victim
+from tests.controller.processes import ROOT
 
+SABOTAGE = Path(__file__).with_name("sabotage")
 WORLD_SIZES = {LayoutName.DP2: 2, LayoutName.PP2: 2, LayoutName.TP2_DP2: 4}
 # The first step that is uploaded; see `cluster.SPEC`.
 UPLOADED_STEP = 20
@@ -123,6 +127,12 @@ class Desk:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a process that takes these orders."""
+        path = os.pathsep.join((str(SABOTAGE), str(ROOT)))
+        return {"PYTHONPATH": path, "OUTLAST_CHAOS_DIR": str(self.folder)}
+
     def give(self, orders: tuple[Order, ...]) -> None:
         document = [asdict(order) for order in orders]
         (self.folder / "orders.json").write_text(json.dumps(document))
@@ -154,6 +164,10 @@ class Desk:
         """Change what the clock shows on a node."""
         (self.folder / f"clock-{node}").write_text(str(seconds))
 
-    def slow_down(self) -> None:
-        """Make steps, checkpoints and the store slow, as large ones are."""
-        (self.folder / "slow").touch()
+    def slow_down(self, what: Literal["steps", "all"]) -> None:
+        """Make steps, or also checkpoints and the store, slow, as large ones are."""
+        (self.folder / "slow").write_text(what)
+
+    def speed_up(self) -> None:
+        """Let what was slow be fast again."""
+        (self.folder / "slow").unlink()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cluster import SABOTAGE
-from tests.chaos.orders import Desk
+from tests.chaos.orders import SABOTAGE, Desk
 from tests.controller.processes import ROOT
 
 SLEEPS_S = 3600.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ folder_sets = st.sets(st.tuples(st.integers(0, 9), st.integers(1, 3)), max_size=
 policies = st.builds(
     RetentionPolicy,
     keep=st.integers(1, 4),
+    spacing_steps=st.integers(1, 4),
     every_steps=st.none() | st.integers(1, 5),
     best=st.integers(0, 3),
 )
@@ -83,7 +85,27 @@ def test_what_no_reason_keeps_is_deleted(
         and not (one.is_pinned or one.is_read)
         and (policy.every_steps is None or one.step % policy.every_steps)
     ]
-    assert len(unasked) <= policy.keep + policy.best
+    most = policy.keep if policy.spacing_steps == 1 else 2 * policy.keep
+    assert len(unasked) <= most + policy.best
+
+
+@few
+@given(
+    gaps=st.lists(st.integers(1, 30), min_size=1, max_size=30), policy=policies, ago=st.integers(0)
+)
+def test_one_is_kept_that_is_as_old_as_a_rollback_may_want_it(
+    gaps: list[int], policy: RetentionPolicy, ago: int
+) -> None:
+    """However soon one comes after another: a stop makes a checkpoint of its own."""
+    wanted = ago % ((policy.keep - 1) * policy.spacing_steps + 1)
+    committed: list[CommittedStep] = []
+    was_old_enough = False
+    for step in accumulate(gaps):
+        committed += plain(step)
+        gone = plan_cleanup(committed, [], policy).delete_steps
+        committed = [one for one in committed if one.step not in gone]
+        was_old_enough = was_old_enough or step - gaps[0] >= wanted
+        assert not was_old_enough or any(one.step <= step - wanted for one in committed)
 
 
 @few
@@ -111,6 +133,12 @@ def test_no_folder_that_a_commit_may_name_is_swept(
     for swept in plan.sweep:
         assert (swept.step, swept.attempt) not in busy
         assert named.get(swept.step, -1) not in (None, swept.attempt)
+
+
+def test_checkpoint_of_a_stop_takes_no_older_ones_place() -> None:
+    policy = RetentionPolicy(keep=3, spacing_steps=50)
+    assert kept_steps(plain(100, 150, 200, 250), policy) == {150, 200, 250}
+    assert kept_steps(plain(100, 150, 200, 250, 277), policy) == {277, 250, 200} | {277, 200, 150}
 
 
 def test_best_are_kept_beyond_the_newest() -> None:
@@ -155,6 +183,7 @@ def test_remains_may_go_before_there_is_a_checkpoint() -> None:
     ("fields", "message"),
     [
         ({"keep": 0}, "keep is 0"),
+        ({"keep": 1, "spacing_steps": 0}, "spacing_steps is 0"),
         ({"keep": 1, "every_steps": 0}, "every_steps is 0"),
         ({"keep": 1, "best": -1}, "best is -1"),
     ],

@@ -292,9 +292,13 @@ def test_an_attempt_on_a_host_that_is_broken_is_told_of_it_too() -> None:
     assert told(detectors.heartbeat(beat(0), 7.0), Detected) == []
     state.jobs[JOB] = replace(state.jobs[JOB], attempt=Attempt(2))
     assert len(told(detectors.heartbeat(beat(0, attempt=2), 8.0), Detected)) == 1
-    detectors.closed(closed(is_broken=False), 9.0)
+    # Steps may be told before any heartbeat.
     state.jobs[JOB] = replace(state.jobs[JOB], attempt=Attempt(3))
-    assert told(detectors.heartbeat(beat(0, attempt=3), 10.0), Detected) == []
+    detectors.steps(JOB, [row(1, attempt=3)])
+    assert len(told(detectors.heartbeat(beat(0, attempt=3), 8.5), Detected)) == 1
+    detectors.closed(closed(is_broken=False), 9.0)
+    state.jobs[JOB] = replace(state.jobs[JOB], attempt=Attempt(4))
+    assert told(detectors.heartbeat(beat(0, attempt=4), 10.0), Detected) == []
 
 
 @pytest.mark.parametrize(

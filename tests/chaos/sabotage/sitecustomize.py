@@ -117,7 +117,7 @@ def _patch_loop(module: ModuleType) -> None:
     @functools.wraps(agree)
     def agreed(loop: Any, loss: Any, scale: float) -> Any:
         # In the middle of a step: at its beginning it would be a part of the last checkpoint.
-        if _is_slow():
+        if _slow():
             time.sleep(SLOW_STEP_S)
         if _spoilt["by"] == "nan":
             loss = loss * float("nan")
@@ -191,7 +191,7 @@ def _patch_stage(module: ModuleType) -> None:
     @functools.wraps(copy)
     def copied(stager: Any, saving: Any) -> None:
         copy(stager, saving)
-        if _is_slow() and step_of["saving"] % SLOW_EVERY_STEPS == 0:
+        if _slow() == "all" and step_of["saving"] % SLOW_EVERY_STEPS == 0:
             time.sleep(SLOW_S)
         # The slot holds new bytes and is not sealed yet.
         _reach("stage", _here["rank"], _here["attempt"], step_of["saving"])
@@ -229,7 +229,7 @@ def _through_the_store(path: str, work: Callable[[], Any]) -> Any:
     deadline_s = time.monotonic() + HOLD_S
     while _store() == "silent" and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    if _is_slow():
+    if _slow() == "all":
         time.sleep(SLOW_S)
     if _store() == "down":
         raise ConnectionRefusedError(f"{path}: ordered by tests/chaos")
@@ -243,8 +243,12 @@ def _store() -> str:
         return ""
 
 
-def _is_slow() -> bool:
-    return Path(FOLDER, "slow").exists()
+def _slow() -> str:
+    """What is slow: `steps`, `all`, or nothing."""
+    try:
+        return Path(FOLDER, "slow").read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _patch_clock() -> None:

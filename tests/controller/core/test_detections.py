@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from controller.core import events as ev
-from controller.core.records import Action, Cause, EvidenceKind, StopWorkers
+from controller.core.records import Action, Cause, EvidenceKind, Rung, StopWorkers
 from controller.core.states import IncidentState, JobState
 from outlast.ids import NodeId
 from outlast.skipped import StepRange
@@ -161,9 +164,77 @@ def test_a_spike_soon_after_a_rollback_is_only_told() -> None:
 
 
 def test_a_job_that_ends_with_a_spike_has_nothing_to_go_on_with() -> None:
-    driver = Driver().running(rollback_steps=10, total_steps=42)
+    driver = Driver().running(rollback_steps=10, total_steps=42, retry_budget=0)
     spiked(driver, 40)
-    assert driver.incident().action is Action.DIAGNOSE
+    assert driver.incident().action is Action.RESTART_IN_PLACE
+    assert driver.incident().reason.endswith("so training ends with it")
+    assert driver.job().skipped == ()
+
+
+def test_a_spike_after_a_single_batch_was_left_out_is_rolled_back() -> None:
+    driver = Driver().running(rollback_steps=10, total_steps=100)
+    for _ in range(2):
+        driver.send(driver.exited(0, fault_class="non_finite", detail="loss nan"))
+        for command in [each for each in driver.machine.state.commands if "/stop/" in each]:
+            driver.answer(command, completed_step=34)
+        driver.answer_all("/start/")
+        driver.advanced(34, 34)
+    assert driver.job().skipped == (StepRange(first=35, last=35),)
+    driver.advanced(40, 34)
+    spiked(driver, 40)
+    assert driver.incident(3).action is Action.ROLL_BACK
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["lost", "drained"])
+def test_a_spike_is_rolled_back_though_its_node_goes(gone: bool) -> None:
+    driver = Driver().running(rollback_steps=10, total_steps=100)
+    driver.send(detected(driver, cause=Cause.SPIKE, node=None, rank=None, acts=True, step=40))
+    if gone:
+        driver.lose("n2")
+    else:
+        driver.send(ev.NodeDrainRequested(node=NodeId("n2")))
+    for command in [each for each in driver.machine.state.commands if "/stop/" in each]:
+        driver.answer(command, completed_step=42)
+    incident = driver.incident()
+    assert incident.action is Action.REPLACE_NODES
+    # A rank that is lost may have come a step further than what is known.
+    left_out = StepRange(first=35, last=44) if gone else StepRange(first=34, last=43)
+    assert driver.job().skipped == (left_out,)
+    assert f"the batches of steps {left_out} are left out" in incident.reason
+
+
+def test_a_spike_is_rolled_back_though_no_rank_says_how_far_it_was() -> None:
+    driver = Driver().running(rollback_steps=10, total_steps=100)
+    driver.send(detected(driver, cause=Cause.SPIKE, node=None, rank=None, acts=True, step=40))
+    driver.answer_all("/stop/")
+    assert driver.job().skipped == (StepRange(first=32, last=41),)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"retry_budget": 0}, {"ladder": (Rung.REPLACE, Rung.PAUSE)}, {"ladder": (Rung.RESTART,)}],
+    ids=["no budget", "no restarts", "no checks"],
+)
+def test_a_job_is_not_given_up_because_it_is_slow(plan: dict[str, Any]) -> None:
+    driver = Driver().running(**plan)
+    driver.send(detected(driver, cause=Cause.SLOWDOWN, node=None, rank=None, acts=True))
+    driver.answer_all("/stop/")
+    if driver.job().state is JobState.DIAGNOSING:
+        driver.searched()
+    assert driver.incident().action is Action.RESTART_IN_PLACE
+    assert driver.job().retry_left == driver.job().plan.retry_budget
+
+
+def test_what_was_acted_on_is_remembered_though_a_rank_died_of_something_else() -> None:
+    driver = Driver().running(retry_budget=9)
+    driver.send(detected(driver, cause=Cause.HOST_MEMORY, acts=True))
+    driver.send(driver.exited(1, fault_class="oom_host", detail="killed for want of memory"))
+    driver.answer_all("/stop/")
+    driver.searched()
+    assert driver.incident().cause is Cause.OUT_OF_MEMORY
+    driver.answer_all("/start/")
+    driver.advanced(20, 10)
+    assert driver.send(detected(driver, cause=Cause.HOST_MEMORY, acts=True)) == ["job.i2 OPEN"]
 
 
 def test_a_hang_is_looked_at_before_its_workers_are_stopped() -> None:
