@@ -21,16 +21,21 @@ STAGES = {"pp": 2, "dp": 1, "micro_batch": 2}
 MODEL = {"layers": 2, "hidden": 32, "heads": 2, "seq_len": 32}
 
 
-@pytest.fixture
-def process(tmp_path: Path) -> Iterator[Controller]:
-    with controller(tmp_path / "state", "--local-nodes", "4", "--workers-per-node", "1") as it:
+# Two for a job, and those that the tests lose, in whatever order they come.
+NODES = 7
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    folder = tmp_path_factory.mktemp("replicas") / "state"
+    with controller(folder, "--local-nodes", str(NODES), "--workers-per-node", "1") as it:
         yield it
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster(process: Controller) -> Cluster:
     cluster = Cluster(process.state_dir, lambda: process.grpc)
-    cluster.wait_nodes(4)
+    cluster.wait_nodes(NODES)
     return cluster
 
 
