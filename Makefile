@@ -42,7 +42,8 @@ test-seeds: $(STAMP)
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP)
 	tests/kube/apiserver.sh
-	$(BIN)/pytest tests/kube --kube=real
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --kube=real \
+		tests/kube/test_scenario.py tests/kube
 
 # Against a real Prometheus and Alertmanager, which it installs on Debian as root.
 test-prometheus: $(STAMP)
@@ -52,7 +53,7 @@ test-prometheus: $(STAMP)
 # Checkpoints on real stores, S3 and HDFS, with faults; they are fetched once per machine (270 MB).
 test-stores: $(STAMP)
 	tests/stores/servers.sh $(BIN)/python
-	$(BIN)/pytest tests/stores
+	$(BIN)/pytest -n 2 --dist loadfile tests/stores
 
 # Faults at every moment in real processes, some of the combinations (another SEED takes
 # others), and beside them training in which nothing goes wrong.
