@@ -51,7 +51,8 @@ class OomKills:
 
     def began(self, key: str, pid: int) -> None:
         """There is a new worker."""
-        group = _group_file(self._root, str(pid)) or _group_file(self._root, "self")
+        groups = _groups(self._root, str(pid)) or _groups(self._root, "self")
+        group = _group_file(self._root, groups)
         path = group or self._root / _NODE
         # What was counted before was not this one.
         self._look_at(path)
@@ -97,13 +98,22 @@ class OomKills:
             self._counts[path] = KillCount(count)
 
 
-def _group_file(root: Path, process: str) -> Path | None:
-    """The table of a process's memory cgroup that has the count; None where there is none."""
+def _lines(path: Path) -> list[str]:
+    """Lines of a table that has names in it, which may be any bytes; none if it is not there."""
     try:
-        groups = (root / "proc" / process / "cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+        return path.read_text(errors="surrogateescape").splitlines()
     except OSError:
-        return None
+        return []
+
+
+def _groups(root: Path, process: str) -> list[str]:
+    """The cgroups that a process is in; none if it has gone, or says nothing."""
+    return _lines(root / "proc" / process / "cgroup")
+
+
+def _group_file(root: Path, groups: list[str]) -> Path | None:
+    """The table of the memory cgroup among `groups` that has the count; None if none has."""
+    mounts = _lines(root / "proc/self/mountinfo")
     # A machine may have both versions mounted, and then memory is in one of them.
     for version, name in _FILES.items():
         group, where = _group_of(groups, version), _mounted(mounts, version)

@@ -99,6 +99,30 @@ def test_where_no_cgroup_counts_the_words_say_that_it_may_be_another_s(
     )
 
 
+def test_mounts_and_groups_may_be_named_in_any_bytes(machine: Machine) -> None:
+    mounts = f"40 23 8:1 / /mnt/Daten-\udcfc rw - ext4 /dev/sda1 rw\n{VERSION_2.format(top='/')}\n"
+    table = machine.root / "proc/self/mountinfo"
+    table.write_bytes(mounts.encode(errors="surrogateescape"))
+    machine.says("sys/fs/cgroup/a/memory.events", "oom_kill 3\n")
+    machine.begins("0::/a/b")
+    group = machine.root / f"proc/{PID}/cgroup"
+    group.write_bytes(b"0::/a/b\xfc\n")
+    machine.kills.began("job/2/0", PID)
+    machine.now_s += 1.0
+    machine.says("sys/fs/cgroup/a/memory.events", "oom_kill 5\n")
+    assert "oom_kill of /sys/fs/cgroup/a/memory.events is 5" in machine.is_killed()
+    assert "memory.events is 5" in machine.kills.ended("job/2/0", was_killed=True)
+
+
+def test_a_worker_outside_the_agent_s_group_is_not_counted_with_the_agent(machine: Machine) -> None:
+    machine.mount(VERSION_2.format(top="/a"))
+    machine.says("proc/self/cgroup", "0::/a\n")
+    machine.says("sys/fs/cgroup/memory.events", "oom_kill 3\n")
+    machine.begins("0::/elsewhere")
+    machine.says("sys/fs/cgroup/memory.events", "oom_kill 4\n")
+    assert machine.is_killed() == ""
+
+
 def test_a_kernel_without_any_count_explains_nothing(machine: Machine) -> None:
     machine.says("proc/vmstat", "nr_free_pages 2\n")
     machine.begins("0::/")
