@@ -48,7 +48,8 @@ test-kube: $(STAMP)
 # Against a real Prometheus and Alertmanager, which it installs on Debian as root.
 test-prometheus: $(STAMP)
 	tests/prometheus/install.sh
-	$(BIN)/pytest tests/prometheus
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		tests/prometheus/test_real.py tests/prometheus
 
 # Checkpoints on real stores, S3 and HDFS, with faults; they are fetched once per machine (270 MB).
 test-stores: $(STAMP)

@@ -7,14 +7,15 @@ folder. It ends with `outlast up`, however that ends.
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,11 @@ def configuration(
 class Prometheus:
     """One Prometheus, from start to end. Start it in the main thread: it ends with that."""
 
-    def __init__(self, program: str, folder: Path) -> None:
+    def __init__(self, program: str, folder: Path, port: int = _USUAL_PORT) -> None:
+        """It listens at `port` if nobody has that, else at any free one."""
         self._program = program
         self._folder = folder
+        self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
         self.address = ""
@@ -94,13 +97,13 @@ class Prometheus:
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{_free_port(self._port)}"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-c", _END_WITH_PARENT, self._program),
                     f"--config.file={config}",
-                    f"--storage.tsdb.path={self._folder / 'data'}",
+                    f"--storage.tsdb.path={self._data}",
                     f"--web.listen-address={self.address}",
                 ],
                 stdin=subprocess.DEVNULL,
@@ -160,12 +163,24 @@ class Prometheus:
         for line in ready_lines(self.address):
             print(line, flush=True)
 
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
     def _answers(self) -> bool:
+        """Whether it is ready, and not another one that took the port in between."""
         try:
-            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=1) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            self._get("-/ready")
+            flags = json.loads(self._get("api/v1/status/flags"))["data"]
+            is_ours = bool(flags["storage.tsdb.path"] == str(self._data))
+        # Whoever listens there may say anything.
+        except (OSError, HTTPException, ValueError, LookupError, TypeError):
             return False
+        return is_ours
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://{self.address}/{path}", timeout=1) as answer:
+            return bytes(answer.read())
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
@@ -180,9 +195,9 @@ def ready_lines(address: str) -> list[str]:
     ]
 
 
-def _free_port() -> int:
-    """The usual port of Prometheus if nobody has it, else any free one."""
-    for port in (_USUAL_PORT, 0):
+def _free_port(wanted: int) -> int:
+    """This port if nobody has it, else any free one."""
+    for port in (wanted, 0):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -159,7 +159,8 @@ def prometheus(folder: Path, http: str, rules: Path, alerts_to: str = "") -> Ite
     hastened = folder / "rules"
     folder.mkdir()
     hasten(rules, hastened)
-    it = Prometheus(find_prometheus(), folder)
+    # Not the usual port, for which `outlast up --observe` of another test may look.
+    it = Prometheus(find_prometheus(), folder, port=0)
     it.start(configuration(http, interval_s=1.0, rules=hastened, alertmanager=alerts_to))
     try:
         it.wait_ready()

@@ -14,10 +14,11 @@ import pytest
 
 from controller.agent.processes import process_name
 from controller.local.processes import kill, members_of
+from outlast.cli.errors import CliError
 from tests.controller.processes import is_alive, node_pids
 from tests.e2e.cluster import DEADLINE_S, wait_for
-from tests.prometheus.servers import Api
-from tests.prometheus.tools import ROOT, needs_prometheus
+from tests.prometheus.servers import Api, prometheus
+from tests.prometheus.tools import ROOT, RULES, needs_prometheus
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(240)]
 
@@ -73,6 +74,21 @@ def test_prometheus_finds_controller_and_nodes_and_ends_with_them(tmp_path: Path
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == 0
         assert not is_alive(pid)
+
+
+def test_another_prometheus_that_took_the_port_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with prometheus(tmp_path / "theirs", "127.0.0.1:1", RULES / "rules") as theirs:
+        port = int(theirs.address.rpartition(":")[2])
+        monkeypatch.setattr("outlast.cli.observe._free_port", lambda wanted: port)
+        with (
+            pytest.raises(
+                CliError, match=r"Prometheus ended at once:(?s:.*)address already in use"
+            ),
+            prometheus(tmp_path / "ours", "127.0.0.1:1", RULES / "rules"),
+        ):
+            pass
 
 
 def test_prometheus_dies_with_a_controller_that_is_killed(tmp_path: Path) -> None:
