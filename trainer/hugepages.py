@@ -21,7 +21,7 @@ def gather_pages() -> None:
     libc = ctypes.CDLL(None)
     # Joins what was freed, which each child would do for itself otherwise, page by page.
     libc.malloc_trim(0)
-    for address in _huge_pages(Path("/proc/self/maps").read_text()):
+    for address in _huge_pages(Path("/proc/self/maps").read_text(errors="replace")):
         # Ranges that were never touched, and older kernels, refuse: nothing is lost.
         libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_PAGE_BYTES), _MADV_COLLAPSE)
 

@@ -7,6 +7,7 @@ the node's count says only that somebody was killed.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class OomKills:
             whose = "this node, perhaps another one: its cgroup has no count"
         else:
             whose = "its cgroup"
-        file = watched.path.relative_to(self._root)
+        file = _printable(watched.path.relative_to(self._root))
         return (
             "for want of memory the kernel has killed one more process of "
             f"{whose} (oom_kill of /{file} is {count.count})"
@@ -98,12 +99,18 @@ class OomKills:
             self._counts[path] = KillCount(count)
 
 
+def _printable(path: Path) -> str:
+    return os.fsencode(path).decode(errors="replace")
+
+
 def _lines(path: Path) -> list[str]:
     """Lines of a table that has names in it, which may be any bytes; none if it is not there."""
     try:
-        return path.read_text(errors="surrogateescape").splitlines()
+        text = path.read_text(errors="surrogateescape")
     except OSError:
         return []
+    # Not `splitlines`: a name may have what ends a line elsewhere.
+    return [line for line in text.split("\n") if line]
 
 
 def _groups(root: Path, process: str) -> list[str]:

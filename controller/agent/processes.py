@@ -164,7 +164,8 @@ def _resolve(gone: asyncio.Future[None]) -> None:
 def _stat_fields(pid: int) -> list[str] | None:
     """/proc/<pid>/stat from the state on; the command before it may hold blanks."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        # A process may call itself anything; the kernel cuts its name after 15 bytes.
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()

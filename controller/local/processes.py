@@ -100,7 +100,8 @@ def _kill(pid: int, number: signal.Signals) -> None:
 
 def _stat(pid: int) -> list[str] | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        # A process may call itself anything; the kernel cuts its name after 15 bytes.
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ class Machine:
     def says(self, path: str, text: str) -> None:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_bytes(os.fsencode(text))
 
     def mount(self, *lines: str) -> None:
         self.says("proc/self/mountinfo", "".join(f"{line}\n" for line in lines))
@@ -99,19 +100,17 @@ def test_where_no_cgroup_counts_the_words_say_that_it_may_be_another_s(
     )
 
 
-def test_mounts_and_groups_may_be_named_in_any_bytes(machine: Machine) -> None:
-    mounts = f"40 23 8:1 / /mnt/Daten-\udcfc rw - ext4 /dev/sda1 rw\n{VERSION_2.format(top='/')}\n"
-    table = machine.root / "proc/self/mountinfo"
-    table.write_bytes(mounts.encode(errors="surrogateescape"))
-    machine.says("sys/fs/cgroup/a/memory.events", "oom_kill 3\n")
-    machine.begins("0::/a/b")
-    group = machine.root / f"proc/{PID}/cgroup"
-    group.write_bytes(b"0::/a/b\xfc\n")
-    machine.kills.began("job/2/0", PID)
-    machine.now_s += 1.0
-    machine.says("sys/fs/cgroup/a/memory.events", "oom_kill 5\n")
-    assert "oom_kill of /sys/fs/cgroup/a/memory.events is 5" in machine.is_killed()
-    assert "memory.events is 5" in machine.kills.ended("job/2/0", was_killed=True)
+@pytest.mark.parametrize(
+    ("name", "printed"), [("b\udcfc", "b\ufffd"), ("b\u2028", "b\u2028"), ("b\x85", "b\x85")]
+)
+def test_mounts_and_groups_may_be_named_in_any_bytes(
+    machine: Machine, name: str, printed: str
+) -> None:
+    machine.mount(f"40 23 8:1 / /mnt/{name} rw - ext4 /dev/sda1 rw", VERSION_2.format(top="/"))
+    machine.says(f"sys/fs/cgroup/{name}/memory.events", "oom_kill 3\n")
+    machine.begins(f"0::/{name}/c")
+    machine.says(f"sys/fs/cgroup/{name}/memory.events", "oom_kill 4\n")
+    assert f"oom_kill of /sys/fs/cgroup/{printed}/memory.events is 4" in machine.is_killed()
 
 
 def test_a_worker_outside_the_agent_s_group_is_not_counted_with_the_agent(machine: Machine) -> None:

@@ -86,9 +86,10 @@ def test_job_that_loses_a_node_and_its_memory_goes_on_from_the_other_ones_memory
 def test_copies_are_gone_from_memory_when_the_job_has_ended(
     cluster: Cluster, process: Controller
 ) -> None:
-    job_id = cluster.submit(steps=20, model=MODEL, parallel=STAGES, checkpoint=NO_STORAGE)
-    cluster.wait_state(job_id, "SUCCEEDED")
+    job_id = cluster.submit(steps=100, model=MODEL, parallel=STAGES, checkpoint=NO_STORAGE)
     memory = memory_folder(process.state_dir)
+    wait_for(lambda: list(memory.glob(f"*/{job_id}")), "the job to be in host memory")
+    cluster.wait_state(job_id, "SUCCEEDED")
     wait_for(lambda: not list(memory.glob(f"*/{job_id}")), "host memory to be freed")
 
 
