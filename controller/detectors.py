@@ -15,7 +15,7 @@ from controller.core.detections import HOST_CAUSES
 from controller.core.events import Detected, DetectionEnded, Event, NodeClosed
 from controller.core.facts import State
 from controller.core.records import Cause, JobRecord
-from controller.core.states import AT_WORK, TERMINAL, JobState
+from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 from controller.specs import spec_of
 from controller.store.curves import StepRow
 from diagnostics.core.curves import CALM_STEPS, SpeedWatch, SpikeWatch, Step, not_a_number
@@ -30,9 +30,27 @@ WINDOW_SAMPLES = 5
 MOST_SAMPLES = 64
 # How soon to look again where some rank has not reported enough.
 LOOK_S = 1.0
+# An odd step is over after so long without another: on a healthy tiny job 105 came in 7 minutes.
+CALM_S = 600.0
+# While odd steps keep coming they are counted here and reported together.
+REPORT_PERIOD_S = 10.0
+_OF_STEPS = (Cause.NON_FINITE, Cause.SPIKE)
 # A step that waits for data for longer than it does anything else.
 DATA_SHARE = 0.5
 LEAST_DATA_S = 0.02
+
+
+@dataclass(slots=True)
+class _Odd:
+    """Odd steps of one kind, while their incident is open."""
+
+    last_s: float
+    reported_s: float
+    # Steps without one since then.
+    calm_steps: int = 0
+    # Found since they were last reported, and what was said of the newest.
+    unreported: int = 0
+    words: str = ""
 
 
 @dataclass(slots=True)
@@ -44,8 +62,7 @@ class _Tables:
     speed: SpeedWatch
     spikes: SpikeWatch = field(default_factory=SpikeWatch)
     data: dict[int, Lasting] = field(default_factory=dict)
-    # Steps since something odd, by what it was.
-    calm: dict[Cause, int] = field(default_factory=dict)
+    odd: dict[Cause, _Odd] = field(default_factory=dict)
     # The newest of each rank: some may have nothing to report for long.
     samples: dict[int, deque[agents_pb2.RankUse]] = field(default_factory=dict)
     # When to judge them next.
@@ -175,9 +192,21 @@ class Detectors:
             equals = StragglerTable([*stages.values()])
             ranks, best_s = self._best_steps_s.get(job.job_id, (0, None))
             speed = SpeedWatch(best_s if ranks == job.plan.world_size else None)
-            tables = _Tables(attempt=job.attempt, stragglers=equals, speed=speed)
+            odd = self._open_odd(job)
+            tables = _Tables(attempt=job.attempt, stragglers=equals, speed=speed, odd=odd)
             self._tables[job.job_id] = tables
         return tables
+
+    def _open_odd(self, job: JobRecord) -> dict[Cause, _Odd]:
+        """Odd steps whose incident an earlier controller has opened: somebody must close it."""
+        found = {}
+        for incident_id in self._state.index.open_incidents:
+            incident = self._state.incidents[incident_id]
+            is_its = (incident.job, incident.attempt) == (job.job_id, job.attempt)
+            if is_its and incident.state is IncidentState.OPEN and incident.cause in _OF_STEPS:
+                last_s = incident.last_s or incident.fault_s
+                found[incident.cause] = _Odd(last_s=last_s, reported_s=last_s)
+        return found
 
     def _window(self, job: JobRecord, tables: _Tables, at_s: float, now_s: float) -> list[Event]:
         """Judge what was gathered, once there is enough of every rank."""
@@ -249,15 +278,33 @@ class Detectors:
         may_act: bool,
     ) -> list[Event]:
         """Something about a single step; over when it has not come back for a while."""
-        if words:
-            tables.calm[cause] = 0
-            return self._found(job, cause, words, row.at_s, step=row.step, may_act=may_act)
-        if cause in tables.calm:
-            tables.calm[cause] += 1
-            if tables.calm[cause] >= CALM_STEPS:
-                del tables.calm[cause]
-                return self._over(job, cause, None)
-        return []
+        odd = tables.odd.get(cause)
+        if not words:
+            return [] if odd is None else self._calm(job, tables, cause, odd, row)
+        acts = may_act and self._mode(job, cause) == "act"
+        if odd is not None and not acts and row.at_s - odd.reported_s < REPORT_PERIOD_S:
+            odd.last_s, odd.calm_steps = row.at_s, 0
+            odd.unreported, odd.words = odd.unreported + 1, words
+            return []
+        count = 1 if odd is None else 1 + odd.unreported
+        tables.odd[cause] = _Odd(last_s=row.at_s, reported_s=row.at_s)
+        return self._found(job, cause, words, row.at_s, step=row.step, may_act=may_act, count=count)
+
+    def _calm(
+        self, job: JobRecord, tables: _Tables, cause: Cause, odd: _Odd, row: StepRow
+    ) -> list[Event]:
+        """A step without it: what was not reported yet is, and after enough of them it is over."""
+        odd.calm_steps += 1
+        events: list[Event] = []
+        if odd.unreported and row.at_s - odd.reported_s >= REPORT_PERIOD_S:
+            events = self._found(
+                job, cause, odd.words, odd.last_s, may_act=False, count=odd.unreported
+            )
+            odd.unreported, odd.reported_s = 0, row.at_s
+        if odd.calm_steps >= CALM_STEPS and row.at_s - odd.last_s >= CALM_S:
+            del tables.odd[cause]
+            events += self._over(job, cause, None)
+        return events
 
     def _changed(
         self, job: JobRecord, cause: Cause, change: bool | None, words: str, at_s: float
@@ -277,10 +324,9 @@ class Detectors:
         rank: int | None = None,
         step: int | None = None,
         may_act: bool = True,
+        count: int = 1,
     ) -> list[Event]:
-        # Of storage, it is a worker's log that speaks.
-        detector = Cause.WORKER_LOG if cause is Cause.STORAGE else cause
-        mode = getattr(spec_of(job.spec_json).detectors, detector)
+        mode = self._mode(job, cause)
         if mode == "off":
             return []
         return [
@@ -294,8 +340,14 @@ class Detectors:
                 at_s=at_s,
                 acts=mode == "act" and may_act,
                 step=step,
+                count=count,
             )
         ]
+
+    def _mode(self, job: JobRecord, cause: Cause) -> str:
+        # Of storage, it is a worker's log that speaks.
+        detector = Cause.WORKER_LOG if cause is Cause.STORAGE else cause
+        return str(getattr(spec_of(job.spec_json).detectors, detector))
 
     def _over(self, job: JobRecord, cause: Cause, node: NodeId | None) -> list[Event]:
         return [DetectionEnded(job_id=job.job_id, cause=cause, node=node, detail="it is over")]

@@ -11,8 +11,9 @@ NonFiniteAgain = Literal["skip", "rollback", "fail"]
 
 
 class DetectorsSpec(BaseModel):
-    """What is done when something is found. off: nobody looks. log: an incident says so, and
-    training goes on. act: the ladder of recovery deals with it."""
+    """What is done when something is found. off: nobody looks. log: a note among the incidents
+    says so, one for each node and cause with a count, and training continues. act: the ladder of
+    recovery deals with it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

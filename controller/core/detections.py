@@ -1,10 +1,12 @@
 """What detectors find while workers go on: an incident that says so, or a fault.
 
 An incident of this kind stays OPEN for as long as what it tells is true, and for no
-longer than the attempt in which it was seen.
+longer than the attempt in which it was seen. What is found again meanwhile is counted.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from controller.core import incidents, jobs
 from controller.core.context import Context
@@ -17,6 +19,8 @@ HOST_CAUSES = (
     *(Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG, Cause.NODE_CONDITION),
     *(Cause.WORKER_LOG, Cause.STORAGE),
 )
+# Of what is found again and again: the first and the newest. The record is written anew each time.
+MAX_SIGNS = 16
 
 
 def found(ctx: Context, event: Detected) -> None:
@@ -42,7 +46,7 @@ def found(ctx: Context, event: Detected) -> None:
         return
     known = _open(ctx, job, event)
     if known is not None:
-        ctx.add_evidence(known, sign)
+        _count(ctx, known, sign, event.count)
         return
     what = "training" if job.state is JobState.RUNNING else "the start"
     reason = f"{event.detail}; {what} goes on"
@@ -67,6 +71,15 @@ def tend(ctx: Context) -> None:
         job = ctx.state.jobs[incident.job]
         if job.state in TERMINAL or job.attempt != incident.attempt:
             _close(ctx, incident, "the attempt has ended")
+
+
+def _count(ctx: Context, incident: IncidentRecord, sign: Evidence, count: int) -> None:
+    """The same again: one incident however often it comes."""
+    first, *rest = incident.evidence
+    is_known = any(replace(sign, at_s=each.at_s) == each for each in incident.evidence)
+    signs = incident.evidence if is_known else (first, *rest[2 - MAX_SIGNS :], sign)
+    last_s = max(sign.at_s, incident.last_s or incident.fault_s)
+    ctx.put_incident(incident, evidence=signs, count=incident.count + count, last_s=last_s)
 
 
 def _close(ctx: Context, incident: IncidentRecord, why: str) -> None:

@@ -303,6 +303,8 @@ class Detected:
     acts: bool = False
     # What it is about, when that is a step.
     step: int | None = None
+    # How often it was found since it was last reported.
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

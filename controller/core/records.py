@@ -354,6 +354,9 @@ class IncidentRecord:
     resumed_step: int | None = None
     recovered_s: float | None = None
     closed_s: float | None = None
+    # How often a detector found it, and when last.
+    count: int = 1
+    last_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

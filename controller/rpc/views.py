@@ -117,6 +117,8 @@ def incident_message(incident: IncidentRecord, *, now_s: float) -> incidents_pb2
             incidents_pb2.BadLink(node=one, peer=other) for one, other in incident.bad_links
         ],
         diagnostic_run=incident.search,
+        count=incident.count,
+        last_s=incident.last_s,
         seconds={str(part): seconds for part, seconds in parts.items() if seconds > 0},
     )
 

@@ -87,6 +87,8 @@ class Incident(google.protobuf.message.Message):
     NODE_CHECKS_FIELD_NUMBER: builtins.int
     BAD_LINKS_FIELD_NUMBER: builtins.int
     DIAGNOSTIC_RUN_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    LAST_S_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
     incident_id: builtins.str
     job_id: builtins.str
@@ -109,6 +111,11 @@ class Incident(google.protobuf.message.Message):
     """From the fault to the moment the controller acted on it, in seconds."""
     diagnostic_run: builtins.str
     """The run of diagnostics that looked for the cause, empty when there was none."""
+    count: builtins.int
+    """How often a detector found it while the incident was open, and when last; one incident
+    stands for all of them.
+    """
+    last_s: builtins.float
     @property
     def culprit_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -150,14 +157,18 @@ class Incident(google.protobuf.message.Message):
         node_checks: collections.abc.Iterable[global___NodeCheck] | None = ...,
         bad_links: collections.abc.Iterable[global___BadLink] | None = ...,
         diagnostic_run: builtins.str = ...,
+        count: builtins.int = ...,
+        last_s: builtins.float | None = ...,
         seconds: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "closed_s", b"closed_s", "detection_s", b"detection_s", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "steps_redone", b"steps_redone"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "action", b"action", "attempt", b"attempt", "bad_links", b"bad_links", "cause", b"cause", "closed_s", b"closed_s", "culprit_nodes", b"culprit_nodes", "detection_s", b"detection_s", "diagnostic_run", b"diagnostic_run", "evidence", b"evidence", "fault_step", b"fault_step", "incident_id", b"incident_id", "job_id", b"job_id", "node_checks", b"node_checks", "opened_s", b"opened_s", "reason", b"reason", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "seconds", b"seconds", "state", b"state", "steps_redone", b"steps_redone", "timeline", b"timeline"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_last_s", b"_last_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "closed_s", b"closed_s", "detection_s", b"detection_s", "last_s", b"last_s", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "steps_redone", b"steps_redone"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_last_s", b"_last_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "action", b"action", "attempt", b"attempt", "bad_links", b"bad_links", "cause", b"cause", "closed_s", b"closed_s", "count", b"count", "culprit_nodes", b"culprit_nodes", "detection_s", b"detection_s", "diagnostic_run", b"diagnostic_run", "evidence", b"evidence", "fault_step", b"fault_step", "incident_id", b"incident_id", "job_id", b"job_id", "last_s", b"last_s", "node_checks", b"node_checks", "opened_s", b"opened_s", "reason", b"reason", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "seconds", b"seconds", "state", b"state", "steps_redone", b"steps_redone", "timeline", b"timeline"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_closed_s", b"_closed_s"]) -> typing.Literal["closed_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_detection_s", b"_detection_s"]) -> typing.Literal["detection_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_last_s", b"_last_s"]) -> typing.Literal["last_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_recovery_s", b"_recovery_s"]) -> typing.Literal["recovery_s"] | None: ...
     @typing.overload

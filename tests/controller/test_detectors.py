@@ -10,13 +10,13 @@ import pytest
 
 from controller import convert
 from controller.core.events import Detected, DetectionEnded, Event, JobStalled, NodeClosed
-from controller.core.facts import State
-from controller.core.records import Cause, JobRecord, NodeRecord
-from controller.core.states import JobState, NodeState
+from controller.core.facts import IncidentPut, State
+from controller.core.records import Cause, IncidentRecord, JobRecord, NodeRecord
+from controller.core.states import IncidentState, JobState, NodeState
 from controller.detectors import WINDOW_S, WINDOW_SAMPLES, Detectors
 from controller.store.curves import StepRow
 from controller.watch import Watch
-from outlast.ids import Attempt, JobId, NodeId
+from outlast.ids import Attempt, IncidentId, JobId, NodeId
 from outlast.spec import parse_spec
 from outlast.v1 import agents_pb2, common_pb2
 from tests.controller.fakes import spec_document
@@ -178,8 +178,48 @@ def test_a_loss_that_is_no_number_is_told_and_over_after_a_while() -> None:
     assert isinstance(found, Detected)
     assert (found.cause, found.acts) == (Cause.NON_FINITE, False)
     assert found.detail == "step 2: loss nan; the step's update was left out"
-    (over,) = detectors.steps(JOB, [row(step) for step in range(3, 60)])
+    assert detectors.steps(JOB, [row(step) for step in range(3, 600)]) == []
+    (over,) = detectors.steps(JOB, [row(step) for step in range(600, 700)])
     assert isinstance(over, DetectionEnded)
+
+
+def test_spikes_that_come_again_and_again_are_counted_and_reported_together() -> None:
+    """A healthy tiny job had 105 in 7 minutes."""
+    state = state_of()
+    detectors = Detectors(state)
+    detectors.steps(JOB, [row(step, loss=2 + step % 2 / 100) for step in range(1, 40)])
+    events: list[Event] = []
+    for step in range(40, 460):
+        loss = 9.0 if step % 4 == 0 else 2 + step % 2 / 100
+        events += detectors.steps(JOB, [row(step, loss=loss)])
+    found = told(events, Detected)
+    assert len(found) == len(events) <= 1 + 420 / 10
+    # Of the last seconds, it is reported with the next.
+    assert 103 <= sum(event.count for event in found if isinstance(event, Detected)) <= 105
+    assert isinstance(found[-1], Detected)
+    assert found[-1].detail.startswith("step 448: loss 9")
+
+
+def test_an_odd_step_that_an_earlier_controller_reported_is_over_some_time() -> None:
+    state = state_of()
+    state.apply(
+        IncidentPut(
+            incident=IncidentRecord(
+                incident=IncidentId("job.i1"),
+                job=JOB,
+                attempt=Attempt(1),
+                state=IncidentState.OPEN,
+                opened_s=1.0,
+                fault_s=1.0,
+                fault_step=-1,
+                cause=Cause.SPIKE,
+            )
+        )
+    )
+    detectors = Detectors(state)
+    (over,) = detectors.steps(JOB, [row(step) for step in range(2, 700)])
+    assert isinstance(over, DetectionEnded)
+    assert over.cause is Cause.SPIKE
 
 
 def test_a_spike_of_the_loss_is_acted_on_and_one_of_the_norm_is_told() -> None:

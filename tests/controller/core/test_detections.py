@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.core import events as ev
+from controller.core.detections import MAX_SIGNS
 from controller.core.records import Action, Cause, EvidenceKind, Rung, StopWorkers
 from controller.core.states import IncidentState, JobState
 from outlast.ids import NodeId
@@ -52,6 +53,22 @@ def test_what_is_only_logged_is_one_incident_until_it_is_over() -> None:
     assert [item.detail for item in incident.evidence][1:] == ["still"]
     ended = ev.DetectionEnded(job_id=JOB, cause=Cause.STRAGGLER, node=NodeId("n2"), detail="over")
     assert driver.send(ended) == ["job.i1 CLOSED"]
+
+
+def test_what_is_found_again_is_counted_and_its_record_stays_small() -> None:
+    driver = Driver().running()
+    spike = detected(driver, cause=Cause.SPIKE, node=None, rank=None, detail="step 1: loss 9")
+    assert driver.send(spike) == ["job.i1 OPEN"]
+    for step in range(2, 106):
+        at_s = driver.now_s + step
+        assert driver.send(replace(spike, detail=f"step {step}: loss 9", at_s=at_s)) == []
+    driver.send(replace(spike, detail="step 107: loss 9", at_s=driver.now_s + 107, count=2))
+    incident = driver.incident()
+    assert driver.job().num_incidents == 1
+    assert (incident.count, incident.last_s) == (107, driver.now_s + 107)
+    details = [sign.detail for sign in incident.evidence]
+    assert len(details) == MAX_SIGNS
+    assert (details[0], details[-1]) == ("step 1: loss 9", "step 107: loss 9")
 
 
 def test_what_is_found_in_a_start_is_told_and_the_start_goes_on() -> None:
