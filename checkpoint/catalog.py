@@ -40,7 +40,8 @@ class Listed:
     size_bytes: int | None
     num_parts: int | None
     world_size: int | None
-    loss: float | None
+    # Of the newest evaluation on held-out samples up to this step.
+    eval_loss: float | None
     written_at_s: float | None
     is_pinned: bool
     is_read: bool
@@ -63,7 +64,7 @@ def listing(storage: Storage) -> list[Listed]:
                 size_bytes=None if commit is None else commit.size_bytes,
                 num_parts=None if manifest is None else len(manifest.parts),
                 world_size=None if commit is None else commit.world_size,
-                loss=None if manifest is None else metric_of(manifest),
+                eval_loss=None if manifest is None else metric_of(manifest),
                 written_at_s=times.get(names.commit_path(step).rpartition("/")[2]),
                 is_pinned=step in pinned,
                 is_read=step in leased,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from checkpoint.core.manifest import Manifest
     from checkpoint.storage import Storage
 
-_HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "LOSS", "WRITTEN", "NOTES")
+_HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL LOSS", "WRITTEN", "NOTES")
 
 Url = Annotated[
     str,
@@ -226,7 +226,7 @@ def _row(one: Listed) -> tuple[str, ...]:
         _or_dash(one.attempt),
         "-" if one.size_bytes is None else words.size(one.size_bytes),
         _or_dash(one.num_parts),
-        "-" if one.loss is None else f"{one.loss:.4f}",
+        "-" if one.eval_loss is None else f"{one.eval_loss:.4f}",
         "-" if one.written_at_s is None else words.clock(one.written_at_s),
         ", ".join(notes),
     )

@@ -13,7 +13,11 @@ from outlast.cli.specfile import describe_problems
 
 if TYPE_CHECKING:
     from outlast.client import Client
+    from outlast.v1.incidents_pb2 import Incident
     from outlast.v1.jobs_pb2 import Job
+
+# Ids that a message lists.
+MAX_LISTED = 8
 
 
 def resolve_address(controller: str, state_dir: Path) -> str:
@@ -95,9 +99,40 @@ def find_job(client: Client, wanted: str) -> Job:
     if len(begun) == 1:
         return begun[0]
     if begun:
-        ids = ", ".join(sorted(job.job_id for job in begun)[:8])
+        ids = ", ".join(sorted(job.job_id for job in begun)[:MAX_LISTED])
         raise CliError(f"job {wanted!r} could be any of: {ids}")
     raise CliError(f"no job {wanted!r}; `outlast jobs` lists them")
+
+
+def find_incident(client: Client, wanted: str) -> Incident:
+    """The incident with this id, or the only one whose id is short for it.
+
+    `i2` is enough where one job has an i2, and `gpt-tiny.i2` names the job as `find_job` does.
+
+    Raises:
+        CliError: none, or several that it could be.
+    """
+    from outlast.client import NotFoundError
+
+    try:
+        return client.incident(wanted)
+    except NotFoundError:
+        pass
+    job, dot, number = wanted.rpartition(".")
+    if dot and any(each.name == job or each.job_id.startswith(job) for each in client.list()):
+        found = client.incidents(find_job(client, job).job_id)
+        ids = [each for each in found if each.incident_id.rpartition(".")[2] == number]
+    else:
+        found = client.incidents()
+        ids = [each for each in found if each.incident_id.endswith(f".{wanted}")] or [
+            each for each in found if each.incident_id.startswith(wanted)
+        ]
+    if len(ids) == 1:
+        return ids[0]
+    if ids:
+        listed = ", ".join(sorted(each.incident_id for each in ids)[:MAX_LISTED])
+        raise CliError(f"incident {wanted!r} could be any of: {listed}")
+    raise CliError(f"no incident {wanted!r}; `outlast incidents` lists them")
 
 
 def _unreachable(address: str, controller: str) -> str:

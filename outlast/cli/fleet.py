@@ -16,7 +16,7 @@ from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, NodeName, S
 if TYPE_CHECKING:
     from outlast.v1.nodes_pb2 import Node
 
-_NODE_HEADER = ("NODE", "STATE", "SINCE", "CONNECTED", "WORKERS", "JOB", "REASON")
+_NODE_HEADER = ("NODE", "STATE", "SINCE", "SILENT", "WORKERS", "JOB", "REASON")
 
 
 def register(app: typer.Typer) -> None:
@@ -88,17 +88,17 @@ def _natural_order(node: Node) -> list[tuple[int, str]]:
 
 
 def _node_row(node: Node, now_s: float) -> tuple[str, ...]:
-    heard = "yes" if node.connected else "no"
+    silent = "" if node.connected else "yes"
     if not node.connected and node.last_heartbeat_s:
-        heard = f"no, heard {words.duration(now_s - node.last_heartbeat_s)} ago"
+        silent = words.duration(now_s - node.last_heartbeat_s)
     return (
         node.node_id,
         node.state + (", cordoned" if node.cordoned else ""),
         words.duration(now_s - node.state_since_s),
-        heard,
+        silent,
         str(node.workers),
         node.job_id or "-",
-        node.reason,
+        "" if node.reason == f"runs {node.job_id}" else node.reason,
     )
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outlast.cli import output, words
-from outlast.cli.connect import controller_of, find_job
+from outlast.cli import incident_words, output, words
+from outlast.cli.connect import controller_of, find_incident, find_job
 from outlast.cli.group import ListingGroup
 from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
 
 if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Incident
 
-_HEADER = ("INCIDENT", "OPENED", "STATE", "CAUSE", "ACTION", "NODES", "COST")
+_HEADER = ("INCIDENT", "OPENED", "STATE", "CAUSE", "WHAT WAS DONE")
 
 
 def register(app: typer.Typer) -> None:
@@ -43,31 +44,36 @@ def list_incidents(
     if json:
         output.print_json({"incidents": [output.facts(item) for item in found]})
         return
-    output.print_table(_HEADER, [_row(item) for item in found], empty="no incidents")
+    now_s = time.time()
+    output.print_table(_HEADER, [_row(item, now_s) for item in found], empty="no incidents")
 
 
 def show_incident(
-    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Incident id.")],
+    incident: Annotated[
+        str,
+        typer.Argument(
+            metavar="INCIDENT",
+            help="Incident id, or as much of it as tells it from the others: i2, gpt-tiny.i2.",
+        ),
+    ],
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Tell an incident's whole story: evidence, verdict, timeline, cost."""
     with controller_of(controller, state_dir) as client:
-        found = client.incident(incident)
+        found = find_incident(client, incident)
     if json:
         output.print_json({"incident": output.facts(found)})
     else:
-        output.print_lines(words.incident_lines(found))
+        output.print_lines(incident_words.incident_lines(found, time.time()))
 
 
-def _row(incident: Incident) -> tuple[str, ...]:
+def _row(incident: Incident, now_s: float) -> tuple[str, ...]:
     return (
         incident.incident_id,
-        words.clock(incident.opened_s),
+        words.short_clock(incident.opened_s, now_s),
         incident.state,
         incident.cause.replace("_", " "),
-        incident.action.replace("_", " "),
-        " ".join(incident.culprit_nodes),
-        words.cost(incident),
+        incident_words.summary(incident, now_s),
     )

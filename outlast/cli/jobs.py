@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outlast.cli import output, words
+from outlast.cli import incident_words, output, words
 from outlast.cli.connect import connector, controller_of, find_job
 from outlast.cli.errors import ExitCode
 from outlast.cli.options import (
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outlast.cli.follow import Snapshot
+    from outlast.v1.incidents_pb2 import Incident
     from outlast.v1.jobs_pb2 import Job
 
 _HEADER = ("JOB", "STATE", "SINCE", "STEP", "LOSS", "ATTEMPT", "REASON")
@@ -102,7 +103,7 @@ def status(
     now_s = time.time()
     lines = words.job_lines(found, now_s)
     if incident is not None:
-        lines += words.incident_lines(incident)
+        lines += incident_words.incident_lines(incident, now_s, said=found.reason)
     if found.error:
         lines.append(("error", found.error.rstrip()))
     if json:
@@ -115,7 +116,7 @@ def status(
         }
         output.print_json(facts)
         return
-    print(words.headline(found))
+    output.print_wrapped(words.headline(found))
     output.print_lines(lines)
 
 
@@ -227,7 +228,7 @@ def _follow(job: Job, controller: str, state_dir: Path, *, json: bool) -> None:
         follower.stop()
     if not json:
         with controller_of(controller, state_dir) as client:
-            _print_end(last.job, len(list(client.incidents(job.job_id))))
+            _print_end(last.job, list(client.incidents(job.job_id)))
     if last.job.state != "SUCCEEDED":
         raise typer.Exit(ExitCode.JOB_FAILED)
 
@@ -240,9 +241,10 @@ def _print_changes(before: Snapshot, now: Snapshot) -> Snapshot:
     return now
 
 
-def _print_end(job: Job, num_incidents: int) -> None:
-    print(f"\n{job.job_id} {job.state}: {job.reason}")
-    print(f"{words.progress(job)}; {num_incidents} incident(s)")
+def _print_end(job: Job, incidents: list[Incident]) -> None:
+    print()
+    output.print_wrapped(f"{job.job_id} {job.state}: {job.reason}")
+    output.print_wrapped(f"{words.progress(job)}; {incident_words.count(incidents)}")
     if job.error:
         print(job.error.rstrip())
 

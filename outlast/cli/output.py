@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +15,12 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 LABEL_WIDTH = 11
+# Narrower terminals wrap by themselves.
+MIN_WIDTH = 40
+# The last column of a table is at least so wide, or stands below.
+MIN_LAST = 24
+VERBATIM = ("stacks", "error")
+_GAP = "  "
 
 
 def print_json(value: object) -> None:
@@ -34,27 +44,79 @@ def facts(message: Message) -> dict[str, Any]:
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 
+def width() -> int | None:
+    """Columns to write in: the terminal's or `COLUMNS`; None for a pipe, whose lines stay whole."""
+    if os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty():
+        return max(MIN_WIDTH, shutil.get_terminal_size().columns)
+    return None
+
+
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
     """Labelled lines; a label repeated is printed once, further lines of a text are indented."""
     last = ""
     for label, text in lines:
         shown = "" if label == last else label
         last = label
-        first, *rest = text.splitlines() or [""]
-        print(f"{shown:<{LABEL_WIDTH}} {first}")
-        for line in rest:
-            print(f"{'':<{LABEL_WIDTH}} {line}")
+        # What Python or a debugger wrote keeps its own lines.
+        is_verbatim = label in VERBATIM
+        for line in text.splitlines() or [""]:
+            for part in [line] if is_verbatim else _wrapped(line, LABEL_WIDTH + 1):
+                print(f"{shown:<{LABEL_WIDTH}} {part}".rstrip())
+                shown = ""
+
+
+def print_wrapped(text: str) -> None:
+    """A sentence or two, wrapped at the terminal's width."""
+    for line in text.splitlines():
+        print("\n".join(_wrapped(line, 0)))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    """Columns as wide as their widest cell; the last one is free to be long."""
+    """Columns as wide as their widest cell; the last one wraps, or takes lines of its own."""
     if not rows:
         print(empty)
         return
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
-    for row in (header, *rows):
+    # A column in which no row has anything says nothing.
+    last = len(header) - 1
+    kept = [i for i in range(len(header)) if i == last or any(row[i] for row in rows)]
+    table = [[row[i] for i in kept] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(kept) - 1)]
+    indent = sum(widths) + len(_GAP) * len(widths)
+    columns = width()
+    longest = max(len(row[-1]) for row in table)
+    is_below = columns is not None and indent + min(longest, MIN_LAST) > columns
+    for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join((*cells, row[-1])).rstrip())
+        if is_below:
+            print(_GAP.join(cells).rstrip())
+            parts = _wrapped(row[-1], 4) if row[-1] else []
+            print(*(f"    {part}" for part in parts), sep="\n", end="\n" if parts else "")
+            continue
+        first, *rest = _wrapped(row[-1], indent)
+        print(_GAP.join((*cells, first)).rstrip())
+        for part in rest:
+            print(f"{'':<{indent}}{part}")
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    """Lines that fit beside `indent`; words stay whole, and columns of a line stay columns."""
+    columns = width()
+    if columns is None or indent + len(text) <= columns:
+        return [text]
+    room = max(MIN_LAST, columns - indent)
+    lead = len(text) - len(text.lstrip())
+    gap = text.rfind("  ", 0, room // 2)
+    hang = gap + 2 if gap >= 0 else lead
+    hang += len(text[hang:]) - len(text[hang:].lstrip())
+    return textwrap.wrap(
+        text[lead:],
+        width=room,
+        initial_indent=" " * lead,
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    ) or [text]
 
 
 def _field(message: Message, field: Any) -> Any:

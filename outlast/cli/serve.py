@@ -203,7 +203,7 @@ def _run(wanted: _Wanted) -> None:
     except ValueError as error:
         raise CliError(str(error)) from error
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
 
     prometheus = None

@@ -1,4 +1,4 @@
-"""What jobs and incidents are, in words: pure functions from messages to text.
+"""What jobs are, in words: pure functions from messages to text.
 
 `outlast status` answers "why is my job not training?", so every state has its
 sentence here and the controller's own reason follows it. Nothing here prints.
@@ -11,14 +11,9 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outlast.v1.incidents_pb2 import Evidence, Incident
+    from outlast.v1.incidents_pb2 import Incident
     from outlast.v1.jobs_pb2 import Job
 
-# Every rank of a job may have something to say, at length; --json has all of it.
-# Lines of one process's stacks; `--json` has all that was kept.
-MAX_STACK = 24
-MAX_EVIDENCE = 4
-MAX_DETAIL = 160
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 _MEANING = {
@@ -63,8 +58,8 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
         lines += use_lines(job)
     restarts = f"{job.restarts} restart{'' if job.restarts == 1 else 's'}"
     lines += [
-        ("attempt", f"{job.attempt} ({restarts}; {job.retry_left} more faults are survived)"),
-        ("nodes", ", ".join(job.nodes) or "none"),
+        ("attempt", f"{job.attempt} ({restarts}; retry budget remaining: {job.retry_left})"),
+        ("nodes", job_nodes(job)),
         ("checkpoint", checkpoint(job)),
         ("age", f"submitted {duration(until_s - job.submitted_s)} ago"),
     ]
@@ -79,8 +74,17 @@ def progress(job: Job) -> str:
     share = 100 * job.step / job.total_steps if job.total_steps else 0.0
     # A step that was left out has none.
     has_loss = job.HasField("loss") and not math.isnan(job.loss)
-    loss = f", loss {job.loss:.4f}" if has_loss else ""
+    loss = f", training loss {job.loss:.4f}" if has_loss else ""
     return f"step {max(job.step, 0):,} of {job.total_steps:,} ({share:.0f} %){loss}"
+
+
+def job_nodes(job: Job) -> str:
+    """The nodes that a job has, and how many it still needs."""
+    held = [node for node in job.nodes if node]
+    missing = len(job.nodes) - len(held)
+    if job.state in FINISHED or not missing:
+        return ", ".join(held) or "none"
+    return f"{', '.join(held) or 'none'}; {missing} more needed"
 
 
 def rate(job: Job) -> str:
@@ -157,7 +161,10 @@ def checkpoint(job: Job) -> str:
     if not job.HasField("committed_step"):
         return "none committed to storage yet"
     behind = max(0, job.step - job.committed_step)
-    return f"step {job.committed_step:,} is committed to storage, {behind:,} steps behind"
+    committed = f"step {job.committed_step:,} is committed to storage"
+    if job.state in FINISHED or not behind:
+        return committed
+    return f"{committed}, {behind:,} step{'' if behind == 1 else 's'} behind"
 
 
 def left_out(job: Job) -> list[tuple[str, str]]:
@@ -169,71 +176,6 @@ def left_out(job: Job) -> list[tuple[str, str]]:
         for each in job.skipped
     )
     return [("left out", f"the batches of steps {ranges}: they gave no number, twice")]
-
-
-def incident_lines(incident: Incident) -> list[tuple[str, str]]:
-    """An incident as its story: (label, text), in order."""
-    lines = [
-        ("incident", f"{incident.incident_id}  {incident.state}"),
-        ("when", f"{clock(incident.opened_s)}, in attempt {incident.attempt}"),
-        ("cause", incident.cause.replace("_", " ") or "not known yet"),
-        ("action", incident.action.replace("_", " ") or "not decided yet"),
-        ("because", incident.reason or "the verdict is not in yet"),
-    ]
-    if incident.culprit_nodes:
-        lines.append(("nodes", ", ".join(incident.culprit_nodes)))
-    signs = [item for item in incident.evidence if item.kind != "stacks"]
-    lines += [("evidence", _evidence(item)) for item in signs[:MAX_EVIDENCE]]
-    num_more = len(signs) - MAX_EVIDENCE
-    if num_more > 0:
-        lines.append(("evidence", f"and {num_more} more"))
-    lines += [("stacks", line) for item in incident.evidence for line in _stacks(item)]
-    if incident.diagnostic_run:
-        lines.append(("checks", _checks(incident)))
-        lines.append(("checks", f"outlast diagnose --show {incident.diagnostic_run}"))
-    lines += [("timeline", line) for line in timeline_lines(incident)]
-    lines.append(("cost", cost(incident)))
-    return lines
-
-
-def _checks(incident: Incident) -> str:
-    """What the checks after the fault said, the bad first."""
-    bad = [f"bad link {link.node}--{link.peer}" for link in incident.bad_links]
-    verdicts = [check.verdict for check in incident.node_checks]
-    bad += [f"{c.node}: {c.verdict}" for c in incident.node_checks if c.verdict != "pass"]
-    if not verdicts:
-        return "under way"
-    return ", ".join([*bad[:MAX_EVIDENCE], f"{verdicts.count('pass')} of {len(verdicts)} pass"])
-
-
-def _evidence(item: Evidence) -> str:
-    rank = f" rank {item.rank}" if item.HasField("rank") else ""
-    detail = " ".join(item.detail.split())
-    if len(detail) > MAX_DETAIL:
-        detail = f"{detail[:MAX_DETAIL]} ..."
-    return f"{item.node}{rank}: {detail}".lstrip(": ")
-
-
-def _stacks(item: Evidence) -> list[str]:
-    """Where a process stood before it was stopped, as far as one screen has room for it."""
-    # The agent's own threads say something to its makers only.
-    if item.kind != "stacks" or not item.HasField("rank"):
-        return []
-    lines = [line.rstrip() for line in item.traceback.splitlines() if line.strip()]
-    more = [f"    and {len(lines) - MAX_STACK} more lines"] if len(lines) > MAX_STACK else []
-    head = f"{item.node} rank {item.rank}: {item.detail}"
-    return [head, *(f"  {line[:MAX_DETAIL]}" for line in lines[:MAX_STACK]), *more]
-
-
-def timeline_lines(incident: Incident) -> list[str]:
-    """Each phase, when it began after the fault, and what was said about it."""
-    if not incident.timeline:
-        return []
-    start_s = incident.timeline[0].at_s
-    return [
-        f"+{entry.at_s - start_s:8.3f} s  {entry.phase:<13} {entry.detail}".rstrip()
-        for entry in incident.timeline
-    ]
 
 
 def cost(incident: Incident) -> str:
@@ -275,6 +217,14 @@ def step_part(seconds: float) -> str:
 def clock(at_s: float) -> str:
     """A moment in local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+def short_clock(at_s: float, now_s: float) -> str:
+    """A moment in local time: the time of day, and the date before it if that is another."""
+    moment, now = time.localtime(at_s), time.localtime(now_s)
+    if moment[:3] == now[:3]:
+        return time.strftime("%H:%M:%S", moment)
+    return time.strftime("%b %d %H:%M" if moment[0] == now[0] else "%Y-%m-%d", moment)
 
 
 def size(num_bytes: float) -> str:

@@ -90,7 +90,7 @@ def test_best_by_held_out_loss_is_kept(url: str, tmp_path: Path) -> None:
             stager.save(step, extra, upload=True, common_step=step - 1)
             assert uploader.drain(20.0)
     storage = Storage(url)
-    assert [one.loss for one in catalog.listing(storage)] == [2.5, 2.0, 1.0, 3.0]
+    assert [one.eval_loss for one in catalog.listing(storage)] == [2.5, 2.0, 1.0, 3.0]
     assert clean(storage, best=1) == [4, 2]
 
 

@@ -24,7 +24,9 @@ def test_ls_lists_newest_first(url: str) -> None:
     done = outlast("ckpt", "ls", url)
     assert done.returncode == ExitCode.OK, done.stderr
     header, *rows = done.stdout.splitlines()
-    assert header.split() == ["STEP", "ATTEMPT", "SIZE", "PARTS", "LOSS", "WRITTEN", "NOTES"]
+    # Another loss than that of `outlast status`: of the last evaluation on held-out samples.
+    names = ["STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL", "LOSS", "WRITTEN", "NOTES"]
+    assert header.split() == names
     assert [row.split()[0] for row in rows] == ["150", "100", "50"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import json_format, struct_pb2
 
 from controller.core.states import TERMINAL, JobState
-from outlast.cli import output, words
+from outlast.cli import incident_words, output, words
 from outlast.cli.follow import Snapshot
 from outlast.cli.loglines import MAX_LINE_BYTES, Lines
 from outlast.cli.view import plain_lines, render, sparkline
@@ -91,10 +91,10 @@ def test_finished_states_are_the_controllers_own() -> None:
 def test_status_says_everything_about_a_running_job() -> None:
     lines = dict(words.job_lines(job(), NOW_S))
     assert lines["state"] == "RUNNING for 2 min 5 s"
-    assert lines["progress"] == "step 50 of 200 (25 %), loss 2.5000"
+    assert lines["progress"] == "step 50 of 200 (25 %), training loss 2.5000"
     # 150 steps of 800 tokens at 1,000 tokens/s.
     assert lines["rate"] == "1,000 tokens/s; done in about 2 min 0 s"
-    assert lines["attempt"] == "2 (1 restart; 9 more faults are survived)"
+    assert lines["attempt"] == "2 (1 restart; retry budget remaining: 9)"
     assert lines["checkpoint"] == "step 40 is committed to storage, 10 steps behind"
 
 
@@ -158,22 +158,23 @@ def test_finished_job_says_how_long_it_took() -> None:
 
 
 def test_incident_tells_its_story() -> None:
-    text = "\n".join(f"{label} {line}" for label, line in words.incident_lines(incident()))
+    lines = incident_words.incident_lines(incident(), NOW_S)
+    text = "\n".join(f"{label} {line}" for label, line in lines)
     assert "node-1 rank 3: SIGKILL" in text
     assert "+   0.250 s  detected" in text
     assert "detected after 0.25 s, training again after 1.5 s, 1 step redone" in text
 
 
 def test_long_evidence_is_cut_short() -> None:
-    item = incidents_pb2.Evidence(node="node-0", detail="x" * 1_000)
-    lines = [line for label, line in words.incident_lines(incident(evidence=[item] * 9))]
-    assert "and 5 more" in lines
+    items = [incidents_pb2.Evidence(node="node-0", detail=f"{n}" * 1_000) for n in range(9)]
+    lines = [line for _, line in incident_words.incident_lines(incident(evidence=items), NOW_S)]
+    assert "and 5 more (all: --json)" in lines
     assert max(len(line) for line in lines) < 200
 
 
 def test_open_incident_says_what_is_not_known_yet() -> None:
     fresh = incidents_pb2.Incident(incident_id="x.i1", state="OPEN")
-    text = "\n".join(line for _, line in words.incident_lines(fresh))
+    text = "\n".join(line for _, line in incident_words.incident_lines(fresh, NOW_S))
     assert "not known yet" in text
     assert "the verdict is not in yet" in text
 
