@@ -42,8 +42,9 @@ from checkpoint.core.slots import (
     Slot,
     UploadState,
 )
+from checkpoint.memory import most_host_memory_bytes
 from outlast.crashpoints import CrashPoint, reach
-from outlast.errors import FatalError
+from outlast.errors import FatalError, MisfitError, OccupiedError
 
 HEADER_BYTES = 4096
 EXTRA_BYTES = 60 << 10
@@ -276,7 +277,8 @@ def prepare(
     than the later ones, and a full tmpfs must stop the job before it trains.
 
     Raises:
-        FatalError: the file system has no room for them.
+        MisfitError: the file system is too small for them.
+        OccupiedError: it has no room for them now.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(".new-*"):
@@ -343,15 +345,17 @@ def _create(
     except OSError as error:
         for new in made:
             new.unlink(missing_ok=True)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
             raise
         raise _no_room(folder, table, len(missing), needed, free_bytes(folder)) from error
 
 
 def _no_room(folder: Path, table: ShardTable, slots: int, needed: int, free: int) -> FatalError:
-    return FatalError(
+    total = most_host_memory_bytes(folder)
+    kind = MisfitError if needed > total else OccupiedError
+    return kind(
         f"host memory {folder}: {slots} checkpoint slots of rank {table.rank} need {needed} bytes "
-        f"and {free} bytes are free; enlarge this tmpfs or give the node fewer ranks"
+        f"and {free} bytes are free of {total}; enlarge this tmpfs or give the node fewer ranks"
     )
 
 

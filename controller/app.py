@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -295,7 +295,8 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
     try:
         journal = Journal(database, clock, on_commit=metrics.committed)
         journal.take_over()
-        machine = Machine(journal.load(), options.settings)
+        settings = replace(options.settings, brings_nodes=options.kube is not None)
+        machine = Machine(journal.load(), settings)
         watch = Watch(machine.state)
         detectors = Detectors(machine.state)
         sessions = Sessions()

@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TypeVar, assert_never
 
 from google.protobuf import json_format
 
 from checkpoint.placing import placement_of
+from checkpoint.sizing import least_node_bytes
 from controller.core import events as ev
+from controller.core.capacity import Capacity, NodeNeed
 from controller.core.records import (
     AttemptRecord,
     CommandRecord,
@@ -43,6 +46,7 @@ _DIGITS = re.compile(r"\d+")
 _MAX_DETAIL = 2_000
 _MAX_TRACEBACK = 16_000
 _MAX_STACKS = 64
+_MAX_MODEL = 100
 
 _Word = TypeVar("_Word", ThresholdSource, Verdict, Localises)
 
@@ -71,6 +75,16 @@ def plan_of(spec: JobSpec) -> JobPlan:
         sizes=tuple(map(_size_of, (spec, *smaller))) if smaller else (),
         shrink_after_s=recovery.elastic.after_s,
         grow_after_s=recovery.elastic.grow_after_s,
+        need=need_of(spec),
+    )
+
+
+def need_of(spec: JobSpec) -> NodeNeed:
+    """What the job needs of each of its nodes, at least."""
+    per_node = spec.workers_per_node
+    return NodeNeed(
+        gpus=per_node if spec.resources.device == "cuda" else 0,
+        host_memory_bytes=least_node_bytes(spec, range(per_node)),
     )
 
 
@@ -80,6 +94,7 @@ def _size_of(spec: JobSpec) -> Size:
         nodes=spec.num_nodes,
         spec_json=spec.canonical_json(),
         replica_places=replica_places(spec),
+        need=need_of(spec),
     )
 
 
@@ -108,7 +123,26 @@ def node_joined(hello: agents_pb2.Hello) -> ev.NodeJoined:
         statuses=tuple(_worker_status(node, status) for status in hello.worker_statuses),
         replica_port=hello.replica_port,
         replica_token=hello.replica_token,
+        capacity=capacity_of(hello.capacity) if hello.HasField("capacity") else None,
     )
+
+
+def capacity_of(message: common_pb2.NodeCapacity) -> Capacity:
+    """What a node has, as its agent says."""
+    return Capacity(
+        gpus=max(0, message.gpus),
+        gpu_model=message.gpu_model[:_MAX_MODEL],
+        gpu_memory_bytes=max(0, message.gpu_memory_bytes),
+        cpus=max(0, message.cpus),
+        memory_bytes=max(0, message.memory_bytes),
+        host_memory_bytes=max(0, message.host_memory_bytes),
+        host_memory_free_bytes=max(0, message.host_memory_free_bytes),
+    )
+
+
+def capacity_message(capacity: Capacity) -> common_pb2.NodeCapacity:
+    """What a node has, for clients."""
+    return common_pb2.NodeCapacity(**asdict(capacity))
 
 
 def worker_exited(

@@ -24,3 +24,11 @@ class RetryableError(OutlastError):
 
 class FatalError(OutlastError):
     """Trying again will not help; a person or another policy must act."""
+
+
+class MisfitError(FatalError):
+    """A job asks for more than its node has: no fault of the node."""
+
+
+class OccupiedError(FatalError):
+    """A job asks for what its node has and something else uses now: no fault of the node."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from checkpoint.memory import most_host_memory_bytes
 from checkpoint.slotfile import free_bytes
-from outlast.errors import FatalError
+from outlast.errors import MisfitError, OccupiedError
 from trainer.assignment import Assignment
 from trainer.planning import host_memory_bytes
 
 
 def check_room(assignment: Assignment) -> None:
-    """Raise FatalError where the ranks of this node need more host memory than there is.
+    """Raise MisfitError where the ranks of this node need more host memory than it can hold, and
+    OccupiedError where something else uses it now.
 
     What an earlier attempt of the job has taken counts as free: its slots are used again, or
     give way to others.
@@ -26,10 +28,16 @@ def check_room(assignment: Assignment) -> None:
     job_dir = assignment.memory_dir.parent
     job_dir.mkdir(parents=True, exist_ok=True)
     room = free_bytes(job_dir) + _taken_bytes(job_dir)
+    total = most_host_memory_bytes(job_dir)
+    what = f"host memory {job_dir}: checkpoints of {len(ranks)} ranks need up to {needed} bytes"
+    if needed > total:
+        raise MisfitError(
+            f"{what} and it holds {total} in all; enlarge this tmpfs or give the node fewer ranks"
+        )
     if needed > room:
-        raise FatalError(
-            f"host memory {job_dir}: checkpoints of {len(ranks)} ranks need up to {needed} bytes "
-            f"and there is room for {room}; enlarge this tmpfs or give the node fewer ranks"
+        raise OccupiedError(
+            f"{what} and there is room for {room} of {total}; something else uses the rest, maybe "
+            "another node on this machine: free it, enlarge this tmpfs or give the node fewer ranks"
         )
 
 

@@ -23,6 +23,7 @@ from random import Random
 
 import outlast
 from checkpoint.commit import Committed
+from controller.agent.capacity import NodeCapacity
 from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands, Parts
 from controller.agent.config import AgentConfig
@@ -115,6 +116,7 @@ class Agent:
         self._metrics = Metrics(self._reading, folders)
         self._host = Host(folders, self._emit, self._supervisor.running, oom_kills)
         self._metrics_address = ""
+        self._capacity = NodeCapacity(config.memory_dir)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then leave nothing behind."""
@@ -237,6 +239,7 @@ class Agent:
             metrics_address=self._metrics_address,
             replica_port=self._replicas.port,
             replica_token=self._replicas.token,
+            capacity=self._capacity.read(),
         )
 
     def _worker_statuses(self) -> list[agents_pb2.WorkerStatus]:

@@ -249,7 +249,7 @@ class Commands:
         spec = launch.read_spec(start.spec_json)
         if len(start.ranks) > config.workers:
             raise launch.StartRefusedError(
-                ErrorKind.RESOURCE,
+                ErrorKind.MISFIT,
                 f"{len(start.ranks)} workers asked of a node that has room for {config.workers}",
             )
         # The controller stops an attempt before it starts the next; a stop that was lost

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkpoint.claiming import Owner, claim
-from checkpoint.core.slots import NUM_HELD_SLOTS
-from checkpoint.placing import num_own_slots, placement_of
+from checkpoint.memory import most_host_memory_bytes
+from checkpoint.sizing import least_node_bytes, num_node_slots
 from checkpoint.storage import Storage
+from controller.agent.capacity import count_gpus
 from controller.agent.config import AgentConfig
 from controller.agent.ledger import ErrorKind
 from controller.agent.supervisor import Launch
@@ -28,8 +29,6 @@ from outlast.layout import Layout
 from outlast.spec import JobSpec, parse_spec
 from outlast.v1 import agents_pb2
 
-# What a slot holds: weights and the two moments of AdamW.
-_COPIES = 3
 # Below this not even an empty slot fits.
 _LEAST_FREE_BYTES = 1 << 20
 
@@ -51,17 +50,14 @@ def read_spec(spec_json: str) -> JobSpec:
 
 
 def choose_device(spec: JobSpec, num_ranks: int, device_dir: Path = Path("/dev")) -> str:
-    """cpu or cuda; CUDA needs a GPU for every rank.
-
-    GPUs are counted by their device files, as the agent has no CUDA of its own.
-    """
-    num_gpus = len(list(device_dir.glob("nvidia[0-9]*")))
+    """cpu or cuda; CUDA needs a GPU for every rank."""
+    num_gpus = count_gpus(device_dir)
     match spec.resources.device:
         case "cpu":
             return "cpu"
         case "cuda" if num_gpus < num_ranks:
             raise StartRefusedError(
-                ErrorKind.RESOURCE,
+                ErrorKind.MISFIT,
                 f"{num_ranks} workers need a GPU each and this node has {num_gpus}",
             )
         case "cuda":
@@ -76,32 +72,30 @@ def check_host_memory(
     """Refuse when the slots of these ranks certainly do not fit beside what is there."""
     own = held_bytes([config.job_memory_dir(job_id)])
     free = shutil.disk_usage(config.memory_dir).free + own
-    placement = placement_of(spec)
-    num_slots = len(ranks) * num_own_slots(placement)
-    if placement is not None and ranks:
-        place = str(ranks[0] // spec.workers_per_node)
-        num_slots += len(placement.held_on(place)) * NUM_HELD_SLOTS
-    needed = max(_LEAST_FREE_BYTES, num_slots * least_slot_bytes(spec))
-    if free < needed:
+    needed = max(_LEAST_FREE_BYTES, least_node_bytes(spec, ranks))
+    what = f"{num_node_slots(spec, ranks)} slots of {job_id} need {needed >> 20} MiB at least"
+    total = most_host_memory_bytes(config.memory_dir)
+    if total < needed:
         raise StartRefusedError(
-            ErrorKind.RESOURCE,
-            f"host memory {config.memory_dir}: {free >> 20} MiB free, and {num_slots} slots of "
-            f"{job_id} need {needed >> 20} MiB at least; free memory or enlarge the tmpfs",
+            ErrorKind.MISFIT,
+            f"host memory {config.memory_dir} holds {total >> 20} MiB in all, and {what}; "
+            "enlarge the tmpfs (or the memory behind it), or split the model over more nodes",
+        )
+    if free < needed:
+        others = ", ".join(_other_jobs(config, job_id)) or "other files"
+        raise StartRefusedError(
+            ErrorKind.OCCUPIED,
+            f"host memory {config.memory_dir}: {free >> 20} of {total >> 20} MiB free, and {what}; "
+            f"the rest is used by {others}",
         )
 
 
-def least_slot_bytes(spec: JobSpec) -> int:
-    """Host memory that one slot of a rank needs at least: its share of the blocks' matrices only.
-
-    Embeddings lie on some stages only, so they are not counted. From ZeRO 1 on, the weights
-    that the optimizer works on and its moments are split over dp.
-    """
-    model, parallel = spec.model, spec.parallel
-    attention = 2 * model.hidden**2 * (1 + model.num_kv_heads / model.heads)
-    weights = model.layers * (attention + 2 * model.hidden * model.mlp_hidden)
-    item_bytes = 8 if spec.precision == "fp64" else 4
-    num_shares = parallel.tp * parallel.pp * (parallel.dp if parallel.zero.level else 1)
-    return int(weights * item_bytes * _COPIES / num_shares)
+def _other_jobs(config: AgentConfig, job_id: str) -> list[str]:
+    """Jobs with the most host memory here besides this one, with how much that is."""
+    folders = [each for each in config.memory_dir.iterdir() if each.is_dir()]
+    held = {each.name: held_bytes([each]) for each in folders if each.name != job_id}
+    most = sorted(held.items(), key=lambda item: -item[1])[:3]
+    return [f"{name} ({nbytes >> 20} MiB)" for name, nbytes in most if nbytes]
 
 
 async def check_storage(url: str, owner: Owner | None, timeout_s: float) -> None:

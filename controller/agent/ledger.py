@@ -54,6 +54,10 @@ class ErrorKind(StrEnum):
 
     NONE = ""
     CONFIG = "config"
+    # The job asks for more than the node has; or the node has it, but it is in use.
+    MISFIT = "misfit"
+    OCCUPIED = "occupied"
+    # The node cannot though it should.
     RESOURCE = "resource"
     STALE = "stale"
     INTERNAL = "internal"

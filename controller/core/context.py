@@ -69,6 +69,10 @@ class Settings:
     suspect_s: float = 1800.0
     standby_recheck_s: float = 86400.0
     fleet_check_timeout_s: float = 300.0
+    # What a job lacks on a node because something else uses it is asked for again so much later.
+    occupied_retry_s: float = 30.0
+    # Whether the cluster brings nodes by itself, which may have what the present ones lack.
+    brings_nodes: bool = False
 
 
 @dataclass(slots=True)

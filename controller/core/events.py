@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.core.capacity import Capacity
 from controller.core.records import Cause, JobPlan
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 
@@ -94,6 +95,7 @@ class NodeJoined:
     statuses: tuple[WorkerStatus, ...]
     replica_port: int = 0
     replica_token: str = ""
+    capacity: Capacity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +217,7 @@ class CommandFinished:
     command_id: CommandId
     node: NodeId
     ok: bool
-    # config, resource, stale or internal when not ok.
+    # config, misfit, occupied, resource, stale or internal when not ok.
     error_kind: str
     detail: str
     # For StopWorkers: last step that any local rank completed, -1 when none.

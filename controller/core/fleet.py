@@ -58,6 +58,7 @@ def joined(ctx: Context, event: NodeJoined) -> None:
             workers=event.workers,
             replica_port=event.replica_port,
             replica_token=event.replica_token,
+            capacity=event.capacity,
         )
         ctx.record(NodePut(node=node))
     else:
@@ -69,6 +70,7 @@ def joined(ctx: Context, event: NodeJoined) -> None:
             workers=event.workers,
             replica_port=event.replica_port,
             replica_token=event.replica_token,
+            capacity=event.capacity,
         )
         if node.state is NodeState.RETIRED:
             _begin_validation(ctx, node, "it joined again after it had been given up")

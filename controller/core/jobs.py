@@ -102,6 +102,7 @@ def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
         needs_person=False,
         retry_left=job.plan.retry_budget,
         faults_in_row=0,
+        misfits=(),
     )
     if job.state is JobState.PAUSED:
         ctx.move_job(job, JobState.QUEUED, "resumed by the user")
@@ -155,7 +156,9 @@ def advanced(ctx: Context, event: JobAdvanced) -> None:
     if job.state is JobState.STARTING:
         attempts.close_starts(ctx, job)
         reason = f"training since step {event.resumed_step + 1}{elastic.in_words(job)}"
-        job = ctx.move_job(job, JobState.RUNNING, reason)
+        # What was in use there is free now.
+        fitting = tuple(known for known in job.misfits if known.node not in job.nodes)
+        job = ctx.move_job(job, JobState.RUNNING, reason, misfits=fitting)
         job = _note_environment(ctx, job, event)
     incidents.advanced(ctx, replays.advanced(ctx, job, event), event)
 

@@ -5,6 +5,7 @@ Used by jobs and by the fleet alike; knows nothing of either's reasons.
 
 from __future__ import annotations
 
+from controller.core import misfit
 from controller.core.context import Context
 from controller.core.effects import Alert, EvictNode
 from controller.core.events import CommandFinished
@@ -44,7 +45,7 @@ def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
         node
         for node in map(ctx.state.nodes.__getitem__, ctx.state.index.free)
         if not node.cordoned
-        and node.workers >= job.plan.workers_per_node
+        and misfit.fits(job, node, ctx.now_s)
         and ctx.connected(node.node)
         and not ctx.sight(node.node).late
         and not ctx.sight(node.node).closed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from controller.core import reproducing
+from controller.core import misfit, reproducing
 from controller.core.evidence import nodes_with_odd_stacks
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.reproducing import ANYONES
@@ -30,6 +30,8 @@ _CAUSE_OF_CLASS = {
     "non_finite_gradient": Cause.NON_FINITE,
     "corrupt": Cause.SILENT_CORRUPTION,
     "corrupt_somewhere": Cause.SILENT_CORRUPTION,
+    misfit.MISFIT: Cause.MISFIT,
+    misfit.OCCUPIED: Cause.MISFIT,
 }
 _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
@@ -41,7 +43,7 @@ _CLEARLY_WORSE = 0.8
 def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
     rules = (
-        *(_refused, _nodes_missing, _unhealthy, _drained),
+        *(_refused, _nodes_missing, misfit.decide, _unhealthy, _drained),
         *(*reproducing.RULES, _repeated, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
@@ -88,7 +90,13 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
         EvidenceKind.NOT_STOPPED: Cause.NODE_UNRESPONSIVE,
         EvidenceKind.START_FAILED: Cause.NODE_UNHEALTHY,
     }
-    found = [item for item in facts.evidence if item.kind in kinds and item.node is not None]
+    # A node that refused because the job does not fit it is well.
+    misfits = misfit.refusals(facts.evidence)
+    found = [
+        item
+        for item in facts.evidence
+        if item.kind in kinds and item.node is not None and item not in misfits
+    ]
     if not found:
         return None
     nodes = _unique(found)
@@ -296,7 +304,7 @@ def _within_ladder(verdict: Verdict, facts: Facts) -> Verdict:
     elif (
         verdict.action is Action.REPLACE_NODES
         and not replaces
-        and verdict.cause is not Cause.NODE_DRAINED
+        and verdict.cause not in (Cause.NODE_DRAINED, Cause.MISFIT)
     ):
         missing = Rung.REPLACE
     else:

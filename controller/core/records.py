@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.accounting import NOTHING_YET, Account
+from controller.core.capacity import NOTHING_NEEDED, Capacity, NodeNeed
 from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
 from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
 from outlast.layout import Layout
@@ -55,6 +56,7 @@ class Cause(StrEnum):
     NODE_CONDITION = "node_condition"
     KERNEL_LOG = "kernel_log"
     WORKER_LOG = "worker_log"
+    MISFIT = "misfit"
 
 
 class Action(StrEnum):
@@ -111,6 +113,7 @@ class Size:
     nodes: int
     spec_json: str
     replica_places: tuple[tuple[int, ...], ...] = ()
+    need: NodeNeed = NOTHING_NEEDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +143,8 @@ class JobPlan:
     pp: int = 1
     non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
     rollback_steps: int = 100
+    # Of each node, besides its worker places.
+    need: NodeNeed = NOTHING_NEEDED
 
     @property
     def world_size(self) -> int:
@@ -156,6 +161,19 @@ class JobPlan:
         replica = layout.coordinate(rank).dp
         ranks = (each for each in range(self.world_size) if layout.coordinate(each).dp == replica)
         return tuple(dict.fromkeys(each // self.workers_per_node for each in ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """A node that refused a job for want of capacity, as long as its agent is the same."""
+
+    node: NodeId
+    incarnation: str
+    detail: str
+    # When it is asked again: what it lacks is only in use. None: it does not have it.
+    until_s: float | None = None
+    # How often it has refused in a row.
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +239,8 @@ class JobRecord:
     account: Account = NOTHING_YET
     # Of this attempt's waits for checkpoints, the seconds that are in the account.
     stalled_s: float = 0.0
+    # Nodes that do not fit it, found out when it was to start there.
+    misfits: tuple[Misfit, ...] = ()
 
     @property
     def mark(self) -> str:
@@ -277,6 +297,8 @@ class NodeRecord:
     # Where its agent takes copies of host memory, 0 for nowhere, and what it wants to hear.
     replica_port: int = 0
     replica_token: str = ""
+    # None from an agent that does not say.
+    capacity: Capacity | None = None
 
     def session_of(self, began_s: float) -> str:
         """Id of the quarantine session of this node that began then."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from controller.core import attempts, elastic, nodes, replays, searching
+from controller.core import attempts, elastic, misfit, nodes, replays, searching
 from controller.core.context import Context
 from controller.core.effects import Alert, ProvisionNodes
 from controller.core.policy import decide
 from controller.core.records import (
+    NO_ATTEMPT,
     Action,
     Cause,
     EvidenceKind,
@@ -45,7 +46,9 @@ def _leave_queue(ctx: Context, job: JobRecord) -> bool:
     if len(free) < job.plan.nodes:
         job = elastic.shrink_in_queue(ctx, job, len(free))
     if len(free) < job.plan.nodes:
-        ctx.put_job(job, reason=_shortage(ctx, job, len(free), "for its first start"))
+        why = "for its first start" if job.attempt == NO_ATTEMPT else "free"
+        reason = _shortage(ctx, job, len(free), why)
+        ctx.put_job(job, reason=reason, deadline_s=_wait_until_s(ctx, job))
         return False
     ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
     return True
@@ -69,6 +72,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
             nodes.run_suite(ctx, node, "preflight", job.plan.preflight_timeout_s, job)
         return True
     reason = _shortage(ctx, job, job.plan.nodes - len(missing), _missing_why(ctx, job))
+    job = ctx.put_job(job, deadline_s=_wait_until_s(ctx, job))
     if reason != job.reason:
         ctx.put_job(job, reason=reason)
         ctx.emit(
@@ -234,6 +238,8 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         return
     ctx.move_incident(ctx.state.incidents[incident.incident], IncidentState.ACTING)
     job = replays.decided(ctx, job, incident, verdict)
+    if verdict.cause is Cause.MISFIT:
+        job = misfit.leave(ctx, job, incident.evidence)
     if verdict.action is Action.REPLACE_NODES:
         ctx.move_job(job, JobState.REPAIRING, verdict.reason)
     else:
@@ -271,6 +277,8 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
         non_finite_again=job.plan.non_finite_again,
         rollback_steps=job.plan.rollback_steps,
         free_nodes=len(nodes.free_nodes(ctx, job)),
+        may_fit=misfit.may_fit(ctx, job, incident.evidence),
+        nodes_in_words=misfit.nodes_in_words(ctx) if misfit.refusals(incident.evidence) else "",
     )
 
 
@@ -313,13 +321,22 @@ def _suspect(ctx: Context, job: JobRecord, verdict: Verdict) -> None:
             )
 
 
+def _wait_until_s(ctx: Context, job: JobRecord) -> float | None:
+    """When the job should look again, though nothing has happened."""
+    again_s = misfit.asked_again_s(job, ctx.now_s)
+    times = [at_s for at_s in (job.deadline_s, again_s) if at_s is not None]
+    return min(times, default=None)
+
+
 def _shortage(ctx: Context, job: JobRecord, have: int, why: str) -> str:
     plan = job.plan
     advice = "add one with `outlast agent`, or return one with `outlast nodes uncordon`"
+    unfit = misfit.in_words(ctx, job)
     return (
         f"waiting for {plan.nodes - have} more node(s): needs {plan.nodes} with "
         f"{plan.workers_per_node} worker places each, has {have} {why}; "
-        f"{ctx.awaited or advice}"
+        + (f"{unfit}; " if unfit else "")
+        + (ctx.awaited or advice)
     )
 
 

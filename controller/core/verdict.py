@@ -53,6 +53,10 @@ class Facts:
     rollback_steps: int = 100
     # Free nodes that could take a place.
     free_nodes: int = 0
+    # Where nodes refused the job for want of capacity: whether enough others may fit, and what
+    # the nodes have.
+    may_fit: bool = True
+    nodes_in_words: str = ""
 
     @property
     def nothing_failed(self) -> bool:

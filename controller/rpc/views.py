@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from google.protobuf import json_format, struct_pb2
 
+from controller.convert import capacity_message
 from controller.core import accounting, cost
 from controller.core.environments import device_in
 from controller.core.facts import State
@@ -82,6 +83,7 @@ def node_message(
         workers=node.workers,
         job_id=node.job or "",
         cordoned=node.cordoned,
+        capacity=None if node.capacity is None else capacity_message(node.capacity),
     )
 
 

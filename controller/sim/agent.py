@@ -22,6 +22,7 @@ from controller.agent.ledger import (
     Weight,
 )
 from controller.core import events as ev
+from controller.core.capacity import Capacity
 from controller.core.records import (
     AttemptRecord,
     CommandRecord,
@@ -120,6 +121,7 @@ class Agent:
             rendezvous_port=self.port,
             workers=self.node.workers,
             statuses=self._worker_statuses(),
+            capacity=self.node.capacity,
         )
         session = self.session
         world.network.send(session, world.controller.accept, session, hello, up=True)
@@ -307,6 +309,10 @@ class Agent:
             failed = Result(ok=False, detail="no host memory", error_kind=ErrorKind.RESOURCE)
             self._done(command, failed)
             return
+        refused = self._lacks_memory(job)
+        if refused is not None:
+            self._done(command, refused)
+            return
         training = world.trainings.get(job, command.attempt)
         if training is None:
             world.trainings.forget_ended(job)
@@ -334,6 +340,21 @@ class Agent:
         self._done(command, Result(ok=True))
         if self.node.device_exit:
             self.meet_broken_devices(lambda: 0.1)
+
+    def _lacks_memory(self, job: JobId) -> Result | None:
+        """The refusal of a job that needs more host memory than there is; None when it fits."""
+        node, jobs = self.node, self.world.jobs
+        if node.capacity is None:
+            return None
+        needed, total = jobs[job].memory_bytes, node.capacity.host_memory_bytes
+        used = sum(jobs[other].memory_bytes for other in node.memory if other != job)
+        if needed > total:
+            detail = f"needs {needed} bytes of host memory, {total} in all"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.MISFIT)
+        if needed > total - used:
+            detail = f"needs {needed} bytes of host memory, {used} of {total} are used"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.OCCUPIED)
+        return None
 
     def meet_broken_devices(self, noticed_s: Callable[[], float]) -> None:
         """Workers that run here end, each so long from now, of the node's broken devices."""
@@ -428,6 +449,7 @@ class Node:
     name: NodeId
     number: int
     workers: int
+    capacity: Capacity | None = None
     is_on: bool = True
     agent: Agent | None = None
     num_incarnations: int = 0

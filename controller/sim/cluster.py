@@ -39,6 +39,11 @@ class Cluster:
         self._num_coming = 0
         self._num_gone = 0
 
+    @property
+    def brings_nodes(self) -> bool:
+        """Whether nodes may come that have what the present ones lack."""
+        return self.provisions or self._keeps_pool
+
     def tell_all(self) -> None:
         """What a listing says, to a controller that starts."""
         controller = self._world.controller

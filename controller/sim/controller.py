@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from controller.core import events as ev
+from controller.core.context import Settings
 from controller.core.effects import (
     Alert,
     Effect,
@@ -72,7 +73,7 @@ class Controller:
         self.started_s = world.now_s
         state = self.journal.fold()
         world.checkers.restarted(state, self.journal.folded)
-        self.machine = Machine(state)
+        self.machine = Machine(state, Settings(brings_nodes=world.cluster.brings_nodes))
         self._liveness = LivenessTable()
         self._progress = ProgressTable()
         self._timer_s = None

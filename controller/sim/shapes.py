@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from controller.core.capacity import Capacity, NodeNeed
 from controller.core.records import Size
 from controller.sim.training import SimJob
 from controller.sim.world import Shape, make_plan
@@ -12,6 +13,19 @@ from outlast.ids import JobId
 
 # Of seeds, those whose jobs have `recovery.elastic` and need nearly the whole fleet.
 ELASTIC_SHARE = 0.2
+# Of seeds, those whose nodes differ in what they have, with jobs that do not fit all of them.
+MISFIT_SHARE = 0.2
+_GIB = 1 << 30
+_SMALL = Capacity(cpus=8, memory_bytes=64 * _GIB, host_memory_bytes=32 * _GIB)
+_LARGE = Capacity(
+    gpus=8,
+    gpu_model="H100",
+    gpu_memory_bytes=80 * _GIB,
+    cpus=96,
+    memory_bytes=2048 * _GIB,
+    host_memory_bytes=1024 * _GIB,
+)
+_HUGE = replace(_LARGE, memory_bytes=8192 * _GIB, host_memory_bytes=4096 * _GIB)
 
 
 def draw_shape(random: Random) -> Shape:
@@ -41,12 +55,36 @@ def draw_shape(random: Random) -> Shape:
     provisions = random.random() < 0.5
     if random.random() < ELASTIC_SHARE:
         _make_elastic(random, jobs, num_nodes)
-    return Shape(
+    shape = Shape(
         num_nodes=num_nodes,
         workers_per_node=workers_per_node,
         jobs=tuple(jobs),
         provisions=provisions,
     )
+    return _with_misfits(random, shape) if random.random() < MISFIT_SHARE else shape
+
+
+def _with_misfits(random: Random, shape: Shape) -> Shape:
+    """Two kinds of nodes, and a job that fits few or none of them.
+
+    What it needs may be known beforehand or be found out when it starts.
+    """
+    capacities = tuple(random.choice((_SMALL, _LARGE)) for _ in range(shape.num_nodes))
+    memory_bytes = random.choice((100, 2000)) * _GIB
+    is_known = random.random() < 0.5
+    plan = make_plan(random, random.choice((1, 2, 4)), shape.workers_per_node, 100)
+    if is_known and memory_bytes < _LARGE.host_memory_bytes:
+        plan = replace(plan, need=NodeNeed(gpus=1, host_memory_bytes=memory_bytes))
+    misfit = SimJob(
+        job_id=JobId("misfit"),
+        plan=plan,
+        step_s=10.0,
+        restore_s=5.0,
+        commit_every=50,
+        upload_s=5.0,
+        memory_bytes=memory_bytes,
+    )
+    return replace(shape, jobs=(*shape.jobs, misfit), capacities=capacities, later_capacity=_HUGE)
 
 
 def _make_elastic(random: Random, jobs: list[SimJob], num_nodes: int) -> None:

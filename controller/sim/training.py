@@ -37,6 +37,8 @@ class SimJob:
     error_step: int | None = None
     # The batch of this step gives no number, whoever computes it.
     nan_step: int | None = None
+    # Host memory that each of its nodes takes; what is not in `plan.need` its start finds out.
+    memory_bytes: int = 0
     # Whether another node holds a copy of what each node has in host memory.
     replicas: bool = False
     # Commit records in the store: step -> attempt that wrote it.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from controller.core import events as ev
+from controller.core.capacity import Capacity
 from controller.core.liveness import Limits
 from controller.core.records import JobPlan, NonFiniteAgain, Rung
 from controller.core.states import TERMINAL
@@ -43,6 +44,10 @@ class Shape:
     keeps_pool: bool = False
     fidelity: Fidelity = WHOLE
     limits: Limits = DEFAULT_LIMITS
+    # What the first nodes have, in their order, and what those have that come later; None where
+    # agents do not say.
+    capacities: tuple[Capacity, ...] = ()
+    later_capacity: Capacity | None = None
 
 
 class World:
@@ -73,6 +78,7 @@ class World:
         # Pairs that do not work with each other.
         self.bad_links: list[tuple[NodeId, NodeId]] = []
         self._workers_per_node = shape.workers_per_node
+        self._capacities, self._later_capacity = shape.capacities, shape.later_capacity
         # Since when a node is not heard; nodes that beat are absent.
         self._quiet: dict[NodeId, float] = {}
         self._beating: dict[NodeId, float] = {}
@@ -155,7 +161,13 @@ class World:
         """A new machine joins."""
         number = len(self.nodes) + 1
         name = NodeId(f"n{number:02d}")
-        self.nodes[name] = Node(name=name, number=number, workers=self._workers_per_node)
+        known = number <= len(self._capacities)
+        self.nodes[name] = Node(
+            name=name,
+            number=number,
+            workers=self._workers_per_node,
+            capacity=self._capacities[number - 1] if known else self._later_capacity,
+        )
         self._quiet[name] = self.now_s
         self.start_agent(name)
 

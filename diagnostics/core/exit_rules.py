@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # Version of `RULES`; raised with every change, so that an incident says by which it is.
-RULES_VERSION = 1
+RULES_VERSION = 2
 
 
 class ExitClass(StrEnum):
@@ -33,6 +33,8 @@ class ExitClass(StrEnum):
     CORRUPT_SOMEWHERE = "corrupt_somewhere"  # its replica did, or the other one
     STORAGE = "storage"  # a file system or object store refused
     NCCL = "nccl"  # the collective library failed by itself
+    MISFIT = "misfit"  # the job asks for more than the node has
+    OCCUPIED = "occupied"  # the node has it, but something else uses it now
     KILLED_BY_SIGNAL = "killed_by_signal"  # no word why
     UNKNOWN = "unknown"
 
@@ -52,6 +54,40 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        name="more than the node has",
+        exit_class=ExitClass.MISFIT,
+        pattern=re.compile(
+            r"^outlast\.errors\.MisfitError\b|Torch not compiled with CUDA enabled|"
+            r"Found no NVIDIA driver on your system"
+        ),
+        matches=(
+            "outlast.errors.MisfitError: host memory /dev/shm/outlast/job: checkpoints of 8 ranks "
+            "need up to 412316860416 bytes and it holds 67108864 in all",
+            "AssertionError: Torch not compiled with CUDA enabled",
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an "
+            "NVIDIA GPU",
+        ),
+        misses=(
+            # The node has GPUs, by their device files, and cannot use them.
+            "RuntimeError: No CUDA GPUs are available: no CUDA-capable device is detected",
+            "RuntimeError: CUDA out of memory. Tried to allocate 2 MiB",
+        ),
+    ),
+    Rule(
+        name="in use on the node",
+        exit_class=ExitClass.OCCUPIED,
+        pattern=re.compile(r"^outlast\.errors\.OccupiedError\b"),
+        matches=(
+            "outlast.errors.OccupiedError: host memory /dev/shm/outlast/job: 2 checkpoint slots of "
+            "rank 3 need 83886080 bytes and 1048576 bytes are free of 1073741824",
+        ),
+        misses=(
+            "outlast.errors.MisfitError: host memory /dev/shm/outlast/job: checkpoints of 8 ranks "
+            "need up to 412316860416 bytes and it holds 67108864 in all",
+            "OSError: [Errno 28] No space left on device: '/ckpt/step-40'",
+        ),
+    ),
     Rule(
         name="device memory",
         exit_class=ExitClass.CUDA_OOM,

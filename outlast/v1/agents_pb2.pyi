@@ -98,6 +98,7 @@ class Hello(google.protobuf.message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: builtins.int
     REPLICA_PORT_FIELD_NUMBER: builtins.int
     REPLICA_TOKEN_FIELD_NUMBER: builtins.int
+    CAPACITY_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     incarnation: builtins.str
     """Fresh at every start of the agent process."""
@@ -116,6 +117,10 @@ class Hello(google.protobuf.message.Message):
     def worker_statuses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerStatus]:
         """Everything that the controller may have missed: level, not edge."""
 
+    @property
+    def capacity(self) -> outlast.v1.common_pb2.NodeCapacity:
+        """What the node has; absent from an agent that does not say."""
+
     def __init__(
         self,
         *,
@@ -129,8 +134,10 @@ class Hello(google.protobuf.message.Message):
         metrics_address: builtins.str = ...,
         replica_port: builtins.int = ...,
         replica_token: builtins.str = ...,
+        capacity: outlast.v1.common_pb2.NodeCapacity | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "node_id", b"node_id", "rendezvous_port", b"rendezvous_port", "replica_port", b"replica_port", "replica_token", b"replica_token", "version", b"version", "worker_statuses", b"worker_statuses", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["capacity", b"capacity"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "node_id", b"node_id", "rendezvous_port", b"rendezvous_port", "replica_port", b"replica_port", "replica_token", b"replica_token", "version", b"version", "worker_statuses", b"worker_statuses", "workers", b"workers"]) -> None: ...
 
 global___Hello = Hello
 
@@ -488,8 +495,9 @@ class CommandResult(google.protobuf.message.Message):
     completed_step: builtins.int
     """For StopWorkers: the last step that any local rank completed; -1 when none."""
     error_kind: builtins.str
-    """When ok is false: config (the user must change something), resource (this
-    node cannot), stale (an older attempt), internal.
+    """When ok is false: config (the user must change something), misfit (the job asks for more
+    than this node has), occupied (it has it, but something else uses it now), resource (this
+    node cannot though it should), stale (an older attempt), internal.
     """
     @property
     def findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.diagnostics_pb2.Finding]:

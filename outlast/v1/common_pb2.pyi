@@ -138,3 +138,41 @@ class StepReport(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_eval_loss", b"_eval_loss"]) -> typing.Literal["eval_loss"] | None: ...
 
 global___StepReport = StepReport
+
+@typing.final
+class NodeCapacity(google.protobuf.message.Message):
+    """What a node has. 0 is unknown, but for the number of GPUs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: builtins.int
+    GPU_MODEL_FIELD_NUMBER: builtins.int
+    GPU_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    CPUS_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    HOST_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    HOST_MEMORY_FREE_BYTES_FIELD_NUMBER: builtins.int
+    gpus: builtins.int
+    gpu_model: builtins.str
+    """Of the first GPU; a node's GPUs are alike."""
+    gpu_memory_bytes: builtins.int
+    cpus: builtins.int
+    memory_bytes: builtins.int
+    """What processes may use: the machine's, or less where a cgroup limits them."""
+    host_memory_bytes: builtins.int
+    """The most that host-memory checkpoints can take, and what was free when the agent connected."""
+    host_memory_free_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        gpus: builtins.int = ...,
+        gpu_model: builtins.str = ...,
+        gpu_memory_bytes: builtins.int = ...,
+        cpus: builtins.int = ...,
+        memory_bytes: builtins.int = ...,
+        host_memory_bytes: builtins.int = ...,
+        host_memory_free_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpus", b"cpus", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_model", b"gpu_model", "gpus", b"gpus", "host_memory_bytes", b"host_memory_bytes", "host_memory_free_bytes", b"host_memory_free_bytes", "memory_bytes", b"memory_bytes"]) -> None: ...
+
+global___NodeCapacity = NodeCapacity

@@ -8,6 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import outlast.v1.common_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -26,6 +27,7 @@ class Node(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     CORDONED_FIELD_NUMBER: builtins.int
+    CAPACITY_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     state: builtins.str
     reason: builtins.str
@@ -36,6 +38,10 @@ class Node(google.protobuf.message.Message):
     workers: builtins.int
     job_id: builtins.str
     cordoned: builtins.bool
+    @property
+    def capacity(self) -> outlast.v1.common_pb2.NodeCapacity:
+        """Absent when its agent does not say."""
+
     def __init__(
         self,
         *,
@@ -49,8 +55,10 @@ class Node(google.protobuf.message.Message):
         workers: builtins.int = ...,
         job_id: builtins.str = ...,
         cordoned: builtins.bool = ...,
+        capacity: outlast.v1.common_pb2.NodeCapacity | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "connected", b"connected", "cordoned", b"cordoned", "job_id", b"job_id", "last_heartbeat_s", b"last_heartbeat_s", "node_id", b"node_id", "reason", b"reason", "state", b"state", "state_since_s", b"state_since_s", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["capacity", b"capacity"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "connected", b"connected", "cordoned", b"cordoned", "job_id", b"job_id", "last_heartbeat_s", b"last_heartbeat_s", "node_id", b"node_id", "reason", b"reason", "state", b"state", "state_since_s", b"state_since_s", "workers", b"workers"]) -> None: ...
 
 global___Node = Node
 

@@ -226,11 +226,11 @@ def test_repeated_command_is_applied_once(controller: FakeController, agent: Age
 @pytest.mark.parametrize(
     ("command", "kind", "words"),
     [
-        (start_command(job_id="j1", ranks=(0, 1, 2)), "resource", "3 workers asked of a node"),
+        (start_command(job_id="j1", ranks=(0, 1, 2)), "misfit", "3 workers asked of a node"),
         (start_command(job_id="../up"), "config", "is no name"),
         (start_command(job_id="j2", spec_json="{"), "config", "Expecting"),
         (start_command(job_id="j3", spec_json='{"name": "job", "stepz": 3}'), "config", "stepz"),
-        (start_command(job_id="j4", spec_json=big_spec()), "resource", "host memory"),
+        (start_command(job_id="j4", spec_json=big_spec()), "misfit", "host memory"),
         (
             start_command(job_id="j5", committed_step=-1, checkpoint_url="file:///proc/nowhere"),
             "config",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.sizing import least_slot_bytes
 from controller.agent import launch
 from controller.agent.config import AgentConfig
 from controller.agent.launch import StartRefusedError
@@ -53,7 +54,7 @@ def test_no_rank_gets_by_with_less_than_the_early_check_asks_for(level: int, kv_
     parallel = {"tp": 2, "pp": 2, "dp": 4, "zero": {"level": level}}
     model = {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": kv_heads}
     job = parse_spec({"name": "job", "parallel": parallel, "model": model})
-    least = 3 * launch.least_slot_bytes(job)
+    least = 3 * least_slot_bytes(job)
     for rank in range(16):
         assert least <= host_memory_bytes(job, [rank]) < 2 * least
 

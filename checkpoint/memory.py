@@ -1,0 +1,55 @@
+"""Memory that this machine, or the container that we are in, lets processes use."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+# Both versions say "no limit" by a number or a word that no machine has.
+_LARGEST_LIMIT_BYTES = 1 << 60
+_LIMIT_FILES = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}
+
+
+def most_host_memory_bytes(memory_dir: Path, root: Path = Path("/")) -> int:
+    """The most that checkpoints in host memory can take: the file system, or less memory."""
+    total = shutil.disk_usage(memory_dir).total
+    memory = memory_bytes(root)
+    return min(total, memory) if memory else total
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that processes here may use: the machine's, or less by a cgroup; 0 if unknown."""
+    limits = [limit for limit in _limits(root) if limit < _LARGEST_LIMIT_BYTES]
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemTotal":
+                limits.append(int(value.split()[0]) << 10)
+    except OSError:
+        pass
+    return min(limits, default=0)
+
+
+def _limits(root: Path) -> Iterator[int]:
+    """Limits of the cgroup that we are in and of those around it, of both versions."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        mount = root / "sys/fs/cgroup"
+        if "memory" in controllers.split(","):
+            mount, file = mount / "memory", _LIMIT_FILES["cgroup"]
+        elif not controllers:
+            file = _LIMIT_FILES["cgroup2"]
+        else:
+            continue
+        # In a container our group is often mounted at the root, whatever its name is outside.
+        inner = PurePosixPath(path.lstrip("/"))
+        for group in (inner, *inner.parents):
+            try:
+                yield int((mount / group / file).read_text())
+            except (OSError, ValueError):
+                continue

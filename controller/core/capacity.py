@@ -1,0 +1,126 @@
+"""What a node has and what a job needs of each of its nodes, and what is missing between them.
+
+A job that asks for more than a node has is no fault of the node: see `misfit`. Only what is
+certain counts here. A node whose agent does not say what it has is taken to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_GIB = 1 << 30
+# Machines of one model differ by what their kernels keep for themselves.
+_ALIKE = 1.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a node has, as its agent found it when it joined; 0 is unknown but for GPUs."""
+
+    gpus: int = 0
+    # Of the first GPU; a node's GPUs are alike.
+    gpu_model: str = ""
+    gpu_memory_bytes: int = 0
+    cpus: int = 0
+    # What processes here may use: the machine's, or less where a cgroup limits them.
+    memory_bytes: int = 0
+    # The most that host-memory checkpoints can take, and what was free when it joined.
+    host_memory_bytes: int = 0
+    host_memory_free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNeed:
+    """What a job needs of each node besides worker places, at least."""
+
+    gpus: int = 0
+    host_memory_bytes: int = 0
+
+
+NOTHING_NEEDED = NodeNeed()
+
+
+def lacking(need: NodeNeed, capacity: Capacity | None) -> str:
+    """What a node lacks for a job, in words; "" when nothing is known to be missing."""
+    if capacity is None or need is NOTHING_NEEDED:
+        return ""
+    missing = []
+    if capacity.gpus < need.gpus:
+        missing.append(f"needs {need.gpus} GPUs and has {capacity.gpus}")
+    if 0 < capacity.host_memory_bytes < need.host_memory_bytes:
+        missing.append(
+            f"needs {in_gib(need.host_memory_bytes)} of host memory for checkpoints at least and "
+            f"can hold {in_gib(capacity.host_memory_bytes)}"
+        )
+    return "; ".join(missing)
+
+
+def is_no_larger(one: Capacity | None, other: Capacity | None) -> bool:
+    """Whether a node has at most what another has: where that does not fit, this does not either.
+
+    Free memory is left out, as it changes.
+    """
+    if one is None or other is None:
+        return False
+    return all(
+        mine <= _ALIKE * theirs
+        for mine, theirs in (
+            (one.gpus, other.gpus),
+            (one.gpu_memory_bytes, other.gpu_memory_bytes),
+            (one.memory_bytes, other.memory_bytes),
+            (one.host_memory_bytes, other.host_memory_bytes),
+        )
+    )
+
+
+def need_in_words(workers: int, need: NodeNeed) -> str:
+    """What each node of a job must have, in words."""
+    parts = [f"{workers} worker place{'' if workers == 1 else 's'}"]
+    if need.gpus:
+        parts.append(f"{need.gpus} GPU{'' if need.gpus == 1 else 's'}")
+    if need.host_memory_bytes >= _GIB // 10:
+        parts.append(f"{in_gib(need.host_memory_bytes)} of host memory")
+    return _listed(parts)
+
+
+def capacities_in_words(found: Iterable[tuple[int, Capacity | None]]) -> str:
+    """What nodes (worker places, capacity) have, those that are alike together."""
+    counts: dict[str, int] = {}
+    for workers, capacity in found:
+        text = _in_words(workers, capacity)
+        counts[text] = counts.get(text, 0) + 1
+    most = sorted(counts.items(), key=lambda item: -item[1])
+    shown = [f"{count} node{'' if count == 1 else 's'}: {text}" for text, count in most[:3]]
+    if len(most) > len(shown):
+        rest = sum(count for _, count in most[len(shown) :])
+        shown.append(f"and {rest} others")
+    return "; ".join(shown)
+
+
+def in_gib(size_bytes: int) -> str:
+    """A size as people write it."""
+    if size_bytes < _GIB // 10:
+        return f"{size_bytes / (1 << 20):.1f} MiB"
+    return f"{size_bytes / _GIB:.1f} GiB"
+
+
+def _in_words(workers: int, capacity: Capacity | None) -> str:
+    places = f"{workers} worker place{'' if workers == 1 else 's'}"
+    if capacity is None:
+        return f"{places}, and its agent does not say what else it has"
+    parts = [places, f"{capacity.gpus} GPU{'' if capacity.gpus == 1 else 's'}"]
+    if capacity.gpus and capacity.gpu_model:
+        memory = f" of {in_gib(capacity.gpu_memory_bytes)}" if capacity.gpu_memory_bytes else ""
+        parts[-1] += f" ({capacity.gpu_model}{memory})"
+    if capacity.memory_bytes:
+        parts.append(f"{in_gib(capacity.memory_bytes)} of memory")
+    if capacity.host_memory_bytes and capacity.host_memory_bytes != capacity.memory_bytes:
+        parts.append(f"{in_gib(capacity.host_memory_bytes)} of it for checkpoints")
+    if capacity.cpus:
+        parts.append(f"{capacity.cpus} CPU{'' if capacity.cpus == 1 else 's'}")
+    return ", ".join(parts)
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,115 @@
+"""What an agent says that its node has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checkpoint.memory import memory_bytes, most_host_memory_bytes
+from controller.agent.capacity import NodeCapacity, count_gpus
+from controller.agent.config import AgentConfig
+from controller.agent.launch import StartRefusedError, check_host_memory
+from controller.agent.ledger import ErrorKind
+from outlast.spec import parse_spec
+
+GIB = 1 << 30
+
+
+def machine(root: Path, *, groups: str = "0::/\n", limits: dict[str, str] | None = None) -> Path:
+    """A machine of 16 GiB as /proc and /sys show it."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text("MemTotal:       16777216 kB\nMemFree: 1 kB\n")
+    (root / "proc/self/cgroup").write_text(groups)
+    for path, text in (limits or {}).items():
+        file = root / "sys/fs/cgroup" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/\n", {}, 16 * GIB),
+        ("0::/pod/agent\n", {"pod/agent/memory.max": "max\n"}, 16 * GIB),
+        # The pod's limit holds for the container in it.
+        (
+            "0::/pod/agent\n",
+            {"pod/agent/memory.max": "max\n", "pod/memory.max": f"{4 * GIB}\n"},
+            4 * GIB,
+        ),
+        # A container sees its own group at the root of the mount.
+        ("0::/kubepods/pod1\n", {"memory.max": f"{2 * GIB}\n"}, 2 * GIB),
+        (
+            "4:memory:/docker/1\n0::/\n",
+            {"memory/docker/1/memory.limit_in_bytes": f"{3 * GIB}\n"},
+            3 * GIB,
+        ),
+        (
+            "4:memory:/docker/1\n",
+            {"memory/docker/1/memory.limit_in_bytes": "9223372036854771712\n"},
+            16 * GIB,
+        ),
+    ],
+    ids=["none", "max", "parent", "container", "version 1", "version 1 without"],
+)
+def test_memory_is_the_machines_or_less_by_a_cgroup(
+    tmp_path: Path, groups: str, limits: dict[str, str], expected: int
+) -> None:
+    assert memory_bytes(machine(tmp_path, groups=groups, limits=limits)) == expected
+
+
+def test_memory_of_a_machine_that_does_not_say_is_unknown(tmp_path: Path) -> None:
+    assert memory_bytes(tmp_path) == 0
+
+
+def test_host_memory_is_no_more_than_the_memory_behind_it(tmp_path: Path) -> None:
+    root = machine(tmp_path, limits={"memory.max": "4096\n"})
+    assert most_host_memory_bytes(tmp_path, root) == 4096
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
+    root = machine(tmp_path)
+    (root / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (root / "dev" / name).touch()
+    assert count_gpus(root / "dev") == 2
+    found = NodeCapacity(tmp_path, root).read()
+    assert (found.gpus, found.memory_bytes) == (2, 16 * GIB)
+    assert found.cpus >= 1
+    assert 0 < found.host_memory_free_bytes <= found.host_memory_bytes
+
+
+def config(folder: Path) -> AgentConfig:
+    (folder / "memory").mkdir()
+    return AgentConfig(
+        node="n0",
+        controller="127.0.0.1:1",
+        state_dir=folder / "state",
+        memory_dir=folder / "memory",
+        data_dir=folder / "data",
+        workers=2,
+    )
+
+
+def test_slots_that_never_fit_are_told_from_those_that_do_not_fit_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = config(tmp_path)
+    spec = parse_spec({"name": "job", "model": {"layers": 8, "hidden": 4096, "heads": 32}})
+    place = "controller.agent.launch.most_host_memory_bytes"
+    monkeypatch.setattr(place, lambda folder: 1 << 20)
+    with pytest.raises(StartRefusedError, match="holds 1 MiB in all") as refused:
+        check_host_memory(given, "job-1", spec, [0])
+    assert refused.value.kind is ErrorKind.MISFIT
+
+    usage = type("Usage", (), {"free": 1 << 20, "total": 1 << 60})
+    monkeypatch.setattr(place, lambda folder: 1 << 60)
+    monkeypatch.setattr("controller.agent.launch.shutil.disk_usage", lambda folder: usage)
+    other = given.memory_dir / "job-0"
+    other.mkdir()
+    (other / "slot").write_bytes(bytes(1 << 20))
+    with pytest.raises(StartRefusedError, match=r"used by job-0 \(1 MiB\)") as refused:
+        check_host_memory(given, "job-1", spec, [0])
+    assert refused.value.kind is ErrorKind.OCCUPIED
