@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from controller.core import misfit, reproducing
 from controller.core.evidence import nodes_with_odd_stacks
+from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.reproducing import ANYONES
 from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict, root_failure
@@ -108,7 +109,7 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=kinds[first],
-        reason=f"replacing {', '.join(nodes)}: {details}",
+        reason=f"replacing {names(nodes)}: {details}",
         culprits=nodes,
         # Losing hardware is no sign of a job that cannot succeed.
         spends_retry=first is EvidenceKind.START_FAILED,
@@ -129,11 +130,11 @@ def _unhealthy(facts: Facts) -> Verdict | None:
         return None
     corrupt = [node for node in failed if node in facts.corrupt]
     if corrupt:
-        reasons.append(f"silent corruption: {', '.join(corrupt)} computed other bits than is right")
+        reasons.append(f"silent corruption: {names(corrupt)} computed other bits than is right")
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=Cause.SILENT_CORRUPTION if corrupt else Cause.NODE_UNHEALTHY,
-        reason=f"replacing {', '.join(failed)}: {'; '.join(reasons)}",
+        reason=f"replacing {names(failed)}: {'; '.join(reasons)}",
         culprits=tuple(failed),
     )
 
@@ -168,7 +169,7 @@ def _drained(facts: Facts) -> Verdict | None:
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=Cause.NODE_DRAINED,
-        reason=f"moving off {', '.join(nodes)}: a person drains it",
+        reason=f"moving off {names(nodes)}: a person drains it",
         culprits=nodes,
         spends_retry=False,
     )
@@ -237,7 +238,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
             against = "it" if culprits else "no node in particular"
             because = f"a detector that acts speaks against {against}"
         elif known_bad:
-            because = f"the second fault on {', '.join(known_bad)} lately"
+            because = f"the second fault on {names(known_bad)} lately"
         elif always:
             because = "recovery.ladder has no rung restart"
         else:
@@ -256,7 +257,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
             action=Action.REPLACE_NODES,
             cause=_cause(facts),
             reason=f"{what}{checked}, but it is the third fault in a row there; "
-            f"replacing {', '.join(unseen)}",
+            f"replacing {names(unseen)}",
             culprits=unseen,
             fingerprint=fingerprint,
         )

@@ -204,7 +204,7 @@ class JobRecord:
     deadline_s: float | None = None
     incident: IncidentId | None = None
     num_incidents: int = 0
-    # Ranks of this attempt that reported all steps done.
+    # In journals of older versions only: by now they are facts of their own (`State.done`).
     done_ranks: tuple[int, ...] = ()
     # While it stops in order to grow: the step after which its ranks stopped, -1 until one
     # says so.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -89,10 +89,10 @@ class AgentsService(AgentsServicer):
                 logger.info("session ended: node=%s", session.node)
                 self._service.post(NodeDisconnected(node=session.node))
 
-    def _retell_periods(self) -> None:
-        """Tell agents whose job wants more or fewer heartbeats than they send."""
+    def _retell_periods(self, nodes: Sequence[NodeId]) -> None:
+        """Tell those of these agents whose job wants more or fewer heartbeats than they send."""
         now_s = asyncio.get_running_loop().time()
-        for node in self._sessions.nodes():
+        for node in nodes:
             session = self._sessions.get(node)
             if session is None or session.heartbeat_period_s == self._watch.wanted_period_s(node):
                 continue
