@@ -227,7 +227,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     detected = _detected(facts.evidence)
     # Uncorrectable memory, or a device that is gone: on the same node it would come again.
     device = _cause(facts) is Cause.DEVICE
-    is_anyones = root is not None and root.fault_class in ANYONES
+    is_anyones = root is not None and (root.fault_class in ANYONES or root.is_cascade)
     # Slow steps are of no node in particular: all are checked.
     has_suspects = bool(culprits) or is_anyones or detected is not None
     may_check = Rung.DIAGNOSE in facts.ladder and has_suspects and not facts.findings
@@ -328,16 +328,23 @@ def _culprits(facts: Facts) -> tuple[NodeId, ...]:
         return ()
     stalled = [item for item in facts.evidence if item.kind is EvidenceKind.STALLED]
     root = root_failure(facts.evidence)
-    # Every node has stacks: by themselves they are no sign against it.
-    others = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
     if root is not None and root.fault_class in ANYONES:
         return ()
-    named = _unique(stalled or ([root] if root is not None else others))
+    # Every node has stacks, and who lost a peer did nothing: neither is a sign against a node.
+    others = [
+        item
+        for item in facts.evidence
+        if item.kind is not EvidenceKind.STACKS and not item.is_cascade
+    ]
+    is_own = root is not None and not root.is_cascade
+    named = _unique(stalled or ([root] if root is not None and is_own else others))
     return named or nodes_with_odd_stacks(facts.evidence)
 
 
 def _cause(facts: Facts) -> Cause:
     root = _initiating(facts)
+    if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
+        return Cause.WORKERS_MISSING
     if root is not None:
         return _CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT)
     detected = _detected(facts.evidence)
@@ -356,6 +363,11 @@ def _detected(evidence: tuple[Evidence, ...]) -> Evidence | None:
 
 
 def _describe(facts: Facts, root: Evidence | None) -> str:
+    if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
+        return root.detail
+    if root is not None and root.is_cascade:
+        first = f"rank {root.rank} on {root.node}: {root.detail}"
+        return f"ranks lost each other ({first}), and what failed first is not known"
     if root is not None:
         return f"rank {root.rank} on {root.node} failed: {root.detail}"
     # Stacks come after the sign that had them taken; they are read elsewhere.

@@ -34,6 +34,7 @@ class Cause(StrEnum):
 
     UNKNOWN = "unknown"
     WORKER_KILLED = "worker_killed"
+    WORKERS_MISSING = "workers_missing"
     USER_ERROR = "user_error"
     TRANSIENT = "transient"
     OUT_OF_MEMORY = "out_of_memory"
