@@ -36,8 +36,6 @@ from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
-# Ranks on one node; more in a heartbeat is a mistake of the sender.
-MAX_RANKS = 1_024
 # The rarest, in what is told of a hang that is only logged.
 _MAX_PLACES = 4
 # How often somebody asks for jobs that stand still.
@@ -113,7 +111,7 @@ class Watch:
         """A heartbeat: remembered, and as a rule of no interest to the machine."""
         events: list[Event] = []
         completed: dict[tuple[JobId, Attempt], list[agents_pb2.RankSummary]] = {}
-        for summary in beat.ranks[:MAX_RANKS]:
+        for summary in beat.ranks:
             job_id = JobId(summary.job_id)
             job = self._state.jobs.get(job_id)
             if job is None or job.state in TERMINAL:
