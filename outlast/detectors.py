@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from outlast.section import Section
 
 Mode = Literal["off", "log", "act"]
 NonFiniteAgain = Literal["skip", "rollback", "fail"]
 
 
-class DetectorsSpec(BaseModel):
+class DetectorsSpec(Section):
     """What is done when something is found. off: nobody looks. log: a note among the incidents
     says so, one for each node and cause with a count, and training continues. act: the ladder of
     recovery deals with it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from outlast.section import Section
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ElasticSpec(_Section):
+class ElasticSpec(Section):
     """Training on with fewer data-parallel replicas while nodes are missing, and with all again."""
 
     min_dp: int | None = Field(
@@ -32,7 +30,7 @@ class ElasticSpec(_Section):
     )
 
 
-class RecoverySpec(_Section):
+class RecoverySpec(Section):
     """When something counts as a fault, and how much is tried before giving up."""
 
     heartbeat_period_s: float = Field(2.0, gt=0, description="An agent reports this often.")

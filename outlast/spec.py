@@ -10,115 +10,40 @@ The spec is converted once at the boundary; no `core/` package ever sees it.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from outlast.detectors import DetectorsSpec
-from outlast.flops import ModelShape
 from outlast.layout import Layout
-from outlast.problems import FieldProblem, SpecError, nearest_multiples
+from outlast.model import ModelSpec
+from outlast.problems import (
+    FieldProblem,
+    SpecError,
+    Unread,
+    UnreadError,
+    name_of,
+    nearest_multiples,
+    shown,
+)
 from outlast.recovery import RecoverySpec
 from outlast.rules.check import check
+from outlast.rules.fields import explain
+from outlast.section import Section
 
-__all__ = ["FieldProblem", "JobSpec", "SpecError", "parse_spec"]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSpec(_Section):
-    """A decoder-only transformer; the defaults are a GPT with learned positions."""
-
-    layers: int = Field(4, ge=1, description="Transformer blocks.")
-    hidden: int = Field(128, ge=1, description="Width of the residual stream.")
-    heads: int = Field(4, ge=1, description="Attention heads; must divide hidden.")
-    kv_heads: int | None = Field(
-        None, ge=1, description="Heads of keys and values (grouped queries); heads unless given."
-    )
-    ffn_hidden: int | None = Field(
-        None, ge=1, description="Width of the MLP; 4 x hidden unless given."
-    )
-    vocab_size: int = Field(256, ge=2, description="Token ids; 256 for the byte tokenizer.")
-    seq_len: int = Field(128, ge=1, description="Tokens in one sequence.")
-    tied_embeddings: bool = Field(
-        True, description="Use the token embedding as the output projection too."
-    )
-    block: Literal["serial", "parallel"] = Field(
-        "serial",
-        description="serial: the MLP reads what attention wrote. parallel: both read the same "
-        "norm, y = x + attention(norm(x)) + mlp(norm(x)), and share one input projection and one "
-        "reduction.",
-    )
-    block_norms: Literal[1, 2] = Field(
-        1, description="Norms of a parallel block: one shared, or one for each branch."
-    )
-    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Kind of every norm.")
-    norm_bias: bool = Field(True, description="A LayerNorm adds a bias too.")
-    norm_eps: float = Field(1e-5, gt=0, description="Epsilon of every norm.")
-    activation: Literal["gelu", "gelu_tanh", "swiglu"] = Field(
-        "gelu_tanh", description="Non-linearity of the MLP; swiglu has a gate beside its input."
-    )
-    positions: Literal["learned", "rope", "none"] = Field(
-        "learned", description="How a token knows its place."
-    )
-    rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary frequencies.")
-    rope_fraction: float = Field(
-        1.0, gt=0, le=1, description="Share of a head's width that is rotated."
-    )
-    rope_pairs: Literal["halves", "neighbours"] = Field(
-        "halves",
-        description="Which values of a head turn together: i and i + width/2 (Llama), "
-        "or 2i and 2i + 1 (GPT-J).",
-    )
-    window: int | None = Field(
-        None, ge=1, description="Local layers attend to this many tokens, the own one included."
-    )
-    window_pattern: tuple[Literal["local", "global"], ...] = Field(
-        ("local",),
-        min_length=1,
-        description="Kinds of layers with a window, repeated over the depth. Global layers attend "
-        "to everything before them.",
-    )
-    attention_bias: bool = Field(True, description="Biases in the attention's linear layers.")
-    mlp_bias: bool = Field(True, description="Biases in the MLP's linear layers.")
-    head_bias: bool = Field(False, description="A bias in an output projection of its own.")
-    logit_scale: float = Field(1.0, gt=0, description="Factor on the logits.")
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="Of embeddings and of what a branch adds to the residual."
-    )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Of attention weights.")
-    init_std: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
-
-    @property
-    def mlp_hidden(self) -> int:
-        return self.ffn_hidden if self.ffn_hidden is not None else 4 * self.hidden
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.kv_heads if self.kv_heads is not None else self.heads
-
-    @property
-    def shape(self) -> ModelShape:
-        """What decides the model's FLOPs."""
-        kinds: tuple[int | None, ...] = (None,)
-        if self.window is not None:
-            kinds = tuple(self.window if k == "local" else None for k in self.window_pattern)
-        return ModelShape(
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            kv_heads=self.num_kv_heads,
-            mlp_hidden=self.mlp_hidden,
-            vocab_size=self.vocab_size,
-            seq_len=self.seq_len,
-            gated=self.activation == "swiglu",
-            windows=kinds,
-        )
+__all__ = [
+    "FieldProblem",
+    "JobSpec",
+    "ModelSpec",
+    "SpecError",
+    "accepted_spec",
+    "parse_spec",
+    "read_spec",
+]
 
 
-class ZeroSpec(_Section):
+class ZeroSpec(Section):
     """What data-parallel replicas share instead of holding it each (ZeRO, arXiv 1910.02054)."""
 
     level: Literal[0, 1, 2, 3] = Field(
@@ -142,7 +67,7 @@ class ZeroSpec(_Section):
 RecomputeMode = Literal["none", "selective", "full"]
 
 
-class ParallelSpec(_Section):
+class ParallelSpec(Section):
     """How the model is split over ranks; the world size is tp x pp x dp."""
 
     tp: int = Field(1, ge=1, description="Tensor-parallel degree.")
@@ -187,7 +112,7 @@ class ParallelSpec(_Section):
     )
 
 
-class DataSpec(_Section):
+class DataSpec(Section):
     """Where tokens come from."""
 
     source: str = Field(
@@ -206,7 +131,7 @@ class DataSpec(_Section):
     )
 
 
-class ScheduleSpec(_Section):
+class ScheduleSpec(Section):
     """Learning rate over steps: linear warm-up, then down to a floor."""
 
     name: Literal["cosine", "linear", "wsd", "constant"] = Field(
@@ -219,14 +144,14 @@ class ScheduleSpec(_Section):
     min_ratio: float = Field(0.1, ge=0, le=1, description="Floor as a share of the peak.")
 
 
-class LambSpec(_Section):
+class LambSpec(Section):
     """LAMB's trust ratio phi(norm of the weights) / norm of the update (arXiv 1904.00962)."""
 
     phi_min: float = Field(0.0, ge=0, description="phi clips the norm of a tensor from below,")
     phi_max: float | None = Field(10.0, gt=0, description="and from above; null: not at all.")
 
 
-class OptimizerSpec(_Section):
+class OptimizerSpec(Section):
     """AdamW or LAMB; norms and biases are not decayed."""
 
     name: Literal["adamw", "lamb"] = "adamw"
@@ -242,7 +167,7 @@ class OptimizerSpec(_Section):
     schedule: ScheduleSpec = ScheduleSpec()
 
 
-class LossScaleSpec(_Section):
+class LossScaleSpec(Section):
     """fp16 only: the factor that keeps small gradients from vanishing."""
 
     initial: float = Field(2.0**16, gt=0, description="Scale of the first step.")
@@ -252,7 +177,7 @@ class LossScaleSpec(_Section):
     minimum: float = Field(1.0, gt=0, description="An overflow at this scale is an error.")
 
 
-class CheckpointSpec(_Section):
+class CheckpointSpec(Section):
     """Two stages: host memory often, storage now and then."""
 
     url: str | None = Field(
@@ -310,7 +235,7 @@ class CheckpointSpec(_Section):
     )
 
 
-class ResourcesSpec(_Section):
+class ResourcesSpec(Section):
     """Nodes the job runs on."""
 
     nodes: int | None = Field(
@@ -328,14 +253,14 @@ class ResourcesSpec(_Section):
     )
 
 
-class EvalSpec(_Section):
+class EvalSpec(Section):
     """Evaluation on the held-out split."""
 
     interval_steps: int | None = Field(50, ge=1, description="Every so many steps; null: never.")
     batches: int = Field(2, ge=1, description="Global batches in one evaluation.")
 
 
-class JobSpec(_Section):
+class JobSpec(Section):
     """A training job. Only the name has no default."""
 
     apiVersion: Literal["outlast/v1"] = "outlast/v1"
@@ -388,71 +313,126 @@ class JobSpec(_Section):
 
 
 def parse_spec(document: object) -> JobSpec:
-    """The spec in `document` (parsed YAML or JSON).
+    """The spec in `document` (parsed YAML or JSON), if a job may be submitted with it.
 
     Raises:
         SpecError: with every problem found.
     """
-    if not isinstance(document, dict):
-        kind = type(document).__name__
-        problem = FieldProblem(field="(document)", message=f"must be a mapping, not {kind}")
-        raise SpecError((problem,))
-    try:
-        spec = JobSpec.model_validate(document)
-    except ValidationError as error:
-        raise SpecError(tuple(_explain(detail) for detail in error.errors())) from error
-    spec = _with_dp(spec)
-    problems = tuple(check(spec))
-    if problems:
-        raise SpecError(problems)
+    spec, problems = read_spec(document)
+    if spec is not None:
+        problems += check(spec)
+    if spec is None or problems:
+        raise SpecError(tuple(problems))
     return spec
 
 
-def _with_dp(spec: JobSpec) -> JobSpec:
-    """The spec with the number of replicas that its number of nodes gives, if it leaves it open.
+def accepted_spec(document: object) -> JobSpec:
+    """The spec of a job that a controller has accepted, perhaps by the rules of an older one.
 
     Raises:
-        SpecError: no number of replicas fits.
+        SpecError: a field has a value of the wrong kind.
     """
-    nodes, per_node = spec.resources.nodes, spec.resources.workers_per_node
-    if nodes is None or "dp" in spec.parallel.model_fields_set:
-        return spec
+    spec, problems = read_spec(document)
+    if spec is None or problems:
+        raise SpecError(tuple(problems))
+    return spec
+
+
+def read_spec(document: object) -> tuple[JobSpec | None, list[FieldProblem]]:
+    """The spec as far as its fields can be read each alone, and those that cannot.
+
+    What cannot be read is `Unread` in the spec; there is none where nothing can be.
+    """
+    if not isinstance(document, dict):
+        kind = (
+            "and this is empty"
+            if document is None
+            else f"not {'a list' if isinstance(document, list) else shown(document)}"
+        )
+        message = f"must be a mapping of fields, such as 'name: my-job', {kind}"
+        return None, [FieldProblem(field="(document)", message=message)]
+    problems = [
+        FieldProblem(field=name_of(key), message="is not a field: fields have names of letters")
+        for key in document
+        if not isinstance(key, str)
+    ]
+    named = {key: value for key, value in document.items() if isinstance(key, str)}
+    spec, unread = _validated(named)
+    problems += unread
+    if spec is None:
+        return None, problems
+    spec, open_dp = _with_dp(spec)
+    return spec, problems + open_dp
+
+
+def _validated(document: dict[str, Any]) -> tuple[JobSpec | None, list[FieldProblem]]:
+    try:
+        return JobSpec.model_validate(document), []
+    except ValidationError as error:
+        problems, unread = explain(JobSpec, document, error.errors(include_url=False))
+    readable = _without(document, unread)
+    # Any name will do to read the rest with.
+    readable = {"name": "unread", **readable}
+    try:
+        spec = JobSpec.model_validate(readable)
+    except ValidationError:
+        return None, problems
+    for path in unread:
+        spec = _with_unread(spec, path)
+    return spec, problems
+
+
+def _without(section: dict[str, Any], paths: Collection[Sequence[str]]) -> dict[str, Any]:
+    """`section` without the values at `paths`; the given one stays as it is."""
+    gone = {path[0] for path in paths if len(path) == 1}
+    inside: dict[str, list[Sequence[str]]] = {}
+    for path in paths:
+        if path[0] not in gone:
+            inside.setdefault(path[0], []).append(path[1:])
+    return {
+        key: _without(value, inside[key]) if key in inside else value
+        for key, value in section.items()
+        if key not in gone
+    }
+
+
+def _with_unread(section: Any, path: Sequence[str]) -> Any:
+    first, *rest = path
+    if first not in type(section).model_fields:
+        return section
+    value = _with_unread(getattr(section, first), rest) if rest else Unread()
+    return section.model_copy(update={first: value})
+
+
+def _with_dp(spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
+    """The spec with the number of replicas that its number of nodes gives, if it leaves it open."""
+    try:
+        if spec.resources.nodes is None or "dp" in spec.parallel.model_fields_set:
+            return spec, []
+        dp, problems = _replicas_on(spec, spec.resources.nodes)
+    except UnreadError:
+        return _with_unread(spec, ("parallel", "dp")), []
+    if problems:
+        return _with_unread(spec, ("parallel", "dp")), problems
+    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"dp": dp})}), []
+
+
+def _replicas_on(spec: JobSpec, nodes: int) -> tuple[int, list[FieldProblem]]:
+    """How many replicas fill so many nodes."""
+    per_node = spec.resources.workers_per_node
     if per_node is None:
         problem = FieldProblem(
             field="resources.workers_per_node",
             message="is required when resources.nodes is given without parallel.dp",
         )
-        raise SpecError((problem,))
+        return 0, [problem]
     ranks, per_replica = nodes * per_node, spec.parallel.tp * spec.parallel.pp
     if ranks % per_replica:
         problem = FieldProblem(
             field="resources.nodes",
-            message=f"is {nodes}; at {per_node} workers per node that is {ranks} ranks, which "
-            f"replicas of tp x pp = {per_replica} ranks do not fill; allowed: ranks in "
-            f"{{{nearest_multiples(ranks, per_replica)}, ...}}",
+            message=f"is {shown(nodes)}; at {per_node} workers per node that is {shown(ranks)} "
+            f"ranks, which replicas of tp x pp = {shown(per_replica)} ranks do not fill; allowed: "
+            f"ranks in {{{nearest_multiples(ranks, per_replica)}, ...}}",
         )
-        raise SpecError((problem,))
-    parallel = spec.parallel.model_copy(update={"dp": ranks // per_replica})
-    return spec.model_copy(update={"parallel": parallel})
-
-
-def _explain(detail: Any) -> FieldProblem:
-    """pydantic's finding in our words: what was given and what is allowed."""
-    field = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        section = detail["loc"][:-1]
-        allowed = ", ".join(_fields_at(section))
-        return FieldProblem(field=field, message=f"is not a field; allowed here: {allowed}")
-    if detail["type"] == "missing":
-        return FieldProblem(field=field, message="is required")
-    return FieldProblem(field=field, message=f"is {detail['input']!r}; {detail['msg']}")
-
-
-def _fields_at(path: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] = JobSpec
-    for part in path:
-        inner = section.model_fields[str(part)].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        section = inner
-    return list(section.model_fields)
+        return 0, [problem]
+    return ranks // per_replica, []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.skipped import StepRange
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec, accepted_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Assignment:
             world_size=int(fields["world_size"]),
             local_rank=int(fields["local_rank"]),
             rank_nodes=tuple(fields["rank_nodes"]),
-            spec=parse_spec(dict(fields["spec"])),
+            spec=accepted_spec(dict(fields["spec"])),
             rendezvous_host=str(fields["rendezvous_host"]),
             rendezvous_port=int(fields["rendezvous_port"]),
             rendezvous_fd=None if descriptor is None else int(descriptor),

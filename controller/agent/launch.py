@@ -26,7 +26,7 @@ from controller.agent.uploads import UploadPlan, held_bytes
 from controller.agent.worker import WorkerPaths
 from outlast.errors import OutlastError
 from outlast.layout import Layout
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec, accepted_spec
 from outlast.v1 import agents_pb2
 
 # Below this not even an empty slot fits.
@@ -44,7 +44,7 @@ class StartRefusedError(Exception):
 def read_spec(spec_json: str) -> JobSpec:
     """The job spec of a start command; StartRefusedError when it is none."""
     try:
-        return parse_spec(json.loads(spec_json))
+        return accepted_spec(json.loads(spec_json))
     except ValueError as error:
         raise StartRefusedError(ErrorKind.CONFIG, str(error)) from error
 

@@ -5,7 +5,6 @@ A spec is checked completely here, before the machine hears of it.
 
 from __future__ import annotations
 
-import re
 import secrets
 import uuid
 from collections.abc import AsyncIterator
@@ -19,7 +18,6 @@ from controller.core.events import (
     JobResumeRequested,
     JobSubmitted,
 )
-from controller.core.naming import names
 from controller.core.records import JobRecord, Wanted
 from controller.core.states import TERMINAL, JobState
 from controller.rpc.errors import Context, abort, bad_field, bad_request, not_found, refused
@@ -31,14 +29,13 @@ from controller.service import Service
 from controller.store.curves import PAGE_ROWS
 from controller.watch import Watch
 from outlast.ids import JobId, job_id
-from outlast.spec import FieldProblem, JobSpec, SpecError, parse_spec
+from outlast.spec import JobSpec, SpecError, parse_spec
 from outlast.v1 import jobs_pb2
 from outlast.v1.jobs_pb2_grpc import JobsServicer
 
 MAX_REQUEST_ID = 128
 _TOKEN_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _TOKEN_LENGTH = 5
-_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class JobsService(JobsServicer):
@@ -193,7 +190,7 @@ class JobsService(JobsServicer):
             await bad_field(context, "tail_bytes", f"is {request.tail_bytes}; allowed: 0 or more")
         nodes = [node for node in job.nodes if node is not None]
         if not request.follow and not any(map(self._sessions.is_connected, nodes)):
-            where = f"its node(s) {names(nodes)} are not connected" if nodes else "it has none"
+            where = f"its node(s) {', '.join(nodes)} are not connected" if nodes else "it has none"
             await refused(
                 context,
                 f"the logs of job {job.job_id} are on its nodes; {where}",
@@ -214,14 +211,6 @@ class JobsService(JobsServicer):
             return self._checkpoint_root
         if url.startswith("/"):
             return f"file://{url.rstrip('/')}"
-        if not _HAS_SCHEME.match(url):
-            # A relative path would mean another folder on every node.
-            problem = FieldProblem(
-                field="checkpoint.url",
-                message=f"is {url!r}; allowed: an absolute path or an fsspec URL such as "
-                "file:///checkpoints or s3://bucket/checkpoints",
-            )
-            raise SpecError((problem,))
         return url.rstrip("/")
 
     def _new_id(self, name: str) -> JobId:

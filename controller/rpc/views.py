@@ -140,8 +140,28 @@ def struct_of(spec_json: str) -> struct_pb2.Struct:
 
 
 def document_of(struct: struct_pb2.Struct) -> object:
-    """The document that a client packed: whole numbers are integers again."""
-    return _integers(json_format.MessageToDict(struct))
+    """The document that a client packed: whole numbers are integers again.
+
+    Infinities and NaN stay, so that whoever checks the document can say where they are.
+    """
+    return {name: _plain(value) for name, value in struct.fields.items()}
+
+
+def _plain(value: struct_pb2.Value) -> object:
+    match value.WhichOneof("kind"):
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "list_value":
+            return [_plain(item) for item in value.list_value.values]
+        case "struct_value":
+            return document_of(value.struct_value)
+        case _:
+            return None
 
 
 def _evidence(item: Evidence) -> incidents_pb2.Evidence:
@@ -174,11 +194,3 @@ def _doubles(value: object) -> object:
         return [_doubles(item) for item in value]
     is_too_large = isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53
     return str(value) if is_too_large else value
-
-
-def _integers(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _integers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_integers(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value

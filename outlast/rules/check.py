@@ -8,30 +8,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.problems import FieldProblem
-from outlast.rules import checkpoint, elastic, job, layout, model, training
+from outlast.problems import FieldProblem, UnreadError, collect
+from outlast.rules import checkpoint, data, elastic, job, layout, model, sizes, training
 from outlast.rules.nearest import nearest_layouts
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
+# In the order in which problems are told.
+RULES = (
+    *job.NAME,
+    *sizes.RULES,
+    *data.RULES,
+    *checkpoint.RULES,
+    *model.RULES,
+    *layout.RULES,
+    *training.RULES,
+    *job.RULES,
+)
+
 
 def check(spec: JobSpec) -> list[FieldProblem]:
-    """What is wrong between fields that are each fine alone."""
-    of_layout = layout.check(spec)
-    problems = [
-        *job.check_name(spec),
-        *checkpoint.check(spec),
-        *model.check(spec),
-        *of_layout,
-        *training.check(spec),
-        *job.check_checkpoint(spec),
-        *job.check_recovery(spec),
+    """What is wrong between fields that are each fine alone.
+
+    Rules that would look at a field that could not be read have nothing to say.
+    """
+    problems = collect(RULES, spec)
+    of_layout = collect(layout.RULES, spec)
+    if not of_layout:
         # Sizes of a layout that does not work say nothing.
-        *([] if of_layout else elastic.check(spec)),
-        *job.check_detectors(spec),
-    ]
-    near = nearest_layouts(spec) if of_layout else []
+        return problems + collect((elastic.check,), spec)
+    try:
+        near = nearest_layouts(spec, RULES)
+    except UnreadError:
+        near = []
     if near:
         problems.append(
             FieldProblem(

@@ -1,40 +1,48 @@
-"""Rules of what a job begins with."""
+"""Rules of where a job's checkpoints lie, and of what it begins with."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, only_with
+from outlast.rules.places import wrong_with_place
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
-_IS_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
+
+def _check_url(spec: JobSpec) -> list[FieldProblem]:
+    """A place means the same on every node."""
+    if spec.checkpoint.url is None:
+        return []
+    wrong = wrong_with_place(spec.checkpoint.url, "checkpoints")
+    return [] if wrong is None else [FieldProblem(field="checkpoint.url", message=wrong)]
 
 
-def check(spec: JobSpec) -> list[FieldProblem]:
-    """Another job's checkpoint has a place that means the same on every node, and a next step."""
-    url, step = spec.checkpoint.load, spec.checkpoint.load_step
-    if url is None:
-        if step is None:
-            return []
+def _check_load(spec: JobSpec) -> list[FieldProblem]:
+    if spec.checkpoint.load is None:
+        return []
+    wrong = wrong_with_place(spec.checkpoint.load, "checkpoints/gpt-abc12")
+    return [] if wrong is None else [FieldProblem(field="checkpoint.load", message=wrong)]
+
+
+def _check_load_step(spec: JobSpec) -> list[FieldProblem]:
+    """Another job's checkpoint has a next step."""
+    step = spec.checkpoint.load_step
+    if step is None:
+        return []
+    if spec.checkpoint.load is None:
         return [only_with("checkpoint.load_step", step, "checkpoint.load", "none")]
-    problems = []
-    if not _IS_ABSOLUTE.match(url):
-        problems.append(
-            FieldProblem(
-                field="checkpoint.load",
-                message=f"is {url!r}; allowed: an absolute path or an fsspec URL such as "
-                "file:///checkpoints/gpt-abc12 or s3://bucket/checkpoints/gpt-abc12",
-            )
+    if step < spec.steps:
+        return []
+    allowed = f"1 to {spec.steps - 1}" if spec.steps > 1 else "none"
+    return [
+        FieldProblem(
+            field="checkpoint.load_step",
+            message=f"is {step}; allowed: {allowed}, so that steps = {spec.steps} "
+            "leaves some to train",
         )
-    if step is not None and step >= spec.steps:
-        problems.append(
-            FieldProblem(
-                field="checkpoint.load_step",
-                message=f"is {step}; allowed: 1 to {spec.steps - 1}, so that steps = {spec.steps} "
-                "leaves some to train",
-            )
-        )
-    return problems
+    ]
+
+
+RULES = (_check_url, _check_load, _check_load_step)

@@ -6,42 +6,38 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from outlast.ids import NAME_PATTERN
-from outlast.problems import FieldProblem, only_with
+from outlast.problems import FieldProblem, only_with, shown
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
 
-def check_name(spec: JobSpec) -> list[FieldProblem]:
+def _check_name(spec: JobSpec) -> list[FieldProblem]:
     """A name must fit into the names of everything that is made for the job."""
-    if NAME_PATTERN.fullmatch(spec.name):
+    # A name that could not be read says so when it is looked at, and not to a pattern.
+    if spec.name and NAME_PATTERN.fullmatch(spec.name):
         return []
     return [
         FieldProblem(
             field="name",
-            message=f"is {spec.name!r}; allowed: 1 to 53 lower-case letters, digits and '-', "
+            message=f"is {shown(spec.name)}; allowed: 1 to 53 lower-case letters, digits and '-', "
             "starting and ending with a letter or digit",
         )
     ]
 
 
-def check_checkpoint(spec: JobSpec) -> list[FieldProblem]:
-    """Checkpoints are rated by evaluations, copies lie on another node."""
-    problems = []
-    best, replicas = spec.checkpoint.keep_best, spec.checkpoint.replicas
-    if best and spec.eval.interval_steps is None:
-        problems.append(only_with("checkpoint.keep_best", best, "eval.interval_steps", "none"))
-    # A world that does not fill its nodes is a problem of its own.
-    if replicas and spec.num_nodes == 1:
-        problems.append(only_with("checkpoint.replicas", replicas, "2 or more nodes", "1"))
-    return problems
+def _check_best(spec: JobSpec) -> list[FieldProblem]:
+    best = spec.checkpoint.keep_best
+    if not best or spec.eval.interval_steps is not None:
+        return []
+    return [only_with("checkpoint.keep_best", best, "eval.interval_steps", "none")]
 
 
-def check_recovery(spec: JobSpec) -> list[FieldProblem]:
-    """Limits must grow, rungs stand in their order."""
+def _check_heartbeats(spec: JobSpec) -> list[FieldProblem]:
+    """Limits must grow."""
     recovery = spec.recovery
     limits = ("heartbeat_period_s", "heartbeat_late_s", "heartbeat_lost_s", "heartbeat_silent_s")
-    problems = [
+    return [
         FieldProblem(
             field=f"recovery.{later}",
             message=f"is {getattr(recovery, later)}; it must be longer than "
@@ -50,19 +46,24 @@ def check_recovery(spec: JobSpec) -> list[FieldProblem]:
         for sooner, later in pairwise(limits)
         if getattr(recovery, later) <= getattr(recovery, sooner)
     ]
+
+
+def _check_ladder(spec: JobSpec) -> list[FieldProblem]:
+    """Rungs stand in their order."""
+    ladder, problems = spec.recovery.ladder, []
     rungs = ("restart", "diagnose", "replace", "pause")
-    if list(recovery.ladder) != [rung for rung in rungs if rung in recovery.ladder]:
+    if list(ladder) != [rung for rung in rungs if rung in ladder]:
         problems.append(
             FieldProblem(
                 field="recovery.ladder",
-                message=f"is {list(recovery.ladder)}; allowed: some of {list(rungs)}, each once "
+                message=f"is {shown(ladder)}; allowed: some of {shown(rungs)}, each once "
                 "and in this order",
             )
         )
     return problems
 
 
-def check_detectors(spec: JobSpec) -> list[FieldProblem]:
+def _check_detectors(spec: JobSpec) -> list[FieldProblem]:
     """A rollback needs a checkpoint that is old enough."""
     wanted, kept = spec.detectors.rollback_steps, spec.checkpoint
     most = (kept.keep - 1) * kept.storage_interval_steps
@@ -77,3 +78,7 @@ def check_detectors(spec: JobSpec) -> list[FieldProblem]:
             "that a checkpoint as old as that is kept",
         )
     ]
+
+
+NAME = (_check_name,)
+RULES = (_check_best, _check_heartbeats, _check_ladder, _check_detectors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.problems import Divides, FieldProblem, closest, divisors, only_with
+from outlast.problems import Divides, FieldProblem, closest, collect, divisors, only_with, shown
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
@@ -18,29 +18,36 @@ _MAX_CHUNKS_SHOWN = 64
 
 def check(spec: JobSpec) -> list[FieldProblem]:
     """What keeps this layout from working."""
-    checks = (
-        *(_check_tensor, _check_stages, _check_schedule, _check_layer_lists),
-        *(_check_zero, _check_batch, _check_resources),
-    )
-    return [problem for check in checks for problem in check(spec)]
+    return collect(RULES, spec)
 
 
-def _check_tensor(spec: JobSpec) -> list[FieldProblem]:
-    model, parallel = spec.model, spec.parallel
-    split = [
-        ("model.heads", model.heads),
-        ("model.ffn_hidden", model.mlp_hidden),
-        ("model.vocab_size", model.vocab_size),
-    ]
-    if model.num_kv_heads != model.heads:
-        split.insert(1, ("model.kv_heads", model.num_kv_heads))
-    if parallel.sequence_parallel:
-        split.append(("model.seq_len", model.seq_len))
-    rules = [
-        Divides(field=field, value=value, by_name="parallel.tp", by=parallel.tp)
-        for field, value in split
-    ]
-    return [problem for rule in rules for problem in rule.problems()]
+def _check_heads(spec: JobSpec) -> list[FieldProblem]:
+    return _tensor_split(spec, "model.heads", spec.model.heads)
+
+
+def _check_kv_heads(spec: JobSpec) -> list[FieldProblem]:
+    if spec.model.num_kv_heads == spec.model.heads:
+        return []
+    return _tensor_split(spec, "model.kv_heads", spec.model.num_kv_heads)
+
+
+def _check_mlp(spec: JobSpec) -> list[FieldProblem]:
+    return _tensor_split(spec, "model.ffn_hidden", spec.model.mlp_hidden)
+
+
+def _check_vocabulary(spec: JobSpec) -> list[FieldProblem]:
+    return _tensor_split(spec, "model.vocab_size", spec.model.vocab_size)
+
+
+def _check_sequence(spec: JobSpec) -> list[FieldProblem]:
+    if not spec.parallel.sequence_parallel:
+        return []
+    return _tensor_split(spec, "model.seq_len", spec.model.seq_len)
+
+
+def _tensor_split(spec: JobSpec, field: str, value: int) -> list[FieldProblem]:
+    by = spec.parallel.tp
+    return Divides(field=field, value=value, by_name="parallel.tp", by=by).problems()
 
 
 def _check_stages(spec: JobSpec) -> list[FieldProblem]:
@@ -99,7 +106,7 @@ def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
     return problems
 
 
-def _check_layer_lists(spec: JobSpec) -> list[FieldProblem]:
+def _check_layer_split(spec: JobSpec) -> list[FieldProblem]:
     parallel, layers = spec.parallel, spec.model.layers
     problems = []
     split, chunks = parallel.layer_split, parallel.pp * parallel.virtual_stages
@@ -112,12 +119,17 @@ def _check_layer_lists(spec: JobSpec) -> list[FieldProblem]:
         problems.append(
             FieldProblem(
                 field="parallel.layer_split",
-                message=f"is {list(split)}, {sum(split)} layers in {len(split)} chunks; allowed: "
+                message=f"is {shown(split)}, {sum(split)} layers in {len(split)} chunks; allowed: "
                 f"pp x virtual_stages = {chunks} numbers of 1 or more that add up to "
                 f"model.layers = {layers}{example}",
             )
         )
-    modes = parallel.recompute
+    return problems
+
+
+def _check_recompute(spec: JobSpec) -> list[FieldProblem]:
+    modes, layers = spec.parallel.recompute, spec.model.layers
+    problems = []
     if not isinstance(modes, str) and len(modes) != layers:
         problems.append(
             FieldProblem(
@@ -183,3 +195,19 @@ def _check_resources(spec: JobSpec) -> list[FieldProblem]:
             )
         ]
     return []
+
+
+def _check_replicas(spec: JobSpec) -> list[FieldProblem]:
+    """Copies lie on another node."""
+    replicas = spec.checkpoint.replicas
+    # A world that does not fill its nodes is a problem of its own.
+    if not replicas or spec.num_nodes != 1:
+        return []
+    return [only_with("checkpoint.replicas", replicas, "2 or more nodes", "1")]
+
+
+RULES = (
+    *(_check_heads, _check_kv_heads, _check_mlp, _check_vocabulary, _check_sequence),
+    *(_check_stages, _check_schedule, _check_layer_split, _check_recompute),
+    *(_check_zero, _check_batch, _check_resources, _check_replicas),
+)

@@ -7,51 +7,52 @@ from typing import TYPE_CHECKING
 from outlast.problems import Divides, FieldProblem, changed, only_with
 
 if TYPE_CHECKING:
-    from outlast.spec import JobSpec, ModelSpec
+    from outlast.spec import JobSpec
 
 # Of a share with six decimals.
 _FRACTION_ROUNDING = 1e-6
 
 
-def check(spec: JobSpec) -> list[FieldProblem]:
-    """What no layout could mend."""
+def _check_hidden(spec: JobSpec) -> list[FieldProblem]:
     model = spec.model
-    checks = (_check_widths, _check_rotation, _check_window, _check_options)
-    return [problem for check in checks for problem in check(model)]
+    return Divides(
+        field="model.hidden", value=model.hidden, by_name="model.heads", by=model.heads
+    ).problems()
 
 
-def _check_widths(model: ModelSpec) -> list[FieldProblem]:
-    rules = [
-        Divides(field="model.hidden", value=model.hidden, by_name="model.heads", by=model.heads),
-        Divides(
-            field="model.heads",
-            value=model.heads,
-            by_name="model.kv_heads",
-            by=model.num_kv_heads,
-        ),
+def _check_heads(spec: JobSpec) -> list[FieldProblem]:
+    model = spec.model
+    return Divides(
+        field="model.heads", value=model.heads, by_name="model.kv_heads", by=model.num_kv_heads
+    ).problems()
+
+
+def _check_fused(spec: JobSpec) -> list[FieldProblem]:
+    """One fused projection is cut by group of heads: each group takes its share of the MLP."""
+    model = spec.model
+    if model.block != "parallel":
+        return []
+    return Divides(
+        field="model.ffn_hidden",
+        value=model.mlp_hidden,
+        by_name="model.kv_heads",
+        by=model.num_kv_heads,
+    ).problems()
+
+
+def _check_vocabulary(spec: JobSpec) -> list[FieldProblem]:
+    if spec.model.vocab_size >= 256:
+        return []
+    return [
+        FieldProblem(
+            field="model.vocab_size",
+            message=f"is {spec.model.vocab_size}; the byte tokenizer needs 256 or more",
+        )
     ]
-    if model.block == "parallel":
-        # One fused projection is cut by group of heads: each group takes its share of the MLP.
-        rules.append(
-            Divides(
-                field="model.ffn_hidden",
-                value=model.mlp_hidden,
-                by_name="model.kv_heads",
-                by=model.num_kv_heads,
-            )
-        )
-    problems = [problem for rule in rules for problem in rule.problems()]
-    if model.vocab_size < 256:
-        problems.append(
-            FieldProblem(
-                field="model.vocab_size",
-                message=f"is {model.vocab_size}; the byte tokenizer needs 256 or more",
-            )
-        )
-    return problems
 
 
-def _check_rotation(model: ModelSpec) -> list[FieldProblem]:
+def _check_rotation(spec: JobSpec) -> list[FieldProblem]:
+    model = spec.model
     if model.positions != "rope":
         return [
             only_with(f"model.{name}", value, "model.positions = rope", model.positions)
@@ -78,7 +79,8 @@ def _check_rotation(model: ModelSpec) -> list[FieldProblem]:
     ]
 
 
-def _check_window(model: ModelSpec) -> list[FieldProblem]:
+def _check_window(spec: JobSpec) -> list[FieldProblem]:
+    model = spec.model
     if model.window is None:
         if model.window_pattern == ("local",):
             return []
@@ -104,7 +106,8 @@ def _check_window(model: ModelSpec) -> list[FieldProblem]:
     return problems
 
 
-def _check_options(model: ModelSpec) -> list[FieldProblem]:
+def _check_options(spec: JobSpec) -> list[FieldProblem]:
+    model = spec.model
     problems = []
     if model.block == "serial" and model.block_norms == 2:
         # A serial block always has a norm before each of its two branches.
@@ -116,3 +119,9 @@ def _check_options(model: ModelSpec) -> list[FieldProblem]:
         needed = "model.tied_embeddings = false"
         problems.append(only_with("model.head_bias", "true", needed, "with a shared table"))
     return problems
+
+
+RULES = (
+    *(_check_hidden, _check_heads, _check_fused, _check_vocabulary),
+    *(_check_rotation, _check_window, _check_options),
+)

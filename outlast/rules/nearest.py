@@ -8,15 +8,17 @@ of ranks or stand next to the wanted number, micro-batches divide the wanted one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from outlast.problems import closest, divisors, doublings
-from outlast.rules import layout
+from outlast.problems import FieldProblem, closest, collect, divisors, doublings
+from outlast.rules import elastic, layout, model
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec, ParallelSpec
+
+    Rule: TypeAlias = Callable[[JobSpec], list[FieldProblem]]
 
 # More would not help a person choose.
 NUM_SHOWN = 3
@@ -25,18 +27,39 @@ _COST_OF_WORLD = 4.0
 _NUM_TRIED = 8
 
 
-def nearest_layouts(spec: JobSpec) -> list[str]:
-    """In words, nearest first; none where something else than the layout must change."""
-    wanted = spec.parallel
+def nearest_layouts(spec: JobSpec, rules: Sequence[Rule]) -> list[str]:
+    """In words, nearest first; none where something else than the layout must change.
+
+    A layout is offered when every problem that is left with it is one that the spec has in
+    any layout, and none of these is the model's: with another model others would work.
+    """
+    if collect(model.RULES, spec):
+        return []
+    wanted, before = spec.parallel, collect(rules, spec)
+    whatever = {problem.field for problem in before} - _fields_of_layouts(spec)
     ranked = sorted(_candidates(spec), key=lambda candidate: _distance(wanted, candidate))
     found: list[str] = []
     for parallel in ranked:
         words = _in_words(wanted, parallel)
-        if words not in found and not layout.check(spec.model_copy(update={"parallel": parallel})):
+        if words not in found and _works(spec, parallel, rules, whatever):
             found.append(words)
         if len(found) == NUM_SHOWN:
             break
     return found
+
+
+def _fields_of_layouts(spec: JobSpec) -> set[str]:
+    return {problem.field for problem in layout.check(spec)}
+
+
+def _works(
+    spec: JobSpec, parallel: ParallelSpec, rules: Sequence[Rule], whatever: Collection[str]
+) -> bool:
+    other = spec.model_copy(update={"parallel": parallel})
+    # Those of the layout first: most candidates fail them.
+    if layout.check(other) or elastic.check(other):
+        return False
+    return all(problem.field in whatever for problem in collect(rules, other))
 
 
 def _candidates(spec: JobSpec) -> Iterator[ParallelSpec]:

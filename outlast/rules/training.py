@@ -10,11 +10,6 @@ if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
 
-def check(spec: JobSpec) -> list[FieldProblem]:
-    """Settings that contradict each other, or that nothing would read."""
-    return [*_check_loss_scale(spec), *_check_schedule(spec), *_check_lamb(spec)]
-
-
 def _check_loss_scale(spec: JobSpec) -> list[FieldProblem]:
     scale = spec.loss_scale
     if spec.precision != "fp16":
@@ -72,3 +67,20 @@ def _check_lamb(spec: JobSpec) -> list[FieldProblem]:
             f"{bounds.phi_min:g}, or null",
         )
     ]
+
+
+def _check_warmup(spec: JobSpec) -> list[FieldProblem]:
+    """A warm-up that never ends; the default one may, in a job of a few steps."""
+    schedule = spec.optimizer.schedule
+    if schedule.warmup_steps <= spec.steps or "warmup_steps" not in changed(schedule):
+        return []
+    return [
+        FieldProblem(
+            field="optimizer.schedule.warmup_steps",
+            message=f"is {schedule.warmup_steps}, longer than the job: the learning rate would "
+            f"never reach optimizer.lr; allowed: 0 to steps = {spec.steps}",
+        )
+    ]
+
+
+RULES = (_check_loss_scale, _check_schedule, _check_warmup, _check_lamb)

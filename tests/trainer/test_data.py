@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from outlast.rules.data import split_sizes
+from outlast.sources import survey
 from trainer.core.batch import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
-from trainer.data.prepare import DataOptions, prepare, source_files
+from trainer.data.prepare import DataOptions, prepare
 from trainer.parallel.pipeline import MicroBatch
 
 
@@ -40,6 +42,17 @@ def test_both_splits_together_are_the_source(tmp_path: Path, text: Path) -> None
     assert (len(train), len(held_out)) == (files.train_tokens, files.validation_tokens)
     assert sorted(train + held_out) == sorted(text.read_bytes())
     assert len(held_out) / len(train + held_out) == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.3, 0.49])
+@pytest.mark.parametrize("nbytes", [1, 10, 99, 8191, 81_920, 500_001])
+def test_the_sizes_of_both_splits_are_foretold(
+    tmp_path: Path, nbytes: int, fraction: float
+) -> None:
+    source = tmp_path / "text.txt"
+    source.write_bytes(b"x" * nbytes)
+    files = prepare(tmp_path / "data", options(source, validation_fraction=fraction))
+    assert (files.train_tokens, files.validation_tokens) == split_sizes(nbytes, fraction)
 
 
 def test_a_second_call_builds_nothing(tmp_path: Path, text: Path) -> None:
@@ -77,15 +90,18 @@ def test_a_folder_is_read_in_sorted_order_and_cut_at_max_bytes(tmp_path: Path) -
     (folder / "b" / "two.txt").write_bytes(b"2" * 3000)
     (folder / "a.md").write_bytes(b"1" * 3000)
     (folder / "image.png").write_bytes(b"3" * 3000)
-    assert source_files(str(folder)) == [folder / "a.md", folder / "b" / "two.txt"]
+    assert survey(str(folder), 4500).files == (folder / "a.md", folder / "b" / "two.txt")
     files = prepare(tmp_path / "data", options(folder, max_bytes=4500))
     tokens = files.train.read_bytes() + files.validation.read_bytes()
     assert sorted(tokens) == sorted(b"1" * 3000 + b"2" * 1500)
+    skipped, cut = files.left_out
+    assert skipped == f"1 file of {folder} skipped (image.png): only .py, .txt, .rst, .md are read"
+    assert cut.startswith(f"text cut at 4,500 of 6,000 bytes of {folder}")
 
 
 def test_the_standard_library_has_text() -> None:
-    files = source_files("python-stdlib")
-    assert files == sorted(files)
+    files = survey("python-stdlib", 1 << 20).files
+    assert list(files) == sorted(files)
     assert any(path.name == "argparse.py" for path in files)
     assert not any("site-packages" in path.parts for path in files)
 

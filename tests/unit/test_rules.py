@@ -130,6 +130,11 @@ TRAINING_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
         "only with optimizer.schedule.name = wsd",
     ),
     (
+        {"optimizer": {"schedule": {"warmup_steps": 101}}},
+        "optimizer.schedule.warmup_steps",
+        "is 101, longer than the job: .* allowed: 0 to steps = 100",
+    ),
+    (
         {"steps": 20, "optimizer": {"schedule": {"name": "wsd", "decay_steps": 15}}},
         "optimizer.schedule.decay_steps",
         "allowed: 1 to 10",
@@ -169,7 +174,9 @@ GOOD: list[dict[str, Any]] = [
     },
     {"parallel": {"pp": 2, "extra_warmup": 1}},
     {"parallel": {"dp": 2, "zero": {"communication": "bf16"}}},
-    {"optimizer": {"schedule": {"name": "constant", "warmup_steps": 1000}}},
+    {"steps": 1000, "optimizer": {"schedule": {"name": "constant", "warmup_steps": 1000}}},
+    # The default warm-up may be longer than a job of a few steps.
+    {"steps": 5},
     # As floats, 0.14 and 0.58 of 100 are not whole; six decimals must do for a third.
     {"model": {"positions": "rope", "heads": 1, "hidden": 100, "rope_fraction": 0.14}},
     {"model": {"positions": "rope", "heads": 1, "hidden": 100, "rope_fraction": 0.58}},

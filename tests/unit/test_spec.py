@@ -133,8 +133,9 @@ def test_a_checkpoint_to_begin_with_has_a_place_and_comes_before_the_end() -> No
         "leave it out"
     }
     assert problems({**document, "checkpoint": {"load": "gpt-abc12"}}) == {
-        "checkpoint.load": "is 'gpt-abc12'; allowed: an absolute path or an fsspec URL such as "
-        "file:///checkpoints/gpt-abc12 or s3://bucket/checkpoints/gpt-abc12"
+        "checkpoint.load": "is 'gpt-abc12', a relative path; allowed: an absolute path such as "
+        "/checkpoints/gpt-abc12, or a URL of file, s3, s3a, gs, gcs, hdfs or webhdfs, such as "
+        "s3://bucket/checkpoints/gpt-abc12"
     }
     assert problems({**document, "checkpoint": {"load": "/x/a-1", "load_step": 50}}) == {
         "checkpoint.load_step": "is 50; allowed: 1 to 49, so that steps = 50 leaves some to train"

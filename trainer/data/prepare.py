@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import sys
 import sysconfig
@@ -23,13 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-PYTHON_STDLIB = "python-stdlib"
+from outlast.rules.data import PYTHON_STDLIB, block_tokens
+from outlast.sources import Source, survey
+
 FORMAT_VERSION = 1
-# Long enough to read in context, short enough that 2 % of 100 kB is some blocks.
-_BLOCK_TOKENS = 8192
-_TEXT_SUFFIXES = (".py", ".txt", ".rst", ".md")
-# Tests are half of the standard library and say little; caches are not text.
-_SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +46,8 @@ class TokenFiles:
     digest: str
     train_tokens: int
     validation_tokens: int
+    left_out: tuple[str, ...]
+    """What of the source was not read, in words."""
 
     @property
     def train(self) -> Path:
@@ -79,25 +77,21 @@ def prepare(data_dir: Path, options: DataOptions) -> TokenFiles:
         digest=meta["digest"],
         train_tokens=meta["train_tokens"],
         validation_tokens=meta["validation_tokens"],
+        # Files that an earlier version prepared do not say.
+        left_out=tuple(meta.get("left_out", ())),
     )
 
 
-def source_files(source: str) -> list[Path]:
-    """The text files of a source, in a fixed order.
+def source_of(options: DataOptions) -> Source:
+    """What the source holds here.
 
     Raises:
-        ValueError: there is no such source.
+        ValueError: there is no such source, or it holds no text.
     """
-    if source == PYTHON_STDLIB:
-        return _text_files(Path(sysconfig.get_path("stdlib")))
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return _text_files(path)
-    if path.is_file():
-        return [path]
-    raise ValueError(
-        f"data.source {source!r} is neither {PYTHON_STDLIB!r} nor an existing file or folder"
-    )
+    try:
+        return survey(options.source, options.max_bytes)
+    except ValueError as error:
+        raise ValueError(f"data.source {options.source!r} {error}") from error
 
 
 def _key(options: DataOptions) -> str:
@@ -107,22 +101,15 @@ def _key(options: DataOptions) -> str:
         # Walking the library on every restart would cost more than the rest of loading.
         facts.append([sys.version, sysconfig.get_path("stdlib")])
     else:
-        for path in source_files(options.source):
+        for path in source_of(options).files:
             stat = path.stat()
             facts.append([str(path), stat.st_size, stat.st_mtime_ns])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _text_files(root: Path) -> list[Path]:
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
-        found += [Path(folder) / name for name in names if name.endswith(_TEXT_SUFFIXES)]
-    return sorted(found)
-
-
 def _build(folder: Path, options: DataOptions) -> None:
-    tokens = np.frombuffer(b"".join(_read(options)), dtype=np.uint8)
+    source = source_of(options)
+    tokens = np.frombuffer(b"".join(_read(source)), dtype=np.uint8)
     if len(tokens) == 0:
         raise ValueError(f"data.source {options.source!r} holds no text")
     held_out = _held_out(len(tokens), options.validation_fraction)
@@ -137,15 +124,16 @@ def _build(folder: Path, options: DataOptions) -> None:
         "dtype": "uint8",
         "train_tokens": len(train),
         "validation_tokens": len(validation),
+        "left_out": source.left_out(),
     }
     (partial / "meta.json").write_text(json.dumps(meta))
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 
 
-def _read(options: DataOptions) -> Iterator[bytes]:
-    left = options.max_bytes
-    for path in source_files(options.source):
+def _read(source: Source) -> Iterator[bytes]:
+    left = source.max_bytes
+    for path in source.files:
         if left <= 0:
             return
         text = path.read_bytes()[:left]
@@ -155,9 +143,7 @@ def _read(options: DataOptions) -> Iterator[bytes]:
 
 def _held_out(num_tokens: int, fraction: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Marks every token of the blocks that training must not see."""
-    # A small source gets smaller blocks, so that it still has some to hold out.
-    block = max(1, min(_BLOCK_TOKENS, int(num_tokens * fraction)))
-    blocks = np.arange(num_tokens) // block
+    blocks = np.arange(num_tokens) // block_tokens(num_tokens, fraction)
     held_out: np.ndarray[tuple[int], np.dtype[np.bool_]]
     held_out = np.floor((blocks + 1) * fraction) > np.floor(blocks * fraction)
     return held_out

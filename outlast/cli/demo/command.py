@@ -49,15 +49,11 @@ def demo(
     """
     from outlast.cli.demo import summary
     from outlast.cli.demo.faults import plan_faults
-    from outlast.cli.specfile import describe_problems, load_document
-    from outlast.spec import SpecError, parse_spec
+    from outlast.cli.places import Nodes
+    from outlast.cli.specfile import load_spec
 
-    path = spec or _default_spec()
-    document = load_document(path, set_)
-    try:
-        checked = parse_spec(document)
-    except SpecError as error:
-        raise CliError(describe_problems(path, error)) from error
+    read = load_spec(spec or _default_spec(), set_, Nodes.HERE)
+    checked, document = read.spec, read.document
     _check_memory(checked)
     out = out.resolve()
     planned = plan_faults(seed, checked.steps)

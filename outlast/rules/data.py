@@ -1,0 +1,93 @@
+"""Rules of where tokens come from, and of how many there must be."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from outlast.problems import FieldProblem, shown
+from outlast.rules.places import scheme_of
+from outlast.rules.sizes import LARGEST
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+
+# The text that ships with Python.
+PYTHON_STDLIB = "python-stdlib"
+# Long enough to read in context, short enough that 2 % of 100 kB is some blocks.
+BLOCK_TOKENS = 8192
+
+
+def _check_source(spec: JobSpec) -> list[FieldProblem]:
+    source = spec.data.source
+    if source == PYTHON_STDLIB or (source.startswith("/") and source.isprintable()):
+        return []
+    if scheme_of(source) is not None:
+        what = "a URL, and text is read from files that every node has"
+    elif not source.isprintable():
+        what = "no path: it has characters that cannot be printed"
+    else:
+        what = "a relative path, which would be another place on every node"
+    return [
+        FieldProblem(
+            field="data.source",
+            message=f"is {shown(source)}, {what}; allowed: {PYTHON_STDLIB}, or the absolute path "
+            "of a text file or of a folder with some",
+        )
+    ]
+
+
+def _check_length(spec: JobSpec) -> list[FieldProblem]:
+    """However much text there is, no more than `max_bytes` is read."""
+    most = spec.data.max_bytes
+    # A larger one is a problem of its own, and no float holds all of its digits.
+    return (
+        []
+        if most > LARGEST["data.max_bytes"]
+        else check_tokens(spec, most, f"data.max_bytes = {most}")
+    )
+
+
+def check_tokens(spec: JobSpec, num_tokens: int, origin: str) -> list[FieldProblem]:
+    """Both splits of so many tokens must hold a sequence; `origin` says where they come from."""
+    length = spec.model.seq_len
+    fraction = spec.data.validation_fraction
+    train, held_out = split_sizes(num_tokens, fraction)
+    splits = {"training": train, f"data.validation_fraction = {fraction:g}": held_out}
+    split, fewest = min(splits.items(), key=lambda item: item[1])
+    # The last token of a sequence needs a successor.
+    if fewest > length:
+        return []
+    remedy = f"allowed: 1 to {fewest - 1}, or more text" if fewest > 1 else "give more text"
+    if fewest == held_out:
+        remedy += ", or a larger data.validation_fraction"
+    return [
+        FieldProblem(
+            field="model.seq_len",
+            message=f"is {length}; of {num_tokens} tokens ({origin}) {fewest} are for {split}, "
+            f"fewer than one sequence and its next token; {remedy}",
+        )
+    ]
+
+
+def split_sizes(num_tokens: int, fraction: float) -> tuple[int, int]:
+    """How many of so many tokens are trained on, and how many are held out.
+
+    Every so many blocks one is held out: block i where i x fraction passes a whole number.
+    """
+    block = block_tokens(num_tokens, fraction)
+    num_blocks = -(-num_tokens // block)
+    held_blocks = math.floor(num_blocks * fraction)
+    held = held_blocks * block
+    if held_blocks > math.floor((num_blocks - 1) * fraction):
+        # The last block is one of them, and may not be full.
+        held -= num_blocks * block - num_tokens
+    return num_tokens - held, held
+
+
+def block_tokens(num_tokens: int, fraction: float) -> int:
+    """Tokens of a block; a small source gets small ones, so that it has some to hold out."""
+    return max(1, min(BLOCK_TOKENS, int(num_tokens * fraction)))
+
+
+RULES = (_check_source, _check_length)

@@ -1,0 +1,54 @@
+"""Where checkpoints may lie: what a path or URL in a spec must look like."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from outlast.problems import shown
+
+# Stores that can create a file only if it is absent, which keeps two attempts apart.
+SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "hdfs", "webhdfs")
+# Others that `checkpoint.stores` takes: within one process, and an alias of fsspec's.
+_ALSO_TAKEN = ("memory", "local")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def scheme_of(url: str) -> str | None:
+    """What stands before the colon of a URL; None for a path."""
+    found = _SCHEME.match(url)
+    return found.group(1).lower() if found else None
+
+
+def local_path(url: str) -> str | None:
+    """The path that a place means on a node's own file system; None for other stores."""
+    if url.startswith("/"):
+        return url
+    scheme, _, rest = url.partition("://")
+    return rest if scheme in ("file", "local") and rest.startswith("/") else None
+
+
+def wrong_with_place(url: str, example: str) -> str | None:
+    """Why nothing can lie at `url` whatever the node, with what is allowed; None if it can."""
+    allowed = (
+        f"an absolute path such as /{example}, or a URL of {', '.join(SCHEMES[:-1])} or "
+        f"{SCHEMES[-1]}, such as s3://bucket/{example}"
+    )
+    given = f"is {shown(url)}"
+    if not url or not url.isprintable() or url != url.strip():
+        return f"{given}, which is no place; allowed: {allowed}"
+    if url.startswith("/"):
+        return None
+    scheme = scheme_of(url)
+    if scheme is None:
+        return f"{given}, a relative path; allowed: {allowed}"
+    if scheme not in (*SCHEMES, *_ALSO_TAKEN):
+        near = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.5)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        return f"{given}; there is no store {scheme!r}{meant}; allowed: {allowed}"
+    rest = url[len(scheme) + 1 :]
+    if not rest.startswith("//") or not rest.strip("/"):
+        return f"{given}, which names no place in the store; allowed: {allowed}"
+    if scheme in ("file", "local") and local_path(url) is None:
+        return f"{given}; a file URL has three slashes, as in file:///{example}"
+    return None

@@ -1,0 +1,134 @@
+"""The text files of a data source: which are read, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlast.rules.data import PYTHON_STDLIB
+
+TEXT_SUFFIXES = (".py", ".txt", ".rst", ".md")
+# Tests are half of the standard library and say little; caches are not text.
+SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests"}
+# Names of what was left out, in words; more would not help a person.
+_NUM_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a data source holds, as far as `max_bytes` reads it."""
+
+    name: str
+    files: tuple[Path, ...]
+    """Text files in the order in which they are read."""
+    nbytes: int
+    """Of all of them together."""
+    max_bytes: int
+    other_files: tuple[Path, ...]
+    """Files that are not text by their suffix, so they are skipped."""
+    folders: tuple[Path, ...]
+    """Folders that are skipped because of their names."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Bytes are tokens."""
+        return min(self.nbytes, self.max_bytes)
+
+    def left_out(self) -> list[str]:
+        """What is not read, in words, each with what to change."""
+        found = []
+        # The text that ships with Python is what it is.
+        if self.name != PYTHON_STDLIB:
+            if self.other_files:
+                found.append(
+                    f"{_counted(len(self.other_files), 'file')} of {self.name} skipped "
+                    f"({_named(self.other_files)}): only {', '.join(TEXT_SUFFIXES)} are read"
+                )
+            if self.folders:
+                found.append(
+                    f"{_counted(len(self.folders), 'folder')} of {self.name} skipped "
+                    f"({_named(self.folders)}): folders of these names are not read"
+                )
+        if self.nbytes > self.max_bytes:
+            # Nobody means to read all of the standard library.
+            remedy = "" if self.name == PYTHON_STDLIB else "; data.max_bytes sets the limit"
+            found.append(
+                f"text cut at {self.max_bytes:,} of {self.nbytes:,} bytes of {self.name}{remedy}"
+            )
+        return found
+
+
+def survey(source: str, max_bytes: int) -> Source:
+    """What `source` holds here.
+
+    Raises:
+        ValueError: there is no such source, it cannot be read, or it holds no text.
+    """
+    if source == PYTHON_STDLIB:
+        return _of_folder(source, Path(sysconfig.get_path("stdlib")), max_bytes)
+    path = Path(source).expanduser()
+    try:
+        if path.is_dir():
+            with os.scandir(path):
+                return _of_folder(source, path, max_bytes)
+        if path.is_file():
+            with path.open("rb"):
+                pass
+            return _checked(
+                Source(
+                    name=source,
+                    files=(path,),
+                    nbytes=path.stat().st_size,
+                    max_bytes=max_bytes,
+                    other_files=(),
+                    folders=(),
+                )
+            )
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    if path.exists():
+        raise ValueError("is neither a file nor a folder")
+    raise ValueError(f"is neither {PYTHON_STDLIB!r} nor an existing file or folder")
+
+
+def _of_folder(name: str, root: Path, max_bytes: int) -> Source:
+    files: list[Path] = []
+    others: list[Path] = []
+    skipped: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        skipped += [Path(folder) / each for each in folders if each in SKIPPED_FOLDERS]
+        folders[:] = [each for each in folders if each not in SKIPPED_FOLDERS]
+        for each in names:
+            path = Path(folder) / each
+            (files if each.endswith(TEXT_SUFFIXES) else others).append(path)
+    files.sort()
+    return _checked(
+        Source(
+            name=name,
+            files=tuple(files),
+            nbytes=sum(path.stat().st_size for path in files),
+            max_bytes=max_bytes,
+            other_files=tuple(sorted(others)),
+            folders=tuple(sorted(skipped)),
+        )
+    )
+
+
+def _checked(source: Source) -> Source:
+    if source.nbytes:
+        return source
+    if source.files:
+        raise ValueError("holds no text: it is empty")
+    more = f" among its {_counted(len(source.other_files), 'file')}" if source.other_files else ""
+    raise ValueError(f"holds no text: no {', '.join(TEXT_SUFFIXES)}{more}")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _named(paths: tuple[Path, ...]) -> str:
+    names = [path.name for path in paths[:_NUM_NAMED]]
+    return ", ".join([*names, *(["..."] if len(paths) > _NUM_NAMED else [])])
