@@ -15,13 +15,14 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
-import yaml
 from google.protobuf import json_format, struct_pb2
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from outlast.errors import FatalError, RetryableError
-from outlast.spec import FieldProblem, SpecError
+from outlast.spec import FieldProblem, SpecError, read_spec
+from outlast.specfile import read_document
+from outlast.submission import resolve_places
 from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsStub
 from outlast.v1.incidents_pb2_grpc import IncidentsStub
@@ -31,7 +32,13 @@ from outlast.v1.nodes_pb2_grpc import NodesStub
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 # A busy controller answers in milliseconds; one that does not answer for so long is away.
 CALL_TIMEOUT_S = 30.0
-_OPTIONS = (("grpc.max_receive_message_length", 256 * 2**20), ("grpc.enable_retries", 0))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 256 * 2**20),
+    # Errors travel in what gRPC calls metadata, and a bad spec may have many.
+    ("grpc.max_metadata_size", 2**20),
+    ("grpc.absolute_max_metadata_size", 2**20),
+    ("grpc.enable_retries", 0),
+)
 # Beyond this a double, which is what a Struct holds, drops digits.
 _LARGEST_EXACT = 2**53
 
@@ -93,12 +100,20 @@ class Client:
     ) -> jobs_pb2.Job:
         """Submit a spec, or the YAML or JSON file at a path; repeatable with a request id.
 
+        Relative paths in it are below the current folder.
+
         Raises:
             SpecError: with every problem that the spec has.
+            SpecFileError: the file is no job spec at all.
         """
-        document = spec if isinstance(spec, dict) else yaml.safe_load(Path(spec).read_text())
+        value: object = spec
+        if not isinstance(spec, dict):
+            read = read_document(spec)
+            if read.problems:
+                raise SpecError(read.problems)
+            value = read.value
         request = jobs_pb2.SubmitRequest(
-            spec=_struct(document), request_id=request_id or uuid.uuid4().hex
+            spec=_struct(value), request_id=request_id or uuid.uuid4().hex
         )
         return self._call(self._jobs.Submit, request).job
 
@@ -143,9 +158,10 @@ class Client:
 
     # Nodes
 
-    def nodes(self) -> tuple[nodes_pb2.Node, ...]:
+    def nodes(self, *, timeout_s: float = CALL_TIMEOUT_S) -> tuple[nodes_pb2.Node, ...]:
         """Every node that has ever joined."""
-        response = self._call(self._nodes.ListNodes, nodes_pb2.ListNodesRequest())
+        request = nodes_pb2.ListNodesRequest()
+        response = self._call(self._nodes.ListNodes, request, timeout_s=timeout_s)
         return tuple(response.nodes)
 
     def cordon(self, node_id: str) -> nodes_pb2.Node:
@@ -197,9 +213,15 @@ class Client:
         request = diagnostics_pb2.GetDiagnosticsRequest(run_id=run_id)
         return self._call(self._diagnostics.GetDiagnostics, request).run
 
-    def _call(self, method: Callable[..., _Response], request: object) -> _Response:
+    def _call(
+        self,
+        method: Callable[..., _Response],
+        request: object,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> _Response:
         with self._translated():
-            return method(request, timeout=CALL_TIMEOUT_S)
+            return method(request, timeout=timeout_s)
 
     def _stream(
         self, method: grpc.UnaryStreamMultiCallable[Any, _Response], request: object
@@ -268,12 +290,20 @@ def _details(error: grpc.RpcError) -> tuple[tuple[FieldProblem, ...], str]:
 
 def _struct(document: object) -> struct_pb2.Struct:
     if not isinstance(document, dict):
-        kind = type(document).__name__
-        problem = FieldProblem(field="(document)", message=f"must be a mapping, not {kind}")
-        raise SpecError((problem,))
+        # Why it is none is said in the same words everywhere.
+        raise SpecError(tuple(read_spec(document)[1]))
+    resolved, _ = resolve_places(document, Path.cwd())
     struct = struct_pb2.Struct()
-    json_format.ParseDict(_doubles(document), struct)
+    try:
+        json_format.ParseDict(_doubles(resolved), struct)
+    except json_format.ParseError as error:
+        _, problems = read_spec(resolved)
+        raise SpecError(tuple(problems) or (_not_sent(error),)) from error
     return struct
+
+
+def _not_sent(error: Exception) -> FieldProblem:
+    return FieldProblem(field="(document)", message=f"cannot be sent: {error}")
 
 
 def _doubles(value: object) -> object:

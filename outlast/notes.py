@@ -8,28 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Self
-
-# Steps, tokens, bytes: what a double still counts one by one, and so every reader of them.
-MAX_COUNT = 2**53 - 1
 
 
-class _Word(IntEnum):
-    """A word of the black box. One that is no member reads as `unknown` (-1).
-
-    The box is memory that a damaged worker may have written anything to, or a worker of another
-    version. The unknown word is not among the members: they number the box's tables.
-    """
-
-    @classmethod
-    def _missing_(cls, value: object) -> Self:
-        unknown = int.__new__(cls, -1)
-        unknown._name_ = "UNKNOWN"
-        unknown._value_ = -1
-        return unknown
-
-
-class Phase(_Word):
+class Phase(IntEnum):
     """What a rank is busy with."""
 
     STARTING = 0
@@ -54,7 +35,7 @@ class StartMark(IntEnum):
     FIRST_STEP = 4
 
 
-class Op(_Word):
+class Op(IntEnum):
     """Operations that can wait for another rank."""
 
     NONE = 0
@@ -68,7 +49,7 @@ class Op(_Word):
     ALL_TO_ALL = 8
 
 
-class Group(_Word):
+class Group(IntEnum):
     """Which peers an operation involves."""
 
     WORLD = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +13,16 @@ from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.specfile import describe_problems
 
 if TYPE_CHECKING:
+    from outlast.cli.places import Nodes
     from outlast.client import Client
     from outlast.v1.incidents_pb2 import Incident
     from outlast.v1.jobs_pb2 import Job
 
 # Ids that a message lists.
 MAX_LISTED = 8
+
+# `plan` works without a controller, and does not wait long for one.
+_LOOK_TIMEOUT_S = 5.0
 
 
 def resolve_address(controller: str, state_dir: Path) -> str:
@@ -74,6 +79,40 @@ def connector(controller: str, state_dir: Path) -> Callable[[], Client]:
             raise UnavailableError(str(error)) from error
 
     return connect
+
+
+def where_nodes_are(controller: str, state_dir: Path) -> Nodes:
+    """Whether a job's nodes are this machine, so that its files can be looked at.
+
+    An address of this machine may be that of a tunnel, so what its nodes say counts.
+    """
+    from outlast.cli.places import Nodes
+    from outlast.client import Client
+    from outlast.errors import OutlastError
+
+    try:
+        address = resolve_address(controller, state_dir)
+    except CliError:
+        return Nodes.UNKNOWN
+    if not _is_loopback(address.rpartition(":")[0]):
+        return Nodes.ELSEWHERE
+    try:
+        with Client(address) as client:
+            found = [node.address for node in client.nodes(timeout_s=_LOOK_TIMEOUT_S)]
+    except OutlastError:
+        return Nodes.UNKNOWN
+    if found:
+        return Nodes.HERE if all(map(_is_loopback, found)) else Nodes.ELSEWHERE
+    return Nodes.UNKNOWN if controller else Nodes.HERE
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def find_job(client: Client, wanted: str) -> Job:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outlast.cli import incident_words, output, words
-from outlast.cli.connect import connector, controller_of, find_job
+from outlast.cli.connect import connector, controller_of, find_job, where_nodes_are
 from outlast.cli.errors import ExitCode
 from outlast.cli.options import (
     DEFAULT_STATE_DIR,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outlast.cli.follow import Snapshot
+    from outlast.spec import JobSpec
     from outlast.v1.incidents_pb2 import Incident
     from outlast.v1.jobs_pb2 import Job
 
@@ -61,14 +62,23 @@ def submit(
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Submit a training job."""
-    from outlast.cli.specfile import load_document
+    """Submit a training job.
 
-    document = load_document(spec, set_)
+    The spec is checked first, with the files that it names as far as they can be seen from
+    here. Relative paths in it are below the current folder.
+    """
+    from outlast.cli.specfile import load_spec
+
+    checked = load_spec(spec, set_, where_nodes_are(controller, state_dir))
     with controller_of(controller, state_dir) as client:
-        job = client.submit(document, request_id=request_id or None)
+        job = client.submit(checked.document, request_id=request_id or None)
+        nodes = [node for node in client.nodes() if node.connected]
+    for line in (*checked.seen.warnings, *_missing_nodes(checked.spec, len(nodes))):
+        print(f"warning: {line}", file=sys.stderr)
     if not json:
         print(f"submitted {job.job_id}", flush=True)
+        for line in checked.resolved:
+            output.print_wrapped(line)
     elif not follow:
         output.print_json({"job": output.facts(job)})
     if follow:
@@ -207,6 +217,17 @@ def resume(
     """Go on with a paused job."""
     with controller_of(controller, state_dir) as client:
         _print_job(client.resume(find_job(client, job).job_id), json)
+
+
+def _missing_nodes(spec: JobSpec, num_nodes: int) -> list[str]:
+    """A job that cannot start says so at once, and not when somebody wonders why."""
+    if num_nodes >= spec.num_nodes:
+        return []
+    needed = f"the job takes {spec.num_nodes} of {spec.workers_per_node} workers"
+    remedy = "`outlast agent --controller HOST:PORT` on a machine adds it as a node"
+    if num_nodes == 0:
+        return [f"no nodes are connected, and {needed}: it waits in the queue; {remedy}"]
+    return [f"{num_nodes} nodes are connected, and {needed}: it waits for the others; {remedy}"]
 
 
 def _follow(job: Job, controller: str, state_dir: Path, *, json: bool) -> None:

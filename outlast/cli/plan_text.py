@@ -10,6 +10,7 @@ from outlast.cli.words import flops, size
 
 if TYPE_CHECKING:
     from outlast.cli.planning import Projected
+    from outlast.cli.specfile import Checked
     from outlast.spec import JobSpec
     from trainer.core.estimate import Plan
     from trainer.core.memory import RankMemory
@@ -20,9 +21,11 @@ _MAX_GROUPS = 8
 _LARGE_BUBBLE = 0.25
 
 
-def print_plan(spec: JobSpec, found: Plan, projected: Projected | None) -> None:
+def print_plan(read: Checked, found: Plan, projected: Projected | None) -> None:
     """The plan for people."""
+    spec = read.spec
     output.print_lines([*_job_lines(spec), *_work_lines(spec, found), *_waiting_lines(spec, found)])
+    output.print_lines([("data", line) for line in data_lines(read)])
     print("\nmemory of one rank")
     _print_memory(found.ranks)
     print()
@@ -30,8 +33,19 @@ def print_plan(spec: JobSpec, found: Plan, projected: Projected | None) -> None:
     if projected is not None:
         print(f"\non {projected.device.name}")
         output.print_lines(_projection_lines(spec, projected))
-    for line in warnings(spec, found, projected):
-        print(f"\nwarning: {line}")
+    for line in (*warnings(spec, found, projected), *read.seen.warnings):
+        print()
+        output.print_wrapped(f"warning: {line}")
+
+
+def data_lines(read: Checked) -> list[str]:
+    """Where tokens come from as far as it can be seen here, and what is left out of them."""
+    lines = list(read.resolved)
+    source = read.seen.source
+    if source is not None:
+        lines.append(f"{source.num_tokens:,} tokens of {source.name}")
+        lines += source.left_out()
+    return lines
 
 
 def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[str]:

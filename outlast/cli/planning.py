@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlast.cli import output
+from outlast.cli.connect import where_nodes_are
 from outlast.cli.errors import CliError, ExitCode
-from outlast.cli.options import Assignments, Json, SpecFile
+from outlast.cli.options import (
+    DEFAULT_STATE_DIR,
+    Assignments,
+    Controller,
+    Json,
+    SpecFile,
+    StateDir,
+)
 
 if TYPE_CHECKING:
     from outlast.devices import Device
@@ -75,18 +83,22 @@ def plan(
     link: LinkOption = DEFAULT_LINK,
     kernels: KernelsOption = DEFAULT_KERNELS,
     json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Check a job spec and print what it will need. Runs nothing.
 
     Prints the layout, parameters, memory of a rank by part, tmpfs that a node needs for
     checkpoints in host memory, pipeline bubble and communication per step; with --device
     also the time of a step and its MFU, and whether the job fits. Warns of what will be
-    slow or will not fit.
+    slow or will not fit. Relative paths in the spec are below the current folder. Where a
+    controller runs nodes on this machine, files that the spec names must be there.
     """
-    from outlast.cli.plan_text import print_plan, warnings
+    from outlast.cli.plan_text import data_lines, print_plan, warnings
     from outlast.cli.specfile import load_spec
 
-    checked = load_spec(spec, set_)
+    read = load_spec(spec, set_, where_nodes_are(controller, state_dir))
+    checked = read.spec
     projected = project(checked, device, link, kernels) if device else None
     # A number is no name: what it is the peak of is not known.
     on_gpu = projected is not None and projected.device.reported_as != ""
@@ -95,9 +107,10 @@ def plan(
         facts = plan_facts(checked, found)
         if projected is not None:
             facts["projection"] = projection_facts(projected)
-        output.print_json({**facts, "warnings": warnings(checked, found, projected)})
+        lines = [*warnings(checked, found, projected), *read.seen.warnings]
+        output.print_json({**facts, "data": data_lines(read), "warnings": lines})
     else:
-        print_plan(checked, found, projected)
+        print_plan(read, found, projected)
 
 
 def schema() -> None:

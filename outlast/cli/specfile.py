@@ -1,56 +1,78 @@
-"""Reading a job spec from a file, with the changes asked for on the command line."""
+"""Job specs for commands: read from a file, changed by --set, and checked as far as can be."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlast.cli.errors import CliError
 
 if TYPE_CHECKING:
+    from outlast.cli.places import Nodes, Seen
+    from outlast.problems import FieldProblem
     from outlast.spec import JobSpec, SpecError
 
-# A spec is a few hundred lines at most; this stops a wrong file early.
-MAX_SPEC_BYTES = 1 << 20
+# Narrower terminals wrap by themselves.
+_MIN_WIDTH = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A spec without problems."""
+
+    spec: JobSpec
+    document: dict[str, Any]
+    """As the file has it, with --set applied and relative paths made absolute."""
+    resolved: tuple[str, ...]
+    """What relative paths were taken to mean, in words."""
+    seen: Seen
 
 
 def load_document(path: Path, assignments: Sequence[str] = ()) -> dict[str, Any]:
     """The mapping in a YAML or JSON file, with each `a.b=value` applied.
 
     Raises:
-        CliError: the file cannot be read, is not YAML, or is not a mapping.
+        CliError: the file cannot be read, is neither, is not a mapping, or gives a field twice.
     """
-    import yaml
+    from outlast.spec import SpecError
 
-    try:
-        document = yaml.safe_load(_read(path))
-    except yaml.YAMLError as error:
-        raise CliError(f"{path} is not YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise CliError(f"{path}: a job spec is a mapping, not {type(document).__name__}")
-    for assignment in assignments:
-        try:
-            set_value(document, assignment)
-        except ValueError as error:
-            raise CliError(str(error)) from error
+    document, problems = _document(path, assignments)
+    if problems:
+        raise CliError(describe_problems(path, SpecError(tuple(problems))))
     return document
 
 
-def load_spec(path: Path, assignments: Sequence[str] = ()) -> JobSpec:
-    """The checked spec in a file.
+def load_spec(path: Path, assignments: Sequence[str] = (), nodes: Nodes | None = None) -> Checked:
+    """The checked spec in a file, whose job is to run on `nodes`.
 
     Raises:
-        CliError: with every problem of the spec.
+        CliError: with every problem of the spec that can be seen from here.
     """
-    from outlast.spec import SpecError, parse_spec
+    from outlast.cli import places
+    from outlast.rules.check import check
+    from outlast.spec import SpecError, read_spec
+    from outlast.submission import resolve_places
 
-    try:
-        return parse_spec(load_document(path, assignments))
-    except SpecError as error:
-        raise CliError(describe_problems(path, error)) from error
+    document, problems = _document(path, assignments)
+    document, written = resolve_places(document, Path.cwd())
+    spec, unread = read_spec(document)
+    problems += unread
+    seen = places.Seen()
+    if spec is not None:
+        problems += check(spec)
+        seen = places.look(spec, written, nodes or places.Nodes.UNKNOWN)
+        told = {problem.field for problem in problems}
+        problems += [each for each in seen.problems if each.field not in told]
+    if spec is None or problems:
+        raise CliError(describe_problems(path, SpecError(tuple(problems))))
+    resolved = tuple(places.resolved_lines(spec, written))
+    return Checked(spec=spec, document=document, resolved=resolved, seen=seen)
 
 
 def set_value(document: dict[str, Any], assignment: str) -> None:
@@ -70,28 +92,44 @@ def set_value(document: dict[str, Any], assignment: str) -> None:
         target = inner
     try:
         target[keys[-1]] = json.loads(text)
-    except json.JSONDecodeError:
+    except ValueError:
         target[keys[-1]] = text
 
 
 def describe_problems(what: Path | str, error: SpecError) -> str:
     """Every problem of a spec, one a line."""
-    lines = [f"{what} has {len(error.problems)} problem(s):"]
-    lines += [f"  {problem.field}: {problem.message}" for problem in error.problems]
-    return "\n".join(lines)
+    from outlast.problems import described
+
+    name = "standard input" if str(what) == "-" else what
+    return "\n".join(map(_wrapped, described(name, error.problems).splitlines()))
 
 
-def _read(path: Path) -> str:
+def _wrapped(line: str) -> str:
+    """A line of the list, as wide as the terminal that it goes to; whole for a pipe."""
+    if not sys.stderr.isatty():
+        return line
+    return textwrap.fill(
+        line,
+        width=max(_MIN_WIDTH, shutil.get_terminal_size().columns),
+        subsequent_indent="      ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _document(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], list[FieldProblem]]:
+    from outlast.spec import SpecError, read_spec
+    from outlast.specfile import SpecFileError, read_document
+
     try:
-        if str(path) == "-":
-            return sys.stdin.read(MAX_SPEC_BYTES)
-        with path.open("rb") as file:
-            data = file.read(MAX_SPEC_BYTES + 1)
-    except OSError as error:
-        raise CliError(f"cannot read {path}: {error.strerror}") from error
-    if len(data) > MAX_SPEC_BYTES:
-        raise CliError(f"{path} is larger than {MAX_SPEC_BYTES >> 20} MiB: not a job spec")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise CliError(f"{path} is not UTF-8 text: {error.reason}") from error
+        read = read_document(path)
+    except SpecFileError as error:
+        raise CliError(str(error)) from error
+    if not isinstance(read.value, dict):
+        raise CliError(describe_problems(path, SpecError(tuple(read_spec(read.value)[1]))))
+    for assignment in assignments:
+        try:
+            set_value(read.value, assignment)
+        except ValueError as error:
+            raise CliError(str(error)) from error
+    return read.value, list(read.problems)

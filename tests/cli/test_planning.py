@@ -149,9 +149,9 @@ def test_cross_field_problems_say_what_is_allowed(spec_file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is not YAML"),
-        ("- 1\n- 2\n", "is a mapping, not list"),
-        ("", "is a mapping, not NoneType"),
+        ("a: [", r"job.yaml, line 1, column 5: not YAML: expected the node content"),
+        ("- 1\n- 2\n", "must be a mapping of fields, .*, not a list"),
+        ("", "must be a mapping of fields, .*, and this is empty"),
     ],
 )
 def test_what_is_no_spec_at_all_is_said_plainly(tmp_path: Path, text: str, message: str) -> None:

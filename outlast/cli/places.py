@@ -1,0 +1,164 @@
+"""Files that a spec names, looked at from here: what a job would otherwise fail on later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checkpoint.core import names
+from outlast.problems import FieldProblem, collect, shown
+from outlast.rules.data import check_tokens
+from outlast.rules.places import local_path, wrong_with_place
+from outlast.sources import Source, survey
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+
+_OWNERS = {"model.seq_len": "data.source", "checkpoint.load_step": "checkpoint.load"}
+_UNCERTAIN = "(on this machine; what counts is what the nodes have)"
+# Steps of another job's checkpoints; more would not help a person.
+_NUM_STEPS = 8
+
+
+class Nodes(Enum):
+    """Where a job's nodes are, as far as it is known here."""
+
+    HERE = "this machine"
+    ELSEWHERE = "other machines"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was found in the files of this machine."""
+
+    problems: tuple[FieldProblem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    source: Source | None = None
+
+
+def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
+    """The files that `spec` names; `written` has the paths that were relative, by field.
+
+    A path that only nodes may have is a problem where the nodes are this machine, and a
+    warning elsewhere. A relative path is the submitter's, so what it names must be here.
+    """
+    source: list[Source] = []
+    rules: tuple[Callable[[JobSpec], list[FieldProblem]], ...] = (
+        lambda spec: _look_at_source(spec, source),
+        _look_at_url,
+        _look_at_load,
+    )
+    problems, warnings = [], []
+    for found in collect(rules, spec):
+        # What a file or a folder holds is as certain as where it is.
+        owner = _OWNERS.get(found.field, found.field)
+        message = _as_written(found.message, written.get(found.field))
+        problem = FieldProblem(field=found.field, message=message)
+        is_read = found.field != "checkpoint.url"
+        if nodes is Nodes.HERE or (is_read and owner in written):
+            problems.append(problem)
+        else:
+            warnings.append(f"{problem.field} {problem.message} {_UNCERTAIN}")
+    return Seen(
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+        source=source[0] if source else None,
+    )
+
+
+def resolved_lines(spec: JobSpec, written: Mapping[str, str]) -> list[str]:
+    """What relative paths were taken to mean."""
+    found = []
+    for field, given in written.items():
+        section, name = field.split(".")
+        found.append(f"{field}: {given} is {getattr(getattr(spec, section), name)}")
+    return found
+
+
+def _as_written(message: str, given: str | None) -> str:
+    """Begin with the value as the spec has it, with what it was taken to mean."""
+    if given is None:
+        return message
+    return message.replace("is ", f"is {shown(given)}, taken as ", 1)
+
+
+def _look_at_source(spec: JobSpec, found: list[Source]) -> list[FieldProblem]:
+    source = spec.data.source
+    if not (source.startswith("/") or source == "python-stdlib"):
+        return []
+    try:
+        held = survey(source, spec.data.max_bytes)
+    except ValueError as error:
+        message = f"is {shown(source)}, which {error}; give a text file or a folder with some"
+        return [FieldProblem(field="data.source", message=message)]
+    found.append(held)
+    if held.nbytes >= spec.data.max_bytes:
+        # That many tokens are a rule of the spec.
+        return []
+    return check_tokens(spec, held.nbytes, f"all of data.source = {source}")
+
+
+def _look_at_url(spec: JobSpec) -> list[FieldProblem]:
+    url = spec.checkpoint.url
+    path = None if url is None or wrong_with_place(url, "") else local_path(url)
+    why = None if path is None else _unwritable(Path(path))
+    if why is None:
+        return []
+    message = f"is {shown(url)}, where nothing can be written: {why}; give a folder with room"
+    return [FieldProblem(field="checkpoint.url", message=message)]
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why no files can be made below `folder`; None if they can."""
+    try:
+        present = next(each for each in (folder, *folder.parents) if each.exists())
+        if not present.is_dir():
+            return f"{present} is not a folder"
+        if not os.access(present, os.W_OK | os.X_OK):
+            return f"no permission to write to {present}"
+        if os.statvfs(present).f_flag & os.ST_RDONLY:
+            return f"the file system of {present} is read-only"
+        # A view of the kernel and not a disk, such as /proc.
+        return f"{present} is not on a disk" if shutil.disk_usage(present).total == 0 else None
+    except OSError as error:
+        return error.strerror or errno.errorcode.get(error.errno or 0, "it cannot be read")
+
+
+def _look_at_load(spec: JobSpec) -> list[FieldProblem]:
+    url = spec.checkpoint.load
+    path = None if url is None or wrong_with_place(url, "") else local_path(url)
+    if path is None:
+        return []
+    root = Path(path)
+    steps = _committed(root)
+    if not root.is_dir():
+        why = "which does not exist" if not root.exists() else "which is not a folder"
+    elif not steps:
+        why = "which has no committed checkpoint; give the folder of one job"
+        inside = [each.parent.name for each in root.glob(f"*/{names.COMMITS}")]
+        if inside:
+            why += f", such as {root / min(inside)}"
+    else:
+        wanted = spec.checkpoint.load_step
+        if wanted is None or wanted in steps:
+            return []
+        near = ", ".join(map(str, steps[-_NUM_STEPS:]))
+        message = f"is {wanted}, and {root} has no checkpoint of that step; allowed: {near}"
+        return [FieldProblem(field="checkpoint.load_step", message=message)]
+    remedy = "" if ";" in why else "; `outlast status JOB` prints where a job's checkpoints lie"
+    return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}, {why}{remedy}")]
+
+
+def _committed(root: Path) -> list[int]:
+    try:
+        found = [names.parse_commit(each) for each in os.listdir(root / names.COMMITS)]
+    except OSError:
+        return []
+    return sorted(step for step in found if step is not None)
