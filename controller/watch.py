@@ -348,6 +348,18 @@ class Watch:
             if entry.summary.attempt == job.attempt
         }
 
+    def some_summaries(
+        self, job: JobRecord, first: int, stride: int
+    ) -> list[agents_pb2.RankSummary]:
+        """What was last heard of every so manieth rank of the job's present attempt."""
+        seen = self._ranks.get(job.job_id, {})
+        found = (seen.get(rank) for rank in range(first, job.plan.world_size, stride))
+        return [
+            entry.summary
+            for entry in found
+            if entry is not None and entry.summary.attempt == job.attempt
+        ]
+
     def _who_hangs(self, job: JobRecord, now_wall_s: float) -> HangVerdict:
         seen = self.summaries(job)
         missing = [rank for rank in range(job.plan.world_size) if rank not in seen]

@@ -131,9 +131,19 @@ class Client:
         return tuple(response.jobs)
 
     def watch(self, job_id: str, *, after_step: int = 0) -> Iterator[jobs_pb2.WatchJobResponse]:
-        """The job at once, then its changes and new step reports, until it ends."""
-        request = jobs_pb2.WatchJobRequest(job_id=job_id, after_step=after_step)
-        return self._stream(self._jobs.WatchJob, request)
+        """The job at once, then its changes and new step reports, until it ends.
+
+        A job comes at most once a second, but for changes of its state; it is always whole.
+        """
+        request = jobs_pb2.WatchJobRequest(job_id=job_id, after_step=after_step, brief=True)
+        known = jobs_pb2.Job()
+        for update in self._stream(self._jobs.WatchJob, request):
+            if update.HasField("job"):
+                if update.is_brief:
+                    update.job.nodes.extend(known.nodes)
+                    update.job.spec.CopyFrom(known.spec)
+                known = update.job
+            yield update
 
     def cancel(self, job_id: str) -> jobs_pb2.Job:
         """End a job."""
@@ -164,6 +174,11 @@ class Client:
         response = self._call(self._nodes.ListNodes, request, timeout_s=timeout_s)
         return tuple(response.nodes)
 
+    def some_nodes(self, most: int) -> tuple[tuple[nodes_pb2.Node, ...], int]:
+        """So many nodes at most, those that need attention first; and how many there are."""
+        response = self._call(self._nodes.ListNodes, nodes_pb2.ListNodesRequest(most=most))
+        return tuple(response.nodes), response.num_nodes
+
     def cordon(self, node_id: str) -> nodes_pb2.Node:
         """Keep new work off a node."""
         request = nodes_pb2.CordonNodeRequest(node_id=node_id)
@@ -181,9 +196,14 @@ class Client:
 
     # Incidents and diagnostics
 
-    def incidents(self, job_id: str = "") -> tuple[incidents_pb2.Incident, ...]:
-        """Incidents of a job, or of all, oldest first."""
-        request = incidents_pb2.ListIncidentsRequest(job_id=job_id)
+    def incidents(
+        self, job_id: str = "", *, newest: int = 0, brief: bool = False
+    ) -> tuple[incidents_pb2.Incident, ...]:
+        """Incidents of a job, or of all, oldest first; of many, the `newest` so many.
+
+        `brief` ones have no evidence, timeline, checks and links.
+        """
+        request = incidents_pb2.ListIncidentsRequest(job_id=job_id, newest=newest, brief=brief)
         return tuple(self._call(self._incidents.ListIncidents, request).incidents)
 
     def incident(self, incident_id: str) -> incidents_pb2.Incident:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.rpc.errors import Context, not_found
+from controller.rpc.errors import Context, bad_field, not_found
 from controller.rpc.views import incident_message, incidents_of
 from controller.service import Service
 from outlast.ids import IncidentId, JobId
@@ -24,8 +24,12 @@ class IncidentsService(IncidentsServicer):
         if request.job_id and JobId(request.job_id) not in state.jobs:
             await not_found(context, "job", request.job_id, "`outlast jobs` lists them")
         now_s = self._service.now_s
-        records = incidents_of(state, request.job_id)
-        found = [incident_message(record, now_s=now_s) for record in records]
+        if request.newest < 0:
+            await bad_field(context, "newest", f"is {request.newest}; allowed: 0 or more")
+        records = incidents_of(state, request.job_id)[-request.newest :]
+        found = [
+            incident_message(record, now_s=now_s, is_brief=request.brief) for record in records
+        ]
         return incidents_pb2.ListIncidentsResponse(incidents=found)
 
     async def GetIncident(

@@ -5,6 +5,8 @@ A spec is checked completely here, before the machine hears of it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
@@ -21,10 +23,10 @@ from controller.core.events import (
 from controller.core.records import JobRecord, Wanted
 from controller.core.states import TERMINAL, JobState
 from controller.rpc.errors import Context, abort, bad_field, bad_request, not_found, refused
+from controller.rpc.job_views import JobView, JobViews
 from controller.rpc.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from controller.rpc.sessions import Sessions
-from controller.rpc.use import step_use
-from controller.rpc.views import document_of, job_message
+from controller.rpc.views import document_of
 from controller.service import Service
 from controller.store.curves import PAGE_ROWS
 from controller.watch import Watch
@@ -52,7 +54,7 @@ class JobsService(JobsServicer):
         """`checkpoint_root` is the URL below which jobs without their own keep checkpoints."""
         self._service = service
         self._sessions = sessions
-        self._watch = watch
+        self._views = JobViews(service, watch)
         self._logs = logs
         self._checkpoint_root = checkpoint_root
 
@@ -121,27 +123,30 @@ class JobsService(JobsServicer):
         """The job at once, then its changes and step reports until it ends."""
         job = await self._known(request.job_id, context)
         curves = self._service.curves
-        shown = jobs_pb2.Job()
+        shown: JobView | None = None
         version, after_step = 0, request.after_step
         while True:
             seen = self._service.changes.version
-            job = self._service.state.jobs[job.job_id]
+            view = self._views.shared(job.job_id, _now_s())
             rows, version = curves.changed_since(job.job_id, version, after_step=after_step)
             newest = curves.version
-            message = self._message(job)
-            if rows or message != shown:
+            if rows or view is not shown:
                 response = jobs_pb2.WatchJobResponse(steps=[step_report(row) for row in rows])
-                if message != shown:
-                    response.job.CopyFrom(message)
-                    shown = message
+                if view is not shown:
+                    has_bulk = shown is not None and shown.has_same_bulk(view)
+                    response.is_brief = request.brief and has_bulk
+                    response.job.CopyFrom(view.brief if response.is_brief else view.whole())
+                    shown = view
                 yield response
             if len(rows) == PAGE_ROWS:
                 continue
             # From here on everything that comes is news, steps that are redone too.
             version, after_step = newest, -1
-            if job.state in TERMINAL:
+            if view.job.state in TERMINAL:
                 return
-            await self._service.changes.wait(seen)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._views.due_s(view)):
+                    await self._service.changes.wait(seen)
 
     async def CancelJob(
         self, request: jobs_pb2.CancelJobRequest, context: Context
@@ -240,10 +245,8 @@ class JobsService(JobsServicer):
         return self._message(self._service.state.jobs[name])
 
     def _message(self, job: JobRecord) -> jobs_pb2.Job:
-        service = self._service
-        message = job_message(job, service.curves, now_s=service.now_s, is_blind=service.is_blind)
-        if job.state is JobState.RUNNING:
-            use = step_use(self._watch.summaries(job).values())
-            if use is not None:
-                message.step_use.CopyFrom(use)
-        return message
+        return self._views.fresh(job, _now_s()).whole()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

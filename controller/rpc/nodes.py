@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from heapq import nsmallest
 
 from controller.core.events import (
     NodeCordonRequested,
@@ -12,7 +13,7 @@ from controller.core.events import (
 )
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
-from controller.rpc.errors import Context, not_found, refused
+from controller.rpc.errors import Context, bad_field, not_found, refused
 from controller.rpc.sessions import Sessions
 from controller.rpc.views import node_message
 from controller.service import Service
@@ -21,6 +22,9 @@ from outlast.clock import Clock
 from outlast.ids import NodeId
 from outlast.v1 import nodes_pb2
 from outlast.v1.nodes_pb2_grpc import NodesServicer
+
+# What a node that needs nobody's attention is in.
+CALM = (NodeState.ASSIGNED, NodeState.STANDBY, NodeState.READY)
 
 
 class NodesService(NodesServicer):
@@ -35,9 +39,17 @@ class NodesService(NodesServicer):
     async def ListNodes(
         self, request: nodes_pb2.ListNodesRequest, context: Context
     ) -> nodes_pb2.ListNodesResponse:
-        """Every node that has ever joined, by name."""
-        nodes = sorted(self._service.state.nodes.values(), key=lambda node: node.node)
-        return nodes_pb2.ListNodesResponse(nodes=[self._message(node) for node in nodes])
+        """Every node that has ever joined, by name; or some, those that are not at work first."""
+        if request.most < 0:
+            await bad_field(context, "most", f"is {request.most}; allowed: 0 or more")
+        nodes = list(self._service.state.nodes.values())
+        if request.most:
+            nodes = nsmallest(request.most, nodes, key=lambda node: (node.state in CALM, node.node))
+        nodes.sort(key=lambda node: node.node)
+        return nodes_pb2.ListNodesResponse(
+            nodes=[self._message(node) for node in nodes],
+            num_nodes=len(self._service.state.nodes),
+        )
 
     async def CordonNode(
         self, request: nodes_pb2.CordonNodeRequest, context: Context

@@ -20,10 +20,10 @@ from outlast.flops import Convention, flops_per_token
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 
 
-def job_message(
+def brief_job(
     job: JobRecord, curves: Curves, *, now_s: float, is_blind: bool = False
 ) -> jobs_pb2.Job:
-    """A job as it stands."""
+    """A job as it stands, but for its spec and its nodes; see `complete`."""
     parts = accounting.totals(job.account, now_s)
     last = curves.last(job.job_id)
     speed = curves.tokens_per_s(job.job_id) if job.state is JobState.RUNNING else 0.0
@@ -38,7 +38,6 @@ def job_message(
         submitted_s=job.submitted_s,
         finished_s=job.finished_s,
         attempt=job.attempt,
-        nodes=[node or "" for node in job.nodes],
         step=0 if last is None else last.step,
         total_steps=job.plan.total_steps,
         loss=None if last is None else last.loss,
@@ -64,8 +63,13 @@ def job_message(
         message.device = device.name
         peak = device.peak_flops_per_s[spec.precision]
         message.peak_flops_per_s = peak * job.plan.world_size
-    message.spec.CopyFrom(struct_of(job.submitted_spec_json))
     return message
+
+
+def complete(message: jobs_pb2.Job, job: JobRecord) -> None:
+    """Add what is large and seldom changes."""
+    message.nodes[:] = [node or "" for node in job.nodes]
+    message.spec.CopyFrom(struct_of(job.submitted_spec_json))
 
 
 def node_message(
@@ -87,8 +91,35 @@ def node_message(
     )
 
 
-def incident_message(incident: IncidentRecord, *, now_s: float) -> incidents_pb2.Incident:
+def incident_message(
+    incident: IncidentRecord, *, now_s: float, is_brief: bool = False
+) -> incidents_pb2.Incident:
     """An incident with its cost, as far as it is known."""
+    message = _brief_incident(incident, now_s)
+    if not is_brief:
+        message.MergeFrom(_findings(incident))
+    return message
+
+
+def _findings(incident: IncidentRecord) -> incidents_pb2.Incident:
+    """What an incident goes by, of which there may be much."""
+    return incidents_pb2.Incident(
+        evidence=[_evidence(item) for item in incident.evidence],
+        timeline=[
+            common_pb2.TimelineEntry(phase=entry.phase, at_s=entry.at_s, detail=entry.detail)
+            for entry in incident.timeline
+        ],
+        node_checks=[
+            incidents_pb2.NodeCheck(node=node, verdict=verdict)
+            for node, verdict in incident.findings
+        ],
+        bad_links=[
+            incidents_pb2.BadLink(node=one, peer=other) for one, other in incident.bad_links
+        ],
+    )
+
+
+def _brief_incident(incident: IncidentRecord, now_s: float) -> incidents_pb2.Incident:
     parts = cost.parts_s(incident, now_s)
     return incidents_pb2.Incident(
         incident_id=incident.incident,
@@ -99,11 +130,6 @@ def incident_message(incident: IncidentRecord, *, now_s: float) -> incidents_pb2
         action=incident.action or "",
         reason=incident.reason,
         culprit_nodes=incident.culprits,
-        evidence=[_evidence(item) for item in incident.evidence],
-        timeline=[
-            common_pb2.TimelineEntry(phase=entry.phase, at_s=entry.at_s, detail=entry.detail)
-            for entry in incident.timeline
-        ],
         opened_s=incident.opened_s,
         closed_s=incident.closed_s,
         fault_step=incident.fault_step,
@@ -111,13 +137,6 @@ def incident_message(incident: IncidentRecord, *, now_s: float) -> incidents_pb2
         steps_redone=cost.steps_lost(incident),
         recovery_s=cost.recovery_s(incident),
         detection_s=cost.detection_s(incident),
-        node_checks=[
-            incidents_pb2.NodeCheck(node=node, verdict=verdict)
-            for node, verdict in incident.findings
-        ],
-        bad_links=[
-            incidents_pb2.BadLink(node=one, peer=other) for one, other in incident.bad_links
-        ],
         diagnostic_run=incident.search,
         count=incident.count,
         last_s=incident.last_s,

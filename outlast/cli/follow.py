@@ -25,15 +25,21 @@ if TYPE_CHECKING:
     from outlast.v1.nodes_pb2 import Node
 
 LOOK_PERIOD_S = 1.0
+# What is looked at each second: as many nodes as a screen shows, and more incidents than a
+# second brings.
+MOST_NODES = 16
+MOST_INCIDENTS = 50
 RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What is known of a job now. `steps` holds every report in the order of arrival."""
+    """What is known of a job now. `steps` holds every report in the order of arrival,
+    `nodes` those that need attention first, if there are many, and `incidents` the newest."""
 
     job: Job
     nodes: tuple[Node, ...] = ()
+    num_nodes: int = 0
     incidents: tuple[Incident, ...] = ()
     steps: tuple[StepReport, ...] = ()
     trouble: str = ""
@@ -118,7 +124,9 @@ class Follower:
     def _look(self, client: Client) -> None:
         while not self._is_over():
             job_id = self._snapshot.job.job_id
-            self._put(nodes=tuple(client.nodes()), incidents=tuple(client.incidents(job_id)))
+            nodes, num_nodes = client.some_nodes(MOST_NODES)
+            incidents = client.incidents(job_id, newest=MOST_INCIDENTS, brief=True)
+            self._put(nodes=nodes, num_nodes=num_nodes, incidents=incidents)
             self._stopped.wait(LOOK_PERIOD_S)
 
     def _put(self, **changes: object) -> None:

@@ -22,7 +22,6 @@ FRAME_S = 0.25
 _PLAIN_SHARES = 10
 _SPARK_WIDTH = 60
 _MAX_INCIDENTS = 5
-_MAX_NODES = 16
 _SPARKS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {
     "RUNNING": "green",
@@ -78,7 +77,7 @@ def render(snapshot: Snapshot, notes: Sequence[str], now_s: float) -> Renderable
 
     parts: list[RenderableType] = [_job_panel(snapshot, now_s)]
     if snapshot.nodes:
-        parts.append(_node_table(snapshot.nodes))
+        parts.append(_node_table(snapshot.nodes, snapshot.num_nodes))
     if snapshot.incidents:
         parts.append(_incident_table(snapshot.incidents))
     parts += [Text(f"  {note}", style="magenta") for note in notes[-4:]]
@@ -191,7 +190,7 @@ def _losses(reports: Sequence[StepReport]) -> list[float]:
     return [newest[step] for step in sorted(newest)]
 
 
-def _node_table(nodes: Sequence[Node]) -> RenderableType:
+def _node_table(nodes: Sequence[Node], num_nodes: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
@@ -199,10 +198,7 @@ def _node_table(nodes: Sequence[Node]) -> RenderableType:
     for name in ("node", "state", "connected", "job"):
         table.add_column(name, no_wrap=True)
     table.add_column("reason", no_wrap=True, overflow="ellipsis", style="dim", ratio=1)
-    # Those that need attention first; the rest in their own order.
-    calm = ("ASSIGNED", "STANDBY", "READY")
-    shown = sorted(nodes, key=lambda node: node.state in calm)[:_MAX_NODES]
-    for node in sorted(shown, key=lambda node: node.node_id):
+    for node in nodes:
         table.add_row(
             node.node_id,
             Text(node.state, style=_STATE_STYLES.get(node.state, "yellow")),
@@ -210,8 +206,8 @@ def _node_table(nodes: Sequence[Node]) -> RenderableType:
             node.job_id or "-",
             node.reason,
         )
-    if len(nodes) > _MAX_NODES:
-        table.add_row(f"and {len(nodes) - _MAX_NODES} more", "", "", "", "")
+    if num_nodes > len(nodes):
+        table.add_row(f"and {num_nodes - len(nodes):,} more", "", "", "", "")
     return table
 
 

@@ -222,14 +222,22 @@ class ListIncidentsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    BRIEF_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Every job's incidents when empty."""
+    newest: builtins.int
+    """Only so many, the newest; all of them when 0."""
+    brief: builtins.bool
+    """Without evidence, timeline, checks of nodes and links."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
+        newest: builtins.int = ...,
+        brief: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brief", b"brief", "job_id", b"job_id", "newest", b"newest"]) -> None: ...
 
 global___ListIncidentsRequest = ListIncidentsRequest
 

@@ -185,7 +185,9 @@ global___Job = Job
 
 @typing.final
 class StepUse(google.protobuf.message.Message):
-    """What a step of a job uses, and what it should."""
+    """What a step of a job uses, and what it should. Of a job with more than 4,096 ranks, as many
+    are looked at in each second, the others in the next ones.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -327,16 +329,20 @@ class WatchJobRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     AFTER_STEP_FIELD_NUMBER: builtins.int
+    BRIEF_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     after_step: builtins.int
     """Send step reports after this step only."""
+    brief: builtins.bool
+    """Leave the spec and the nodes out of a message while they are as in the one before."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         after_step: builtins.int = ...,
+        brief: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after_step", b"after_step", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_step", b"after_step", "brief", b"brief", "job_id", b"job_id"]) -> None: ...
 
 global___WatchJobRequest = WatchJobRequest
 
@@ -346,8 +352,13 @@ class WatchJobResponse(google.protobuf.message.Message):
 
     JOB_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    IS_BRIEF_FIELD_NUMBER: builtins.int
+    is_brief: builtins.bool
+    """The job's spec and nodes are left out: they have not changed."""
     @property
-    def job(self) -> global___Job: ...
+    def job(self) -> global___Job:
+        """At most one a second while its state, attempt and incident stay."""
+
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.StepReport]: ...
     def __init__(
@@ -355,9 +366,10 @@ class WatchJobResponse(google.protobuf.message.Message):
         *,
         job: global___Job | None = ...,
         steps: collections.abc.Iterable[outlast.v1.common_pb2.StepReport] | None = ...,
+        is_brief: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_brief", b"is_brief", "job", b"job", "steps", b"steps"]) -> None: ...
 
 global___WatchJobResponse = WatchJobResponse
 

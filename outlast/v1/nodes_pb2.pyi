@@ -66,9 +66,15 @@ global___Node = Node
 class ListNodesRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    MOST_FIELD_NUMBER: builtins.int
+    most: builtins.int
+    """Only so many, those that need attention first; all of them when 0."""
     def __init__(
         self,
+        *,
+        most: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["most", b"most"]) -> None: ...
 
 global___ListNodesRequest = ListNodesRequest
 
@@ -77,14 +83,18 @@ class ListNodesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
+    NUM_NODES_FIELD_NUMBER: builtins.int
+    num_nodes: builtins.int
+    """Of the whole fleet."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]: ...
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[global___Node] | None = ...,
+        num_nodes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "num_nodes", b"num_nodes"]) -> None: ...
 
 global___ListNodesResponse = ListNodesResponse
 
