@@ -30,6 +30,7 @@ from controller.diagnosis.searches import FaultSearches
 from controller.effects import Cluster, Effects, UnmanagedCluster
 from controller.kube.config import KubeConfig
 from controller.local.cluster import LocalCluster, LocalConfig
+from controller.rpc.incoming import Incoming
 from controller.rpc.server import Parts, PortTakenError, Server
 from controller.rpc.sessions import Sessions
 from controller.service import Service
@@ -300,6 +301,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         watch = Watch(machine.state)
         detectors = Detectors(machine.state)
         sessions = Sessions()
+        incoming = Incoming(machine.state)
         tally = Tally()
         runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
         searches = FaultSearches(runs)
@@ -320,6 +322,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
                 sessions=sessions,
                 effects=effects,
                 tally=tally,
+                incoming=incoming,
                 clock=clock,
             )
         )
@@ -333,6 +336,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             clock=clock,
             checkpoint_root=checkpoints.as_uri(),
             tally=tally,
+            incoming=incoming,
         )
         yield _Controller(
             service=service,

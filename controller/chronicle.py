@@ -13,8 +13,12 @@ from controller.core.facts import (
     CommandOpened,
     Fact,
     IncidentPut,
+    JobExplained,
+    JobForgotten,
     JobPut,
+    NodeChecked,
     NodePut,
+    RanksDone,
     State,
 )
 
@@ -60,6 +64,8 @@ class Chronicle:
                         )
                 case AttemptPut():
                     pass  # The job's own line says that one begins.
+                case JobExplained() | NodeChecked() | JobForgotten() | RanksDone():
+                    pass  # No state changes with them.
                 case CommandOpened(command=command):
                     logger.debug("command opened: command=%s", command.command_id)
                 case CommandClosed(command_id=command_id, why=why):

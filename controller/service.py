@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from controller.chronicle import Chronicle
 from controller.core.effects import Effect, Persist
 from controller.core.events import ControllerStarted, Event, TimePassed
-from controller.core.facts import Fact, JobPut, NodePut, State
+from controller.core.facts import Fact, JobPut, State
 from controller.core.machine import Machine
 from controller.core.states import TERMINAL
 from controller.effects import Effects
@@ -29,6 +29,7 @@ from controller.watch import LOOK_S, Watch
 from outlast.clock import Clock
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import RetryableError
+from outlast.ids import NodeId
 
 # Items in one commit: enough to keep up with thousands of agents that reconnect at
 # once, few enough that the first of them does not wait for long.
@@ -41,6 +42,11 @@ TICK_S = 1.0
 # before what has arrived meanwhile is read.
 PAUSE_S = 0.5
 LISTEN_AFTER_PAUSE_S = 1.0
+# However often that happens, nodes are judged so long after the first of such pauses: what
+# keeps the loop busy must not keep failures from being found.
+JUDGE_WITHIN_S = 5.0
+# So long events are handled in one turn; then agents and clients are read before the rest.
+TURN_S = 0.25
 # A timer of the machine that is due again at once would otherwise spin.
 SHORTEST_TIMER_S = 0.02
 
@@ -96,8 +102,8 @@ class Service:
     ) -> None:
         self.changes = Changes()
         self.curves = curves
-        # Called when other limits may hold for nodes than before.
-        self.on_refreshed: Callable[[], None] = _nothing
+        # Called with nodes for which other limits may hold than before.
+        self.on_refreshed: Callable[[Sequence[NodeId]], None] = _nothing
         self._machine = machine
         self._journal = journal
         self._watch = watch
@@ -112,6 +118,10 @@ class Service:
         self._stall_look_s = 0.0
         self._machine_waits_until_s = 0.0
         self._judge_after_s = 0.0
+        # Since when judging is put off, None while it is not; and whether we were away for
+        # longer than it may be, which is no reason to judge before listening.
+        self._put_off_since_s: float | None = None
+        self._was_away = False
 
     @property
     def state(self) -> State:
@@ -198,10 +208,10 @@ class Service:
     def _turn(self, now_s: float, due_s: float) -> None:
         self._note_pause(due_s, now_s)
         self._look_around(now_s)
-        items = [self._queue.popleft() for _ in range(min(BATCH_ITEMS, len(self._queue)))]
-        if self._queue:
+        items, facts = self._decide()
+        self._journal.continue_snapshot()
+        if self._queue or self._journal.is_writing_snapshot:
             self._awake.set()
-        facts = self._decide(items)
         for item in items:
             if item.rows:
                 self.curves.take(item.rows)
@@ -218,20 +228,29 @@ class Service:
                 self._not_written.append(item.durable)
             else:
                 item.durable()
-        if any(isinstance(fact, JobPut | NodePut) for fact in facts):
-            self._watch.refresh(now_s)
-            self.on_refreshed()
+        changed = self._watch.refresh(facts, now_s)
+        if changed:
+            self.on_refreshed(changed)
         if facts or is_due:
             self.changes.fire()
 
     def _note_pause(self, then_s: float, now_s: float) -> None:
         """Between these two moments we did not listen."""
-        if now_s - then_s > PAUSE_S:
-            self._judge_after_s = now_s + LISTEN_AFTER_PAUSE_S
+        pause_s = now_s - then_s
+        if pause_s <= PAUSE_S:
+            return
+        is_away = pause_s > JUDGE_WITHIN_S
+        if self._put_off_since_s is None or (is_away and not self._was_away):
+            self._put_off_since_s = now_s
+            self._was_away = is_away
+        latest_s = self._put_off_since_s + JUDGE_WITHIN_S
+        self._judge_after_s = min(now_s + LISTEN_AFTER_PAUSE_S, latest_s)
 
     def _look_around(self, now_s: float) -> None:
         """Queue what follows from nothing but the passing of time."""
         if now_s >= self._judge_after_s:
+            self._put_off_since_s = None
+            self._was_away = False
             self.post(*self._watch.expire(now_s))
         if now_s >= self._stall_look_s:
             self._stall_look_s = now_s + LOOK_S
@@ -242,11 +261,19 @@ class Service:
             self._machine_waits_until_s = now_s + SHORTEST_TIMER_S
             self.post(TimePassed())
 
-    def _decide(self, items: Sequence[_Item]) -> list[Fact]:
-        """Let the machine handle the events, journal its facts, then run the rest."""
+    def _decide(self) -> tuple[list[_Item], list[Fact]]:
+        """Let the machine handle what waits, journal its facts, then run the rest.
+
+        What was handled, and the facts.
+        """
+        clock_s = asyncio.get_running_loop().time
+        until_s = clock_s() + TURN_S
+        items: list[_Item] = []
         facts: list[Fact] = []
         effects: list[Effect] = []
-        for item in items:
+        while self._queue and len(items) < BATCH_ITEMS and (not items or clock_s() < until_s):
+            item = self._queue.popleft()
+            items.append(item)
             for event in item.events:
                 for effect in self._machine.handle(event, self._clock.now_s()):
                     if isinstance(effect, Persist):
@@ -263,8 +290,8 @@ class Service:
         if effects:
             reach(CrashPoint.EFFECTS_RUN)
         if self._journal.snapshot_is_due():
-            self._journal.write_snapshot(self._machine.state)
-        return facts
+            self._journal.begin_snapshot(self._machine.state)
+        return items, facts
 
     def _write_curves(self) -> None:
         self.curves.flush()
@@ -288,5 +315,5 @@ class Service:
         return max(now_s, min(times))
 
 
-def _nothing() -> None:
+def _nothing(nodes: Sequence[NodeId]) -> None:
     pass

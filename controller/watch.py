@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from controller.core.environments import MAX_CHANGES, EnvironmentTable
 from controller.core.events import Detected, Event, JobAdvanced, JobStalled
-from controller.core.facts import State
+from controller.core.facts import Fact, JobPut, NodePut, State
 from controller.core.liveness import Limits, LivenessTable
 from controller.core.progress import ProgressTable
 from controller.core.records import Cause, JobRecord
@@ -36,8 +36,6 @@ from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
-# Ranks on one node; more in a heartbeat is a mistake of the sender.
-MAX_RANKS = 1_024
 # The rarest, in what is told of a hang that is only logged.
 _MAX_PLACES = 4
 # How often somebody asks for jobs that stand still.
@@ -113,9 +111,10 @@ class Watch:
         """A heartbeat: remembered, and as a rule of no interest to the machine."""
         events: list[Event] = []
         completed: dict[tuple[JobId, Attempt], list[agents_pb2.RankSummary]] = {}
-        for summary in beat.ranks[:MAX_RANKS]:
+        for summary in beat.ranks:
             job_id = JobId(summary.job_id)
-            if job_id not in self._state.jobs:
+            job = self._state.jobs.get(job_id)
+            if job is None or job.state in TERMINAL:
                 continue
             seen = _Seen(at_s=now_s, summary=summary)
             self._ranks.setdefault(job_id, {})[summary.rank] = seen
@@ -180,6 +179,8 @@ class Watch:
         """Jobs that have completed no step for longer than they allow."""
         events: list[Event] = []
         for job in self._state.jobs.values():
+            if job.state not in AT_WORK:
+                continue
             recovery = spec_of(job.spec_json).recovery
             if job.state is JobState.STARTING and self._never_began(job, now_wall_s):
                 limit_s = recovery.first_step_timeout_s
@@ -260,20 +261,29 @@ class Watch:
         limit = f"at most {standing.limit_s or 0.0:.1f} s: {standing.source}"
         return [self._stalled(job, standing.stands_s, limit, now_wall_s, verdict)]
 
-    def refresh(self, now_s: float) -> None:
-        """The state has changed: other limits may hold, and some things are over."""
-        for node in self._state.nodes.values():
-            if node.state in AWAY:
-                self._liveness.forget(node.node)
+    def refresh(self, facts: Iterable[Fact], now_s: float) -> list[NodeId]:
+        """These facts are part of the state: some things are over, and other limits may hold
+        for the nodes that come back."""
+        changed: dict[NodeId, None] = {}
+        for fact in facts:
+            if isinstance(fact, NodePut):
+                changed[fact.node.node] = None
+            elif isinstance(fact, JobPut) and fact.job.state in TERMINAL:
+                self._forget(fact.job.job_id)
+        for node in changed:
+            if self._state.nodes[node].state in AWAY:
+                self._liveness.forget(node)
             else:
-                self._expect(node.node, now_s)
-        for job_id in list(self._ranks):
-            if self._state.jobs[job_id].state in TERMINAL:
-                del self._ranks[job_id]
-                self._splits.pop(job_id, None)
-                self._environments.forget(job_id)
-                self._told_hangs.pop(job_id, None)
-                self._progress.forget(job_id)
+                self._expect(node, now_s)
+        return list(changed)
+
+    def _forget(self, job_id: JobId) -> None:
+        """Of a job that has ended nothing is expected any more."""
+        self._ranks.pop(job_id, None)
+        self._splits.pop(job_id, None)
+        self._environments.forget(job_id)
+        self._told_hangs.pop(job_id, None)
+        self._progress.forget(job_id)
 
     def _expect(self, node: NodeId, now_s: float) -> None:
         self._liveness.expect(node, now_s, self._limits_for(node))

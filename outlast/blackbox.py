@@ -37,6 +37,7 @@ import time
 from pathlib import Path
 
 from outlast.notes import (
+    MAX_COUNT,
     Expected,
     Group,
     Op,
@@ -51,6 +52,7 @@ from outlast.notes import (
 )
 
 __all__ = [
+    "BlackBoxError",
     "Expected",
     "Group",
     "Op",
@@ -97,12 +99,26 @@ _PARTS_PER_UNIT = 1_000_000
 
 # step, loss, grad norm, learning rate, tokens, start (ns), end (ns), eval loss, index
 _STEP = struct.Struct("<qdddqQQdQ")
+_STEP_INDEX_AT = _STEP.size - 8
 # op, group, sequence, detail, start (ns), end (ns), index
 _OP = struct.Struct("<IIQqQQQ")
 
 _STEPS_AT = HEADER_BYTES
 _OPS_AT = _STEPS_AT + NUM_STEP_RECORDS * _STEP.size
 FILE_BYTES = _OPS_AT + NUM_OP_RECORDS * _OP.size
+# The agent reads them several times a second: listing an enumeration costs more than its words.
+_PHASES, _GROUPS = tuple(Phase), tuple(Group)
+_OP_TOTALS_AT = tuple(
+    ((phase, group), _OP_TOTALS + phase * len(_GROUPS) + group)
+    for phase in _PHASES
+    for group in _GROUPS
+)
+# Nanoseconds since the epoch until the year 2262, and what a signed word can hold.
+_MAX_NS = 2**63 - 1
+
+
+class BlackBoxError(ValueError):
+    """The file is not a black box of this version, not yet whole, or whole no longer."""
 
 
 class Writer:
@@ -111,7 +127,7 @@ class Writer:
     def __init__(self, path: str | Path, *, rank: int, world_size: int, attempt: int) -> None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(handle, FILE_BYTES)
+            _allocate(handle, path)
             self._map = mmap.mmap(handle, FILE_BYTES)
         finally:
             os.close(handle)
@@ -283,103 +299,113 @@ class Writer:
 class Reader:
     """Reads a black box while its rank lives, and after.
 
+    A rank may write anything into its box, or cut it short: a word that is none reads as
+    `unknown`, a number out of range as 0 (a step or detail as -1), a step record with one is
+    left out. What a loss or a gradient norm is stays as it is: it may well be non-finite.
+
     Raises:
         FileNotFoundError: the rank has not opened it yet.
-        ValueError: the file is not a black box of this version, or not yet whole.
+        BlackBoxError: the file is not a black box of this version, or not yet whole. Every
+            method raises it when the file has been cut short meanwhile.
     """
 
     def __init__(self, path: str | Path) -> None:
-        handle = os.open(path, os.O_RDONLY)
+        self._path = path
+        self._handle = os.open(path, os.O_RDONLY)
         try:
-            size = os.fstat(handle).st_size
-            if size != FILE_BYTES:
-                raise ValueError(f"black box {path}: {size} bytes, expected {FILE_BYTES}")
-            self._map = mmap.mmap(handle, FILE_BYTES, prot=mmap.PROT_READ)
-        finally:
-            os.close(handle)
-        magic = _IDENTITY.unpack_from(self._map, _IDENTITY_AT)[0]
-        if magic != MAGIC:
-            self._map.close()
-            raise ValueError(f"black box {path}: magic {magic!r}, expected {MAGIC!r}")
+            self._check_whole()
+            self._map = mmap.mmap(self._handle, FILE_BYTES, prot=mmap.PROT_READ)
+            magic = _IDENTITY.unpack_from(self._map, _IDENTITY_AT)[0]
+            if magic != MAGIC:
+                self._map.close()
+                raise BlackBoxError(f"black box {path}: magic {magic!r}, expected {MAGIC!r}")
+        except BaseException:
+            os.close(self._handle)
+            raise
         self._words = memoryview(self._map).cast("q")
         self._steps_read = 0
 
     def present(self) -> Present:
         """Where the rank stands now."""
+        self._check_whole()
         _, rank, _, attempt, pid = _IDENTITY.unpack_from(self._map, _IDENTITY_AT)
         words = self._words
         op_and_group = words[_OP_GROUP]
         return Present(
             rank=rank,
-            attempt=attempt,
-            pid=pid,
+            attempt=_in_range(attempt, 0, MAX_COUNT, otherwise=0),
+            pid=_in_range(pid, 0, MAX_COUNT, otherwise=0),
             phase=Phase(words[_PHASE]),
-            phase_since_ns=words[_PHASE_SINCE],
-            completed_step=words[_COMPLETED],
-            resumed_step=words[_RESUMED],
+            phase_since_ns=self._time_ns(_PHASE_SINCE),
+            completed_step=self._step(_COMPLETED),
+            resumed_step=self._step(_RESUMED),
             op=Op(op_and_group & 0xFFFFFFFF),
             group=Group(op_and_group >> 32),
-            op_seq=words[_OP_SEQ],
-            detail=words[_OP_DETAIL],
-            op_entered_ns=words[_OP_ENTERED],
-            op_left_ns=words[_OP_LEFT],
-            entered={group: words[_GROUP_SEQS + group] for group in Group},
+            op_seq=self._count(_OP_SEQ),
+            detail=self._step(_OP_DETAIL),
+            op_entered_ns=self._time_ns(_OP_ENTERED),
+            op_left_ns=self._time_ns(_OP_LEFT),
+            entered={group: self._count(_GROUP_SEQS + group) for group in _GROUPS},
         )
 
     def time_use(self) -> TimeUse:
         """Where the rank's time has gone; what still goes on is not in it."""
+        self._check_whole()
         words = self._words
-        phases = {phase: words[_PHASE_TOTALS + phase] for phase in Phase}
-        operations = {
-            (phase, group): words[_OP_TOTALS + phase * len(Group) + group]
-            for phase in Phase
-            for group in Group
-        }
+        phases = {phase: words[_PHASE_TOTALS + phase] for phase in _PHASES}
+        operations = {where: words[index] for where, index in _OP_TOTALS_AT}
         return TimeUse(
-            phases_s={phase: ns / 1e9 for phase, ns in phases.items() if ns},
-            operations_s={where: ns / 1e9 for where, ns in operations.items() if ns},
+            phases_s={phase: ns / 1e9 for phase, ns in phases.items() if ns > 0},
+            operations_s={where: ns / 1e9 for where, ns in operations.items() if ns > 0},
         )
 
     def step_use(self) -> StepUse:
         """What all steps so far used together."""
-        words = self._words
-        hidden = {group: words[_HIDDEN + group] for group in Group}
-        sent = {group: words[_SENT + group] for group in Group}
+        self._check_whole()
+        hidden = {group: self._time_ns(_HIDDEN + group) for group in _GROUPS}
+        sent = {group: self._count(_SENT + group) for group in _GROUPS}
         return StepUse(
-            forward_ns=words[_FORWARD],
-            backward_ns=words[_BACKWARD],
-            busy_ns=words[_BUSY],
-            waited_ns=words[_WAITED],
+            forward_ns=self._time_ns(_FORWARD),
+            backward_ns=self._time_ns(_BACKWARD),
+            busy_ns=self._time_ns(_BUSY),
+            waited_ns=self._time_ns(_WAITED),
             hidden_ns={group: hidden_ns for group, hidden_ns in hidden.items() if hidden_ns},
             sent_bytes={group: sent_bytes for group, sent_bytes in sent.items() if sent_bytes},
-            peak_memory_bytes=words[_PEAK_MEMORY],
+            peak_memory_bytes=self._count(_PEAK_MEMORY),
         )
 
     def expected(self) -> Expected | None:
         """What the rank should need; None until it has said so."""
-        words = self._words
-        if not words[_EXPECTED_MEMORY]:
+        self._check_whole()
+        memory_bytes = self._count(_EXPECTED_MEMORY)
+        if not memory_bytes:
             return None
-        return Expected(
-            memory_bytes=words[_EXPECTED_MEMORY],
-            bubble=words[_EXPECTED_BUBBLE] / _PARTS_PER_UNIT,
-        )
+        parts = _in_range(self._words[_EXPECTED_BUBBLE], 0, _PARTS_PER_UNIT, otherwise=0)
+        return Expected(memory_bytes=memory_bytes, bubble=parts / _PARTS_PER_UNIT)
 
     def marks(self) -> dict[StartMark, int]:
         """Moments of the start noted so far, in nanoseconds since the epoch."""
-        found = {mark: self._words[_MARKS + mark] for mark in StartMark}
+        self._check_whole()
+        found = {mark: self._time_ns(_MARKS + mark) for mark in StartMark}
         return {mark: at_ns for mark, at_ns in found.items() if at_ns}
 
     def new_steps(self) -> list[StepRecord]:
         """Step records written since the last call, oldest first."""
+        self._check_whole()
         written = self._words[_STEPS_WRITTEN]
         records = []
         for index in range(max(self._steps_read, written - NUM_STEP_RECORDS), written):
             at = _STEPS_AT + index % NUM_STEP_RECORDS * _STEP.size
-            *fields, stored_index = _STEP.unpack_from(self._map, at)
-            if stored_index != index + 1:
+            if self._words[(at + _STEP_INDEX_AT) >> 3] != index + 1:
                 continue
+            *fields, stored_index = _STEP.unpack_from(self._map, at)
+            # Not `written` at the end: were that garbage once, no later step would be read.
+            self._steps_read = stored_index
             step, loss, grad_norm, learning_rate, tokens, start_ns, end_ns, eval_loss = fields
+            if not (0 <= step <= MAX_COUNT and tokens <= MAX_COUNT):
+                continue
+            if max(start_ns, end_ns) > _MAX_NS:
+                continue
             records.append(
                 StepRecord(
                     step=step,
@@ -392,11 +418,11 @@ class Reader:
                     eval_loss=None if eval_loss != eval_loss else eval_loss,
                 )
             )
-        self._steps_read = written
         return records
 
     def ops(self) -> list[OpRecord]:
         """The operations still in the ring, oldest first."""
+        self._check_whole()
         written = self._words[_OPS_WRITTEN]
         records = []
         for index in range(max(0, written - NUM_OP_RECORDS), written):
@@ -418,3 +444,38 @@ class Reader:
     def close(self) -> None:
         self._words.release()
         self._map.close()
+        os.close(self._handle)
+
+    def _check_whole(self) -> None:
+        """A page that the file no longer has would end the process that reads it (SIGBUS)."""
+        size = os.fstat(self._handle).st_size
+        if size != FILE_BYTES:
+            raise BlackBoxError(f"black box {self._path}: {size} bytes, expected {FILE_BYTES}")
+
+    def _count(self, index: int) -> int:
+        return _in_range(self._words[index], 0, MAX_COUNT, otherwise=0)
+
+    def _step(self, index: int) -> int:
+        return _in_range(self._words[index], -1, MAX_COUNT, otherwise=-1)
+
+    def _time_ns(self, index: int) -> int:
+        return max(0, self._words[index])
+
+
+def _in_range(number: int, least: int, most: int, *, otherwise: int) -> int:
+    return number if least <= number <= most else otherwise
+
+
+def _allocate(handle: int, path: str | Path) -> None:
+    """Take the whole file's room on its disk now.
+
+    A store into a page that a full disk has no block for ends the process by SIGBUS, and nobody
+    would say why.
+    """
+    try:
+        os.posix_fallocate(handle, 0, FILE_BYTES)
+    except OSError as error:
+        message = f"black box {path}: no room for its {FILE_BYTES} bytes: {error.strerror}"
+        raise OSError(error.errno, message) from error
+    # One of an earlier version may be longer.
+    os.ftruncate(handle, FILE_BYTES)

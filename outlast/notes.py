@@ -8,9 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Self
+
+# Steps, tokens, bytes: what a double still counts one by one, and so every reader of them.
+MAX_COUNT = 2**53 - 1
 
 
-class Phase(IntEnum):
+class _Word(IntEnum):
+    """A word of the black box. One that is no member reads as `unknown` (-1).
+
+    The box is memory that a damaged worker may have written anything to, or a worker of another
+    version. The unknown word is not among the members: they number the box's tables.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        unknown = int.__new__(cls, -1)
+        unknown._name_ = "UNKNOWN"
+        unknown._value_ = -1
+        return unknown
+
+
+class Phase(_Word):
     """What a rank is busy with."""
 
     STARTING = 0
@@ -35,7 +54,7 @@ class StartMark(IntEnum):
     FIRST_STEP = 4
 
 
-class Op(IntEnum):
+class Op(_Word):
     """Operations that can wait for another rank."""
 
     NONE = 0
@@ -49,7 +68,7 @@ class Op(IntEnum):
     ALL_TO_ALL = 8
 
 
-class Group(IntEnum):
+class Group(_Word):
     """Which peers an operation involves."""
 
     WORLD = 0

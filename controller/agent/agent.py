@@ -35,6 +35,7 @@ from controller.agent.logs import Logs
 from controller.agent.metrics import Metrics, Reading, ranks
 from controller.agent.metrics.host import Folders
 from controller.agent.metrics.reading import ReplicaReading
+from controller.agent.mistakes import Mistakes, keep_running
 from controller.agent.oom import OomKills
 from controller.agent.processes import become_subreaper, raise_open_files_limit
 from controller.agent.replicas import Replicas
@@ -46,7 +47,7 @@ from controller.agent.state import AgentState, AgentStateError
 from controller.agent.supervisor import Supervisor, WorkerEvents
 from controller.agent.uploads import Uploads
 from controller.agent.worker import Worker
-from outlast.blackbox import Phase
+from outlast.blackbox import Phase, Reader
 from outlast.crashpoints import CrashPoint, reach
 from outlast.v1 import agents_pb2
 
@@ -79,6 +80,7 @@ class Agent:
         )
         self._standby = self._make_standby()
         oom_kills = OomKills()
+        self._mistakes = Mistakes()
         self._supervisor = Supervisor(
             limits=config.limits,
             standby=self._standby,
@@ -88,6 +90,7 @@ class Agent:
                 changed=self._processes_changed,
             ),
             oom_kills=oom_kills,
+            mistakes=self._mistakes,
         )
         self._uploads = Uploads(self)
         self._replicas = Replicas(config, self)
@@ -125,13 +128,20 @@ class Agent:
             port = self._metrics.serve(config.address, config.metrics_port)
             self._metrics_address = f"{config.address}:{port}"
         self._standby.start()
-        self._reporter.report_unsent(left_steps(config.jobs_dir, config.memory_dir))
-        work = [
-            asyncio.create_task(self._session.run(), name="session"),
-            asyncio.create_task(self._reporter.run(), name="reporter"),
-            asyncio.create_task(self._standings.run(), name="standings"),
-            asyncio.create_task(self._host.run(), name="host"),
-        ]
+        try:
+            self._reporter.report_unsent(left_steps(config.jobs_dir, config.memory_dir))
+        except OSError as error:
+            self._mistakes.note("reporter", "steps of an earlier agent", error)
+        work = [asyncio.create_task(self._session.run(), name="session")]
+        # Observers: a node can be kept without them for a while.
+        for name, observer in (
+            ("reporter", self._reporter.run),
+            ("standings", self._standings.run),
+            ("host", self._host.run),
+        ):
+            work.append(
+                asyncio.create_task(keep_running(name, observer, self._mistakes), name=name)
+            )
         stopped = asyncio.create_task(stop.wait(), name="stop")
         logger.info(
             "agent started: node=%s incarnation=%s pid=%d rendezvous_port=%d",
@@ -165,6 +175,7 @@ class Agent:
         except TimeoutError:
             logger.warning("an upload did not stop within %.0f s; it is abandoned", timeout_s)
         self._metrics.close()
+        self._host.close()
         self._rendezvous.close()
         self._state.close()
         logger.info("agent stopped: node=%s", self._config.node)
@@ -206,6 +217,7 @@ class Agent:
             sessions=self._session.num_sessions,
             is_connected=self._session.is_connected,
             standby_restarts=self._standby.num_restarts,
+            mistakes=self._mistakes.counts,
             worker_exits=dict(self._worker_exits),
             uploads=dict(self._upload_ends),
             replicas=ReplicaReading(
@@ -261,16 +273,25 @@ class Agent:
         return statuses
 
     def _heartbeat(self) -> agents_pb2.Heartbeat:
-        workers = self._supervisor.running()
-        summaries = self._reporter.summaries(workers)
-        for worker, summary in zip(workers, summaries, strict=True):
-            self._standings.describe(worker, summary)
+        """Where every rank stands. A heartbeat without one that cannot be read is still one."""
+        summaries = []
+        for worker in self._supervisor.running():
+            try:
+                summary = self._reporter.summary(worker)
+                self._standings.describe(worker, summary)
+            except Exception as error:  # noqa: BLE001  # the line to the controller must not end
+                self._mistakes.note("heartbeat", worker.key, error)
+            else:
+                summaries.append(summary)
         return agents_pb2.Heartbeat(ranks=summaries)
 
     def _worker_exited(self, worker: Worker) -> None:
         assert worker.exit is not None
         # What it completed comes before the news of its end.
-        self._reporter.worker_ended(worker)
+        try:
+            self._reporter.worker_ended(worker)
+        except Exception as error:  # noqa: BLE001  # its end must be told all the same
+            self._mistakes.note("reporter", worker.key, error)
         event = agents_pb2.AgentEvent(
             job_id=worker.job_id,
             attempt=worker.attempt,
@@ -306,11 +327,13 @@ class Agent:
 
     def _stalled_s(self, job_id: str) -> float:
         """How long the slowest rank here has waited for its copies to host memory."""
-        boxes = (
-            worker.black_box() for worker in self._supervisor.running() if worker.job_id == job_id
+        uses = (
+            worker.look(Reader.time_use)
+            for worker in self._supervisor.running()
+            if worker.job_id == job_id
         )
-        phases = (box.time_use().phases_s for box in boxes if box is not None)
-        return max((phase.get(Phase.CHECKPOINT, 0.0) for phase in phases), default=0.0)
+        stalls = (use.phases_s.get(Phase.CHECKPOINT, 0.0) for use in uses if use is not None)
+        return max(stalls, default=0.0)
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
         """A checkpoint did not get to storage; training goes on."""
@@ -324,15 +347,19 @@ class Agent:
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
 
     def _received(self, message: agents_pb2.ControllerMessage) -> None:
-        match message.WhichOneof("kind"):
-            case "command":
-                self._commands.receive(message.command)
-            case "log_query":
-                self._logs.query(message.log_query)
-            case "check_order":
-                self._checks.take(message.check_order)
-            case other:
-                logger.warning("message of an unknown kind from the controller: %s", other)
+        kind = message.WhichOneof("kind")
+        try:
+            match kind:
+                case "command":
+                    self._commands.receive(message.command)
+                case "log_query":
+                    self._logs.query(message.log_query)
+                case "check_order":
+                    self._checks.take(message.check_order)
+                case other:
+                    logger.warning("message of an unknown kind from the controller: %s", other)
+        except Exception as error:  # noqa: BLE001  # one message must not cost the node its workers
+            self._mistakes.note(f"message {kind}", self._config.node, error)
 
     def _session_lost(self) -> None:
         """Questions that came over the connection need no answer any more."""

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from controller.agent.ledger import Weight
@@ -25,6 +26,12 @@ LOOK_PERIOD_S = 5.0
 # One read of /dev/kmsg is one line; a storm of them must not keep the agent busy.
 _MAX_LINES = 200
 _LINE_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Usage:
+    total: int
+    free: int
 
 
 class KernelLog:
@@ -67,13 +74,14 @@ def read_host(root: Path, folders: Folders, kernel_lines: list[str]) -> HostStat
     available = memory.get("MemAvailable", total) / total if total else 1.0
     cgroup = root / "sys/fs/cgroup"
     limit = _read(cgroup / "memory.max").strip()
-    if limit.isdigit() and int(limit):
+    if limit.isdecimal() and int(limit):
         stat = number_table(_read(cgroup / "memory.stat"))
         # The kernel takes back what it only caches.
-        used = int(_read(cgroup / "memory.current") or 0) - stat.get("inactive_file", 0)
+        current = _read(cgroup / "memory.current").strip()
+        used = int(current if current.isdecimal() else 0) - stat.get("inactive_file", 0)
         available = min(available, max(0.0, 1.0 - used / int(limit)))
     named = {"state": folders.state_dir, "memory": folders.memory_dir, "data": folders.data_dir}
-    usages = {name: shutil.disk_usage(path) for name, path in named.items() if path.is_dir()}
+    usages = {name: usage for name, path in named.items() if (usage := _usage(path))}
     return HostState(
         memory_available=available,
         oom_kills=count_of_node(root) or 0,
@@ -103,12 +111,13 @@ class Host:
 
     async def run(self) -> None:
         """Look for as long as the agent lives."""
-        try:
-            while True:
-                self.look()
-                await asyncio.sleep(LOOK_PERIOD_S)
-        finally:
-            self._kernel_log.close()
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_PERIOD_S)
+
+    def close(self) -> None:
+        """Let go of the kernel's log."""
+        self._kernel_log.close()
 
     def look(self) -> None:
         """Look once, and say what is new."""
@@ -136,8 +145,17 @@ class Host:
             self._emit(event, Weight.LASTING)
 
 
+def _usage(path: Path) -> _Usage | None:
+    """None for a folder that is gone, or on a disk that has failed: others are still looked at."""
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return None
+    return _Usage(total=usage.total, free=usage.free) if usage.total else None
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""

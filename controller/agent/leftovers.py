@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.blackbox import Reader, StepRecord
+from outlast.blackbox import BlackBoxError, Reader, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,11 @@ def left_steps(jobs_dir: Path, memory_dir: Path) -> Iterator[LeftSteps]:
     for job_dir in sorted(jobs_dir.iterdir()) if jobs_dir.is_dir() else ():
         if not (memory_dir / job_dir.name).is_dir():
             continue
-        attempts = {int(path.name[1:]): path for path in job_dir.glob("a*") if path.is_dir()}
+        attempts = {
+            int(path.name[1:]): path
+            for path in job_dir.glob("a*")
+            if path.name[1:].isdecimal() and path.is_dir()
+        }
         if not attempts:
             continue
         newest = max(attempts)
@@ -73,5 +77,8 @@ def _steps_in(path: Path) -> list[StepRecord]:
         return []
     try:
         return reader.new_steps()
+    except BlackBoxError as error:
+        logger.info("black box left out: %s", error)
+        return []
     finally:
         reader.close()

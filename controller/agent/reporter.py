@@ -21,7 +21,7 @@ from controller.agent.ledger import Weight
 from controller.agent.leftovers import LeftSteps
 from controller.agent.steps import LastSteps
 from controller.agent.worker import EnvironmentNote, Worker, read_environment
-from outlast.blackbox import NUM_STEP_RECORDS, Phase, StartMark, StepRecord
+from outlast.blackbox import NUM_STEP_RECORDS, Phase, Reader, StartMark, StepRecord
 from outlast.v1 import agents_pb2, common_pb2
 
 STEP_REPORT_PERIOD_S = 0.2
@@ -65,14 +65,12 @@ class _Rank:
         """Take in the steps completed since the last look."""
         if self.is_read:
             return
-        reader = self.worker.black_box()
-        if reader is None:
+        records = self.worker.look(Reader.new_steps)
+        present = self.worker.present() if records else None
+        if not records or present is None:
             return
-        records = reader.new_steps()
-        if not records:
-            return
-        self.last_steps.look(reader)
-        self.resumed_step = reader.present().resumed_step
+        self.worker.look(self.last_steps.look)
+        self.resumed_step = present.resumed_step
         self.first = self.first or records[0]
         self.last = records[-1]
         if self.worker.rank == 0:
@@ -153,21 +151,18 @@ class Reporter:
             self._send_progress(key, attempt)
             del self._attempts[key]
 
-    def summaries(self, workers: Iterable[Worker]) -> list[agents_pb2.RankSummary]:
-        """What the boxes of these workers say now, for a heartbeat."""
-        now_ns = time.time_ns()
-        return [self._summary(worker, now_ns) for worker in workers]
-
     async def run(self) -> None:
         """Look into the boxes for as long as there are any."""
         while True:
             if not self._attempts:
                 self._changed.clear()
                 await self._changed.wait()
-            self._look(time.monotonic())
+            self.look(time.monotonic())
             await asyncio.sleep(self._period_s())
 
-    def _summary(self, worker: Worker, now_ns: int) -> agents_pb2.RankSummary:
+    def summary(self, worker: Worker) -> agents_pb2.RankSummary:
+        """What the box of this worker says now, for a heartbeat."""
+        now_ns = time.time_ns()
         attempt = self._attempts.get((worker.job_id, worker.attempt), _Attempt())
         rank = attempt.ranks.get(worker.rank, _Rank(worker))
         born_ns = worker.forked_ns or worker.requested_ns
@@ -207,7 +202,8 @@ class Reporter:
             if not any(rank.worker.is_running for rank in attempt.ranks.values()):
                 del self._attempts[key]
 
-    def _look(self, now_s: float) -> None:
+    def look(self, now_s: float) -> None:
+        """Look into every box once, and send what is new."""
         for key, attempt in self._attempts.items():
             for rank in attempt.ranks.values():
                 rank.look(is_connected=self._is_connected())
@@ -294,7 +290,8 @@ def _step_report(record: StepRecord, attempt: int) -> common_pb2.StepReport:
         grad_norm=record.grad_norm,
         learning_rate=record.learning_rate,
         tokens=record.tokens,
-        duration_s=(record.end_ns - record.start_ns) / 1e9,
+        # A clock may be set back within a step.
+        duration_s=max(0, record.end_ns - record.start_ns) / 1e9,
         at_s=record.end_ns / 1e9,
         eval_loss=record.eval_loss,
     )
@@ -307,12 +304,12 @@ def _start_split(attempt: _Attempt) -> dict[str, float]:
     """
     ends = [(r.first.end_ns, r.worker) for r in attempt.ranks.values() if r.first is not None]
     first_step_ns, worker = max(ends, key=lambda end: end[0])
-    reader = worker.black_box()
-    marks = {} if reader is None else reader.marks()
+    marks = worker.look(Reader.marks) or {}
     split = {"fork": _age_s(worker.forked_ns, worker.requested_ns)}
     last_ns = worker.forked_ns
     for part, mark in _PARTS:
-        at_ns = max(last_ns, marks.get(mark, last_ns))
+        # A mark that lies after the first step is none.
+        at_ns = max(last_ns, min(first_step_ns, marks.get(mark, last_ns)))
         split[part] = (at_ns - last_ns) / 1e9
         last_ns = at_ns
     split["first_step"] = _age_s(first_step_ns, last_ns)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from controller.agent.processes import process_state
@@ -56,13 +57,16 @@ class Standings:
 
     def describe(self, worker: Worker, summary: agents_pb2.RankSummary) -> None:
         """Add to a rank's summary how it stands, when that is worth telling."""
-        standing, reader = self._standings.get(worker.key), worker.black_box()
-        if standing is None or reader is None or standing.stands_s < _WORTH_TELLING_S:
+        standing = self._standings.get(worker.key)
+        if standing is None or standing.stands_s < _WORTH_TELLING_S:
+            return
+        present = worker.present()
+        if present is None:
             return
         summary.stands_s = standing.stands_s
         summary.stand_limit_s = standing.limit_s or 0.0
         summary.stand_limit_source = standing.source
-        for group, seq in reader.present().entered.items():
+        for group, seq in present.entered.items():
             summary.entered[group.name.lower()] = seq
         if worker.pid is not None:
             summary.process_state = process_state(worker.pid)
@@ -72,15 +76,14 @@ class Standings:
 
     def _look_at(self, workers: Iterable[Worker], now_s: float) -> Iterable[tuple[str, Standing]]:
         for worker in workers:
-            reader = worker.black_box()
-            if reader is not None and worker.pid is not None:
-                pace = self._pace_of(worker)
+            if worker.pid is not None:
                 before = self._standings.get(worker.key)
                 # Of one that moves, the kernel need not be asked.
                 stands = before is not None and before.stands_s >= _WORTH_TELLING_S
                 is_stopped = stands and process_state(worker.pid) == STOPPED_STATE
-                look = _look(reader, worker.pid, now_s, is_stopped=is_stopped)
-                yield worker.key, pace.look(look)
+                look = worker.look(partial(_look, worker.pid, now_s, is_stopped))
+                if look is not None:
+                    yield worker.key, self._pace_of(worker).look(look)
 
     def _pace_of(self, worker: Worker) -> Pace:
         key = (worker.job_id, worker.rank)
@@ -91,7 +94,7 @@ class Standings:
         return pace
 
 
-def _look(reader: Reader, pid: int, now_s: float, *, is_stopped: bool) -> Look:
+def _look(pid: int, now_s: float, is_stopped: bool, reader: Reader) -> Look:
     present = reader.present()
     return Look(
         at_s=now_s,

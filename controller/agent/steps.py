@@ -41,6 +41,9 @@ class LastSteps:
             step=present.completed_step, time_use=reader.time_use(), step_use=reader.step_use()
         )
         first = present.resumed_step if self._before is None else self._before.step
+        if now.step < first:
+            # What was read before was not true, or the box is another's now.
+            self._before = now
         if now.step > first:
             self._use = _rank_use(self._before, now, now.step - first, reader.expected())
             self._before = now
@@ -52,12 +55,12 @@ def _rank_use(
     use, before = now.step_use, StepUse() if then is None else then.step_use
     per_step = 1e-9 / num_steps
     split = _split(None if then is None else then.time_use, now.time_use, num_steps)
-    split.forward_s = (use.forward_ns - before.forward_ns) * per_step
-    split.backward_s = (use.backward_ns - before.backward_ns) * per_step
+    split.forward_s = max(0, use.forward_ns - before.forward_ns) * per_step
+    split.backward_s = max(0, use.backward_ns - before.backward_ns) * per_step
     return agents_pb2.RankUse(
         split=split,
-        pipeline_busy_s=(use.busy_ns - before.busy_ns) * per_step,
-        pipeline_waited_s=(use.waited_ns - before.waited_ns) * per_step,
+        pipeline_busy_s=max(0, use.busy_ns - before.busy_ns) * per_step,
+        pipeline_waited_s=max(0, use.waited_ns - before.waited_ns) * per_step,
         peak_memory_bytes=use.peak_memory_bytes,
         expected_memory_bytes=0 if expected is None else expected.memory_bytes,
         expected_bubble=0.0 if expected is None else expected.bubble,
@@ -70,9 +73,8 @@ def _split(then: TimeUse | None, now: TimeUse, num_steps: int) -> common_pb2.Ste
 
     def waited_s(phases: Iterable[Phase], groups: Iterable[Group]) -> float:
         keys = [(phase, group) for phase in phases for group in groups]
-        return sum(
-            now.operations_s.get(key, 0.0) - before.operations_s.get(key, 0.0) for key in keys
-        )
+        of_now = sum(now.operations_s.get(key, 0.0) for key in keys)
+        return max(0.0, of_now - sum(before.operations_s.get(key, 0.0) for key in keys))
 
     def own_s(phase: Phase) -> float:
         whole_s = now.phases_s.get(phase, 0.0) - before.phases_s.get(phase, 0.0)

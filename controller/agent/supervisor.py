@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from controller.agent.config import Limits
+from controller.agent.mistakes import Mistakes
 from controller.agent.oom import OomKills
 from controller.agent.processes import child_pids, reap, zombie_status
 from controller.agent.standby_link import StandbyError, StandbyLink
-from controller.agent.worker import Worker, WorkerPaths, post_mortem
+from controller.agent.worker import Worker, WorkerPaths, bare_exit, post_mortem
 from outlast.errors import RetryableError
 from outlast.v1 import agents_pb2
 
@@ -70,11 +71,13 @@ class Supervisor:
         standby: StandbyLink,
         events: WorkerEvents,
         oom_kills: OomKills,
+        mistakes: Mistakes,
     ) -> None:
         self._limits = limits
         self._standby = standby
         self._events = events
         self._oom_kills = oom_kills
+        self._mistakes = mistakes
         self._workers: dict[str, Worker] = {}
 
     def workers(self) -> list[Worker]:
@@ -115,6 +118,7 @@ class Supervisor:
                     paths=launch.paths,
                     requested_ns=launch.requested_ns,
                     gone=loop.create_future(),
+                    mistakes=self._mistakes,
                     stage=launch.stage,
                 ),
                 launch,
@@ -239,14 +243,14 @@ class Supervisor:
             return
         if worker.pidfd is not None:
             asyncio.get_running_loop().remove_reader(worker.pidfd)
-        was_killed = code == -signal.SIGKILL and worker.stopped_by is not signal.SIGKILL
-        worker.exit = post_mortem(
-            worker,
-            code,
-            out_of_memory=self._oom_kills.ended(worker.key, was_killed=was_killed),
-            max_text_bytes=self._limits.max_text_bytes,
-            stderr_tail_bytes=self._limits.stderr_tail_bytes,
-        )
+        worker.exit = bare_exit(worker, code)
+        try:
+            worker.exit = self._post_mortem(worker, code)
+        except Exception as error:  # noqa: BLE001  # its end is known, whatever it left behind
+            self._mistakes.note("post-mortem", worker.key, error)
+        finally:
+            # Whoever stops or replaces it waits for this and for nothing else.
+            worker.gone.set_result(None)
         logger.info(
             "worker ended: worker=%s pid=%s code=%d step=%d signalled=%s after_s=%.1f",
             worker.key,
@@ -256,9 +260,20 @@ class Supervisor:
             worker.stopped_by.name if worker.stopped_by else "no",
             (time.time_ns() - worker.forked_ns) / 1e9,
         )
-        worker.gone.set_result(None)
-        self._events.exited(worker)
-        worker.close()
+        try:
+            self._events.exited(worker)
+        finally:
+            worker.close()
+
+    def _post_mortem(self, worker: Worker, code: int) -> agents_pb2.WorkerExit:
+        was_killed = code == -signal.SIGKILL and worker.stopped_by is not signal.SIGKILL
+        return post_mortem(
+            worker,
+            code,
+            out_of_memory=self._oom_kills.ended(worker.key, was_killed=was_killed),
+            max_text_bytes=self._limits.max_text_bytes,
+            stderr_tail_bytes=self._limits.stderr_tail_bytes,
+        )
 
 
 async def _signal_and_wait(workers: list[Worker], number: signal.Signals, timeout_s: float) -> None:

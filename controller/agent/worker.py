@@ -7,16 +7,27 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
+from controller.agent.mistakes import Mistakes
 from controller.agent.processes import has_ended, send_signal
 from outlast import blackbox
+from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
 
 # How a worker ends that was told to: killed, before it could listen, or gracefully.
 _STOPPED_CODES = (-signal.SIGKILL, -signal.SIGTERM, 75)
+# Of what a worker writes about its environment: ten times what it says.
+_MAX_NOTES = 256
+_MAX_NOTE_CHARS = 2_000
+# Of a worker's report of its end; more is not read.
+_MAX_REPORT_BYTES = 16 * 2**20
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +81,7 @@ class Worker:
     # The strongest signal that the agent has sent or will send once there is a process.
     stopped_by: signal.Signals | None = None
     exit: agents_pb2.WorkerExit | None = None
+    mistakes: Mistakes = field(default_factory=Mistakes)
     _reader: blackbox.Reader | None = field(default=None)
 
     @property
@@ -110,12 +122,28 @@ class Worker:
                 self._reader = blackbox.Reader(self.paths.blackbox)
             except (FileNotFoundError, ValueError):
                 return None
+            except OSError as error:
+                self.mistakes.note("black box", self.key, error)
+                return None
         return self._reader
+
+    def look(self, read: Callable[[blackbox.Reader], Found]) -> Found | None:
+        """What `read` finds in the rank's black box; None where it cannot be read.
+
+        Whatever a rank has written there, it is that rank's trouble alone.
+        """
+        reader = self.black_box()
+        if reader is None:
+            return None
+        try:
+            return read(reader)
+        except Exception as error:  # noqa: BLE001  # a damaged worker must not end its node's agent
+            self.mistakes.note("black box", self.key, error)
+            return None
 
     def present(self) -> blackbox.Present | None:
         """Where the rank stands, once it has said anything."""
-        reader = self.black_box()
-        return None if reader is None else reader.present()
+        return self.look(blackbox.Reader.present)
 
     def close(self) -> None:
         """Let go of the process and its black box."""
@@ -127,6 +155,16 @@ class Worker:
             self._reader = None
 
 
+def bare_exit(worker: Worker, code: int) -> agents_pb2.WorkerExit:
+    """The end of a worker, without anything that it left behind."""
+    return agents_pb2.WorkerExit(
+        code=code,
+        at_s=time.time(),
+        completed_step=-1,
+        stopped=worker.stopped_by is not None and code in _STOPPED_CODES,
+    )
+
+
 def post_mortem(
     worker: Worker, code: int, *, out_of_memory: str, max_text_bytes: int, stderr_tail_bytes: int
 ) -> agents_pb2.WorkerExit:
@@ -136,40 +174,48 @@ def post_mortem(
     """
     report = _read_object(worker.paths.error)
     present = worker.present()
-    at_s = report.get("at_s")
-    return agents_pb2.WorkerExit(
-        code=code,
-        exception_type=_text(report, "type", max_text_bytes),
-        exception_message=_text(report, "message", max_text_bytes),
-        traceback=_text(report, "traceback", max_text_bytes),
-        at_s=float(at_s) if isinstance(at_s, int | float) else time.time(),
-        stderr_tail=tail(worker.paths.log, stderr_tail_bytes).decode(errors="replace"),
-        completed_step=-1 if present is None else present.completed_step,
-        last_op="" if present is None else present.last_op,
-        stopped=worker.stopped_by is not None and code in _STOPPED_CODES,
-        out_of_memory=out_of_memory,
-    )
+    found = bare_exit(worker, code)
+    found.exception_type = _text(report, "type", max_text_bytes)
+    found.exception_message = _text(report, "message", max_text_bytes)
+    found.traceback = _text(report, "traceback", max_text_bytes)
+    found.at_s = _moment_s(report.get("at_s"))
+    found.stderr_tail = tail(worker.paths.log, stderr_tail_bytes).decode(errors="replace")
+    found.out_of_memory = out_of_memory
+    if present is not None:
+        found.completed_step = present.completed_step
+        found.last_op = present.last_op
+    return found
 
 
 def read_environment(path: Path) -> EnvironmentNote:
     """What a rank wrote before its first step; nothing where the file is not what it should be."""
     document = _read_object(path)
     environment, changes = document.get("environment"), document.get("changes")
-    skipped = document.get("skipped")
+    named = environment.items() if isinstance(environment, dict) else ()
+    lines = changes if isinstance(changes, list) else ()
     return EnvironmentNote(
-        environment={str(name): str(value) for name, value in environment.items()}
-        if isinstance(environment, dict)
-        else {},
-        changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
-        skipped=tuple(_skipped_steps(skipped)),
+        environment={_note(name): _note(value) for name, value in islice(named, _MAX_NOTES)},
+        changes=tuple(_note(line) for line in islice(lines, _MAX_NOTES)),
+        skipped=tuple(islice(_skipped_steps(document.get("skipped")), _MAX_NOTES)),
     )
+
+
+def _note(value: object) -> str:
+    return _printable(str(value))[:_MAX_NOTE_CHARS]
 
 
 def _skipped_steps(document: object) -> Iterator[tuple[int, str]]:
     for item in document if isinstance(document, list) else ():
         match item:
-            case [int(step), str(why)]:
-                yield step, why
+            case [int(step), str(why)] if 0 <= step <= MAX_COUNT:
+                yield step, _note(why)
+
+
+def _moment_s(value: object) -> float:
+    """A time that a worker wrote down, or now when it is none."""
+    if isinstance(value, int | float) and 0 <= value <= MAX_COUNT:
+        return float(value)
+    return time.time()
 
 
 def tail(path: Path, num_bytes: int) -> bytes:
@@ -179,19 +225,25 @@ def tail(path: Path, num_bytes: int) -> bytes:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - num_bytes))
             return file.read(num_bytes)
-    except FileNotFoundError:
+    except OSError:
         return b""
 
 
 def _read_object(path: Path) -> Mapping[str, object]:
     # The worker may have died as it wrote this; half a report is no report.
     try:
-        document = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+        with path.open("rb") as file:
+            document = json.loads(file.read(_MAX_REPORT_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 
 
 def _text(report: Mapping[str, object], name: str, max_bytes: int) -> str:
     """The end of a text, where a traceback has its point."""
-    return str(report.get(name, "")).encode()[-max_bytes:].decode(errors="replace")
+    return _printable(str(report.get(name, ""))).encode()[-max_bytes:].decode(errors="replace")
+
+
+def _printable(text: str) -> str:
+    """Half a surrogate pair is valid in JSON, and in no message."""
+    return text.encode(errors="replace").decode()

@@ -60,7 +60,6 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         JobState.STARTING,
         reason,
         attempt=attempt,
-        done_ranks=(),
         stalled_s=0.0,
         grow_step=None,
         held_by=tuple(dict.fromkeys((*job.held_by, *places))),

@@ -14,11 +14,11 @@ from controller.core import accounting
 from controller.core.effects import Effect, Persist, SendCommand
 from controller.core.evidence import with_sign
 from controller.core.facts import (
-    AttemptPut,
     CommandClosed,
     CommandOpened,
     Fact,
     IncidentPut,
+    JobExplained,
     JobPut,
     NodePut,
     State,
@@ -150,10 +150,10 @@ class Context:
                 return self.state.index.is_idle(command.node)
             case CommandClosed(command_id=command_id):
                 return self.state.index.is_idle(self.state.commands[command_id].node)
-            case IncidentPut() | AttemptPut():
-                return False
-            case _:
+            case JobPut() | NodePut():
                 return True
+            case _:
+                return False
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -184,6 +184,11 @@ class Context:
         if changed != self.state.jobs.get(job.job_id):
             self.record(JobPut(job=changed))
         return changed
+
+    def explain(self, job: JobRecord, reason: str) -> None:
+        """Record why a job is still where it is; nothing happens when that has not changed."""
+        if reason != job.reason:
+            self.record(JobExplained(job_id=job.job_id, reason=reason))
 
     def move_job(self, job: JobRecord, to: JobState, reason: str, **changes: object) -> JobRecord:
         """Take a job to another state, and note the phase in its open incident."""

@@ -49,7 +49,7 @@ def at_boundary(ctx: Context, job_id: JobId) -> None:
     job = ctx.state.jobs.get(job_id)
     if job is None or job.state is not JobState.RUNNING or job.wanted is not Wanted.RUN:
         return
-    is_settled = job.incident is None and not job.done_ranks
+    is_settled = job.incident is None and job_id not in ctx.state.done
     is_due = ctx.now_s >= job.since_s + job.plan.grow_after_s
     if not is_settled or not is_due or _is_unsure(ctx):
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from controller.core.index import Index
@@ -14,6 +14,7 @@ from controller.core.records import (
     JobRecord,
     NodeRecord,
 )
+from controller.core.states import TERMINAL
 from outlast.ids import CommandId, IncidentId, JobId, NodeId
 
 
@@ -60,7 +61,54 @@ class CommandClosed:
     why: str
 
 
-Fact = JobPut | NodePut | IncidentPut | AttemptPut | CommandOpened | CommandClosed
+# What thousands of nodes and ranks say of one job: each a fact of a few bytes. With the whole
+# job in each, the journal would grow with the square of the nodes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobExplained:
+    """Why the job is in its present state has changed, and nothing else."""
+
+    job_id: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChecked:
+    """The job's next start need not wait for the checks of this node any more."""
+
+    job_id: JobId
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobForgotten:
+    """The node keeps nothing of the job any more."""
+
+    job_id: JobId
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksDone:
+    """These ranks of the job's present attempt have completed all steps."""
+
+    job_id: JobId
+    ranks: tuple[int, ...]
+
+
+Fact = (
+    JobPut
+    | NodePut
+    | IncidentPut
+    | AttemptPut
+    | CommandOpened
+    | CommandClosed
+    | JobExplained
+    | NodeChecked
+    | JobForgotten
+    | RanksDone
+)
 
 
 @dataclass(slots=True)
@@ -73,13 +121,15 @@ class State:
     # The newest one of each job.
     attempts: dict[JobId, AttemptRecord] = field(default_factory=dict)
     commands: dict[CommandId, CommandRecord] = field(default_factory=dict)
+    # Ranks of each job's present attempt that have completed all steps.
+    done: dict[JobId, dict[int, None]] = field(default_factory=dict)
     index: Index = field(default_factory=Index, compare=False, repr=False)
 
     def apply(self, fact: Fact) -> None:
         """Take one fact in. The only way in which a state changes."""
         match fact:
             case JobPut(job=job):
-                self.jobs[job.job_id] = job
+                self._put_job(job)
             case NodePut(node=node):
                 self.index.put_node(self.nodes.get(node.node), node)
                 self.nodes[node.node] = node
@@ -95,8 +145,28 @@ class State:
                 closed = self.commands.pop(command_id, None)
                 if closed is not None:
                     self.index.close_command(closed)
+            case JobExplained(job_id=job_id, reason=reason):
+                self.jobs[job_id] = replace(self.jobs[job_id], reason=reason)
+            case NodeChecked(job_id=job_id, node=name):
+                job = self.jobs[job_id]
+                self.jobs[job_id] = replace(job, unchecked=_without(job.unchecked, name))
+            case JobForgotten(job_id=job_id, node=name):
+                job = self.jobs[job_id]
+                self.jobs[job_id] = replace(job, held_by=_without(job.held_by, name))
+            case RanksDone(job_id=job_id, ranks=ranks):
+                self.done.setdefault(job_id, {}).update(dict.fromkeys(ranks))
             case _:
                 assert_never(fact)
+
+    def _put_job(self, job: JobRecord) -> None:
+        before = self.jobs.get(job.job_id)
+        is_other = before is not None and before.attempt != job.attempt
+        if is_other or job.state in TERMINAL:
+            self.done.pop(job.job_id, None)
+        if job.done_ranks and job.state not in TERMINAL:
+            # The journal of a version that kept them in the job.
+            self.done[job.job_id] = dict.fromkeys(job.done_ranks)
+        self.jobs[job.job_id] = replace(job, done_ranks=()) if job.done_ranks else job
 
     def as_facts(self) -> list[Fact]:
         """Facts that rebuild this state from nothing: a snapshot."""
@@ -106,6 +176,7 @@ class State:
             *(IncidentPut(incident=incident) for incident in self.incidents.values()),
             *(AttemptPut(attempt=attempt) for attempt in self.attempts.values()),
             *(CommandOpened(command=command) for command in self.commands.values()),
+            *(RanksDone(job_id=job, ranks=tuple(ranks)) for job, ranks in self.done.items()),
         ]
 
 
@@ -115,3 +186,11 @@ def fold(facts: Iterable[Fact]) -> State:
     for fact in facts:
         state.apply(fact)
     return state
+
+
+def _without(nodes: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:
+    """The others, quickly: they may be thousands, and so are the answers."""
+    if node not in nodes:
+        return nodes
+    place = nodes.index(node)
+    return nodes[:place] + nodes[place + 1 :]

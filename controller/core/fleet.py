@@ -7,6 +7,7 @@ that is silent or gone is lost is decided in `losses`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from controller.core import attempts, jobs, losses, nodes
 from controller.core.context import Context, Sight
@@ -20,7 +21,6 @@ from controller.core.events import (
     NodeReleased,
     NodeReplaced,
     NodeUncordonRequested,
-    WorkerStatus,
 )
 from controller.core.facts import NodePut
 from controller.core.records import (
@@ -33,7 +33,16 @@ from controller.core.records import (
     StartWorkers,
     StopWorkers,
 )
-from controller.core.states import AT_WORK, EXCLUDED, FREE, LIVE, TERMINAL, JobState, NodeState
+from controller.core.states import (
+    AT_WORK,
+    EXCLUDED,
+    FREE,
+    LIVE,
+    TERMINAL,
+    IncidentState,
+    JobState,
+    NodeState,
+)
 from outlast.ids import CommandId, JobId, NodeId
 
 # A node that comes back from exclusion must pass this many suites in a row.
@@ -42,7 +51,8 @@ PASSES_TO_RETURN = 2
 
 def joined(ctx: Context, event: NodeJoined) -> None:
     """An agent is here, with the truth about its node."""
-    ctx.sights[event.node] = Sight(connected=True, closed=ctx.sight(event.node).closed)
+    before = ctx.sight(event.node)
+    ctx.sights[event.node] = Sight(connected=True, closed=before.closed)
     ctx.silent.pop(event.node, None)
     ctx.saw(event.node)
     known = ctx.state.nodes.get(event.node)
@@ -81,7 +91,9 @@ def joined(ctx: Context, event: NodeJoined) -> None:
     for job in list(ctx.state.jobs.values()):
         if job.state in TERMINAL and event.node in job.held_by:
             attempts.forget_on(ctx, job, event.node)
-    _reconcile_workers(ctx, event.node, event.statuses)
+    is_new = known is not None and known.incarnation != event.incarnation
+    away_since_s = before.late_since_s if not before.connected else 0.0
+    _reconcile_workers(ctx, event, is_new=is_new, since_s=away_since_s or ctx.now_s)
 
 
 def closed(ctx: Context, event: NodeClosed) -> None:
@@ -179,10 +191,14 @@ def next_timer_s(ctx: Context) -> list[float]:
     ]
 
 
-def _reconcile_workers(ctx: Context, node_id: NodeId, statuses: tuple[WorkerStatus, ...]) -> None:
-    """Compare what runs on a node with what should: adopt, stop, or call it a fault."""
+def _reconcile_workers(ctx: Context, event: NodeJoined, *, is_new: bool, since_s: float) -> None:
+    """Compare what runs on a node with what should: adopt, stop, or call it a fault.
+
+    `is_new` says that the agent was restarted, some time after `since_s`.
+    """
+    node_id = event.node
     told: list[JobId] = []
-    for status in statuses:
+    for status in event.statuses:
         job = ctx.state.jobs.get(status.job_id)
         current = (
             job is not None
@@ -202,20 +218,32 @@ def _reconcile_workers(ctx: Context, node_id: NodeId, statuses: tuple[WorkerStat
                 attempt=status.attempt,
             )
     for job in list(ctx.state.jobs.values()):
-        started = job.state in AT_WORK and node_id in job.nodes
+        if job.job_id in told or not _had_workers(ctx, job, node_id, is_new=is_new):
+            continue
+        what = "was restarted, and its workers died with it" if is_new else "has no workers left"
+        sign = attempts.sign(
+            ctx, EvidenceKind.WORKERS_MISSING, node_id, f"the agent of {node_id} {what}"
+        )
+        jobs.fault(ctx, job, replace(sign, at_s=since_s))
+
+
+def _had_workers(ctx: Context, job: JobRecord, node_id: NodeId, *, is_new: bool) -> bool:
+    """Whether an agent that tells of no workers of a job must have had some."""
+    if job.state in AT_WORK:
         asked = ctx.commands_of(StartWorkers, node=node_id, job=job.job_id)
-        if started and not asked and job.job_id not in told:
-            jobs.fault(
-                ctx,
-                job,
-                Evidence(
-                    kind=EvidenceKind.WORKERS_MISSING,
-                    node=node_id,
-                    rank=None,
-                    detail=f"the agent of {node_id} started anew; its workers are gone",
-                    at_s=ctx.now_s,
-                ),
-            )
+        return node_id in job.nodes and not asked
+    incident = ctx.incident_of(job)
+    is_fault = incident is not None and incident.state is IncidentState.EVIDENCE
+    # Its peers may have noticed before it was here again, but it had not been stopped by then.
+    return (
+        is_new
+        and is_fault
+        and job.state is JobState.SUSPENDING
+        and any(
+            stop.attempt == job.attempt
+            for stop in ctx.commands_of(StopWorkers, node=node_id, job=job.job_id)
+        )
+    )
 
 
 def _begin_validation(ctx: Context, node: NodeRecord, reason: str) -> None:

@@ -22,7 +22,7 @@ from controller.core.events import (
     JobSubmitted,
     WorkerExited,
 )
-from controller.core.facts import JobPut
+from controller.core.facts import JobForgotten, JobPut, NodeChecked, RanksDone
 from controller.core.records import (
     CommandRecord,
     Evidence,
@@ -117,9 +117,11 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
     if nodes.placed(ctx, job, event.node) is None and event.node not in job.nodes:
         return
     if event.code == 0:
-        if event.rank not in job.done_ranks:
-            job = ctx.put_job(job, done_ranks=(*job.done_ranks, event.rank))
-        if len(job.done_ranks) == job.plan.world_size and job.state in AT_WORK:
+        done = ctx.state.done.get(job.job_id, {})
+        if event.rank not in done:
+            ctx.record(RanksDone(job_id=job.job_id, ranks=(event.rank,)))
+            done = ctx.state.done[job.job_id]
+        if len(done) == job.plan.world_size and job.state in AT_WORK:
             job = ctx.put_job(job, high_step=job.plan.total_steps)
             attempts.finish(
                 ctx, job, JobState.SUCCEEDED, f"all {job.plan.total_steps} steps are done"
@@ -252,9 +254,8 @@ def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished
         case RunSuite():
             _suite_finished(ctx, job, record, event)
         case ForgetJob():
-            if event.ok:
-                held_by = tuple(node for node in job.held_by if node != record.node)
-                ctx.put_job(job, held_by=held_by)
+            if event.ok and record.node in job.held_by:
+                ctx.record(JobForgotten(job_id=job.job_id, node=record.node))
 
 
 def deadline_passed(ctx: Context, job: JobRecord) -> None:
@@ -292,8 +293,7 @@ def _suite_finished(
         incidents.add_finding(ctx, job, record.node, event.verdict or "error", event.detail)
         node = ctx.state.nodes[record.node]
         if passed:
-            rest = tuple(name for name in job.unchecked if name != record.node)
-            ctx.put_job(job, unchecked=rest)
+            ctx.record(NodeChecked(job_id=job.job_id, node=record.node))
         else:
             attempts.exclude(ctx, job, node, f"failed preflight: {event.detail}")
 

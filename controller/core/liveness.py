@@ -6,7 +6,7 @@ what comes out are changes only. Both take the time from the caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -38,20 +38,39 @@ class _Entry:
     level: _Level
     limits: Limits
 
+    def next_s(self) -> float:
+        """When it crosses its next limit, if nothing is heard until then."""
+        limits = self.limits
+        match self.level:
+            case _Level.HEARD:
+                return self.heard_s + limits.late_s
+            case _Level.LATE:
+                return self.heard_s + limits.lost_s
+            case _Level.LOST:
+                return self.heard_s + limits.silent_s
+            case _Level.SILENT:
+                return math.inf
+
 
 class LivenessTable:
     """Who was heard when."""
 
     def __init__(self) -> None:
         self._entries: dict[NodeId, _Entry] = {}
+        # Nobody crosses a limit before; healthy nodes only move it back, so that the table
+        # of a large fleet is gone through every few seconds and not in every turn.
+        self._next_s = math.inf
 
     def expect(self, node: NodeId, now_s: float, limits: Limits) -> None:
         """Start watching a node as if it had been heard now, or change its limits."""
         entry = self._entries.get(node)
         if entry is None:
-            self._entries[node] = _Entry(heard_s=now_s, level=_Level.HEARD, limits=limits)
-        else:
-            entry.limits = limits
+            entry = _Entry(heard_s=now_s, level=_Level.HEARD, limits=limits)
+            self._entries[node] = entry
+        elif entry.limits == limits:
+            return
+        entry.limits = limits
+        self._next_s = min(self._next_s, entry.next_s())
 
     def forget(self, node: NodeId) -> None:
         """Stop watching a node."""
@@ -66,6 +85,7 @@ class LivenessTable:
         if entry.level is _Level.HEARD:
             return []
         entry.level = _Level.HEARD
+        self._next_s = min(self._next_s, entry.next_s())
         return [NodeHeard(node=node)]
 
     def heard_s(self, node: NodeId) -> float | None:
@@ -75,6 +95,8 @@ class LivenessTable:
 
     def expire(self, now_s: float) -> list[LivenessEvent]:
         """Who has crossed a limit since the last call; each limit is told once."""
+        if now_s < self._next_s:
+            return []
         events: list[LivenessEvent] = []
         for node, entry in self._entries.items():
             silent_s = now_s - entry.heard_s
@@ -86,17 +108,9 @@ class LivenessTable:
                 if silent_s >= limit_s and entry.level < level:
                     entry.level = level
                     events.append(event(node=node, silent_s=silent_s))
+        self._next_s = min((entry.next_s() for entry in self._entries.values()), default=math.inf)
         return events
 
     def next_expiry_s(self) -> float | None:
-        """When `expire` can next have something to say."""
-        return _earliest(
-            entry.heard_s
-            + (entry.limits.late_s, entry.limits.lost_s, entry.limits.silent_s)[entry.level]
-            for entry in self._entries.values()
-            if entry.level is not _Level.SILENT
-        )
-
-
-def _earliest(times: Iterable[float]) -> float | None:
-    return min(times, default=None)
+        """When `expire` is to be called next: somebody may be due then, nobody before."""
+        return None if math.isinf(self._next_s) else self._next_s

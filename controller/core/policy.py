@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from controller.core import misfit, reproducing
 from controller.core.evidence import nodes_with_odd_stacks
+from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.reproducing import ANYONES
 from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict, root_failure
@@ -108,7 +109,7 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=kinds[first],
-        reason=f"replacing {', '.join(nodes)}: {details}",
+        reason=f"replacing {names(nodes)}: {details}",
         culprits=nodes,
         # Losing hardware is no sign of a job that cannot succeed.
         spends_retry=first is EvidenceKind.START_FAILED,
@@ -129,11 +130,11 @@ def _unhealthy(facts: Facts) -> Verdict | None:
         return None
     corrupt = [node for node in failed if node in facts.corrupt]
     if corrupt:
-        reasons.append(f"silent corruption: {', '.join(corrupt)} computed other bits than is right")
+        reasons.append(f"silent corruption: {names(corrupt)} computed other bits than is right")
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=Cause.SILENT_CORRUPTION if corrupt else Cause.NODE_UNHEALTHY,
-        reason=f"replacing {', '.join(failed)}: {'; '.join(reasons)}",
+        reason=f"replacing {names(failed)}: {'; '.join(reasons)}",
         culprits=tuple(failed),
     )
 
@@ -168,7 +169,7 @@ def _drained(facts: Facts) -> Verdict | None:
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=Cause.NODE_DRAINED,
-        reason=f"moving off {', '.join(nodes)}: a person drains it",
+        reason=f"moving off {names(nodes)}: a person drains it",
         culprits=nodes,
         spends_retry=False,
     )
@@ -226,7 +227,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     detected = _detected(facts.evidence)
     # Uncorrectable memory, or a device that is gone: on the same node it would come again.
     device = _cause(facts) is Cause.DEVICE
-    is_anyones = root is not None and root.fault_class in ANYONES
+    is_anyones = root is not None and (root.fault_class in ANYONES or root.is_cascade)
     # Slow steps are of no node in particular: all are checked.
     has_suspects = bool(culprits) or is_anyones or detected is not None
     may_check = Rung.DIAGNOSE in facts.ladder and has_suspects and not facts.findings
@@ -237,7 +238,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
             against = "it" if culprits else "no node in particular"
             because = f"a detector that acts speaks against {against}"
         elif known_bad:
-            because = f"the second fault on {', '.join(known_bad)} lately"
+            because = f"the second fault on {names(known_bad)} lately"
         elif always:
             because = "recovery.ladder has no rung restart"
         else:
@@ -256,7 +257,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
             action=Action.REPLACE_NODES,
             cause=_cause(facts),
             reason=f"{what}{checked}, but it is the third fault in a row there; "
-            f"replacing {', '.join(unseen)}",
+            f"replacing {names(unseen)}",
             culprits=unseen,
             fingerprint=fingerprint,
         )
@@ -327,16 +328,23 @@ def _culprits(facts: Facts) -> tuple[NodeId, ...]:
         return ()
     stalled = [item for item in facts.evidence if item.kind is EvidenceKind.STALLED]
     root = root_failure(facts.evidence)
-    # Every node has stacks: by themselves they are no sign against it.
-    others = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
     if root is not None and root.fault_class in ANYONES:
         return ()
-    named = _unique(stalled or ([root] if root is not None else others))
+    # Every node has stacks, and who lost a peer did nothing: neither is a sign against a node.
+    others = [
+        item
+        for item in facts.evidence
+        if item.kind is not EvidenceKind.STACKS and not item.is_cascade
+    ]
+    is_own = root is not None and not root.is_cascade
+    named = _unique(stalled or ([root] if root is not None and is_own else others))
     return named or nodes_with_odd_stacks(facts.evidence)
 
 
 def _cause(facts: Facts) -> Cause:
     root = _initiating(facts)
+    if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
+        return Cause.WORKERS_MISSING
     if root is not None:
         return _CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT)
     detected = _detected(facts.evidence)
@@ -355,6 +363,11 @@ def _detected(evidence: tuple[Evidence, ...]) -> Evidence | None:
 
 
 def _describe(facts: Facts, root: Evidence | None) -> str:
+    if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
+        return root.detail
+    if root is not None and root.is_cascade:
+        first = f"rank {root.rank} on {root.node}: {root.detail}"
+        return f"ranks lost each other ({first}), and what failed first is not known"
     if root is not None:
         return f"rank {root.rank} on {root.node} failed: {root.detail}"
     # Stacks come after the sign that had them taken; they are read elsewhere.

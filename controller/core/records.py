@@ -34,6 +34,7 @@ class Cause(StrEnum):
 
     UNKNOWN = "unknown"
     WORKER_KILLED = "worker_killed"
+    WORKERS_MISSING = "workers_missing"
     USER_ERROR = "user_error"
     TRANSIENT = "transient"
     OUT_OF_MEMORY = "out_of_memory"
@@ -204,7 +205,7 @@ class JobRecord:
     deadline_s: float | None = None
     incident: IncidentId | None = None
     num_incidents: int = 0
-    # Ranks of this attempt that reported all steps done.
+    # In journals of older versions only: by now they are facts of their own (`State.done`).
     done_ranks: tuple[int, ...] = ()
     # While it stops in order to grow: the step after which its ranks stopped, -1 until one
     # says so.

@@ -11,6 +11,7 @@ from controller.core import nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.events import JobAdvanced
+from controller.core.naming import names
 from controller.core.records import Action, IncidentRecord, JobRecord
 from controller.core.reproducing import bad_step
 from controller.core.states import NodeState
@@ -83,7 +84,7 @@ def _in_words(step: int, suspects: tuple[NodeId, ...], *, still_here: bool) -> s
     if not suspects:
         return f"{words}; which one is not known"
     if not still_here:
-        return f"{words}; {', '.join(suspects)} had a part in it, and the job has left it"
+        return f"{words}; {names(suspects)} had a part in it, and the job has left it"
     if len(suspects) == 1:
         return f"{words}; {suspects[0]} is suspected"
-    return f"{words}; one of {', '.join(suspects)} is suspected"
+    return f"{words}; one of {names(suspects)} is suspected"

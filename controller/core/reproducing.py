@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from controller.core.naming import names
 from controller.core.records import (
     Action,
     Cause,
@@ -56,13 +57,13 @@ def _other_bits(facts: Facts) -> Verdict | None:
         # Nobody to replace, or not enough nodes to replace all of them: the comparison is made
         # again, until the same failure has come often enough or the budget is spent.
         return None
-    names = ", ".join(known)
-    whose = f"those of {names} are wrong" if len(known) == 1 else f"one of {names} is wrong"
+    listed = names(known)
+    whose = f"those of {listed} are wrong" if len(known) == 1 else f"one of {listed} is wrong"
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=Cause.SILENT_CORRUPTION,
         # It spends a retry: a program whose bits are never the same must not use up all nodes.
-        reason=f"replacing {names}: {why}; {whose}: silent corruption",
+        reason=f"replacing {listed}: {why}; {whose}: silent corruption",
         culprits=known,
     )
 
@@ -184,8 +185,8 @@ def _corrupt_again(facts: Facts) -> Verdict | None:
     known = tuple(node for node in facts.computed_on if node in facts.unreproduced)
     if step is None or step == facts.replayed_step or not known:
         return None
-    names = ", ".join(known)
-    why = f"step {step} is no number, and {names} had a part in it, as in one before that was a "
+    listed = names(known)
+    why = f"step {step} is no number, and {listed} had a part in it, as in one before that was a "
     why += "number when it was done again"
     if Rung.DIAGNOSE in facts.ladder and not facts.findings:
         return Verdict(
@@ -199,7 +200,7 @@ def _corrupt_again(facts: Facts) -> Verdict | None:
     return Verdict(
         action=Action.REPLACE_NODES,
         cause=Cause.SILENT_CORRUPTION,
-        reason=f"replacing {names}: {why}; silent corruption, though its checks found nothing",
+        reason=f"replacing {listed}: {why}; silent corruption, though its checks found nothing",
         culprits=known,
         # Losing hardware is no sign of a job that cannot succeed.
         spends_retry=False,

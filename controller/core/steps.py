@@ -12,6 +12,7 @@ from collections.abc import Callable
 from controller.core import attempts, elastic, misfit, nodes, replays, searching
 from controller.core.context import Context
 from controller.core.effects import Alert, ProvisionNodes
+from controller.core.naming import names
 from controller.core.policy import decide
 from controller.core.records import (
     NO_ATTEMPT,
@@ -47,8 +48,8 @@ def _leave_queue(ctx: Context, job: JobRecord) -> bool:
         job = elastic.shrink_in_queue(ctx, job, len(free))
     if len(free) < job.plan.nodes:
         why = "for its first start" if job.attempt == NO_ATTEMPT else "free"
-        reason = _shortage(ctx, job, len(free), why)
-        ctx.put_job(job, reason=reason, deadline_s=_wait_until_s(ctx, job))
+        job = ctx.put_job(job, deadline_s=_wait_until_s(ctx, job))
+        ctx.explain(job, _shortage(ctx, job, len(free), why))
         return False
     ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
     return True
@@ -64,7 +65,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
         job = ctx.move_job(
             job,
             JobState.PREFLIGHT,
-            f"checking {', '.join(job.unchecked) or 'nothing'} before use",
+            f"checking {names(job.unchecked) or 'nothing'} before use",
             deadline_s=deadline_s,
         )
         for node_id in job.unchecked:
@@ -74,7 +75,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
     reason = _shortage(ctx, job, job.plan.nodes - len(missing), _missing_why(ctx, job))
     job = ctx.put_job(job, deadline_s=_wait_until_s(ctx, job))
     if reason != job.reason:
-        ctx.put_job(job, reason=reason)
+        ctx.explain(job, reason)
         ctx.emit(
             ProvisionNodes(count=len(missing), workers=job.plan.workers_per_node, reason=reason)
         )

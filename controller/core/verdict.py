@@ -13,6 +13,8 @@ from outlast.skipped import StepRange
 
 # How many faults before this one `Facts.blamed_before` looks back on.
 BLAMED_BEFORE = 2
+# How ranks end when an agent elsewhere takes its workers along.
+_WHEN_PEERS_DIE = ("cascade", "nccl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +83,14 @@ class Verdict:
 
 
 def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
-    """The worker failure that the others followed from.
+    """The end of workers that the others followed from: a rank's, or that of all of an agent.
 
     The earliest one that is not a cascade wins; a lost connection is what a
     rank says when *another* one died, so it counts only if nothing else is known.
     """
+    missing = [item for item in evidence if item.kind is EvidenceKind.WORKERS_MISSING]
     exits = [item for item in evidence if item.kind is EvidenceKind.WORKER_EXIT]
-    exits.sort(key=lambda item: item.at_s)
-    initiating = [item for item in exits if not item.is_cascade]
-    return next(iter(initiating or exits), None)
+    followers = _WHEN_PEERS_DIE if missing else ("cascade",)
+    initiating = [item for item in exits if item.fault_class not in followers]
+    ends = [*missing, *initiating] or exits
+    return min(ends, key=lambda item: item.at_s, default=None)

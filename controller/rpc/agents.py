@@ -9,22 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
 from controller import convert
+from controller.core.edge.fields import MAX_RANKS
+from controller.core.edge.rules import MAX_COUNT
 from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
 from controller.core.records import RunSuite
 from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.errors import Context, abort, bad_field
+from controller.rpc.incoming import Incoming
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationError
 from controller.service import Service
 from controller.store.curves import StepRow
 from controller.tally import Tally
-from controller.watch import MAX_RANKS, Watch
+from controller.watch import Watch
 from outlast.crashpoints import CrashPoint, reach
 from outlast.ids import CommandId, JobId, NodeId
 from outlast.v1 import agents_pb2
@@ -35,8 +38,6 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
 MAX_NODES = 16_384
 _NODE_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?")
-# host:port, the host a name or an address.
-_ADDRESS_PATTERN = re.compile(r"([-A-Za-z0-9_.]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 
 
 class AgentsService(AgentsServicer):
@@ -52,8 +53,10 @@ class AgentsService(AgentsServicer):
         runs: DiagnosticRuns,
         detectors: Detectors,
         tally: Tally,
+        incoming: Incoming,
     ) -> None:
         self._service = service
+        self._incoming = incoming
         self._sessions = sessions
         self._watch = watch
         self._logs = logs
@@ -77,22 +80,25 @@ class AgentsService(AgentsServicer):
                 str(error),
                 reason="STALE_INCARNATION",
             )
-        self._welcome(session, hello)
-        reader = asyncio.create_task(self._read(session, messages), name=f"read-{session.node}")
+        reader: asyncio.Task[None] | None = None
         try:
+            self._welcome(session, hello)
+            reader = asyncio.create_task(self._read(session, messages), name=f"read-{session.node}")
             async for message in session.outgoing():
                 yield message
         finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            if reader is not None:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
             if self._sessions.closed(session):
                 logger.info("session ended: node=%s", session.node)
+                self._incoming.forget(session.node)
                 self._service.post(NodeDisconnected(node=session.node))
 
-    def _retell_periods(self) -> None:
-        """Tell agents whose job wants more or fewer heartbeats than they send."""
+    def _retell_periods(self, nodes: Sequence[NodeId]) -> None:
+        """Tell those of these agents whose job wants more or fewer heartbeats than they send."""
         now_s = asyncio.get_running_loop().time()
-        for node in self._sessions.nodes():
+        for node in nodes:
             session = self._sessions.get(node)
             if session is None or session.heartbeat_period_s == self._watch.wanted_period_s(node):
                 continue
@@ -122,6 +128,10 @@ class AgentsService(AgentsServicer):
             await bad_field(
                 context, "hello.workers", f"is {hello.workers}; allowed: 1 to {MAX_RANKS}"
             )
+        unfit = self._incoming.hello(hello, self._service.now_s)
+        if unfit is not None:
+            field = unfit.field.partition(".")[2]
+            await bad_field(context, f"hello.{field}", f"cannot be taken in ({unfit.reason})")
         if len(self._sessions) >= MAX_NODES:
             await abort(
                 context,
@@ -133,7 +143,7 @@ class AgentsService(AgentsServicer):
 
     def _welcome(self, session: AgentSession, hello: agents_pb2.Hello) -> None:
         node = session.node
-        session.metrics_address = _metrics_address(hello)
+        session.metrics_address = hello.metrics_address
         # Before the machine hears of it: its commands must come after the welcome.
         session.send(self._welcome_message(session))
         session.acknowledge()
@@ -182,6 +192,10 @@ class AgentsService(AgentsServicer):
         node = session.node
         now_s = asyncio.get_running_loop().time()
         self._service.post(*self._watch.heard(node, now_s))
+        if not self._incoming.accepts(node, message, self._service.now_s):
+            if message.HasField("event"):
+                self._take_nothing(session, message.event)
+            return
         match message.WhichOneof("kind"):
             case "heartbeat":
                 self._service.post(*self._watch.heartbeat(node, message.heartbeat, now_s))
@@ -194,6 +208,12 @@ class AgentsService(AgentsServicer):
                 self._runs.deliver(node, message.check_report)
             case other:
                 logger.warning("message ignored: node=%s kind=%s", node, other)
+
+    def _take_nothing(self, session: AgentSession, event: agents_pb2.AgentEvent) -> None:
+        """Acknowledge an event that says nothing, so that it does not come again."""
+        if 0 < event.seq <= MAX_COUNT and session.receipts.take(event.seq):
+            session.receipts.durable(event.seq)
+        session.acknowledge()
 
     def _take_event(
         self, session: AgentSession, event: agents_pb2.AgentEvent, now_s: float
@@ -224,8 +244,6 @@ class AgentsService(AgentsServicer):
         """What an event means to the machine, and its rows of the curve."""
         match event.WhichOneof("kind"):
             case "step_reports":
-                if JobId(event.job_id) not in self._service.state.jobs:
-                    return [], []
                 rows = convert.step_rows(event)
                 last = self._service.curves.last(JobId(event.job_id))
                 self._tally.steps(rows, 0 if last is None else last.step)
@@ -244,9 +262,11 @@ class AgentsService(AgentsServicer):
         match event.WhichOneof("kind"):
             case "command_result":
                 result = event.command_result
-                self._tally.found(node, result.findings)
                 record = state.commands.get(CommandId(result.command_id))
-                if record is not None and isinstance(record.command, RunSuite):
+                if record is None or record.node != node:
+                    return  # Answered before, or another node's.
+                self._tally.found(node, result.findings)
+                if isinstance(record.command, RunSuite):
                     verdict = convert.fold_findings(result.findings).verdict
                     self._tally.suite_ended(record.command.suite, verdict)
             case "checkpoint_committed" if job_id in state.jobs:
@@ -292,11 +312,3 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
         case other:
             logger.warning("event ignored: node=%s seq=%d kind=%s", node, event.seq, other)
             return []
-
-
-def _metrics_address(hello: agents_pb2.Hello) -> str:
-    """Where the agent shows its metrics, if it says so in a way that can be passed on."""
-    if not hello.metrics_address or _ADDRESS_PATTERN.fullmatch(hello.metrics_address):
-        return hello.metrics_address
-    logger.warning("metrics address ignored: node=%s %r", hello.node_id, hello.metrics_address)
-    return ""

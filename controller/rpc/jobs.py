@@ -20,6 +20,7 @@ from controller.core.events import (
     JobResumeRequested,
     JobSubmitted,
 )
+from controller.core.naming import names
 from controller.core.records import JobRecord, Wanted
 from controller.core.states import TERMINAL, JobState
 from controller.rpc.errors import Context, abort, bad_field, bad_request, not_found, refused
@@ -195,7 +196,7 @@ class JobsService(JobsServicer):
             await bad_field(context, "tail_bytes", f"is {request.tail_bytes}; allowed: 0 or more")
         nodes = [node for node in job.nodes if node is not None]
         if not request.follow and not any(map(self._sessions.is_connected, nodes)):
-            where = f"its node(s) {', '.join(nodes)} are not connected" if nodes else "it has none"
+            where = f"its node(s) {names(nodes)} are not connected" if nodes else "it has none"
             await refused(
                 context,
                 f"the logs of job {job.job_id} are on its nodes; {where}",

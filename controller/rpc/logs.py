@@ -106,6 +106,8 @@ class LogQueries:
         if query is None:
             # Whoever asked has gone: the agent need not go on.
             self._cancel(chunk.query_id, node)
+        elif node not in query.nodes:
+            return  # It was not asked, or has left since.
         elif chunk.end:
             query.ended(node)
         else:

@@ -14,6 +14,7 @@ from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.agents import AgentsService
 from controller.rpc.diagnostics import DiagnosticsService
 from controller.rpc.incidents import IncidentsService
+from controller.rpc.incoming import Incoming
 from controller.rpc.jobs import JobsService
 from controller.rpc.logs import LogQueries
 from controller.rpc.nodes import NodesService
@@ -66,6 +67,7 @@ class Parts:
     clock: Clock
     checkpoint_root: str
     tally: Tally
+    incoming: Incoming
 
 
 class Server:
@@ -85,6 +87,7 @@ class Server:
             runs=runs,
             detectors=parts.detectors,
             tally=parts.tally,
+            incoming=parts.incoming,
         )
         jobs = JobsService(service, sessions, parts.watch, logs, parts.checkpoint_root)
         nodes = NodesService(service, sessions, parts.watch, parts.clock)

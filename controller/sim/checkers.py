@@ -15,7 +15,14 @@ from controller.core import events as ev
 from controller.core.effects import Effect, EvictNode, Persist, SendCommand
 from controller.core.facts import CommandOpened, Fact, IncidentPut, JobPut, NodePut, State
 from controller.core.machine import Machine
-from controller.core.records import CommandRecord, JobRecord, NodeRecord, RunSuite, StopWorkers
+from controller.core.records import (
+    CommandRecord,
+    IncidentRecord,
+    JobRecord,
+    NodeRecord,
+    RunSuite,
+    StopWorkers,
+)
 from controller.core.states import (
     AT_WORK,
     LIVE,
@@ -25,6 +32,7 @@ from controller.core.states import (
     JobState,
     NodeState,
 )
+from controller.core.verdict import root_failure
 from outlast.ids import JobId, NodeId
 from outlast.skipped import is_undone
 
@@ -156,10 +164,23 @@ class Checkers:
                 old = before.incidents.get(incident.incident)
                 if old is not None and old.state is IncidentState.CLOSED:
                     self._fail(10, f"{incident.incident} changes after it was closed")
+                self._spared_as_reporter(incident)
             case CommandOpened(command=command):
                 if command.command_id in before.commands:
                     self._fail(2, f"{command.command_id} is opened twice")
                 self._overdue_s = min(self._overdue_s, _due_s(command, before))
+
+    def _spared_as_reporter(self, incident: IncidentRecord) -> None:
+        """Invariant 11: a node whose ranks only lost their peers is never blamed for that."""
+        root = root_failure(incident.evidence)
+        if root is None or not root.is_cascade:
+            return
+        found = {node for node, verdict in incident.findings if verdict == "fail"}
+        found.update(end for link in incident.bad_links for end in link)
+        for node in incident.culprits:
+            signs = [item for item in incident.evidence if item.node == node]
+            if node not in found and signs and all(item.is_cascade for item in signs):
+                self._fail(11, f"{incident.incident} blames {node}, which only lost its peers")
 
     def appends(self, term: int, newest: int) -> None:
         """Invariant 3: what a deposed leader writes never lands."""

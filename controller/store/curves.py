@@ -20,6 +20,8 @@ from outlast.ids import JobId
 
 # Over so many steps the speed of a job is averaged.
 RATE_STEPS = 20
+# What the database holds: many steps of as many tokens as a report may have come to more.
+MAX_TOKENS = 2**63 - 1
 # Rows read at once; a watcher that is far behind catches up in pages.
 PAGE_ROWS = 10_000
 _REAL_FIELDS = ("loss", "grad_norm", "learning_rate")
@@ -62,7 +64,7 @@ class _Tail:
             # The pause between two attempts is no part of the speed.
             self.rows.clear()
         self.rows.append(row)
-        self.tokens += row.tokens
+        self.tokens = min(self.tokens + row.tokens, MAX_TOKENS)
 
 
 class Curves:

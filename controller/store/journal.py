@@ -2,8 +2,9 @@
 
 Facts are only ever appended, one commit per batch. The term is raised by
 compare-and-set when a controller starts and is checked in the transaction of
-every append: a deposed controller's write never lands. Now and then the state
-itself is written as a snapshot, and the facts that it holds are dropped.
+every append: a deposed controller's write never lands. When the facts have grown
+to a multiple of the last snapshot, the state itself is written as the next one,
+a part at a time, and the facts that it holds are dropped.
 
 What does not belong here: what facts mean. Folding them is all that is done.
 """
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -22,12 +25,32 @@ from controller.store.database import CONTROLLER, FACTS, SNAPSHOTS, Database
 from outlast.clock import Clock
 from outlast.errors import FatalError
 
-# Folding this many facts takes well under a second.
-SNAPSHOT_EVERY = 2_000
+# A snapshot is written when the facts since the last one have grown to so many times its size,
+# so that all snapshots together cost a fixed share of what is appended, however large the
+# fleet; and a start reads at most so many times the state itself.
+SNAPSHOT_GROWTH = 2.0
+# Folding so much takes well under a second.
+SNAPSHOT_LEAST_BYTES = 4 * 2**20
+# Facts of a snapshot that are encoded between two looks at what has come in, some 10 ms.
+SNAPSHOT_SLICE_FACTS = 500
+# Rows read at once while folding: the memory of a start is that of the state.
+_READ_ROWS = 500
 
 
 class DeposedError(FatalError):
     """Another controller has taken over; this one must not write or act any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A snapshot of which a part is encoded."""
+
+    # It holds every fact up to this one.
+    seq: int
+    facts: list[Fact]
+    # What had gathered by then.
+    bytes_then: int
+    encoded: list[str] = field(default_factory=list)
 
 
 class Journal:
@@ -38,15 +61,18 @@ class Journal:
         database: Database,
         clock: Clock,
         *,
-        snapshot_every: int = SNAPSHOT_EVERY,
+        snapshot_least_bytes: int = SNAPSHOT_LEAST_BYTES,
         on_commit: Callable[[float], None] | None = None,
     ) -> None:
         """`on_commit` is told how many seconds each append took."""
         self._database = database
         self._clock = clock
-        self._snapshot_every = snapshot_every
+        self._least_bytes = snapshot_least_bytes
         self._on_commit = on_commit
-        self._since_snapshot = 0
+        # Of the facts that no snapshot holds, and of the last snapshot.
+        self._bytes_since = 0
+        self._snapshot_bytes = 0
+        self._draft: _Draft | None = None
         self.term = 0
 
     def take_over(self) -> int:
@@ -80,14 +106,22 @@ class Journal:
             snapshot = connection.execute(
                 sa.select(SNAPSHOTS.c.seq, SNAPSHOTS.c.facts).order_by(SNAPSHOTS.c.seq.desc())
             ).first()
-            begun = 0 if snapshot is None else snapshot.seq
-            rows = connection.execute(
-                sa.select(FACTS.c.fact).where(FACTS.c.seq > begun).order_by(FACTS.c.seq)
-            ).all()
-        facts = [] if snapshot is None else [decode_fact(fact) for fact in json.loads(snapshot[1])]
-        facts.extend(decode_fact(json.loads(row.fact)) for row in rows)
-        self._since_snapshot = len(rows)
-        return fold(facts)
+            self._snapshot_bytes = 0 if snapshot is None else len(snapshot.facts)
+            self._bytes_since = 0
+            return fold(self._read(connection, snapshot))
+
+    def _read(self, connection: sa.Connection, snapshot: sa.Row[Any, Any] | None) -> Iterator[Fact]:
+        """The facts of a snapshot and those after it, a few at a time."""
+        begun = 0
+        if snapshot is not None:
+            begun = snapshot.seq
+            yield from map(decode_fact, json.loads(snapshot.facts))
+        rows = connection.execute(
+            sa.select(FACTS.c.fact).where(FACTS.c.seq > begun).order_by(FACTS.c.seq)
+        ).yield_per(_READ_ROWS)
+        for row in rows:
+            self._bytes_since += len(row.fact)
+            yield decode_fact(json.loads(row.fact))
 
     def append(self, facts: Sequence[Fact]) -> None:
         """Make these facts durable, all or none.
@@ -98,39 +132,62 @@ class Journal:
         """
         started_s = time.monotonic()
         at_s = self._clock.now_s()
-        rows = [
-            {"term": self.term, "at_s": at_s, "fact": json.dumps(encode_fact(fact))}
-            for fact in facts
-        ]
+        texts = [json.dumps(encode_fact(fact)) for fact in facts]
+        rows = [{"term": self.term, "at_s": at_s, "fact": text} for text in texts]
         with self._database.transaction() as connection:
             self._check_term(connection)
             connection.execute(sa.insert(FACTS), rows)
-        self._since_snapshot += len(rows)
+        self._bytes_since += sum(map(len, texts))
         if self._on_commit is not None:
             self._on_commit(time.monotonic() - started_s)
 
     def snapshot_is_due(self) -> bool:
-        """Whether enough facts have gathered since the last snapshot."""
-        return self._since_snapshot >= self._snapshot_every
+        """Whether enough has gathered since the last snapshot for another one."""
+        least_bytes = max(self._least_bytes, SNAPSHOT_GROWTH * self._snapshot_bytes)
+        return self._draft is None and self._bytes_since >= least_bytes
 
-    def write_snapshot(self, state: State) -> None:
-        """Replace every fact so far by the state that they describe.
+    @property
+    def is_writing_snapshot(self) -> bool:
+        """Whether `continue_snapshot` has something to do."""
+        return self._draft is not None
 
-        `state` must be the fold of exactly what was appended.
+    def begin_snapshot(self, state: State) -> None:
+        """Begin to replace every fact so far by the state that they describe.
+
+        `state` must be the fold of exactly what was appended. What is appended from now on
+        stays beside the snapshot.
         """
-        facts = json.dumps([encode_fact(fact) for fact in state.as_facts()])
         with self._database.transaction() as connection:
             self._check_term(connection)
             newest = connection.execute(sa.select(sa.func.max(FACTS.c.seq))).scalar()
-            if newest is None:
-                return
-            connection.execute(
-                sa.insert(SNAPSHOTS),
-                {"seq": newest, "term": self.term, "at_s": self._clock.now_s(), "facts": facts},
-            )
-            connection.execute(sa.delete(SNAPSHOTS).where(SNAPSHOTS.c.seq < newest))
-            connection.execute(sa.delete(FACTS).where(FACTS.c.seq <= newest))
-        self._since_snapshot = 0
+        if newest is not None:
+            self._draft = _Draft(seq=newest, facts=state.as_facts(), bytes_then=self._bytes_since)
+
+    def continue_snapshot(self) -> None:
+        """Do a part of a snapshot that was begun; with the last part it is there."""
+        draft = self._draft
+        if draft is None:
+            return
+        facts = draft.facts[len(draft.encoded) : len(draft.encoded) + SNAPSHOT_SLICE_FACTS]
+        draft.encoded += [json.dumps(encode_fact(fact)) for fact in facts]
+        if len(draft.encoded) < len(draft.facts):
+            return
+        text = f"[{', '.join(draft.encoded)}]"
+        values = {"term": self.term, "at_s": self._clock.now_s(), "facts": text}
+        with self._database.transaction() as connection:
+            self._check_term(connection)
+            connection.execute(sa.insert(SNAPSHOTS), {"seq": draft.seq, **values})
+            connection.execute(sa.delete(SNAPSHOTS).where(SNAPSHOTS.c.seq < draft.seq))
+            connection.execute(sa.delete(FACTS).where(FACTS.c.seq <= draft.seq))
+        self._snapshot_bytes = len(text)
+        self._bytes_since -= draft.bytes_then
+        self._draft = None
+
+    def write_snapshot(self, state: State) -> None:
+        """A whole snapshot at once."""
+        self.begin_snapshot(state)
+        while self.is_writing_snapshot:
+            self.continue_snapshot()
 
     def probe(self) -> None:
         """Write something that means nothing, to see whether the journal can be written.

@@ -56,6 +56,8 @@ def run(assignment: dict[str, Any]) -> int:
     for mark in (StartMark.GROUPS_READY, StartMark.MODEL_READY, StartMark.RESTORED):
         box.mark(mark)
     box.resumed(max(0, assignment["committed_step"]))
+    if behaviour == "garbage":
+        return write_garbage(Path(assignment["blackbox_path"]))
     return train(box, behaviour, stop, first=max(0, assignment["committed_step"]) + 1)
 
 
@@ -85,6 +87,16 @@ def train(box: Writer, behaviour: str, stop: Stop, *, first: int) -> int:
         if stop.asked:
             return GRACEFUL_EXIT
     return 0
+
+
+def write_garbage(path: Path) -> int:
+    """All that comes after the words that make it a black box, again and again."""
+    with path.open("r+b") as file:
+        while True:
+            file.seek(64)
+            file.write(b"\xab" * 40_000)
+            file.flush()
+            time.sleep(STEP_S)
 
 
 def facts() -> dict[str, Any]:

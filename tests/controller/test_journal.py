@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sqlite3
 import subprocess
@@ -14,9 +15,10 @@ import pytest
 
 from controller.convert import plan_of
 from controller.core import events as ev
+from controller.core.codec import encode_fact
 from controller.core.context import Settings
 from controller.core.effects import Persist, SendCommand
-from controller.core.facts import NodePut
+from controller.core.facts import Fact, NodePut, State
 from controller.core.machine import Machine
 from controller.core.records import NodeRecord, StartWorkers, StopWorkers
 from controller.core.states import NodeState
@@ -35,10 +37,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def opened(path: Path, *, snapshot_every: int = 2_000) -> Iterator[Journal]:
+def opened(path: Path, *, snapshot_least_bytes: int = 2**20) -> Iterator[Journal]:
     database = Database(path)
     try:
-        yield Journal(database, SystemClock(), snapshot_every=snapshot_every)
+        yield Journal(database, SystemClock(), snapshot_least_bytes=snapshot_least_bytes)
     finally:
         database.close()
 
@@ -86,7 +88,7 @@ def test_fold_of_the_journal_is_the_state_after_every_event(tmp_path: Path) -> N
     """Crash after any commit: what is loaded is what was decided. Issue: durable before
     visible; the fold equals the state after a crash at any point."""
     path = tmp_path / "journal.sqlite"
-    with opened(path, snapshot_every=5) as journal:
+    with opened(path, snapshot_least_bytes=100) as journal:
         journal.take_over()
         machine = Machine(journal.load(), Settings())
         queue = list(story())
@@ -153,20 +155,75 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
 
 
 def test_snapshot_drops_the_facts_that_it_holds(tmp_path: Path) -> None:
-    with opened(tmp_path / "j", snapshot_every=10) as journal:
+    with opened(tmp_path / "j", snapshot_least_bytes=1_000) as journal:
         journal.take_over()
         state = journal.load()
+        num_after, num_snapshots = 0, 0
         for number in range(25):
-            facts = [node_put(f"n{number % 3}", f"change {number}")]
-            for fact in facts:
-                state.apply(fact)
-            journal.append(facts)
+            _append(journal, state, node_put(f"n{number % 3}", f"change {number}"))
+            num_after += 1
             if journal.snapshot_is_due():
                 journal.write_snapshot(state)
+                num_after, num_snapshots = 0, num_snapshots + 1
         # What a snapshot holds is no longer kept beside it.
         with closing(sqlite3.connect(tmp_path / "j")) as file:
-            assert file.execute("SELECT COUNT(*) FROM facts").fetchone() == (5,)
+            assert file.execute("SELECT COUNT(*) FROM facts").fetchone() == (num_after,)
+        assert num_snapshots > 2
         assert journal.load() == state
+
+
+def test_snapshots_cost_a_fixed_share_of_what_is_appended(tmp_path: Path) -> None:
+    """However large the fleet: they are as far apart as they are large."""
+    with opened(tmp_path / "j", snapshot_least_bytes=1_000) as journal:
+        journal.take_over()
+        state = journal.load()
+        num_snapshots, snapshots_bytes, appended_bytes = 0, 0, 0
+        for number in range(1_500):
+            fact = node_put(f"n{number}")
+            _append(journal, state, fact)
+            appended_bytes += len(json.dumps(encode_fact(fact)))
+            if journal.snapshot_is_due():
+                journal.write_snapshot(state)
+                num_snapshots += 1
+                with closing(sqlite3.connect(tmp_path / "j")) as file:
+                    (size,) = file.execute("SELECT length(facts) FROM snapshots").fetchone()
+                snapshots_bytes += size
+        assert 3 <= num_snapshots <= 8
+        assert snapshots_bytes <= 1.6 * appended_bytes
+    with opened(tmp_path / "j", snapshot_least_bytes=1_000) as journal:
+        # A start knows how large the last one was: it does not begin with another.
+        assert journal.load() == state
+        assert not journal.snapshot_is_due()
+
+
+def test_facts_appended_while_a_snapshot_is_written_stay_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with opened(path, snapshot_least_bytes=1_000) as journal:
+        journal.take_over()
+        state = journal.load()
+        for number in range(1_200):
+            _append(journal, state, node_put(f"n{number}"))
+        assert journal.snapshot_is_due()
+        journal.begin_snapshot(state)
+        num_parts = 0
+        while journal.is_writing_snapshot:
+            # A crash here would find the facts as they were.
+            with opened(path) as reader:
+                assert reader.load() == state
+            _append(journal, state, node_put("n7", f"changed in part {num_parts}"))
+            assert not journal.snapshot_is_due()
+            journal.continue_snapshot()
+            num_parts += 1
+        assert num_parts == 3
+        with closing(sqlite3.connect(path)) as file:
+            assert file.execute("SELECT COUNT(*) FROM facts").fetchone() == (num_parts,)
+        assert journal.load() == state
+        assert state.nodes[NodeId("n7")].reason == "changed in part 2"
+
+
+def _append(journal: Journal, state: State, fact: Fact) -> None:
+    state.apply(fact)
+    journal.append([fact])
 
 
 def test_deposed_controller_cannot_write(tmp_path: Path) -> None:
@@ -219,7 +276,7 @@ def test_kill_in_the_middle_of_writing_leaves_whole_batches(tmp_path: Path) -> N
 
 
 def _write_for_ever(path: Path) -> None:
-    with opened(path, snapshot_every=50) as journal:
+    with opened(path, snapshot_least_bytes=10_000) as journal:
         journal.take_over()
         state = journal.load()
         number = max((int(node.reason) for node in state.nodes.values()), default=0)

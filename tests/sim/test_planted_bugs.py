@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core import attempts, events, fleet, incidents, losses, nodes, steps
+from controller.core import attempts, events, fleet, incidents, losses, nodes, policy, steps
 from controller.core.context import Context
 from controller.core.effects import Effect, Persist
 from controller.core.records import (
@@ -22,11 +22,12 @@ from controller.core.records import (
     NodeRecord,
 )
 from controller.core.states import JobState
+from controller.core.verdict import Facts, root_failure
 from controller.sim.agent import Agent
 from controller.sim.checkers import Violation
 from controller.sim.journal import Journal
 from controller.sim.run import run_seed
-from outlast.ids import JobId
+from outlast.ids import JobId, NodeId
 from tests.sim.bugs import lose_nodes_at_once
 
 MAX_SEEDS = 40
@@ -145,3 +146,12 @@ def test_a_job_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     """Invariant 10: nobody looks at the job again once it waits for nodes."""
     monkeypatch.setitem(steps._STEPS, JobState.REPAIRING, lambda _ctx, _job: False)
     _caught((10,))
+
+
+def test_blaming_the_rank_that_lost_its_peer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_reporter(facts: Facts) -> tuple[NodeId, ...]:
+        root = root_failure(facts.evidence)
+        return () if root is None or root.node is None else (root.node,)
+
+    monkeypatch.setattr(policy, "_culprits", first_reporter)
+    _caught((11,))

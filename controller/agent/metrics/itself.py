@@ -19,6 +19,12 @@ BUFFERED = Gauge("outlast_agent_events_buffered", "Events that no controller has
 DROPPED = Counter("outlast_agent_events_dropped_total", "Events crowded out of the buffer")
 STANDBY = Counter("outlast_agent_standby_restarts_total", "Ends of the standby process")
 MEMORY = Gauge("outlast_agent_host_memory_bytes", "Host memory that checkpoints take")
+MISTAKES = Counter(
+    "outlast_agent_errors_total",
+    "Failures of parts of the agent that it goes on without, and starts again: black box, host, "
+    "standings, reporter, standby, ...",
+    ("part",),
+)
 EXITS = Counter("outlast_agent_worker_exits_total", "Workers that ended, by how", ("outcome",))
 UPLOADS = Counter(
     "outlast_agent_uploads_total",
@@ -46,7 +52,7 @@ REPLICA_LAG = Gauge(
 )
 FAMILIES: tuple[Family, ...] = (
     *(WORKERS, CONNECTED, SESSIONS, HEARTBEATS, BUFFERED, DROPPED),
-    *(STANDBY, MEMORY, EXITS, UPLOADS),
+    *(STANDBY, MISTAKES, MEMORY, EXITS, UPLOADS),
     *(REPLICA_BYTES, REPLICAS_BROUGHT, REPLICA_FETCHES, REPLICAS_HELD, REPLICA_LAG),
 )
 
@@ -60,6 +66,7 @@ def collect(reading: Reading, memory_dir: Path) -> Iterator[Metric]:
     yield BUFFERED.value(reading.events_buffered)
     yield DROPPED.value(reading.events_dropped)
     yield STANDBY.value(reading.standby_restarts)
+    yield MISTAKES.of(((part,), count) for part, count in reading.mistakes.items())
     yield MEMORY.value(held_bytes([memory_dir]))
     yield EXITS.of(((outcome,), count) for outcome, count in reading.worker_exits.items())
     yield UPLOADS.of(((outcome,), count) for outcome, count in reading.uploads.items())

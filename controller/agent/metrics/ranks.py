@@ -8,13 +8,14 @@ Only a node's own ranks are here, so that no page has ten thousand of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client.core import Metric
 
 from controller.agent.metrics.reading import RankReading
 from controller.agent.worker import Worker
 from controller.families import Counter, Family, Gauge, Info
-from outlast.blackbox import Op, Phase
+from outlast.blackbox import Op, Phase, Reader
 
 _BY_RANK = ("job_id", "rank", "stage")
 
@@ -87,21 +88,23 @@ FAMILIES: tuple[Family, ...] = (
 
 def read(workers: Iterable[Worker]) -> tuple[RankReading, ...]:
     """What the boxes of these workers say now; call it where the workers are looked after."""
-    return tuple(
-        RankReading(
-            job_id=worker.job_id,
-            rank=worker.rank,
-            stage=worker.stage,
-            completed_step=present.completed_step,
-            phase=present.phase,
-            is_in_operation=present.op is not Op.NONE and present.op_left_ns == 0,
-            op_seq=present.op_seq,
-            time_use=box.time_use(),
-            step_use=box.step_use(),
-            expected=box.expected(),
-        )
-        for worker in workers
-        if (box := worker.black_box()) is not None and (present := box.present())
+    found = (worker.look(partial(_read, worker)) for worker in workers)
+    return tuple(reading for reading in found if reading is not None)
+
+
+def _read(worker: Worker, box: Reader) -> RankReading:
+    present = box.present()
+    return RankReading(
+        job_id=worker.job_id,
+        rank=worker.rank,
+        stage=worker.stage,
+        completed_step=present.completed_step,
+        phase=present.phase,
+        is_in_operation=present.op is not Op.NONE and present.op_left_ns == 0,
+        op_seq=present.op_seq,
+        time_use=box.time_use(),
+        step_use=box.step_use(),
+        expected=box.expected(),
     )
 
 

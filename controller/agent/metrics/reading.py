@@ -50,6 +50,8 @@ class Reading:
     sessions: int
     is_connected: bool
     standby_restarts: int
+    # Of its observers, by the part that made them.
+    mistakes: Mapping[str, int]
     # Workers that ended, by how; uploads, by what became of them.
     worker_exits: Mapping[str, int]
     uploads: Mapping[str, int]

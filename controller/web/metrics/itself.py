@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 import outlast
+from controller.core.edge.rules import Reason
 from controller.families import Counter, Distribution, Family, Gauge, Histogram, Info
+from controller.rpc.incoming import CORRECTED, DROPPED
 from controller.web.metrics.sources import Sources
 
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -19,7 +21,12 @@ BLIND = Gauge(
 )
 ALERTS = Counter("outlast_alerts_total", "Alerts that the controller itself has raised for people")
 COMMIT = Histogram("outlast_journal_commit_seconds", "Time to make one batch of facts durable")
-FAMILIES: tuple[Family, ...] = (BUILD, TERM, BLIND, ALERTS, COMMIT)
+BAD_REPORTS = Counter(
+    "outlast_controller_bad_reports_total",
+    "Messages of agents, or parts of them, that were dropped or corrected, by reason",
+    ("outcome", "reason"),
+)
+FAMILIES: tuple[Family, ...] = (BUILD, TERM, BLIND, ALERTS, COMMIT, BAD_REPORTS)
 
 
 def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
@@ -29,3 +36,9 @@ def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
     yield BLIND.value(sources.service.is_blind)
     yield ALERTS.value(sources.effects.counts["Alert"])
     yield COMMIT.of([((), commits)])
+    counts = sources.incoming.counts
+    # All of them from the start: the first one is already a rise.
+    known = [(outcome, reason) for outcome in (DROPPED, CORRECTED) for reason in Reason]
+    yield BAD_REPORTS.of(
+        [((outcome, reason), counts[outcome, reason]) for outcome, reason in known]
+    )

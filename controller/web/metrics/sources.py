@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from controller.core.records import JobRecord
 from controller.effects import Effects
+from controller.rpc.incoming import Incoming
 from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.tally import Tally
@@ -25,6 +26,7 @@ class Sources:
     sessions: Sessions
     effects: Effects
     tally: Tally
+    incoming: Incoming
     clock: Clock
 
     def shown_jobs(self) -> list[JobRecord]:

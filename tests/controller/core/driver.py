@@ -21,8 +21,12 @@ from controller.core.facts import (
     CommandClosed,
     CommandOpened,
     IncidentPut,
+    JobExplained,
+    JobForgotten,
     JobPut,
+    NodeChecked,
     NodePut,
+    RanksDone,
     State,
 )
 from controller.core.machine import Machine
@@ -31,6 +35,8 @@ from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 JOB = JobId("job")
 START_S = 1000.0
+# Facts with which nothing comes into another state.
+_STATELESS = (AttemptPut, JobExplained, NodeChecked, JobForgotten, RanksDone)
 
 
 def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
@@ -44,8 +50,8 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
             case Persist(facts=facts):
                 assert effect is effects[0], "the journal comes first"
                 for fact in facts:
-                    if isinstance(fact, AttemptPut):
-                        continue  # The job's own line says that one begins.
+                    if isinstance(fact, _STATELESS):
+                        continue  # An attempt's beginning is in the job's own line.
                     line = _fact_line(fact)
                     subject = line.split()[0]
                     if told.get(subject) != line:

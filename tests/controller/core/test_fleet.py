@@ -138,7 +138,7 @@ def test_an_agent_that_started_anew_has_lost_its_workers() -> None:
     driver = Driver().running()
     driver.send(ev.NodeDisconnected(node=NodeId("n2")))
     assert driver.join("n2", incarnation="two")[:2] == ["job.i1 EVIDENCE", "job SUSPENDING a1"]
-    assert "started anew" in driver.incident().evidence[0].detail
+    assert "was restarted" in driver.incident().evidence[0].detail
 
 
 def test_workers_of_an_old_attempt_are_stopped_wherever_they_turn_up() -> None:

@@ -1,0 +1,119 @@
+"""Which node a fault is booked on: the one where it began, never the one that reported it."""
+
+from __future__ import annotations
+
+from controller.core import events as ev
+from controller.core.records import Action, Cause, EvidenceKind
+from controller.core.states import JobState, NodeState
+from outlast.ids import NodeId
+from tests.controller.core.driver import Driver
+
+N1 = NodeId("n1")
+
+
+def lost_peer(driver: Driver, rank: int) -> list[str]:
+    """A rank says that it lost its connection to another one."""
+    return driver.send(
+        driver.exited(rank, code=1, fault_class="cascade", detail="connection closed by peer")
+    )
+
+
+def test_an_agent_restarted_at_once_is_the_first_failure_not_the_rank_that_lost_a_peer() -> None:
+    driver = Driver().running(spares=0, nodes=3)
+    driver.send(ev.NodeDisconnected(node=N1))
+    driver.now_s += 0.5
+    lost_peer(driver, 2)
+    lost_peer(driver, 1)
+    driver.answer("job/a1/stop/n2")
+    driver.answer("job/a1/stop/n3")
+    assert driver.job().state is JobState.SUSPENDING
+    driver.now_s += 1.0
+    driver.join("n1", incarnation="two")
+    driver.answer("job/a1/stop/n1")
+    incident = driver.incident()
+    assert incident.culprits == ("n1",)
+    assert incident.cause is Cause.WORKERS_MISSING
+    assert "the agent of n1 was restarted, and its workers died with it" in incident.reason
+    assert driver.node("n1").state is NodeState.SUSPECT
+    assert [driver.node(node).state for node in ("n2", "n3")] == [NodeState.ASSIGNED] * 2
+    assert driver.job().attempt == 2
+
+
+def test_an_agent_restarted_before_any_rank_noticed_is_blamed_too() -> None:
+    driver = Driver().running(spares=0)
+    driver.join("n1", incarnation="two")
+    lost_peer(driver, 1)
+    driver.answer_all("/stop/")
+    assert driver.incident().culprits == ("n1",)
+    assert driver.node("n2").state is NodeState.ASSIGNED
+
+
+def test_a_failure_before_the_agents_restart_is_the_first_one() -> None:
+    driver = Driver().running(spares=0)
+    driver.send(driver.exited(1, detail="killed by SIGKILL"))
+    driver.now_s += 1.0
+    driver.send(ev.NodeDisconnected(node=N1))
+    driver.join("n1", incarnation="two")
+    driver.answer_all("/stop/")
+    assert driver.incident().culprits == ("n2",)
+    assert driver.incident().cause is Cause.WORKER_KILLED
+
+
+def test_a_collective_library_that_failed_after_the_agents_end_followed_from_it() -> None:
+    driver = Driver().running(spares=0)
+    driver.send(driver.exited(1, code=1, fault_class="nccl", detail="ncclInternalError"))
+    driver.join("n1", incarnation="two")
+    driver.answer_all("/stop/")
+    assert driver.incident().culprits == ("n1",)
+
+
+def test_an_agent_that_had_stopped_its_workers_before_it_was_restarted_did_nothing() -> None:
+    driver = Driver().running(spares=0)
+    lost_peer(driver, 1)
+    driver.answer("job/a1/stop/n1")
+    driver.join("n1", incarnation="two")
+    driver.answer_all("/stop/")
+    kinds = {item.kind for item in driver.incident().evidence}
+    assert kinds == {EvidenceKind.WORKER_EXIT}
+
+
+def test_an_agent_that_only_connects_anew_is_no_sign() -> None:
+    driver = Driver().running(spares=0)
+    lost_peer(driver, 1)
+    driver.send(ev.NodeDisconnected(node=N1))
+    driver.join("n1")
+    driver.answer_all("/stop/")
+    kinds = {item.kind for item in driver.incident().evidence}
+    assert kinds == {EvidenceKind.WORKER_EXIT}
+
+
+def test_an_agent_restarted_while_the_job_stops_for_its_user_opens_no_incident() -> None:
+    for ask in (ev.JobPauseRequested, ev.JobCancelRequested):
+        driver = Driver().running(spares=0)
+        driver.send(ask(job_id=driver.job().job_id))
+        driver.join("n1", incarnation="two")
+        driver.answer_all("/stop/")
+        assert driver.job().state in (JobState.PAUSED, JobState.CANCELLED)
+        assert driver.machine.state.incidents == {}
+
+
+def test_ranks_that_lost_each_other_blame_no_node() -> None:
+    driver = Driver().running(spares=0)
+    lost_peer(driver, 0)
+    lost_peer(driver, 1)
+    driver.answer_all("/stop/")
+    incident = driver.incident()
+    assert (incident.action, incident.culprits) == (Action.RESTART_IN_PLACE, ())
+    assert "what failed first is not known" in incident.reason
+    assert [driver.node(node).state for node in ("n1", "n2")] == [NodeState.ASSIGNED] * 2
+
+
+def test_ranks_that_lose_each_other_again_have_all_nodes_checked() -> None:
+    driver = Driver().running(spares=0)
+    for _ in range(2):
+        lost_peer(driver, 0)
+        driver.answer_all("/stop/")
+        driver.answer_all("/start/")
+        driver.now_s += 100.0
+    assert driver.job().state is JobState.DIAGNOSING
+    assert driver.incident(2).culprits == ()

@@ -1,0 +1,129 @@
+"""What one answer of one node costs when there are thousands of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.codec import decode_fact, encode_fact
+from controller.core.effects import Effect, Persist
+from controller.core.facts import Fact, State, fold
+from controller.core.naming import MOST_NAMES, names
+from controller.core.states import JobState
+from outlast.ids import Attempt, CommandId, JobId, NodeId
+from tests.controller.core.driver import JOB, Driver
+
+JOURNALS = Path(__file__).parent / "journals"
+NUM_NODES = 300
+# A node's own record is most of it.
+ANSWER_BYTES = 1_500
+
+
+class Ledger(Driver):
+    """Notes the facts of each event, as a journal would have them."""
+
+    def __init__(self, state: State | None = None) -> None:
+        super().__init__(state)
+        self.facts: list[Fact] = []
+        self.bytes_by_event: list[tuple[ev.Event, int]] = []
+        handle = self.machine.handle
+
+        def noting(event: ev.Event, now_s: float) -> list[Effect]:
+            effects = handle(event, now_s)
+            facts = [f for e in effects if isinstance(e, Persist) for f in e.facts]
+            self.facts += facts
+            size = sum(len(json.dumps(encode_fact(fact))) for fact in facts)
+            self.bytes_by_event.append((event, size))
+            return effects
+
+        self.machine.handle = noting  # type: ignore[method-assign]  # only notes
+
+    def sizes(self, kind: type[ev.Event]) -> list[int]:
+        """Bytes journalled for each event of a kind since the last call."""
+        found = [size for event, size in self.bytes_by_event if isinstance(event, kind)]
+        self.bytes_by_event.clear()
+        return found
+
+
+def test_answers_of_a_large_job_are_journalled_by_themselves() -> None:
+    """Checks, ends of ranks and forgetting: not the job's record with each of them."""
+    driver = Ledger()
+    for number in range(1, NUM_NODES + 1):
+        driver.join(f"n{number}")
+    driver.submit(nodes=NUM_NODES)
+    assert driver.job().reason.endswith(f"and {NUM_NODES - MOST_NAMES} more before use")
+    driver.sizes(ev.NodeJoined)
+    driver.answer_all("/suite/")
+    # The last one starts the attempt, which is as large as the job.
+    *checks, _ = driver.sizes(ev.CommandFinished)
+    assert max(checks) < ANSWER_BYTES
+    driver.answer_all("/start/")
+    driver.advanced(1)
+    driver.sizes(ev.CommandFinished)
+    for rank in range(NUM_NODES):
+        driver.send(driver.exited(rank, code=0, detail="done", fault_class=""))
+    *exits, _ = driver.sizes(ev.WorkerExited)
+    assert max(exits) < ANSWER_BYTES
+    assert driver.job().state is JobState.SUCCEEDED
+    driver.answer_all("/forget/")
+    assert max(driver.sizes(ev.CommandFinished)) < ANSWER_BYTES
+    assert driver.job().held_by == ()
+    assert fold(driver.facts) == driver.machine.state
+
+
+def test_nodes_that_join_while_a_job_waits_journal_why_and_not_the_job() -> None:
+    driver = Ledger()
+    driver.submit(nodes=NUM_NODES)
+    for number in range(1, NUM_NODES):
+        driver.join(f"n{number}")
+    assert max(driver.sizes(ev.NodeJoined)) < ANSWER_BYTES
+    assert f"has {NUM_NODES - 1} " in driver.job().reason
+    assert fold(driver.facts) == driver.machine.state
+
+
+def test_ranks_that_are_done_survive_a_snapshot_and_end_with_their_attempt() -> None:
+    driver = Driver().running()
+    driver.send(driver.exited(1, code=0, detail="done", fault_class=""))
+    snapshot = fold(driver.machine.state.as_facts())
+    assert snapshot == driver.machine.state
+    assert snapshot.done == {JOB: {1: None}}
+    driver.send(driver.exited(0))
+    driver.answer_all("/stop/")
+    assert driver.attempt() == 2
+    assert driver.machine.state.done == {}
+
+
+@pytest.mark.parametrize("name", ["whole_jobs.jsonl", "whole_jobs_snapshot.jsonl"])
+def test_a_journal_with_whole_jobs_goes_on(name: str) -> None:
+    """Written by the version before answers were facts of their own: a job of whose ranks one
+    is done, one of whose two nodes one is checked, one that one of two nodes has forgotten."""
+    lines = (JOURNALS / name).read_text().splitlines()
+    assert all(json.loads(line)["is"] not in ("RanksDone", "NodeChecked") for line in lines)
+    driver = Driver(fold(decode_fact(json.loads(line)) for line in lines))
+    state = driver.machine.state
+    assert state.done == {JOB: {1: None}}
+    assert state.jobs[JobId("checked")].unchecked == ("n4",)
+    assert state.jobs[JobId("ended")].held_by == ("n2",)
+    driver.send(ev.ControllerStarted(term=2))
+    done = driver.exited(1, code=0, detail="done", fault_class="")
+    for rank, exit_ in enumerate((None, done)):
+        status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=rank, exit=exit_)
+        driver.join(f"n{rank + 1}", (status,))
+    for number in range(3, 7):
+        driver.join(f"n{number}")
+    driver.send(driver.exited(0, code=0, detail="done", fault_class=""))
+    assert driver.job().state is JobState.SUCCEEDED
+    assert state.done == {}
+    driver.answer_all("n4/suite/")
+    assert driver.job(JobId("checked")).state is JobState.STARTING
+    driver.answer(CommandId("ended/forget/n2"))
+    assert driver.job(JobId("ended")).held_by == ()
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    many = [NodeId(f"n{number}") for number in range(12_500)]
+    assert names(many[:2]) == "n0, n1"
+    assert names(many).endswith("n7 and 12,492 more")

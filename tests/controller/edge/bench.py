@@ -1,0 +1,254 @@
+"""A whole controller without a network: agents' streams are plain iterators."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from controller.convert import plan_of
+from controller.core.context import Settings
+from controller.core.edge.rules import MAX_COUNT
+from controller.core.events import JobResumeRequested, JobSubmitted
+from controller.core.machine import Machine
+from controller.core.states import TERMINAL, JobState
+from controller.detectors import Detectors
+from controller.diagnosis.runs import DiagnosticRuns
+from controller.diagnosis.searches import FaultSearches
+from controller.effects import Effects, UnmanagedCluster
+from controller.rpc.agents import AgentsService
+from controller.rpc.incoming import Incoming
+from controller.rpc.logs import LogQueries
+from controller.rpc.sessions import Sessions
+from controller.rpc.views import job_message
+from controller.service import Service
+from controller.store.curves import Curves
+from controller.store.database import Database
+from controller.store.diagnoses import Diagnoses
+from controller.store.journal import Journal
+from controller.tally import Tally
+from controller.watch import Watch
+from controller.web.metrics import ControllerMetrics
+from controller.web.metrics.sources import Sources
+from outlast.clock import SystemClock
+from outlast.ids import JobId
+from outlast.spec import parse_spec
+from outlast.v1 import agents_pb2
+from tests.controller.edge.mutants import Sender, mutate
+from tests.controller.fakes import spec_document
+
+# Sent between two looks at whether everything was taken in.
+ROUND = 500
+
+
+class RefusedError(Exception):
+    """The controller ended the call."""
+
+
+class _Context:
+    """What a servicer needs of a call."""
+
+    async def abort(self, code: object, message: str, trailing: object = ()) -> None:
+        raise RefusedError(message)
+
+    def peer(self) -> str:
+        return "test"
+
+
+class Stream:
+    """One agent: answers commands as a healthy one, and sends what a test gives it."""
+
+    def __init__(self, bench: Bench, node: str) -> None:
+        self.sender = Sender(node)
+        self.num_sessions = 0
+        self.num_taken = 0
+        self._bench = bench
+        self._up: asyncio.Queue[agents_pb2.AgentMessage] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    def send(self, message: agents_pb2.AgentMessage) -> None:
+        self._up.put_nowait(message)
+
+    @property
+    def waiting(self) -> int:
+        return self._up.qsize()
+
+    async def rejoin(self) -> None:
+        """Come back as a new process."""
+        await self.stop()
+        before = self.num_sessions
+        self._task = asyncio.create_task(self._run())
+        while self.num_sessions == before:
+            await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(RefusedError):
+                await self._session()
+            await asyncio.sleep(0)
+
+    async def _session(self) -> None:
+        self.num_sessions += 1
+        if self.num_sessions > 1:
+            # A new process, whose events are numbered from one again.
+            self.sender.incarnation = f"{self.sender.node}x{self.num_sessions}"
+            self.sender.seq = 0
+        self._up = asyncio.Queue()
+        self.send(self.sender.hello())
+        answers = self._bench.agents.Session(self._requests(self._up), _Context())  # type: ignore[arg-type]
+        async for message in answers:
+            if message.HasField("command"):
+                kind = message.command.WhichOneof("kind")
+                self.send(self.sender.answer(message.command))
+                if kind == "start_workers":
+                    self.send(self.sender.progress(1))
+
+    async def _requests(
+        self, up: asyncio.Queue[agents_pb2.AgentMessage]
+    ) -> AsyncIterator[agents_pb2.AgentMessage]:
+        while True:
+            message = await up.get()
+            self.num_taken += 1
+            yield message
+
+
+class Bench:
+    """The parts of a controller, and its streams."""
+
+    def __init__(self, database: Database, clock: SystemClock) -> None:
+        self.journal = Journal(database, clock)
+        self.journal.take_over()
+        settings = Settings(reconcile_s=0.0, cooldown_s=0.0, suspect_s=0.0)
+        machine = Machine(self.journal.load(), settings)
+        self.watch = Watch(machine.state)
+        detectors, sessions, tally = Detectors(machine.state), Sessions(), Tally()
+        self.sessions = sessions
+        self.incoming = Incoming(machine.state)
+        runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
+        searches = FaultSearches(runs)
+        effects = Effects(sessions.send, UnmanagedCluster(), searches)
+        self.service = Service(
+            machine=machine,
+            journal=self.journal,
+            curves=Curves(database),
+            watch=self.watch,
+            effects=effects,
+            clock=clock,
+        )
+        searches.report_to(self.service)
+        self.agents = AgentsService(
+            service=self.service,
+            sessions=sessions,
+            watch=self.watch,
+            logs=LogQueries(self.service, sessions),
+            runs=runs,
+            detectors=detectors,
+            tally=tally,
+            incoming=self.incoming,
+        )
+        self.metrics = ControllerMetrics()
+        self.metrics.read_from(
+            Sources(
+                service=self.service,
+                watch=self.watch,
+                sessions=sessions,
+                effects=effects,
+                tally=tally,
+                incoming=self.incoming,
+                clock=clock,
+            )
+        )
+        self.streams: list[Stream] = []
+        self.loop = asyncio.create_task(self.service.run())
+        self._num_jobs = 0
+
+    def connect(self, *nodes: str) -> None:
+        self.streams += [Stream(self, node) for node in nodes]
+
+    async def keep_training(self) -> None:
+        """See to it that some job trains, as a user would."""
+        jobs = list(self.service.state.jobs.values())
+        live = [job for job in jobs if job.state not in TERMINAL]
+        for job in live:
+            if job.state is JobState.PAUSED:
+                await self.service.tell(JobResumeRequested(job_id=job.job_id))
+        if not live:
+            spec = parse_spec(
+                spec_document(recovery={"retry_budget": 1_000, "in_place_restarts": 1_000})
+            )
+            self._num_jobs += 1
+            await self.service.tell(
+                JobSubmitted(
+                    job_id=JobId(f"tiny-{self._num_jobs:06d}"),
+                    name="tiny",
+                    request_id=f"r{self._num_jobs}",
+                    spec_json=spec.canonical_json(),
+                    checkpoint_url="file:///nowhere",
+                    plan=plan_of(spec),
+                )
+            )
+
+    async def settle(self) -> None:
+        """Wait until what was sent has been taken in."""
+        for _ in range(100_000):
+            if self.loop.done() or not any(stream.waiting for stream in self.streams):
+                break
+            await asyncio.sleep(0)
+
+    def look(self) -> None:
+        """What people and programs ask for must be there, too."""
+        for family in self.metrics.collect():
+            assert family.name
+        for job in self.service.state.jobs.values():
+            message = job_message(job, self.service.curves, now_s=self.service.now_s)
+            assert message.SerializeToString()
+
+    @property
+    def num_taken(self) -> int:
+        return sum(stream.num_taken for stream in self.streams)
+
+    async def torment(self, number: int, choice: random.Random) -> None:
+        """Have so many messages taken in, most of which are wrong in one or more places."""
+        wanted = self.num_taken + number
+        while self.num_taken < wanted:
+            for _ in range(ROUND):
+                stream = choice.choice(self.streams)
+                message = stream.sender.any(choice)
+                for _ in range(choice.choice((0, 1, 1, 1, 2, 4))):
+                    mutate(message, choice)
+                stream.send(message)
+                # Numbers go on from the highest that counted; there is nothing above the last.
+                if message.event.seq <= MAX_COUNT:
+                    stream.sender.seq = max(stream.sender.seq, message.event.seq)
+            await self.settle()
+            if self.loop.done():
+                self.loop.result()
+            for stream in self.streams:
+                if stream.sender.seq > MAX_COUNT - 10 * ROUND or choice.random() < 0.02:
+                    await stream.rejoin()
+            await self.keep_training()
+
+
+@asynccontextmanager
+async def bench(folder: Path) -> AsyncIterator[Bench]:
+    """A controller with three nodes, one more than its job needs."""
+    database = Database(folder / "journal.sqlite")
+    try:
+        found = Bench(database, SystemClock())
+        found.connect("n0", "n1", "n2")
+        try:
+            await found.keep_training()
+            yield found
+        finally:
+            for stream in found.streams:
+                await stream.stop()
+            found.service.stop()
+            await found.loop
+    finally:
+        database.close()
