@@ -78,9 +78,9 @@ class Agent:
                 runner=config.suite_runner,
             )
         )
+        self._mistakes = Mistakes()
         self._standby = self._make_standby()
         oom_kills = OomKills()
-        self._mistakes = Mistakes()
         self._supervisor = Supervisor(
             limits=config.limits,
             standby=self._standby,
@@ -196,6 +196,7 @@ class Agent:
                 exited=lambda key, status: self._supervisor.worker_exited(key, status),
                 running=self._running_pids,
             ),
+            mistakes=self._mistakes,
         )
 
     def _make_session(self) -> Session:

@@ -64,6 +64,9 @@ class _Running:
     kind: CommandKind
     job_id: str
     attempt: int
+    # A task that is cancelled before its first step never takes one, and nobody would answer.
+    has_begun: bool = False
+    is_overtaken: bool = False
     task: asyncio.Task[None] | None = field(default=None)
 
 
@@ -185,7 +188,7 @@ class Commands:
         running = _Running(kind=kind, job_id=command.job_id, attempt=command.attempt)
         self._running[command.command_id] = running
         running.task = asyncio.create_task(
-            self._run(command, self._work(command, kind, received_ns)),
+            self._run(command, running, received_ns),
             name=f"command-{command.command_id}",
         )
 
@@ -211,21 +214,24 @@ class Commands:
                 and running.attempt <= attempt
                 and running.task is not None
             ):
-                running.task.cancel()
+                running.is_overtaken = True
+                if running.has_begun:
+                    running.task.cancel()
 
-    async def _run(self, command: agents_pb2.Command, work: Coroutine[None, None, Outcome]) -> None:
+    async def _run(self, command: agents_pb2.Command, running: _Running, received_ns: int) -> None:
+        running.has_begun = True
         try:
-            outcome = await work
+            if running.is_overtaken:
+                outcome = _overtaken(command)
+            else:
+                outcome = await self._work(command, running.kind, received_ns)
         except asyncio.CancelledError:
             fence = self._ledger.fence(command.job_id)
             if self._is_closing or fence.stopped < command.attempt:
                 # The agent itself is ending: there is nobody to answer to, and the next
                 # one must do what this one did not.
                 raise
-            outcome = _failed(
-                ErrorKind.STALE,
-                f"job {command.job_id} attempt {command.attempt}: stopped before this was done",
-            )
+            outcome = _overtaken(command)
         except launch.StartRefusedError as error:
             outcome = _failed(error.kind, str(error))
         except (StandbyError, WorkersStayError, SuiteError) as error:
@@ -363,6 +369,13 @@ class Commands:
             ),
         )
         self._parts.emit(event, Weight.LASTING)
+
+
+def _overtaken(command: agents_pb2.Command) -> Outcome:
+    return _failed(
+        ErrorKind.STALE,
+        f"job {command.job_id} attempt {command.attempt}: stopped before this was done",
+    )
 
 
 def _failed(kind: ErrorKind, detail: str) -> Outcome:

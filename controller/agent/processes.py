@@ -22,6 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 # A killed process leaves within milliseconds, unless it is stuck in the kernel.
 _REAP_PAUSE_S = 0.01
 _REAP_TRIES = 200
+_ASK_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,11 @@ async def wait_gone(pid: int) -> None:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
+    except OSError:
+        # No descriptor is left: ask now and then, which takes none.
+        while not _is_dead_child(pid):
+            await asyncio.sleep(_ASK_PAUSE_S)
+        return
     loop = asyncio.get_running_loop()
     gone = loop.create_future()
     loop.add_reader(handle, _resolve, gone)
@@ -154,6 +160,14 @@ def kill_leftovers(names: Iterable[ProcessName], *, timeout_s: float) -> list[Pr
         finally:
             os.close(handle)
     return killed
+
+
+def _is_dead_child(pid: int) -> bool:
+    """Whether a child of ours has ended, reaped or not."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _resolve(gone: asyncio.Future[None]) -> None:

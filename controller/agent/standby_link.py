@@ -8,16 +8,22 @@ hands them over to the next standby, which would kill them if the agent died.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from controller.agent.files import tail
+from controller.agent.mistakes import Mistakes
 from controller.agent.processes import wait_gone
 from outlast.errors import RetryableError
 
@@ -26,6 +32,14 @@ logger = logging.getLogger(__name__)
 # A fork takes 10 ms or so; a standby that needs this long is stopped or starved for good.
 FORK_TIMEOUT_S = 10.0
 _RESTART_DELAYS_S = (0.0, 0.5, 2.0, 10.0)
+# One that ends so soon after it was ready is started again without haste, too, from the third
+# time on.
+_SHORT_LIFE_S = 5.0
+# A standby that could not start so often in a row will not in the time of a start command.
+_FAILURES_TOLD = 2
+# Of its log: the last line of a traceback says what went wrong.
+_CAUSE_BYTES = 4096
+_CAUSE_CHARS = 300
 
 # One thread per library: a child forked after a parallel operation would hang, and
 # results must not depend on how many cores a node has. TCPStore asks for the name
@@ -87,13 +101,20 @@ class StandbyLink:
         is_loopback: bool,
         log_path: Path,
         events: StandbyEvents,
+        mistakes: Mistakes,
     ) -> None:
         self._arguments = arguments
         self._rendezvous_fd = rendezvous_fd
         self._is_loopback = is_loopback
         self._log_path = log_path
         self._events = events
+        self._mistakes = mistakes
         self._ready = asyncio.Event()
+        # Starts that wait for it.
+        self._waiting: set[asyncio.Future[None]] = set()
+        # Ends in a row of which none was ever ready, and why the last one ended.
+        self._failures = 0
+        self._cause = ""
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._forks: dict[str, asyncio.Future[Forked]] = {}
@@ -110,16 +131,26 @@ class StandbyLink:
         self._task = asyncio.create_task(self._keep_running(), name="standby")
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Return when forks can be served; StandbyError after `timeout_s`."""
+        """Return when forks can be served.
+
+        Raises:
+            StandbyError: not after `timeout_s`, or it ends again and again; with the cause.
+        """
         if self._ready.is_set():
             return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._ready.wait()
+                await waiting
         except TimeoutError as error:
+            before = f" The one before: {self._cause}." if self._cause else ""
             raise StandbyError(
-                f"the standby process was not ready after {timeout_s:.0f} s; see {self._log_path}"
+                f"the standby process was not ready after {timeout_s:.0f} s.{before} "
+                f"See {self._log_path}"
             ) from error
+        finally:
+            self._waiting.discard(waiting)
 
     async def fork(self, key: str, assignment: Mapping[str, object]) -> Forked:
         """A new worker.
@@ -165,42 +196,106 @@ class StandbyLink:
         self._process = None
 
     async def _keep_running(self) -> None:
-        failures = 0
+        """Never ends: a node without a standby process looks healthy and can start nothing."""
+        short_lives = 0
         while True:
-            await asyncio.sleep(_RESTART_DELAYS_S[min(failures, len(_RESTART_DELAYS_S) - 1)])
-            was_ready = await self._run_once()
+            delay = max(self._failures, short_lives - 2, 0)
+            await asyncio.sleep(_RESTART_DELAYS_S[min(delay, len(_RESTART_DELAYS_S) - 1)])
+            ready_s: float | None = None
+            try:
+                ready_s = await self._run_once()
+            except Exception as error:  # noqa: BLE001  # no room, no processes, no descriptors, ...
+                self._mistakes.note("standby", "could not be started or watched", error)
+                self._cause = f"it could not be started: {error}"
+                await self._clean_up()
             self.num_restarts += 1
             # One that was ready did nothing wrong in starting.
-            failures = 0 if was_ready else failures + 1
+            self._failures = 0 if ready_s is not None else self._failures + 1
+            lived_long = ready_s is None or time.monotonic() - ready_s >= _SHORT_LIFE_S
+            short_lives = 0 if lived_long else short_lives + 1
+            if self._failures >= _FAILURES_TOLD:
+                self._refuse_starts()
 
-    async def _run_once(self) -> bool:
-        """Run one process until it ends; whether it ever was ready."""
+    def _refuse_starts(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(
+                    StandbyError(
+                        f"the standby process, from which workers are forked, ended "
+                        f"{self._failures} times before it was ready: {self._cause}. "
+                        f"See {self._log_path}"
+                    )
+                )
+
+    async def _run_once(self) -> float | None:
+        """Run one process until it ends; when it was ready, None if it never was."""
+        log_begin = self._log_path.stat().st_size if self._log_path.exists() else 0
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = self._process = self._spawn(theirs)
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            with theirs:
+                process = self._process = self._spawn(theirs)
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except Exception:
+            ours.close()
+            raise
         self._writer = writer
         self._events.started()
-        was_ready = False
+        ready_s = None
         try:
             while line := await reader.readline():
-                was_ready = self._hear(json.loads(line)) or was_ready
+                if self._hear(json.loads(line)):
+                    ready_s = time.monotonic()
         except ConnectionError as error:
             logger.debug("standby socket: %s", error)
         # Its end of the socket is closed: whatever it is still doing is of no use.
-        self._ready.clear()
-        self._writer = None
-        writer.close()
+        code = await self._end(process)
+        self._cause = f"{_how_ended(code)}{self._last_words(log_begin)}"
+        logger.warning("standby process ended: pid=%d %s", process.pid, self._cause)
+        await self._clean_up()
+        return ready_s
+
+    async def _end(self, process: subprocess.Popen[bytes]) -> int:
         process.kill()
         await wait_gone(process.pid)
-        code = process.wait()
-        self._process = None
-        logger.warning("standby process ended: pid=%d code=%d", process.pid, code)
+        return process.wait()
+
+    async def _clean_up(self) -> None:
+        """Let go of a standby that is of no more use; forks that it owes fail."""
+        self._ready.clear()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        process = self._process
+        if process is not None:
+            await self._end(process)
+            self._process = None
         for key, waiting in self._forks.items():
             if not waiting.done():
-                waiting.set_exception(StandbyError(f"worker {key}: the standby process died"))
-        self._events.died()
-        return was_ready
+                waiting.set_exception(
+                    StandbyError(f"worker {key}: the standby process died: {self._cause}")
+                )
+        try:
+            self._events.died()
+        except Exception as error:  # noqa: BLE001  # its workers are looked for again next time
+            self._mistakes.note("standby", "looking for workers that it left", error)
+
+    def _last_words(self, log_begin: int) -> str:
+        """The last line of its log, from `log_begin` on."""
+        try:
+            num_bytes = self._log_path.stat().st_size - log_begin
+        except OSError:
+            return ""
+        text = tail(self._log_path, max(0, min(num_bytes, _CAUSE_BYTES))).decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return f": {lines[-1][:_CAUSE_CHARS]}" if lines else ", and its log says nothing"
+
+    def _open_log(self) -> IO[bytes] | int:
+        try:
+            return self._log_path.open("ab")
+        except OSError as error:
+            # Workers have their own; one less is no reason to start none.
+            self._mistakes.note("standby", "it runs without a log", error)
+            return subprocess.DEVNULL
 
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
         command = [
@@ -209,7 +304,10 @@ class StandbyLink:
             *("--rendezvous-fd", str(self._rendezvous_fd)),
             *self._arguments,
         ]
-        with self._log_path.open("ab") as log:
+        with contextlib.ExitStack() as opened:
+            log = self._open_log()
+            if not isinstance(log, int):
+                opened.enter_context(log)
             return subprocess.Popen(
                 command,
                 env=standby_environment(os.environ, is_loopback=self._is_loopback),
@@ -227,6 +325,9 @@ class StandbyLink:
                 for worker, pid in self._events.running():
                     self._tell(op="adopt", key=worker, pid=pid)
                 self._ready.set()
+                for ready in self._waiting:
+                    if not ready.done():
+                        ready.set_result(None)
                 logger.info("standby process ready: pid=%s", event["pid"])
                 return True
             case "forked":
@@ -253,6 +354,10 @@ class StandbyLink:
     def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+
+def _how_ended(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _integer(event: Mapping[str, object], name: str) -> int:

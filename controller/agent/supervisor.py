@@ -8,6 +8,7 @@ or, when the standby is dead or stuck, from the kernel.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -174,7 +175,9 @@ class Supervisor:
         for pid in child_pids():
             if pid not in known:
                 logger.warning("killing an unknown worker of a dead standby: pid=%d", pid)
-                os.kill(pid, signal.SIGKILL)
+                # It may have ended meanwhile.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
                 asyncio.get_running_loop().call_later(STATUS_GRACE_S, reap, pid)
 
     def worker_exited(self, key: str, status: int) -> None:
@@ -205,12 +208,22 @@ class Supervisor:
             raise
         worker.forked_ns = forked.at_ns
         # A worker that ended at once may be reaped by now; its status has come or will come.
-        if worker.is_running and worker.open_pidfd(forked.pid):
+        if worker.is_running and self._take_hold(worker, forked.pid):
             assert worker.pidfd is not None
             self._oom_kills.began(worker.key, forked.pid)
             loop = asyncio.get_running_loop()
             loop.add_reader(worker.pidfd, self._process_ended, worker)
         logger.info("worker started: worker=%s pid=%d", worker.key, forked.pid)
+
+    def _take_hold(self, worker: Worker, pid: int) -> bool:
+        try:
+            return worker.open_pidfd(pid)
+        except OSError as error:
+            # It could not be stopped later. The standby reaps it, and says so.
+            worker.stopped_by = signal.SIGKILL
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            raise StandbyError(f"worker {worker.key}: cannot be watched: {error}") from error
 
     def _process_ended(self, worker: Worker) -> None:
         assert worker.pidfd is not None

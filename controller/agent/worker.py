@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
 from controller.agent.processes import has_ended, send_signal
 from outlast import blackbox
@@ -216,17 +217,6 @@ def _moment_s(value: object) -> float:
     if isinstance(value, int | float) and 0 <= value <= MAX_COUNT:
         return float(value)
     return time.time()
-
-
-def tail(path: Path, num_bytes: int) -> bytes:
-    """The last bytes of a file; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - num_bytes))
-            return file.read(num_bytes)
-    except OSError:
-        return b""
 
 
 def _read_object(path: Path) -> Mapping[str, object]:
