@@ -167,8 +167,9 @@ def test_watchers_of_a_large_job_share_one_view_a_second(
             await asyncio.gather(*tasks, return_exceptions=True)
         assert len(looked_at) <= took_s / job_views.VIEW_S + 2
         assert max(looked_at) <= job_views.USE_RANKS
-        # Some turns between two looks at the clock add to what the test says has passed.
-        assert max(b - a for a, b in pairwise(judged_s)) <= JUDGE_WITHIN_S
+        # What the machine does besides comes on top of what the test says has passed.
+        assert max(b - a for a, b in pairwise(judged_s)) <= JUDGE_WITHIN_S + 5.0
+        assert len(judged_s) >= took_s / (JUDGE_WITHIN_S + 5.0)
         for first, *rest in streams:
             assert len(first.job.nodes) == NUM_NODES
             with_job = [response for response in rest if response.HasField("job")]

@@ -22,7 +22,7 @@ from controller.rpc.agents import AgentsService
 from controller.rpc.incoming import Incoming
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import Sessions
-from controller.rpc.views import job_message
+from controller.rpc.views import brief_job
 from controller.service import Service
 from controller.store.curves import Curves
 from controller.store.database import Database
@@ -206,7 +206,7 @@ class Bench:
         for family in self.metrics.collect():
             assert family.name
         for job in self.service.state.jobs.values():
-            message = job_message(job, self.service.curves, now_s=self.service.now_s)
+            message = brief_job(job, self.service.curves, now_s=self.service.now_s)
             assert message.SerializeToString()
 
     @property
