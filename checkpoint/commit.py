@@ -45,6 +45,10 @@ class CommitRules:
     """For an upload, and for the parts of all nodes to arrive."""
     interval_steps: int
     """Training asks for an upload every so many steps."""
+    last_step: int | None = None
+    """This one must get to storage; None: none must."""
+    last_timeout_s: float = 0.0
+    """How long that is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,10 @@ class Coordinator:
                 sealed_at_ns=sealed_at_ns,
                 adopted=False,
             )
+
+    def expects(self, step: int, attempt: int) -> bool:
+        """Whether the parts of this checkpoint are awaited."""
+        return (step, attempt) in self._pending
 
     def deliver(self, part: PartRecord, raw: bytes) -> None:
         """Take a part of an expected checkpoint whose record need not be parsed: `raw` is it."""

@@ -32,6 +32,7 @@ from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import Slot, UploadState, next_upload
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
+from checkpoint.insisting import Insisting
 from checkpoint.slotfile import SlotFile
 from checkpoint.storage import CALL_DEADLINE_S, Storage
 from checkpoint.transfer import OnPart, StoppedError, Transfer
@@ -98,6 +99,11 @@ class Uploader:
             _RankFolder(memory_dir / names.memory_folder(rank), rank)
             for rank in sorted(set(local_ranks) & set(saver_ranks))
         ]
+        self.insisting = Insisting(
+            self._folders, last_step=rules.last_step, for_s=rules.last_timeout_s
+        )
+        # What an upload or a commit failed of last.
+        self.last_trouble = ""
         self._storage: Storage | None = None
         self._transfer: Transfer | None = None
         self._coordinator: Coordinator | None = None
@@ -159,6 +165,8 @@ class Uploader:
     def _pass(self) -> bool:
         """Upload and commit what is due; says whether there was nothing to do."""
         is_idle = True
+        if trouble := self.insisting.look(self._open, self._coordinator):
+            self._tell(Trouble(step=self.insisting.step, stage="upload", detail=trouble))
         for folder in self._folders:
             slot = folder.next_upload()
             if slot is not None and not self._stopping.is_set():
@@ -277,6 +285,7 @@ class Uploader:
             case Committed():
                 self._on_committed(news)
             case Trouble():
+                self.last_trouble = news.detail
                 self._on_trouble(news.step, news.stage, news.detail)
 
 

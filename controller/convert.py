@@ -23,6 +23,7 @@ from controller.core.records import (
     ForgetJob,
     JobPlan,
     NonFiniteAgain,
+    PushCheckpoint,
     Rung,
     RunSuite,
     Size,
@@ -76,6 +77,8 @@ def plan_of(spec: JobSpec) -> JobPlan:
         shrink_after_s=recovery.elastic.after_s,
         grow_after_s=recovery.elastic.grow_after_s,
         need=need_of(spec),
+        # Who names no place does not wait for the copy there.
+        last_checkpoint_s=0.0 if spec.checkpoint.url is None else spec.checkpoint.last_timeout_s,
     )
 
 
@@ -305,6 +308,12 @@ def command_message(
                     suite=suite.suite,
                     timeout_s=suite.timeout_s,
                     checkpoint_url=suite.checkpoint_url,
+                )
+            )
+        case PushCheckpoint() as push:
+            message.push_checkpoint.CopyFrom(
+                agents_pb2.PushCheckpoint(
+                    checkpoint_url=push.checkpoint_url, timeout_s=push.timeout_s, owner=push.owner
                 )
             )
         case ForgetJob():

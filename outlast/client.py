@@ -157,6 +157,16 @@ class Client:
         """Let a paused job go on."""
         return self._call(self._jobs.ResumeJob, jobs_pb2.ResumeJobRequest(job_id=job_id)).job
 
+    def push_checkpoint(
+        self, job_id: str, *, url: str = "", timeout_s: float = 0.0
+    ) -> jobs_pb2.Job:
+        """Upload what the nodes of a paused job hold in host memory; its reason says how it goes.
+
+        `url` is another checkpoint root than the job's own; `timeout_s` 0 is the spec's.
+        """
+        request = jobs_pb2.PushCheckpointRequest(job_id=job_id, url=url, timeout_s=timeout_s)
+        return self._call(self._jobs.PushCheckpoint, request).job
+
     def logs(
         self, job_id: str, *, rank: int | None = None, follow: bool = False, tail_bytes: int = 0
     ) -> Iterator[jobs_pb2.LogsResponse]:

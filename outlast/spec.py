@@ -216,6 +216,13 @@ class CheckpointSpec(Section):
     upload_timeout_s: float = Field(
         600.0, gt=0, description="An upload that takes longer is given up and reported."
     )
+    last_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="With checkpoint.url: a job has succeeded when the checkpoint of its last step "
+        "is stored. Uploads of it that fail are tried again for so long; then the job is paused, "
+        "and its state kept in host memory for `outlast ckpt push`.",
+    )
     upload_bytes_per_s: float | None = Field(
         None, ge=2**20, description="A node's uploads take no more than this on average."
     )

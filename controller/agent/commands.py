@@ -33,7 +33,7 @@ from controller.agent.reporter import Emit
 from controller.agent.standby_link import StandbyError
 from controller.agent.supervisor import Supervisor, WorkersStayError
 from controller.agent.threads import run_blocking
-from controller.agent.uploads import Uploads, delete_job_memory
+from controller.agent.uploads import PushError, Uploads, delete_job_memory
 from diagnostics.core.orders import Order, OrderKind
 from outlast.crashpoints import CrashPoint, reach
 from outlast.v1 import agents_pb2, diagnostics_pb2
@@ -45,6 +45,7 @@ _KINDS = {
     "stop_workers": CommandKind.STOP,
     "run_suite": CommandKind.SUITE,
     "forget_job": CommandKind.FORGET,
+    "push_checkpoint": CommandKind.PUSH,
 }
 
 
@@ -204,6 +205,8 @@ class Commands:
                 return self._run_suite(command)
             case CommandKind.FORGET:
                 return self._forget(command)
+            case CommandKind.PUSH:
+                return self._push(command)
 
     def _cancel_overtaken(self, job_id: str, attempt: int) -> None:
         """A stop ends starts and suites of its attempt that are still under way."""
@@ -234,6 +237,8 @@ class Commands:
             outcome = _overtaken(command)
         except launch.StartRefusedError as error:
             outcome = _failed(error.kind, str(error))
+        except PushError as error:
+            outcome = _failed(ErrorKind.RESOURCE, str(error))
         except (StandbyError, WorkersStayError, SuiteError) as error:
             outcome = _failed(ErrorKind.INTERNAL, str(error))
         except OSError as error:
@@ -341,6 +346,18 @@ class Commands:
             delete_old_logs(parts.config.jobs_dir, parts.config.memory_dir)
 
         await run_blocking(free, "free-memory")
+        return Outcome(result=Result(ok=True))
+
+    async def _push(self, command: agents_pb2.Command) -> Outcome:
+        push = command.push_checkpoint
+        launch.check_job_id(command.job_id)
+        await self._parts.uploads.push(
+            command.job_id,
+            self._parts.config.job_memory_dir(command.job_id),
+            url=push.checkpoint_url,
+            owner=push.owner,
+            timeout_s=push.timeout_s,
+        )
         return Outcome(result=Result(ok=True))
 
     def _answer(self, command: agents_pb2.Command, outcome: Outcome) -> None:

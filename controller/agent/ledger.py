@@ -38,6 +38,7 @@ class CommandKind(StrEnum):
     STOP = "stop"
     SUITE = "suite"
     FORGET = "forget"
+    PUSH = "push"
 
 
 class Decision(StrEnum):
@@ -188,7 +189,7 @@ class CommandLedger:
                 fence = Fence(max(fence.started, attempt), fence.stopped)
             case CommandKind.STOP | CommandKind.FORGET:
                 fence = Fence(fence.started, max(fence.stopped, attempt))
-            case CommandKind.SUITE:
+            case CommandKind.SUITE | CommandKind.PUSH:
                 pass
         if fence != Fence():
             self._fences[job_id] = fence

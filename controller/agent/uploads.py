@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,12 +23,15 @@ from checkpoint.core.retention import RetentionPolicy
 from checkpoint.upload import Uploader
 from controller.agent.threads import run_blocking
 from outlast.crashpoints import CrashPoint, reach
+from outlast.errors import RetryableError
 
 logger = logging.getLogger(__name__)
 
 PLAN_FILE = "upload.json"
 # Over the deadline of one upload: the commit waits for the parts of other nodes.
 DRAIN_MARGIN_S = 30.0
+# An upload from host memory takes seconds at least.
+_PUSH_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,15 @@ class UploadPlan:
     keep_best: int
     memory_bytes: int
     bytes_per_s: float | None
+    last_step: int | None = None
+    """The checkpoint of this step must get to storage; None: none must."""
+    last_timeout_s: float = 0.0
     owner: str
     """The job's mark in its checkpoint root; empty where its controller knows of none."""
+
+
+class PushError(RetryableError):
+    """What host memory holds did not get to storage."""
 
 
 class UploadEvents(Protocol):
@@ -76,6 +86,7 @@ class Uploads:
         active = self._active.get(plan.job_id)
         if active is not None:
             if active[0] == plan:
+                active[1].insisting.again(plan.last_step)
                 return
             await run_blocking(active[1].stop, "upload-stop")
         reach(CrashPoint.PLAN_MADE)
@@ -100,6 +111,8 @@ class Uploads:
                 return
             self._begin(plan)
         plan, uploader = self._active.pop(job_id)
+        # Whatever is wanted is finished; nobody waits for what failed.
+        uploader.insisting.end()
         try:
             # An upload and a commit give up by themselves, and say so, before this.
             drain_s = plan.timeout_s + DRAIN_MARGIN_S
@@ -107,6 +120,30 @@ class Uploads:
                 logger.warning("uploads given up: job=%s not done in %.0f s", job_id, drain_s)
         finally:
             await run_blocking(uploader.stop, "upload-stop")
+
+    async def push(
+        self, job_id: str, memory_dir: Path, *, url: str, owner: str, timeout_s: float
+    ) -> None:
+        """Upload the newest step that host memory here holds; return once it is committed.
+
+        Raises:
+            PushError: there is none, or it was not committed in time.
+        """
+        active = self._active.get(job_id)
+        plan = _kept_plan(job_id, memory_dir) if active is None else active[0]
+        if plan is None:
+            raise PushError(f"host memory here holds nothing of {job_id}")
+        await self.follow(replace(plan, url=url, owner=owner or plan.owner))
+        uploader = self._active[job_id][1]
+        insisting = uploader.insisting
+        insisting.begin(timeout_s)
+        while insisting.is_active:
+            await asyncio.sleep(_PUSH_POLL_S)
+        if insisting.step < 0:
+            raise PushError(f"host memory here holds no whole step of {job_id}")
+        if not insisting.is_committed:
+            why = uploader.last_trouble or "parts of other nodes did not come"
+            raise PushError(f"step {insisting.step} was not committed in {timeout_s:g} s: {why}")
 
     async def stop(self) -> None:
         """Drop everything; what is half uploaded is never committed."""
@@ -144,6 +181,8 @@ class Uploads:
                 ),
                 timeout_s=plan.timeout_s,
                 interval_steps=plan.interval_steps,
+                last_step=plan.last_step,
+                last_timeout_s=plan.last_timeout_s,
             ),
             on_committed=committed,
             on_trouble=trouble,

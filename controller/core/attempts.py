@@ -175,9 +175,14 @@ def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
 def pause(ctx: Context, job: JobRecord, why: str) -> None:
     _close_checks(ctx, job, why)
     job = incidents.close_for(ctx, job, why)
-    job = ctx.move_job(
-        job, JobState.PAUSED, f"{why}; `outlast resume {job.job_id}` goes on", grow_step=None
-    )
+    how = f"`outlast resume {job.job_id}` goes on"
+    if len(ctx.state.done.get(job.job_id, {})) == job.plan.world_size:
+        # The workers have ended: what they made is in host memory, and nowhere else.
+        how = (
+            "its state is kept in the host memory of its nodes: make room, and "
+            f"`outlast ckpt push {job.job_id}` uploads it (--to URL: elsewhere)"
+        )
+    job = ctx.move_job(job, JobState.PAUSED, f"{why}; {how}", grow_step=None)
     _release_nodes(ctx, job)
 
 

@@ -54,6 +54,16 @@ class JobResumeRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPushRequested:
+    """A user wants what a paused job has in host memory in storage."""
+
+    job_id: JobId
+    # "" for where its checkpoints go anyway.
+    checkpoint_url: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
     """A worker ended. `code` is minus the signal if one killed it."""
 
@@ -371,6 +381,7 @@ Event = (
     | JobCancelRequested
     | JobPauseRequested
     | JobResumeRequested
+    | CheckpointPushRequested
     | WorkerExited
     | CommandFinished
     | FaultsSearched

@@ -12,6 +12,8 @@ from dataclasses import replace
 from controller.core.records import Evidence, EvidenceKind
 from outlast.ids import NodeId
 
+# Class of the sign that the checkpoint of a job's last step did not get to storage.
+NOT_STORED = "last_checkpoint"
 # Of one kind and class: connections that a thousand ranks lost leave room for the one that failed.
 MAX_ALIKE = 64
 # One of them is up to 16 kB.

@@ -141,7 +141,7 @@ def _stalled(ctx: Context, job: JobRecord, event: CheckpointCommitted) -> JobRec
 
 def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
     """Uploads work again, or nobody uploads any more."""
-    trouble = _storage_trouble(ctx, job)
+    trouble = storage_trouble(ctx, job)
     if trouble is not None:
         trouble = ctx.note(trouble, "closed", why)
         ctx.move_incident(trouble, IncidentState.CLOSED, closed_s=ctx.now_s)
@@ -159,16 +159,16 @@ def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
         detail=f"step {event.step}: {event.detail}",
         at_s=event.at_s,
     )
-    trouble = _storage_trouble(ctx, job)
+    trouble = storage_trouble(ctx, job)
     if trouble is not None:
         ctx.add_evidence(trouble, evidence)
         return
-    open_beside(ctx, job, evidence, cause=Cause.STORAGE, reason=_trouble_in_words(event))
+    open_beside(ctx, job, evidence, cause=Cause.STORAGE, reason=_trouble_in_words(job, event))
 
 
 def _storage_is_slow(ctx: Context, job: JobRecord, step: int) -> None:
     """Checkpoints arrive, but later than the spec wants them; each further one is no news."""
-    if _storage_trouble(ctx, job) is not None:
+    if storage_trouble(ctx, job) is not None:
         return
     evidence = Evidence(
         kind=EvidenceKind.CHECKPOINT,
@@ -205,7 +205,7 @@ def open_beside(
     ctx.put_job(job, num_incidents=number)
 
 
-def _trouble_in_words(event: CheckpointFailed) -> str:
+def _trouble_in_words(job: JobRecord, event: CheckpointFailed) -> str:
     if event.was_stored:
         return (
             f"the checkpoint of step {event.step} could not be loaded ({event.detail}); training "
@@ -215,6 +215,11 @@ def _trouble_in_words(event: CheckpointFailed) -> str:
         return (
             f"host memory is not on another node ({event.detail}); training goes on, but what is "
             "in memory on one node only is lost with it, and then storage is next"
+        )
+    if event.step >= job.plan.total_steps and job.plan.last_checkpoint_s > 0:
+        return (
+            f"the last checkpoint could not be stored ({event.detail}); its upload is tried again "
+            f"for {job.plan.last_checkpoint_s:g} s (checkpoint.last_timeout_s)"
         )
     return (
         f"a checkpoint could not be stored ({event.detail}); training goes on from host memory, "
@@ -237,7 +242,8 @@ def tend(ctx: Context) -> None:
             close_storage_trouble(ctx, job, "no more uploads are tried")
 
 
-def _storage_trouble(ctx: Context, job: JobRecord) -> IncidentRecord | None:
+def storage_trouble(ctx: Context, job: JobRecord) -> IncidentRecord | None:
+    """The open incident that says that checkpoints of a job do not get to storage."""
     for incident in ctx.open_incidents():
         if _is_storage_trouble(incident) and incident.job == job.job_id:
             return incident

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.core import accounting, attempts, elastic, incidents, nodes, replays, searching
+from controller.core import (
+    accounting,
+    attempts,
+    elastic,
+    incidents,
+    last_checkpoint,
+    nodes,
+    replays,
+    searching,
+)
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.environments import MAX_CHANGES
@@ -29,6 +38,7 @@ from controller.core.records import (
     EvidenceKind,
     ForgetJob,
     JobRecord,
+    PushCheckpoint,
     RunSuite,
     StartWorkers,
     StopWorkers,
@@ -120,12 +130,8 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
         done = ctx.state.done.get(job.job_id, {})
         if event.rank not in done:
             ctx.record(RanksDone(job_id=job.job_id, ranks=(event.rank,)))
-            done = ctx.state.done[job.job_id]
-        if len(done) == job.plan.world_size and job.state in AT_WORK:
-            job = ctx.put_job(job, high_step=job.plan.total_steps)
-            attempts.finish(
-                ctx, job, JobState.SUCCEEDED, f"all {job.plan.total_steps} steps are done"
-            )
+        if job.state in AT_WORK and last_checkpoint.are_steps_done(ctx, job):
+            last_checkpoint.all_steps_done(ctx, job)
         return
     if event.stopped:
         if job.state in AT_WORK:
@@ -185,6 +191,8 @@ def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRe
 def stalled(ctx: Context, event: JobStalled) -> None:
     job = ctx.state.jobs.get(event.job_id)
     if job is None or event.attempt != job.attempt or job.state not in AT_WORK:
+        return
+    if last_checkpoint.is_awaited(ctx, job):
         return
     if job.state is JobState.STARTING and ctx.blind_until_s is not None:
         # Nobody can have told of a first step.
@@ -253,6 +261,8 @@ def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished
                 _stopped_to_grow(ctx, ctx.state.jobs[job.job_id], event.completed_step)
         case RunSuite():
             _suite_finished(ctx, job, record, event)
+        case PushCheckpoint():
+            last_checkpoint.push_finished(ctx, job, record, event)
         case ForgetJob():
             if event.ok and record.node in job.held_by:
                 ctx.record(JobForgotten(job_id=job.job_id, node=record.node))
@@ -266,6 +276,8 @@ def deadline_passed(ctx: Context, job: JobRecord) -> None:
     match job.state:
         case JobState.PREFLIGHT:
             attempts.preflight_timed_out(ctx, job)
+        case JobState.RUNNING if last_checkpoint.is_awaited(ctx, job):
+            fault(ctx, job, last_checkpoint.not_stored(ctx, job))
         case JobState.STARTING:
             detail = f"no first step within {job.plan.first_step_timeout_s:.0f} s"
             fault(ctx, job, attempts.sign(ctx, EvidenceKind.NO_FIRST_STEP, None, detail))

@@ -19,6 +19,7 @@ from controller.core import (
     fleet,
     incidents,
     jobs,
+    last_checkpoint,
     losses,
     searching,
     steps,
@@ -124,6 +125,8 @@ class Machine:
                 jobs.pause_requested(ctx, event)
             case ev.JobResumeRequested():
                 jobs.resume_requested(ctx, event)
+            case ev.CheckpointPushRequested():
+                last_checkpoint.push_requested(ctx, event)
             case ev.WorkerExited():
                 jobs.worker_exited(ctx, event)
             case ev.JobAdvanced():
@@ -139,6 +142,7 @@ class Machine:
                     elastic.at_boundary(ctx, event.job_id)
             case ev.CheckpointFailed():
                 incidents.checkpoint_failed(ctx, event)
+                last_checkpoint.failed(ctx, event)
             case ev.NodesAwaited(detail=detail):
                 ctx.awaited = detail
             case ev.CommandFinished():

@@ -18,7 +18,6 @@ from controller.core.capacity import (
     capacities_in_words,
     is_no_larger,
     lacking,
-    need_in_words,
 )
 from controller.core.context import Context
 from controller.core.records import (
@@ -148,12 +147,11 @@ def asked_again_s(job: JobRecord, now_s: float) -> float | None:
 
 
 def in_words(ctx: Context, job: JobRecord) -> str:
-    """What the job needs and what connected nodes have, if some do not fit; else ""."""
+    """What connected nodes have, if some do not fit; else ""."""
     nodes = _connected(ctx)
     unfit = [node for node in nodes if not fits(job, node, ctx.now_s)]
     if not unfit:
         return ""
-    need = need_in_words(job.plan.workers_per_node, job.plan.need)
     has = nodes_in_words(ctx)
     counted = "none" if len(unfit) == len(nodes) else f"{len(nodes) - len(unfit)} of them"
     # What a node said when the job was to start there is news; the rest follows from the above.
@@ -163,7 +161,7 @@ def in_words(ctx: Context, job: JobRecord) -> str:
         if any(node.node == known.node for node in unfit)
     ]
     refused = f" ({'; '.join(notes[:2])})" if notes else ""
-    return f"each needs {need}; connected: {has}; {counted} fit{refused}"
+    return f"connected are {has}; {counted} fit{refused}"
 
 
 def nodes_in_words(ctx: Context) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from controller.core import misfit, reproducing
-from controller.core.evidence import nodes_with_odd_stacks
+from controller.core.evidence import NOT_STORED, nodes_with_odd_stacks
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.reproducing import ANYONES
@@ -44,7 +44,7 @@ _CLEARLY_WORSE = 0.8
 def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
     rules = (
-        *(_refused, _nodes_missing, misfit.decide, _unhealthy, _drained),
+        *(_refused, _nodes_missing, misfit.decide, _not_stored, _unhealthy, _drained),
         *(*reproducing.RULES, _repeated, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
@@ -173,6 +173,24 @@ def _drained(facts: Facts) -> Verdict | None:
         culprits=nodes,
         spends_retry=False,
     )
+
+
+def _not_stored(facts: Facts) -> Verdict | None:
+    """All steps are done, and their outcome is in host memory only.
+
+    Nothing of the job has to change for storage to come back, and whatever ends the job frees
+    host memory: so it is paused, whatever the ladder says.
+    """
+    for item in facts.evidence:
+        if item.kind is EvidenceKind.CHECKPOINT and item.fault_class == NOT_STORED:
+            return Verdict(
+                action=Action.PAUSE,
+                cause=Cause.STORAGE,
+                reason=item.detail,
+                error=item.detail,
+                spends_retry=False,
+            )
+    return None
 
 
 def _repeated(facts: Facts) -> Verdict | None:

@@ -146,6 +146,8 @@ class JobPlan:
     rollback_steps: int = 100
     # Of each node, besides its worker places.
     need: NodeNeed = NOTHING_NEEDED
+    # How long the last checkpoint may take after the last step; 0: it is not waited for.
+    last_checkpoint_s: float = 0.0
 
     @property
     def world_size(self) -> int:
@@ -242,6 +244,8 @@ class JobRecord:
     stalled_s: float = 0.0
     # Nodes that do not fit it, found out when it was to start there.
     misfits: tuple[Misfit, ...] = ()
+    # Uploads from host memory that a person asked for; makes command ids unique.
+    num_pushes: int = 0
 
     @property
     def mark(self) -> str:
@@ -452,7 +456,17 @@ class ForgetJob:
     """The job has ended here: finish its uploads and free its host memory."""
 
 
-Command = StartWorkers | StopWorkers | RunSuite | ForgetJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushCheckpoint:
+    """Upload the newest step of the job that host memory holds."""
+
+    checkpoint_url: str
+    timeout_s: float
+    # Tells the job's checkpoints from those of another of the same id.
+    owner: str
+
+
+Command = StartWorkers | StopWorkers | RunSuite | ForgetJob | PushCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

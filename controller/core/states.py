@@ -92,7 +92,7 @@ JOB_TRANSITIONS: dict[JobState, tuple[JobState, ...]] = {
         JobState.CANCELLED,
     ),
     JobState.RESTARTING: (JobState.STARTING, JobState.PROVISIONING),
-    JobState.PAUSED: (JobState.QUEUED, JobState.CANCELLED),
+    JobState.PAUSED: (JobState.QUEUED, JobState.SUCCEEDED, JobState.CANCELLED),
     JobState.SUCCEEDED: (),
     JobState.FAILED: (),
     JobState.CANCELLED: (),

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from controller.core import attempts, elastic, misfit, nodes, replays, searching
+from controller.core import (
+    attempts,
+    elastic,
+    last_checkpoint,
+    misfit,
+    nodes,
+    replays,
+    searching,
+)
+from controller.core.capacity import need_in_words
 from controller.core.context import Context
 from controller.core.effects import Alert, ProvisionNodes
 from controller.core.naming import names
@@ -103,6 +112,18 @@ def _restart(ctx: Context, job: JobRecord) -> bool:
     return True
 
 
+def _end_training(ctx: Context, job: JobRecord) -> bool:
+    """All steps are done: the last checkpoint may have come to storage."""
+    return last_checkpoint.is_awaited(ctx, job) and last_checkpoint.succeed_if_stored(ctx, job)
+
+
+def _end_pause(ctx: Context, job: JobRecord) -> bool:
+    """Nothing is left to train: what a paused job lacked was its last checkpoint."""
+    if job.plan.last_checkpoint_s <= 0 or last_checkpoint.is_pushing(ctx, job):
+        return False
+    return last_checkpoint.succeed_if_stored(ctx, job)
+
+
 def _conclude(ctx: Context, job: JobRecord) -> bool:
     """All workers are stopped, or known to be out of reach."""
     if attempts.is_stopping(ctx, job):
@@ -194,6 +215,8 @@ _STEPS: dict[JobState, Callable[[Context, JobRecord], bool]] = {
     JobState.PROVISIONING: _provision,
     JobState.PREFLIGHT: _pass_preflight,
     JobState.RESTARTING: _restart,
+    JobState.RUNNING: _end_training,
+    JobState.PAUSED: _end_pause,
     JobState.SUSPENDING: _conclude,
     JobState.DIAGNOSING: _finish_diagnosis,
     JobState.REPAIRING: _repair,
@@ -333,11 +356,12 @@ def _shortage(ctx: Context, job: JobRecord, have: int, why: str) -> str:
     plan = job.plan
     advice = "add one with `outlast agent`, or return one with `outlast nodes uncordon`"
     unfit = misfit.in_words(ctx, job)
+    each = f"{plan.workers_per_node} worker places"
+    if unfit:
+        each, advice = need_in_words(plan.workers_per_node, plan.need), misfit.ADVICE
     return (
-        f"waiting for {plan.nodes - have} more node(s): needs {plan.nodes} with "
-        f"{plan.workers_per_node} worker places each, has {have} {why}; "
-        + (f"{unfit}; " if unfit else "")
-        + (ctx.awaited or advice)
+        f"waiting for {plan.nodes - have} more node(s): needs {plan.nodes} with {each} each, has "
+        f"{have} {why}; " + (f"{unfit}; " if unfit else "") + (ctx.awaited or advice)
     )
 
 

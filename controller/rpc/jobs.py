@@ -15,6 +15,7 @@ import grpc
 
 from controller.convert import plan_of, step_report
 from controller.core.events import (
+    CheckpointPushRequested,
     JobCancelRequested,
     JobPauseRequested,
     JobResumeRequested,
@@ -29,16 +30,26 @@ from controller.rpc.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from controller.rpc.sessions import Sessions
 from controller.rpc.views import document_of
 from controller.service import Service
+from controller.specs import spec_of
 from controller.store.curves import PAGE_ROWS
 from controller.watch import Watch
 from outlast.ids import JobId, job_id
+from outlast.rules.places import wrong_with_place
 from outlast.spec import JobSpec, SpecError, parse_spec
 from outlast.v1 import jobs_pb2
 from outlast.v1.jobs_pb2_grpc import JobsServicer
 
 MAX_REQUEST_ID = 128
+MAX_PUSH_S = 86_400.0
 _TOKEN_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _TOKEN_LENGTH = 5
+
+
+def root_of(url: str) -> str:
+    """A checkpoint root, which `wrong_with_place` finds right, as a URL."""
+    if url.startswith("/"):
+        return f"file://{url.rstrip('/')}"
+    return url.rstrip("/")
 
 
 class JobsService(JobsServicer):
@@ -183,6 +194,44 @@ class JobsService(JobsServicer):
         await self._service.tell(JobResumeRequested(job_id=job.job_id))
         return jobs_pb2.ResumeJobResponse(job=self._present(job.job_id))
 
+    async def PushCheckpoint(
+        self, request: jobs_pb2.PushCheckpointRequest, context: Context
+    ) -> jobs_pb2.PushCheckpointResponse:
+        """Upload what the nodes of a paused job hold in host memory."""
+        job = await self._known(request.job_id, context)
+        if job.state is not JobState.PAUSED:
+            await refused(
+                context,
+                f"job {job.job_id} is {job.state}; host memory of a PAUSED job is uploaded by "
+                "hand, that of any other by itself",
+                reason="JOB_NOT_PAUSED",
+            )
+        timeout_s = request.timeout_s or spec_of(job.spec_json).checkpoint.upload_timeout_s
+        if not 0 < timeout_s <= MAX_PUSH_S:
+            await bad_field(
+                context, "timeout_s", f"is {timeout_s:g}; allowed: more than 0, up to {MAX_PUSH_S}"
+            )
+        url = ""
+        if request.url:
+            wrong = wrong_with_place(request.url, "checkpoints")
+            if wrong is not None:
+                await bad_field(context, "url", wrong)
+            url = f"{root_of(request.url)}/{job.job_id}"
+        missing = [
+            node for node in job.nodes if node is None or not self._sessions.is_connected(node)
+        ]
+        if missing or not job.nodes:
+            await refused(
+                context,
+                f"job {job.job_id}: {len(missing)} of the {len(job.nodes)} nodes that hold its "
+                f"state are not connected ({', '.join(node or 'unknown' for node in missing[:4])})",
+                reason="NODE_NOT_CONNECTED",
+            )
+        await self._service.tell(
+            CheckpointPushRequested(job_id=job.job_id, checkpoint_url=url, timeout_s=timeout_s)
+        )
+        return jobs_pb2.PushCheckpointResponse(job=self._present(job.job_id))
+
     async def Logs(
         self, request: jobs_pb2.LogsRequest, context: Context
     ) -> AsyncIterator[jobs_pb2.LogsResponse]:
@@ -213,11 +262,7 @@ class JobsService(JobsServicer):
     def _root_for(self, spec: JobSpec) -> str:
         """Where the job's checkpoint folder goes."""
         url = spec.checkpoint.url
-        if url is None:
-            return self._checkpoint_root
-        if url.startswith("/"):
-            return f"file://{url.rstrip('/')}"
-        return url.rstrip("/")
+        return self._checkpoint_root if url is None else root_of(url)
 
     def _new_id(self, name: str) -> JobId:
         while True:

@@ -57,6 +57,7 @@ def brief_job(
         seconds={str(part): seconds for part, seconds in parts.items()},
         ettr=accounting.ettr(parts) or 0.0,
         ettr_last_hour=accounting.ettr(accounting.window(job.account, now_s)) or 0.0,
+        checkpoint_url=job.checkpoint_url,
         skipped=[common_pb2.StepRange(first=each.first, last=each.last) for each in job.skipped],
     )
     if device is not None:

@@ -9,12 +9,11 @@ What does not belong here: what the workers of a job do together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from controller.agent.ledger import (
     CommandKind,
-    CommandLedger,
     Decision,
     ErrorKind,
     EventBuffer,
@@ -22,16 +21,17 @@ from controller.agent.ledger import (
     Weight,
 )
 from controller.core import events as ev
-from controller.core.capacity import Capacity
 from controller.core.records import (
     AttemptRecord,
     CommandRecord,
     ForgetJob,
+    PushCheckpoint,
     RunSuite,
     StartWorkers,
     StopWorkers,
 )
 from controller.sim.network import Session
+from controller.sim.node import Node
 from controller.sim.training import Training
 from controller.sim.worker import Worker
 from outlast.ids import Attempt, JobId, NodeId
@@ -49,6 +49,7 @@ _KIND = {
     StopWorkers: CommandKind.STOP,
     RunSuite: CommandKind.SUITE,
     ForgetJob: CommandKind.FORGET,
+    PushCheckpoint: CommandKind.PUSH,
 }
 
 
@@ -261,6 +262,8 @@ class Agent:
                 if graceful and self._ask_to_stop(command, timeout_s):
                     return
                 after(pace.stop_s(), self._kill, command, self.world.now_s)
+            case PushCheckpoint(timeout_s=timeout_s):
+                self._push(command, job, self.world.now_s + timeout_s)
             case RunSuite():
                 after(pace.suite_s() + self.node.check_delay_s, self._suite_done, command)
             case ForgetJob():
@@ -276,6 +279,24 @@ class Agent:
                 self.node.replicas.pop(job, None)
                 forget_s = self.world.random.uniform(0.1, 5.0)
                 after(forget_s, self._done, command, Result(ok=True))
+
+    def _push(self, command: CommandRecord, job: JobId, until_s: float) -> None:
+        """Answer once the newest step in host memory is committed, or when the time is over."""
+        if not self.is_alive:
+            return
+        world = self.world
+        # Each node uploads the newest that it has: parts of different steps make no checkpoint.
+        step = world.trainings.newest_everywhere(job)
+        if step >= 0 and world.jobs[job].store_up:
+            if step not in world.jobs[job].commits:
+                world.jobs[job].commits[step] = command.attempt
+                self.report_commit(job, step)
+            self._done(command, Result(ok=True))
+        elif world.now_s < until_s:
+            world.timeline.after(10.0, self._push, command, job, until_s)
+        else:
+            failed = Result(ok=False, detail="not committed", error_kind=ErrorKind.RESOURCE)
+            self._done(command, failed)
 
     def _kill_old(self, command: CommandRecord, job: JobId, attempt: AttemptRecord) -> None:
         """No attempt starts beside an older one, whatever was lost on the way."""
@@ -440,51 +461,3 @@ class Agent:
             verdict=verdict,
         )
         self.emit(finished, Weight.LASTING)
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A machine: what outlives its agent, and what is wrong with it."""
-
-    name: NodeId
-    number: int
-    workers: int
-    capacity: Capacity | None = None
-    is_on: bool = True
-    agent: Agent | None = None
-    num_incarnations: int = 0
-    # Sealed steps in host memory, by job; each rank of how many.
-    memory: dict[JobId, dict[tuple[int, int], tuple[int, ...]]] = field(default_factory=dict)
-    # The same of the node before it in rank order, where jobs keep replicas.
-    replicas: dict[JobId, dict[tuple[int, int], tuple[int, ...]]] = field(default_factory=dict)
-    sickness: str = ""
-    # Its checks show that it computes other bits than it should.
-    is_corrupt: bool = False
-    # The class of exit of workers that use its broken devices; "" while they are not broken.
-    device_exit: str = ""
-    # Whatever is wrong with it, its checks do not see it.
-    passes_checks: bool = False
-    # It says that workers have ended which it was told to stop, and leaves them as they are.
-    hides_workers: bool = False
-    check_delay_s: float = 0.0
-    is_stuck: bool = False
-    refuses_start: bool = False
-    standby_until_s: float = 0.0
-    ledger: dict[str, object] = field(default_factory=dict)
-
-    def load_ledger(self, max_results: int) -> CommandLedger:
-        if not self.ledger:
-            return CommandLedger(max_results=max_results)
-        return CommandLedger.from_json(self.ledger, max_results=max_results)
-
-    def agent_dies(self, *, silently: bool) -> None:
-        """The agent ends, and with it the standby process and every worker."""
-        agent, self.agent = self.agent, None
-        if agent is None:
-            return
-        # The real ledger is on disk before anything is done, so what is in memory is there too.
-        self.ledger = agent.ledger.to_json()
-        for worker in agent.running():
-            worker.vanish(silently=silently)
-        for worker in agent.workers.values():
-            agent.world.checkers.worker_ended(worker)

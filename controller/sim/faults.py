@@ -37,6 +37,7 @@ def plan_faults(world: World, only: tuple[int, ...] | None = None) -> list[str]:
     for job in world.jobs.values():
         world.timeline.at(EPOCH_S + random.uniform(5.0, 3600.0), world.submit, job)
     world.timeline.after(RESUME_EVERY_S, _resume_jobs, world)
+    world.timeline.after(RESUME_EVERY_S / 2, _push_jobs, world)
     names = list(FAULTS)
     weights = [weight for weight, _ in FAULTS.values()]
     chosen = random.choices(names, weights, k=random.randint(MIN_FAULTS, MIN_FAULTS + 8))
@@ -97,6 +98,13 @@ def _resume_jobs(world: World) -> None:
     for job_id in world.jobs:
         world.ask(ev.JobResumeRequested(job_id=job_id))
     world.timeline.after(RESUME_EVERY_S, _resume_jobs, world)
+
+
+def _push_jobs(world: World) -> None:
+    """Before that, a person uploads what nodes of paused jobs hold in host memory."""
+    for job_id in world.jobs:
+        world.ask(ev.CheckpointPushRequested(job_id=job_id, checkpoint_url="", timeout_s=300.0))
+    world.timeline.after(RESUME_EVERY_S, _push_jobs, world)
 
 
 def _worker_dies(world: World) -> None:

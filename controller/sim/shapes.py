@@ -13,6 +13,8 @@ from outlast.ids import JobId
 
 # Of seeds, those whose jobs have `recovery.elastic` and need nearly the whole fleet.
 ELASTIC_SHARE = 0.2
+# Of seeds, those whose jobs have succeeded only when their last checkpoint is stored.
+LAST_CHECKPOINT_SHARE = 0.5
 # Of seeds, those whose nodes differ in what they have, with jobs that do not fit all of them.
 MISFIT_SHARE = 0.2
 _GIB = 1 << 30
@@ -55,6 +57,10 @@ def draw_shape(random: Random) -> Shape:
     provisions = random.random() < 0.5
     if random.random() < ELASTIC_SHARE:
         _make_elastic(random, jobs, num_nodes)
+    if random.random() < LAST_CHECKPOINT_SHARE:
+        for job in jobs:
+            last_checkpoint_s = random.choice((60.0, 600.0, 7200.0))
+            job.plan = replace(job.plan, last_checkpoint_s=last_checkpoint_s)
     shape = Shape(
         num_nodes=num_nodes,
         workers_per_node=workers_per_node,

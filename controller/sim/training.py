@@ -270,6 +270,18 @@ class Trainings:
                 return -1
         return max(common or (), default=-1)
 
+    def newest_everywhere(self, job: JobId) -> int:
+        """The step that is the newest in the memory of every rank's node; -1 when they differ."""
+        newest = {
+            (world_size, rank): max(steps, default=-1)
+            for node in self._world.nodes.values()
+            for (world_size, rank), steps in node.memory.get(job, {}).items()
+        }
+        sizes = {world_size for world_size, _ in newest}
+        steps = set(newest.values())
+        is_whole = len(sizes) == 1 and len(newest) == sizes.pop()
+        return steps.pop() if is_whole and len(steps) == 1 else -1
+
     def _found_by(self, training: Training, rank: int) -> tuple[int, ...]:
         """Steps that a rank finds sealed: on its node, else where its node's replica is kept."""
         nodes, job_id = self._world.nodes, training.job.job_id
@@ -304,6 +316,9 @@ class Trainings:
             if training.resumed < step <= job.plan.total_steps:
                 timeline.at(training.reaches_s(step) + 0.01, self._report, training)
         self._schedule_commit(training, training.resumed)
+        last = job.plan.total_steps
+        if training.resumed >= last and job.plan.last_checkpoint_s > 0 and last not in job.commits:
+            self._upload(training, last)
         timeline.at(training.reaches_s(job.plan.total_steps) + 0.02, self._finish, training)
         if job.error_step is not None and job.error_step > training.resumed:
             timeline.at(training.reaches_s(job.error_step) - 0.01, self._user_error, training)
@@ -438,3 +453,8 @@ class Trainings:
         elif coordinator is not None and coordinator is agents[0]:
             why = "No space left on device" if not job.store_up else "parts are missing"
             coordinator.report_trouble(job.job_id, step, why)
+            # Agents insist on the last step, as long as the job waits for it.
+            if step == job.plan.total_steps and not job.store_up:
+                waited_s = world.now_s - training.reaches_s(step)
+                if waited_s < job.plan.last_checkpoint_s:
+                    world.timeline.after(30.0, self._commit, training, step, agents)

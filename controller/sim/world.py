@@ -15,11 +15,12 @@ from controller.core.capacity import Capacity
 from controller.core.liveness import Limits
 from controller.core.records import JobPlan, NonFiniteAgain, Rung
 from controller.core.states import TERMINAL
-from controller.sim.agent import Agent, Node
+from controller.sim.agent import Agent
 from controller.sim.checkers import Checkers
 from controller.sim.cluster import Cluster
 from controller.sim.controller import Controller
 from controller.sim.network import Network, Session
+from controller.sim.node import Node
 from controller.sim.pace import WHOLE, Fidelity, Pace
 from controller.sim.timeline import EPOCH_S, Timeline
 from controller.sim.trace import Tracer

@@ -14,6 +14,7 @@ from outlast.cli.convert import convert
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.options import Json
 from outlast.cli.progress import bytes_bar
+from outlast.cli.push import push
 
 if TYPE_CHECKING:
     from checkpoint.catalog import Listed
@@ -48,6 +49,7 @@ def register(app: typer.Typer) -> None:
     group.command("sweep")(sweep)
     group.command("copy")(copy)
     group.command("convert")(convert)
+    group.command("push")(push)
     app.add_typer(group, name="ckpt")
 
 

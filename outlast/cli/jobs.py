@@ -266,6 +266,7 @@ def _print_end(job: Job, incidents: list[Incident]) -> None:
     print()
     output.print_wrapped(f"{job.job_id} {job.state}: {job.reason}")
     output.print_wrapped(f"{words.progress(job)}; {incident_words.count(incidents)}")
+    output.print_wrapped(f"checkpoint: {words.checkpoint(job)}")
     if job.error:
         print(job.error.rstrip())
 

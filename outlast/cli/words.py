@@ -159,7 +159,8 @@ def tokens_per_step(job: Job) -> float | None:
 def checkpoint(job: Job) -> str:
     """The newest checkpoint in storage, and what a total loss would cost now."""
     if not job.HasField("committed_step"):
-        return "none committed to storage yet"
+        is_over = job.state in FINISHED
+        return "none was committed to storage" if is_over else "none committed to storage yet"
     behind = max(0, job.step - job.committed_step)
     committed = f"step {job.committed_step:,} is committed to storage"
     if job.state in FINISHED or not behind:

@@ -726,6 +726,7 @@ class Command(google.protobuf.message.Message):
     STOP_WORKERS_FIELD_NUMBER: builtins.int
     RUN_SUITE_FIELD_NUMBER: builtins.int
     FORGET_JOB_FIELD_NUMBER: builtins.int
+    PUSH_CHECKPOINT_FIELD_NUMBER: builtins.int
     command_id: builtins.str
     job_id: builtins.str
     attempt: builtins.int
@@ -737,6 +738,8 @@ class Command(google.protobuf.message.Message):
     def run_suite(self) -> global___RunSuite: ...
     @property
     def forget_job(self) -> global___ForgetJob: ...
+    @property
+    def push_checkpoint(self) -> global___PushCheckpoint: ...
     def __init__(
         self,
         *,
@@ -747,10 +750,11 @@ class Command(google.protobuf.message.Message):
         stop_workers: global___StopWorkers | None = ...,
         run_suite: global___RunSuite | None = ...,
         forget_job: global___ForgetJob | None = ...,
+        push_checkpoint: global___PushCheckpoint | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["forget_job", b"forget_job", "kind", b"kind", "run_suite", b"run_suite", "start_workers", b"start_workers", "stop_workers", b"stop_workers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "command_id", b"command_id", "forget_job", b"forget_job", "job_id", b"job_id", "kind", b"kind", "run_suite", b"run_suite", "start_workers", b"start_workers", "stop_workers", b"stop_workers"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["start_workers", "stop_workers", "run_suite", "forget_job"] | None: ...
+    def HasField(self, field_name: typing.Literal["forget_job", b"forget_job", "kind", b"kind", "push_checkpoint", b"push_checkpoint", "run_suite", b"run_suite", "start_workers", b"start_workers", "stop_workers", b"stop_workers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "command_id", b"command_id", "forget_job", b"forget_job", "job_id", b"job_id", "kind", b"kind", "push_checkpoint", b"push_checkpoint", "run_suite", b"run_suite", "start_workers", b"start_workers", "stop_workers", b"stop_workers"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["start_workers", "stop_workers", "run_suite", "forget_job", "push_checkpoint"] | None: ...
 
 global___Command = Command
 
@@ -908,6 +912,30 @@ class ForgetJob(google.protobuf.message.Message):
     ) -> None: ...
 
 global___ForgetJob = ForgetJob
+
+@typing.final
+class PushCheckpoint(google.protobuf.message.Message):
+    """Upload the newest step of the job that host memory here holds, and answer when it is committed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINT_URL_FIELD_NUMBER: builtins.int
+    TIMEOUT_S_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    checkpoint_url: builtins.str
+    timeout_s: builtins.float
+    owner: builtins.str
+    """As in StartWorkers."""
+    def __init__(
+        self,
+        *,
+        checkpoint_url: builtins.str = ...,
+        timeout_s: builtins.float = ...,
+        owner: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "owner", b"owner", "timeout_s", b"timeout_s"]) -> None: ...
+
+global___PushCheckpoint = PushCheckpoint
 
 @typing.final
 class LogQuery(google.protobuf.message.Message):

@@ -67,6 +67,7 @@ class Job(google.protobuf.message.Message):
     ETTR_FIELD_NUMBER: builtins.int
     ETTR_LAST_HOUR_FIELD_NUMBER: builtins.int
     SKIPPED_FIELD_NUMBER: builtins.int
+    CHECKPOINT_URL_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -105,6 +106,8 @@ class Job(google.protobuf.message.Message):
     ettr: builtins.float
     """Productive share of that time, and of the last hour."""
     ettr_last_hour: builtins.float
+    checkpoint_url: builtins.str
+    """The folder of its checkpoints in storage, for `outlast ckpt`."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -165,9 +168,10 @@ class Job(google.protobuf.message.Message):
         ettr: builtins.float = ...,
         ettr_last_hour: builtins.float = ...,
         skipped: collections.abc.Iterable[outlast.v1.common_pb2.StepRange] | None = ...,
+        checkpoint_url: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "committed_step", b"committed_step", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "committed_step", b"committed_step", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload
@@ -468,6 +472,46 @@ class ResumeJobResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["job", b"job"]) -> None: ...
 
 global___ResumeJobResponse = ResumeJobResponse
+
+@typing.final
+class PushCheckpointRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    URL_FIELD_NUMBER: builtins.int
+    TIMEOUT_S_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    url: builtins.str
+    """Where to instead of the job's own checkpoint root: an fsspec URL, to which the job id is added."""
+    timeout_s: builtins.float
+    """How long the nodes try; 0: as long as the job's own uploads may take."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        url: builtins.str = ...,
+        timeout_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "timeout_s", b"timeout_s", "url", b"url"]) -> None: ...
+
+global___PushCheckpointRequest = PushCheckpointRequest
+
+@typing.final
+class PushCheckpointResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    @property
+    def job(self) -> global___Job: ...
+    def __init__(
+        self,
+        *,
+        job: global___Job | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["job", b"job"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job"]) -> None: ...
+
+global___PushCheckpointResponse = PushCheckpointResponse
 
 @typing.final
 class LogsRequest(google.protobuf.message.Message):

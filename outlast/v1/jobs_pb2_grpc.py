@@ -70,6 +70,11 @@ class JobsStub(object):
                 request_serializer=outlast_dot_v1_dot_jobs__pb2.ResumeJobRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_jobs__pb2.ResumeJobResponse.FromString,
                 _registered_method=True)
+        self.PushCheckpoint = channel.unary_unary(
+                '/outlast.v1.Jobs/PushCheckpoint',
+                request_serializer=outlast_dot_v1_dot_jobs__pb2.PushCheckpointRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_jobs__pb2.PushCheckpointResponse.FromString,
+                _registered_method=True)
         self.Logs = channel.unary_stream(
                 '/outlast.v1.Jobs/Logs',
                 request_serializer=outlast_dot_v1_dot_jobs__pb2.LogsRequest.SerializeToString,
@@ -128,6 +133,14 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PushCheckpoint(self, request, context):
+        """PushCheckpoint uploads what the nodes of a paused job hold in host memory. It answers at
+        once; the job's reason says how it goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Logs(self, request, context):
         """Logs streams the output of a job's workers, oldest first.
         """
@@ -172,6 +185,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.ResumeJob,
                     request_deserializer=outlast_dot_v1_dot_jobs__pb2.ResumeJobRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_jobs__pb2.ResumeJobResponse.SerializeToString,
+            ),
+            'PushCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.PushCheckpoint,
+                    request_deserializer=outlast_dot_v1_dot_jobs__pb2.PushCheckpointRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_jobs__pb2.PushCheckpointResponse.SerializeToString,
             ),
             'Logs': grpc.unary_stream_rpc_method_handler(
                     servicer.Logs,
@@ -369,6 +387,33 @@ class Jobs(object):
             '/outlast.v1.Jobs/ResumeJob',
             outlast_dot_v1_dot_jobs__pb2.ResumeJobRequest.SerializeToString,
             outlast_dot_v1_dot_jobs__pb2.ResumeJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Jobs/PushCheckpoint',
+            outlast_dot_v1_dot_jobs__pb2.PushCheckpointRequest.SerializeToString,
+            outlast_dot_v1_dot_jobs__pb2.PushCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

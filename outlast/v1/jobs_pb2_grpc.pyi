@@ -63,6 +63,14 @@ class JobsStub:
         outlast.v1.jobs_pb2.ResumeJobResponse,
     ]
 
+    PushCheckpoint: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.jobs_pb2.PushCheckpointRequest,
+        outlast.v1.jobs_pb2.PushCheckpointResponse,
+    ]
+    """PushCheckpoint uploads what the nodes of a paused job hold in host memory. It answers at
+    once; the job's reason says how it goes.
+    """
+
     Logs: grpc.UnaryStreamMultiCallable[
         outlast.v1.jobs_pb2.LogsRequest,
         outlast.v1.jobs_pb2.LogsResponse,
@@ -113,6 +121,14 @@ class JobsAsyncStub:
         outlast.v1.jobs_pb2.ResumeJobRequest,
         outlast.v1.jobs_pb2.ResumeJobResponse,
     ]
+
+    PushCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.jobs_pb2.PushCheckpointRequest,
+        outlast.v1.jobs_pb2.PushCheckpointResponse,
+    ]
+    """PushCheckpoint uploads what the nodes of a paused job hold in host memory. It answers at
+    once; the job's reason says how it goes.
+    """
 
     Logs: grpc.aio.UnaryStreamMultiCallable[
         outlast.v1.jobs_pb2.LogsRequest,
@@ -178,6 +194,16 @@ class JobsServicer(metaclass=abc.ABCMeta):
         request: outlast.v1.jobs_pb2.ResumeJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[outlast.v1.jobs_pb2.ResumeJobResponse, collections.abc.Awaitable[outlast.v1.jobs_pb2.ResumeJobResponse]]: ...
+
+    @abc.abstractmethod
+    def PushCheckpoint(
+        self,
+        request: outlast.v1.jobs_pb2.PushCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.jobs_pb2.PushCheckpointResponse, collections.abc.Awaitable[outlast.v1.jobs_pb2.PushCheckpointResponse]]:
+        """PushCheckpoint uploads what the nodes of a paused job hold in host memory. It answers at
+        once; the job's reason says how it goes.
+        """
 
     @abc.abstractmethod
     def Logs(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.commit import Committed
+from checkpoint.insisting import Insisting
 from controller.agent import uploads as uploads_module
 from controller.agent.uploads import UploadPlan, Uploads, delete_job_memory, held_bytes
 
@@ -42,6 +43,7 @@ class NotingUploader:
 
     def __init__(self, **settings: object) -> None:
         self.name = f"{settings['job_id']}:{settings['local_ranks']}"
+        self.insisting = Insisting([], last_step=None, for_s=0.0)
         committed, trouble = settings["on_committed"], settings["on_trouble"]
         assert callable(committed)
         assert callable(trouble)

@@ -103,8 +103,16 @@ class News:
         self.trouble.append((step, stage, detail))
 
 
-def commit_rules(*, keep: int = 2, timeout_s: float = 30.0) -> CommitRules:
-    return CommitRules(retention=RetentionPolicy(keep=keep), timeout_s=timeout_s, interval_steps=1)
+def commit_rules(
+    *, keep: int = 2, timeout_s: float = 30.0, last_step: int | None = None
+) -> CommitRules:
+    return CommitRules(
+        retention=RetentionPolicy(keep=keep),
+        timeout_s=timeout_s,
+        interval_steps=1,
+        last_step=last_step,
+        last_timeout_s=DEADLINE_S,
+    )
 
 
 @contextmanager
@@ -118,6 +126,7 @@ def uploading(
     keep: int = 2,
     timeout_s: float = 30.0,
     limits: TransferLimits = DEFAULT_LIMITS,
+    last_step: int | None = None,
 ) -> Iterator[tuple[Uploader, News]]:
     """An uploader at work, and what it says."""
     news = News()
@@ -128,7 +137,7 @@ def uploading(
         local,
         savers,
         coordinator,
-        commit_rules(keep=keep, timeout_s=timeout_s),
+        commit_rules(keep=keep, timeout_s=timeout_s, last_step=last_step),
         news.on_committed,
         news.on_trouble,
         limits=limits,

@@ -65,7 +65,7 @@ def test_a_job_that_needs_gpus_is_never_started_where_there_are_none() -> None:
     driver.submit(need=NodeNeed(gpus=1))
     job = driver.job()
     assert job.state is JobState.QUEUED
-    assert "needs 1 worker place and 1 GPU" in job.reason
+    assert "needs 2 with 1 worker place and 1 GPU each, has 0" in job.reason
     assert "4 nodes: 1 worker place, 0 GPUs, 24.0 GiB of memory" in job.reason
     assert "none fit" in job.reason
     driver.submit(OTHER_JOB)
