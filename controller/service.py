@@ -5,8 +5,10 @@ it, appends the facts of all of it in one commit, and only then runs the other
 effects and tells whoever offered the events that they are durable. Deciding and
 committing happen without yielding: nobody can see a state that is not durable.
 
-A mistake in here must end the process: a controller that limps on could act on
-a state that its journal does not have. `run` therefore lets every error out.
+A controller that limps on could act on a state that its journal does not have. So when
+the machine fails on an event, the event is marked in the journal and skipped, and the
+machine is built anew from the journal (`poison`). Mistakes of what only observes cost that
+look (`guard`). Every other error ends the process: `run` lets it out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from controller.chronicle import Chronicle
 from controller.core.effects import Effect, Persist
@@ -23,12 +26,14 @@ from controller.core.facts import Fact, JobPut, State
 from controller.core.machine import Machine
 from controller.core.states import TERMINAL
 from controller.effects import Effects
+from controller.guard import Guard
+from controller.poison import Poison, PoisonedError
 from controller.store.curves import Curves, StepRow
 from controller.store.journal import Journal
 from controller.watch import LOOK_S, Watch
 from outlast.clock import Clock
 from outlast.crashpoints import CrashPoint, reach
-from outlast.errors import RetryableError
+from outlast.errors import OutlastError, RetryableError
 from outlast.ids import NodeId
 
 # Items in one commit: enough to keep up with thousands of agents that reconnect at
@@ -85,6 +90,10 @@ class _Item:
     events: tuple[Event, ...]
     rows: tuple[StepRow, ...]
     durable: Callable[[], None] | None
+    # Node, incarnation and number of the agent's message, "" for everything else.
+    source: str = ""
+    # Called when the item was skipped.
+    failed: Callable[[PoisonedError], None] | None = None
 
 
 class Service:
@@ -104,6 +113,10 @@ class Service:
         self.curves = curves
         # Called with nodes for which other limits may hold than before.
         self.on_refreshed: Callable[[Sequence[NodeId]], None] = _nothing
+        # Called when the machine has forgotten what it saw: agents have to join again.
+        self.on_restored: Callable[[], None] = _nobody
+        self.guard = Guard()
+        self.poison = Poison(journal)
         self._machine = machine
         self._journal = journal
         self._watch = watch
@@ -122,6 +135,8 @@ class Service:
         # longer than it may be, which is no reason to judge before listening.
         self._put_off_since_s: float | None = None
         self._was_away = False
+        # Items to be handled in turns of their own: one of them cannot be journalled.
+        self._num_alone = 0
 
     @property
     def state(self) -> State:
@@ -153,14 +168,26 @@ class Service:
         events: Sequence[Event],
         rows: Sequence[StepRow] = (),
         durable: Callable[[], None] | None = None,
+        *,
+        source: str = "",
+        failed: Callable[[PoisonedError], None] | None = None,
     ) -> None:
         """Queue what belongs together; `durable` is called when it is in the journal.
 
-        The caller bounds how much of its own may be under way.
+        `failed` is called before when it was skipped. The caller bounds how much of its own
+        may be under way.
         """
         if self._stopping:
             return
-        self._queue.append(_Item(events=tuple(events), rows=tuple(rows), durable=durable))
+        self._queue.append(
+            _Item(
+                events=tuple(events),
+                rows=tuple(rows),
+                durable=durable,
+                source=source,
+                failed=failed,
+            )
+        )
         self._awake.set()
 
     async def tell(self, *events: Event) -> None:
@@ -168,12 +195,16 @@ class Service:
 
         Raises:
             ServiceStoppedError: the controller is stopping; they may or may not be.
+            PoisonedError: the controller failed on them; nothing has happened.
         """
         if self._stopping:
             raise ServiceStoppedError("the controller is stopping; try again when it is back")
         done = asyncio.Event()
-        self.offer(events, durable=done.set)
+        errors: list[PoisonedError] = []
+        self.offer(events, durable=done.set, failed=errors.append)
         await done.wait()
+        if errors:
+            raise errors[0]
 
     def stop(self) -> None:
         """Take nothing in any more and end `run` after the present turn.
@@ -228,11 +259,14 @@ class Service:
                 self._not_written.append(item.durable)
             else:
                 item.durable()
+        self.guard.call("watch", None, lambda: self._refresh(facts, now_s))
+        if facts or is_due:
+            self.changes.fire()
+
+    def _refresh(self, facts: Sequence[Fact], now_s: float) -> None:
         changed = self._watch.refresh(facts, now_s)
         if changed:
             self.on_refreshed(changed)
-        if facts or is_due:
-            self.changes.fire()
 
     def _note_pause(self, then_s: float, now_s: float) -> None:
         """Between these two moments we did not listen."""
@@ -251,10 +285,13 @@ class Service:
         if now_s >= self._judge_after_s:
             self._put_off_since_s = None
             self._was_away = False
-            self.post(*self._watch.expire(now_s))
+            expired = self.guard.call("watch", None, lambda: self._watch.expire(now_s))
+            self.post(*expired or ())
         if now_s >= self._stall_look_s:
             self._stall_look_s = now_s + LOOK_S
-            self.post(*self._watch.stalled(now_s, self._clock.now_s()))
+            wall_s = self._clock.now_s()
+            stalled = self.guard.call("watch", None, lambda: self._watch.stalled(now_s, wall_s))
+            self.post(*stalled or ())
         wake_at_s = self._machine.wake_at()
         is_due = wake_at_s is not None and self._clock.now_s() >= wake_at_s
         if is_due and now_s >= self._machine_waits_until_s:
@@ -271,27 +308,94 @@ class Service:
         items: list[_Item] = []
         facts: list[Fact] = []
         effects: list[Effect] = []
-        while self._queue and len(items) < BATCH_ITEMS and (not items or clock_s() < until_s):
+        most = 1 if self._num_alone else BATCH_ITEMS
+        self._num_alone = max(0, self._num_alone - 1)
+        while self._queue and len(items) < most and (not items or clock_s() < until_s):
             item = self._queue.popleft()
             items.append(item)
-            for event in item.events:
-                for effect in self._machine.handle(event, self._clock.now_s()):
-                    if isinstance(effect, Persist):
-                        facts.extend(effect.facts)
-                    else:
-                        effects.append(effect)
-        if facts:
-            reach(CrashPoint.FACTS_DECIDED)
-            self._journal.append(facts)
-            reach(CrashPoint.FACTS_KEPT)
-            self._chronicle.tell(facts)
+            if not self._handle(item, facts, effects):
+                # It has been skipped; what the machine has seen is to be said again first.
+                return items, facts
+        if facts and not self._append(items, facts):
+            return [], []
         for effect in effects:
-            self._effects.run(effect)
+            self.guard.call("effects", None, partial(self._effects.run, effect))
         if effects:
             reach(CrashPoint.EFFECTS_RUN)
         if self._journal.snapshot_is_due():
             self._journal.begin_snapshot(self._machine.state)
         return items, facts
+
+    def _handle(self, item: _Item, facts: list[Fact], effects: list[Effect]) -> bool:
+        """Let the machine handle an item; False when it failed, and the item was skipped."""
+        for event in item.events:
+            try:
+                batch = self._machine.handle(event, self._clock.now_s())
+            except Exception as error:
+                if isinstance(event, ControllerStarted):
+                    raise  # Not the event is at fault, but the state.
+                # Those before it are whole. Their effects are done when the machine looks anew,
+                # as after a crash between the two.
+                if facts:
+                    self._append([], facts)
+                effects.clear()
+                self._skip(item, event, error)
+                return False
+            for effect in batch:
+                if isinstance(effect, Persist):
+                    facts.extend(effect.facts)
+                else:
+                    effects.append(effect)
+        return True
+
+    def _append(self, items: Sequence[_Item], facts: Sequence[Fact]) -> bool:
+        """Journal facts; False when they cannot be written down, and are gone.
+
+        Then the items are tried again one by one, and the one alone is skipped.
+        """
+        reach(CrashPoint.FACTS_DECIDED)
+        try:
+            self._journal.append(facts)
+        except OutlastError:
+            raise
+        except Exception as error:
+            if not items or not items[0].events:
+                raise
+            if len(items) == 1:
+                self._skip(items[0], items[0].events[-1], error)
+                if items[0].durable is not None:
+                    items[0].durable()
+            else:
+                self._num_alone = len(items) + 1
+                self._queue.extendleft(reversed(items))
+                self._restore()
+            return False
+        reach(CrashPoint.FACTS_KEPT)
+        self.guard.call("log", None, lambda: self._chronicle.tell(facts))
+        return True
+
+    def _skip(self, item: _Item, event: Event, error: Exception) -> None:
+        """Mark an event as poisonous, and continue from the journal without it."""
+        self.poison.mark(event, item.source, error)
+        if item.failed is not None:
+            item.failed(
+                PoisonedError(
+                    f"the controller failed on this request and skipped it ({error!r}); nothing "
+                    "has happened; its log has the stack, after `poisoned event`"
+                )
+            )
+        self._restore()
+
+    def _restore(self) -> None:
+        """Build the machine anew from the journal, as a controller that has just started."""
+        self._machine.restore(self._journal.load())
+        self._chronicle = Chronicle(self._machine.state)
+        self._watch.expect_known(asyncio.get_running_loop().time())
+        self.on_restored()
+        self._queue.appendleft(
+            _Item(events=(ControllerStarted(term=self._journal.term),), rows=(), durable=None)
+        )
+        self.changes.fire()
 
     def _write_curves(self) -> None:
         self.curves.flush()
@@ -316,4 +420,8 @@ class Service:
 
 
 def _nothing(nodes: Sequence[NodeId]) -> None:
+    pass
+
+
+def _nobody() -> None:
     pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import assert_never
 
 from controller.core.index import Index
@@ -167,6 +167,11 @@ class State:
             # The journal of a version that kept them in the job.
             self.done[job.job_id] = dict.fromkeys(job.done_ranks)
         self.jobs[job.job_id] = replace(job, done_ranks=()) if job.done_ranks else job
+
+    def become(self, other: State) -> None:
+        """Hold what `other` holds, so that whoever refers to this state sees it."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
 
     def as_facts(self) -> list[Fact]:
         """Facts that rebuild this state from nothing: a snapshot."""

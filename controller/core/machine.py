@@ -25,7 +25,7 @@ from controller.core import (
     steps,
 )
 from controller.core import events as ev
-from controller.core.context import Context, Settings
+from controller.core.context import Context, Settings, Sight
 from controller.core.effects import Effect
 from controller.core.facts import State
 from controller.core.states import TERMINAL
@@ -71,6 +71,29 @@ class Machine:
         incidents.tend(ctx)
         detections.tend(ctx)
         return ctx.take_batch()
+
+    def restore(self, state: State) -> None:
+        """Continue from another state, the fold of the journal, as a machine just started.
+
+        For a caller in which `handle` has failed: what it may have half changed is dropped.
+        What the cluster has said of hosts stays, since it is said once; agents have to join
+        again. `ControllerStarted` comes next.
+        """
+        old = self._ctx
+        old.state.become(state)
+        sights = {
+            node: Sight(gone=sight.gone, blames_host=sight.blames_host, closed=sight.closed)
+            for node, sight in old.sights.items()
+            if sight.gone or sight.closed
+        }
+        self._ctx = Context(
+            settings=old.settings,
+            state=old.state,
+            sights=sights,
+            now_s=old.now_s,
+            awaited=old.awaited,
+        )
+        self._fleet_timer_s = math.inf
 
     def wake_at(self) -> float | None:
         """When `TimePassed` is due at the latest; None when nothing waits for time."""

@@ -15,12 +15,13 @@ import grpc
 
 from controller import convert
 from controller.core.edge.fields import MAX_RANKS
-from controller.core.edge.rules import MAX_COUNT
+from controller.core.edge.rules import MAX_COUNT, Reason
 from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
 from controller.core.records import RunSuite
 from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
-from controller.rpc.errors import Context, abort, bad_field
+from controller.poison import NodeRefusedError
+from controller.rpc.errors import Context, abort, bad_field, unavailable
 from controller.rpc.incoming import Incoming
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationError
@@ -64,6 +65,7 @@ class AgentsService(AgentsServicer):
         self._tally = tally
         self._detectors = detectors
         service.on_refreshed = self._retell_periods
+        service.on_restored = sessions.drop_all
 
     async def Session(
         self, request_iterator: AsyncIterator[agents_pb2.AgentMessage], context: Context
@@ -132,6 +134,10 @@ class AgentsService(AgentsServicer):
         if unfit is not None:
             field = unfit.field.partition(".")[2]
             await bad_field(context, f"hello.{field}", f"cannot be taken in ({unfit.reason})")
+        try:
+            self._service.poison.check_node(hello.node_id)
+        except NodeRefusedError as error:
+            await unavailable(context, error, reason="NODE_REFUSED")
         if len(self._sessions) >= MAX_NODES:
             await abort(
                 context,
@@ -157,7 +163,8 @@ class AgentsService(AgentsServicer):
             hello.workers,
             hello.version,
         )
-        self._service.post(convert.node_joined(hello), *heard)
+        source = f"{node}/{hello.incarnation}/hello"
+        self._service.offer((convert.node_joined(hello), *heard), source=source)
         self._service.changes.fire()
 
     def _welcome_message(self, session: AgentSession) -> agents_pb2.ControllerMessage:
@@ -219,6 +226,11 @@ class AgentsService(AgentsServicer):
         self, session: AgentSession, event: agents_pb2.AgentEvent, now_s: float
     ) -> None:
         receipts = session.receipts
+        source = f"{session.node}/{receipts.incarnation}/{event.seq}"
+        if self._service.poison.is_known(source):
+            self._incoming.dropped(session.node, Reason.POISONED, "event")
+            self._take_nothing(session, event)
+            return
         if not receipts.take(event.seq):
             session.acknowledge()
             return
@@ -236,7 +248,7 @@ class AgentsService(AgentsServicer):
             # on the node comes with its next hello.
             durable()
             raise
-        self._service.offer(events, rows, durable)
+        self._service.offer(events, rows, durable, source=source)
 
     def _news_in(
         self, node: NodeId, event: agents_pb2.AgentEvent, now_s: float

@@ -7,11 +7,15 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from controller.core.events import Event
+from controller.poison import PoisonedError
+from controller.service import Service
+from outlast.errors import RetryableError
 from outlast.spec import FieldProblem, SpecError
 
 DOMAIN = "outlast"
@@ -56,6 +60,25 @@ async def not_found(context: Context, kind: str, name: str, hint: str) -> NoRetu
 async def refused(context: Context, message: str, *, reason: str) -> NoReturn:
     """The request is fine, the state of things is not."""
     await abort(context, grpc.StatusCode.FAILED_PRECONDITION, message, reason=reason)
+
+
+async def unavailable(context: Context, error: RetryableError, *, reason: str) -> NoReturn:
+    """Not now; `error` says why, and after how long it may be tried again."""
+    delay = duration_pb2.Duration()
+    delay.FromNanoseconds(round(error.after_s * 1e9))
+    retry = error_details_pb2.RetryInfo(retry_delay=delay)
+    code = grpc.StatusCode.UNAVAILABLE
+    await abort(context, code, str(error), reason=reason, details=[retry])
+
+
+async def tell(context: Context, service: Service, *events: Event) -> None:
+    """Have the machine handle a request, and wait until that is durable."""
+    try:
+        await service.tell(*events)
+    except RetryableError as error:
+        await unavailable(context, error, reason="UNAVAILABLE")
+    except PoisonedError as error:
+        await abort(context, grpc.StatusCode.INTERNAL, str(error), reason="POISONED")
 
 
 async def bad_request(context: Context, error: SpecError) -> NoReturn:

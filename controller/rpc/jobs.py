@@ -24,7 +24,15 @@ from controller.core.events import (
 from controller.core.naming import names
 from controller.core.records import JobRecord, Wanted
 from controller.core.states import TERMINAL, JobState
-from controller.rpc.errors import Context, abort, bad_field, bad_request, not_found, refused
+from controller.rpc.errors import (
+    Context,
+    abort,
+    bad_field,
+    bad_request,
+    not_found,
+    refused,
+    tell,
+)
 from controller.rpc.job_views import JobView, JobViews
 from controller.rpc.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from controller.rpc.sessions import Sessions
@@ -89,7 +97,9 @@ class JobsService(JobsServicer):
         job = self._by_request(request_id)
         if job is None:
             new_id = self._new_id(spec.name)
-            await self._service.tell(
+            await tell(
+                context,
+                self._service,
                 JobSubmitted(
                     job_id=new_id,
                     name=spec.name,
@@ -97,7 +107,7 @@ class JobsService(JobsServicer):
                     spec_json=spec.canonical_json(),
                     checkpoint_url=f"{root}/{new_id}",
                     plan=plan_of(spec),
-                )
+                ),
             )
             job = self._by_request(request_id)
             assert job is not None, f"request {request_id} is durable and has no job"
@@ -167,7 +177,7 @@ class JobsService(JobsServicer):
         job = await self._known(request.job_id, context)
         if job.state in (JobState.SUCCEEDED, JobState.FAILED):
             await self._refuse_ended(job, "cancelled", context)
-        await self._service.tell(JobCancelRequested(job_id=job.job_id))
+        await tell(context, self._service, JobCancelRequested(job_id=job.job_id))
         return jobs_pb2.CancelJobResponse(job=self._present(job.job_id))
 
     async def PauseJob(
@@ -177,7 +187,7 @@ class JobsService(JobsServicer):
         job = await self._known(request.job_id, context)
         if job.state in TERMINAL or job.wanted is Wanted.CANCEL:
             await self._refuse_ended(job, "paused", context)
-        await self._service.tell(JobPauseRequested(job_id=job.job_id))
+        await tell(context, self._service, JobPauseRequested(job_id=job.job_id))
         return jobs_pb2.PauseJobResponse(job=self._present(job.job_id))
 
     async def ResumeJob(
@@ -191,7 +201,7 @@ class JobsService(JobsServicer):
             await refused(
                 context, f"job {job.job_id} is {job.state}, not paused", reason="JOB_NOT_PAUSED"
             )
-        await self._service.tell(JobResumeRequested(job_id=job.job_id))
+        await tell(context, self._service, JobResumeRequested(job_id=job.job_id))
         return jobs_pb2.ResumeJobResponse(job=self._present(job.job_id))
 
     async def PushCheckpoint(

@@ -13,7 +13,7 @@ from controller.core.events import (
 )
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
-from controller.rpc.errors import Context, bad_field, not_found, refused
+from controller.rpc.errors import Context, bad_field, not_found, refused, tell
 from controller.rpc.sessions import Sessions
 from controller.rpc.views import node_message
 from controller.service import Service
@@ -56,7 +56,7 @@ class NodesService(NodesServicer):
     ) -> nodes_pb2.CordonNodeResponse:
         """Keep new work off a node."""
         node = await self._known(request.node_id, context)
-        message = await self._tell(NodeCordonRequested(node=node.node))
+        message = await self._tell(context, NodeCordonRequested(node=node.node))
         return nodes_pb2.CordonNodeResponse(node=message)
 
     async def UncordonNode(
@@ -64,7 +64,7 @@ class NodesService(NodesServicer):
     ) -> nodes_pb2.UncordonNodeResponse:
         """Lift a cordon, a drain or a quarantine."""
         node = await self._known(request.node_id, context)
-        message = await self._tell(NodeUncordonRequested(node=node.node))
+        message = await self._tell(context, NodeUncordonRequested(node=node.node))
         return nodes_pb2.UncordonNodeResponse(node=message)
 
     async def DrainNode(
@@ -76,7 +76,7 @@ class NodesService(NodesServicer):
             await refused(
                 context, f"node {node.node} is retired: {node.reason}", reason="NODE_RETIRED"
             )
-        message = await self._tell(NodeDrainRequested(node=node.node))
+        message = await self._tell(context, NodeDrainRequested(node=node.node))
         return nodes_pb2.DrainNodeResponse(node=message)
 
     async def _known(self, name: str, context: Context) -> NodeRecord:
@@ -85,8 +85,8 @@ class NodesService(NodesServicer):
             await not_found(context, "node", name, "`outlast nodes` lists them")
         return node
 
-    async def _tell(self, event: NodeEvent) -> nodes_pb2.Node:
-        await self._service.tell(event)
+    async def _tell(self, context: Context, event: NodeEvent) -> nodes_pb2.Node:
+        await tell(context, self._service, event)
         return self._message(self._service.state.nodes[event.node])
 
     def _message(self, node: NodeRecord) -> nodes_pb2.Node:

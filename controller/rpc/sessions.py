@@ -187,6 +187,13 @@ class Sessions:
         session = self._open.get(node)
         return session is not None and session.send(message)
 
+    def drop_all(self) -> None:
+        """End every session without a word to anybody: the controller begins anew."""
+        for session in list(self._open.values()):
+            del self._open[session.node]
+            session.close()
+            self._tell_closed(session.node)
+
     def close_all(self) -> None:
         """End every session, for the end of the controller."""
         for session in self._open.values():

@@ -92,6 +92,19 @@ TOKENS = sa.Table(
 )
 
 
+# Events on which a turn failed, for the next controller to skip and for people to read.
+POISONED = sa.Table(
+    "poisoned",
+    METADATA,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("term", sa.BigInteger, nullable=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    # Who sent it, and its number; "" for what no agent sent.
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+)
+
 # Runs of diagnostics, without their findings.
 DIAGNOSES = sa.Table(
     "diagnoses",

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.facts import Fact, State, fold
-from controller.store.database import CONTROLLER, FACTS, SNAPSHOTS, Database
+from controller.store.database import CONTROLLER, FACTS, POISONED, SNAPSHOTS, Database
 from outlast.clock import Clock
 from outlast.errors import FatalError
 
@@ -35,6 +35,10 @@ SNAPSHOT_LEAST_BYTES = 4 * 2**20
 SNAPSHOT_SLICE_FACTS = 500
 # Rows read at once while folding: the memory of a start is that of the state.
 _READ_ROWS = 500
+
+
+# Marks of events that were skipped; agents send nothing again that is older.
+MAX_POISONED = 1_000
 
 
 class DeposedError(FatalError):
@@ -188,6 +192,23 @@ class Journal:
         self.begin_snapshot(state)
         while self.is_writing_snapshot:
             self.continue_snapshot()
+
+    def mark_poisoned(self, source: str, event: str, error: str) -> None:
+        """Note for good that a turn failed on an event, which is skipped from now on."""
+        values = {"source": source, "event": event, "error": error}
+        newest = sa.select(POISONED.c.seq).order_by(POISONED.c.seq.desc()).limit(MAX_POISONED)
+        with self._database.transaction() as connection:
+            self._check_term(connection)
+            connection.execute(
+                sa.insert(POISONED), {"term": self.term, "at_s": self._clock.now_s(), **values}
+            )
+            connection.execute(sa.delete(POISONED).where(POISONED.c.seq.not_in(newest)))
+
+    def poisoned_sources(self) -> list[str]:
+        """Whose events were skipped: `source` of each mark, "" left out."""
+        query = sa.select(POISONED.c.source).where(POISONED.c.source != "")
+        with self._database.transaction() as connection:
+            return list(connection.execute(query).scalars())
 
     def probe(self) -> None:
         """Write something that means nothing, to see whether the journal can be written.

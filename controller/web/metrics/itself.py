@@ -9,6 +9,7 @@ from prometheus_client.core import Metric
 import outlast
 from controller.core.edge.rules import Reason
 from controller.families import Counter, Distribution, Family, Gauge, Histogram, Info
+from controller.guard import PARTS
 from controller.rpc.incoming import CORRECTED, DROPPED
 from controller.web.metrics.sources import Sources
 
@@ -26,7 +27,25 @@ BAD_REPORTS = Counter(
     "Messages of agents, or parts of them, that were dropped or corrected, by reason",
     ("outcome", "reason"),
 )
-FAMILIES: tuple[Family, ...] = (BUILD, TERM, BLIND, ALERTS, COMMIT, BAD_REPORTS)
+POISONED = Counter(
+    "outlast_controller_poisoned_events_total",
+    "Events that were skipped because the controller failed on them",
+)
+ERRORS = Counter(
+    "outlast_controller_internal_errors_total",
+    "Errors in parts of the controller that only observe; the rest continued",
+    ("part",),
+)
+FAMILIES: tuple[Family, ...] = (
+    BUILD,
+    TERM,
+    BLIND,
+    ALERTS,
+    COMMIT,
+    BAD_REPORTS,
+    POISONED,
+    ERRORS,
+)
 
 
 def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
@@ -38,6 +57,9 @@ def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
     yield COMMIT.of([((), commits)])
     counts = sources.incoming.counts
     # All of them from the start: the first one is already a rise.
+    yield POISONED.value(sources.service.poison.num_marked)
+    errors = sources.service.guard.counts
+    yield ERRORS.of([((part,), errors[part]) for part in PARTS])
     known = [(outcome, reason) for outcome in (DROPPED, CORRECTED) for reason in Reason]
     yield BAD_REPORTS.of(
         [((outcome, reason), counts[outcome, reason]) for outcome, reason in known]

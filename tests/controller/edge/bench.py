@@ -20,9 +20,9 @@ from controller.diagnosis.searches import FaultSearches
 from controller.effects import Effects, UnmanagedCluster
 from controller.rpc.agents import AgentsService
 from controller.rpc.incoming import Incoming
+from controller.rpc.job_views import JobViews
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import Sessions
-from controller.rpc.views import brief_job
 from controller.service import Service
 from controller.store.curves import Curves
 from controller.store.database import Database
@@ -79,6 +79,9 @@ class Stream:
         """Come back as a new process."""
         await self.stop()
         before = self.num_sessions
+        # Its events are numbered from one again.
+        self.sender.incarnation = f"{self.sender.node}x{before + 1}"
+        self.sender.seq = 0
         self._task = asyncio.create_task(self._run())
         while self.num_sessions == before:
             await asyncio.sleep(0)
@@ -95,10 +98,6 @@ class Stream:
 
     async def _session(self) -> None:
         self.num_sessions += 1
-        if self.num_sessions > 1:
-            # A new process, whose events are numbered from one again.
-            self.sender.incarnation = f"{self.sender.node}x{self.num_sessions}"
-            self.sender.seq = 0
         self._up = asyncio.Queue()
         self.send(self.sender.hello())
         answers = self._bench.agents.Session(self._requests(self._up), _Context())  # type: ignore[arg-type]
@@ -205,9 +204,10 @@ class Bench:
         """What people and programs ask for must be there, too."""
         for family in self.metrics.collect():
             assert family.name
+        views = JobViews(self.service, self.watch)
+        now_s = asyncio.get_running_loop().time()
         for job in self.service.state.jobs.values():
-            message = brief_job(job, self.service.curves, now_s=self.service.now_s)
-            assert message.SerializeToString()
+            assert views.fresh(job, now_s).whole().SerializeToString()
 
     @property
     def num_taken(self) -> int:

@@ -1,0 +1,218 @@
+"""Events on which the machine fails: skipped once, with nothing half done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controller.core.context import Context
+from controller.core.events import (
+    CheckpointCommitted,
+    Event,
+    JobCancelRequested,
+    NodeJoined,
+)
+from controller.core.machine import Machine
+from controller.core.states import JobState
+from controller.effects import Effects
+from controller.poison import MAX_OF_NODE, PoisonedError
+from controller.watch import Watch
+from outlast.v1 import agents_pb2
+from tests.controller.edge.bench import Bench, bench
+
+IsBad = Callable[[Event], bool]
+
+
+async def _until(found: Bench, condition: Callable[[], bool], what: str) -> None:
+    for _ in range(50_000):
+        if condition():
+            return
+        if found.loop.done():
+            found.loop.result()
+        await asyncio.sleep(0)
+    raise AssertionError(f"never happened: {what}")
+
+
+def _state(found: Bench) -> str:
+    return " ".join(str(job.state) for job in found.service.state.jobs.values())
+
+
+def _fail_on(monkeypatch: pytest.MonkeyPatch, is_bad: IsBad) -> list[Event]:
+    """Have the machine fail in the middle of a decision; the events on which it did."""
+    dispatch, failed = Machine._dispatch, []
+
+    def mistaken(self: Machine, event: Event) -> None:
+        dispatch(self, event)
+        if is_bad(event):
+            failed.append(event)
+            ctx: Context = self._ctx
+            for job in list(ctx.state.jobs.values()):
+                ctx.put_job(job, state=JobState.FAILED, high_step=10**6)
+            raise ZeroDivisionError("our own mistake")
+
+    monkeypatch.setattr(Machine, "_dispatch", mistaken)
+    return failed
+
+
+def _checkpoint(found: Bench, step: int) -> agents_pb2.AgentMessage:
+    sender = found.streams[0].sender
+    ((job, attempt),) = sender.running.values()
+    committed = agents_pb2.CheckpointCommitted(step=step)
+    return sender.event(
+        agents_pb2.AgentEvent(job_id=job, attempt=attempt, checkpoint_committed=committed)
+    )
+
+
+def _is_step_7(event: Event) -> bool:
+    return isinstance(event, CheckpointCommitted) and event.step == 7
+
+
+def test_event_that_fails_a_turn_is_skipped_once_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = _fail_on(monkeypatch, _is_step_7)
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            (job_id,) = found.service.state.jobs
+            stream = found.streams[0]
+            # In one batch: what comes before it is kept, what comes after it is handled, too.
+            stream.send(_checkpoint(found, 6))
+            poisoned = _checkpoint(found, 7)
+            stream.send(poisoned)
+            await _until(found, lambda: bool(failed), "the machine fails")
+            assert found.service.state == found.journal.load()
+            job = found.service.state.jobs[job_id]
+            assert (str(job.state), job.committed_step, job.high_step) == ("RUNNING", 6, 6)
+            # Agents join again, and the same attempt trains on.
+            await _until(found, lambda: len(found.sessions) == 3, "all are back")
+            # As an agent that did not hear of the receipt sends it again.
+            stream.send(poisoned)
+            stream.sender.seq += 10
+            stream.send(_checkpoint(found, 8))
+            await _until(
+                found, lambda: found.service.state.jobs[job_id].committed_step == 8, "step 8"
+            )
+            assert _state(found) == "RUNNING"
+            assert found.service.state.jobs[job_id].attempt == 1
+            assert len(failed) == 1
+            assert found.service.poison.num_marked == 1
+            assert found.journal.poisoned_sources() == [f"n0/n0x1/{poisoned.event.seq}"]
+
+    asyncio.run(scenario())
+    assert "poisoned event" in caplog.text
+
+    async def after_a_restart() -> None:
+        async with bench(tmp_path) as found:
+            (source,) = found.journal.poisoned_sources()
+            assert found.service.poison.is_known(source)
+
+    asyncio.run(after_a_restart())
+
+
+def test_client_whose_request_fails_a_turn_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail_on(monkeypatch, lambda event: isinstance(event, JobCancelRequested))
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            (job_id,) = found.service.state.jobs
+            with pytest.raises(PoisonedError, match="nothing has happened"):
+                await found.service.tell(JobCancelRequested(job_id=job_id))
+            assert _state(found) == "RUNNING"
+
+    asyncio.run(scenario())
+
+
+def test_node_whose_messages_fail_turns_again_and_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = _fail_on(
+        monkeypatch, lambda event: isinstance(event, NodeJoined) and event.node == "n2"
+    )
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: len(failed) == MAX_OF_NODE, "it fails so often")
+            await _until(found, lambda: _state(found) == "RUNNING", "the others train")
+            assert len(failed) == MAX_OF_NODE
+            assert "n2" not in found.sessions.incarnations()
+
+    asyncio.run(scenario())
+
+
+def test_state_on_which_every_turn_fails_ends_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            _fail_on(monkeypatch, lambda event: not isinstance(event, NodeJoined))
+            found.streams[0].send(_checkpoint(found, 7))
+            with pytest.raises(ZeroDivisionError):
+                await found.loop
+            found.loop = asyncio.create_task(asyncio.sleep(0))
+
+    asyncio.run(scenario())
+
+
+def test_fact_that_cannot_be_written_down_costs_its_event_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch = Machine._dispatch
+
+    def unwritable(self: Machine, event: Event) -> None:
+        dispatch(self, event)
+        if _is_step_7(event):
+            job = next(iter(self._ctx.state.jobs.values()))
+            # An integer that no database holds, where a text belongs.
+            self._ctx.put_job(job, error=object())
+
+    monkeypatch.setattr(Machine, "_dispatch", unwritable)
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            (job_id,) = found.service.state.jobs
+            stream = found.streams[0]
+            for step in (6, 7):
+                stream.send(_checkpoint(found, step))
+            await _until(found, lambda: found.service.poison.num_marked == 1, "it is marked")
+            assert found.service.state == found.journal.load()
+            assert found.service.state.jobs[job_id].committed_step == 6
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains on")
+
+    asyncio.run(scenario())
+
+
+def test_errors_of_observers_and_effects_are_counted_and_not_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object, **__: object) -> None:
+        raise KeyError("our own mistake")
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            monkeypatch.setattr(Watch, "refresh", mistaken)
+            monkeypatch.setattr(Effects, "run", mistaken)
+            (job_id,) = found.service.state.jobs
+            await found.service.tell(JobCancelRequested(job_id=job_id))
+            samples = {
+                sample.labels["part"]: sample.value
+                for family in found.metrics.collect()
+                for sample in family.samples
+                if sample.name == "outlast_controller_internal_errors_total"
+            }
+            assert samples["watch"] >= 1
+            assert samples["effects"] >= 1
+            assert samples["kube"] == 0
+            assert not found.loop.done()
+
+    asyncio.run(scenario())
