@@ -10,7 +10,8 @@
 - `restore.py` brings either back, from storage onto any layout: `readahead.py` reads
   and verifies, `passing.py` passes on, `peers.py` says what that takes of other ranks,
   `sharing.py` has the memory that ranks of one node pass it on in;
-- `slotfile.py` is the slot format that worker and uploader share;
+- `slotfile.py` is the slot format that worker and agent share; `guarding.py` gives sealed slots
+  their checksums (`slot_sums.py`), woken by `bell.py`, and `damage.py` refuses what does not fit;
 - `storage.py` is the edge to storage, with a deadline on every call; `stores.py`
   (fsspec), `local.py` and `hdfs.py` are the kinds of store behind it;
 - `convert.py` takes over what plain torch has saved, which `foreign.py` parses;

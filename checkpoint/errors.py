@@ -7,11 +7,42 @@ from outlast.errors import RetryableError
 
 __all__ = [
     "CorruptCheckpointError",
+    "DamagedMemoryError",
     "LayoutMismatchError",
     "RootTakenError",
     "StorageTimeoutError",
     "StorageUnavailableError",
 ]
+
+
+class DamagedMemoryError(CorruptCheckpointError):
+    """Host memory does not hold what was written to it: a slot that must not be used.
+
+    `slot` is -1 where it is not one slot in particular, `held` says that it is the copy of
+    another node's rank.
+    """
+
+    def __init__(
+        self, *, rank: int, slot: int, step: int, attempt: int, what: str, held: bool = False
+    ) -> None:
+        where = "host memory" if slot < 0 else f"host memory, slot {slot}"
+        whose = f"the copy of rank {rank}" if held else f"rank {rank}"
+        super().__init__(step, f"{where} of {whose}: {what}")
+        self.rank = rank
+        self.slot = slot
+        self.attempt = attempt
+        self.problem = what
+
+    def of_copy(self) -> DamagedMemoryError:
+        """The same of the copy of another node's rank."""
+        return DamagedMemoryError(
+            rank=self.rank,
+            slot=self.slot,
+            step=self.step,
+            attempt=self.attempt,
+            what=self.problem,
+            held=True,
+        )
 
 
 class StorageUnavailableError(RetryableError):

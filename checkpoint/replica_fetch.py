@@ -21,6 +21,8 @@ from checkpoint import slotfile
 from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import choose_slot
+from checkpoint.damage import refuse
+from checkpoint.errors import DamagedMemoryError
 from checkpoint.replica_wire import (
     Copy,
     Line,
@@ -32,6 +34,7 @@ from checkpoint.replica_wire import (
     text,
     time_allowed_s,
 )
+from checkpoint.slot_sums import stored_sums, verify
 from checkpoint.slotfile import SlotFile
 from outlast.errors import FatalError
 
@@ -87,7 +90,11 @@ class Fetcher:
         self._lines.clear()
 
     def fetch(self, rank: int, folder: Path, sources: Sequence[Source]) -> Fetched:
-        """Fetch what is newer than what `folder` holds, from the first source that has any."""
+        """Fetch what is newer than what `folder` holds, from the first source that has any.
+
+        What it holds is verified first: a slot that is damaged is no state to come back to.
+        """
+        _refuse_damaged(folder)
         own = _sealed(folder)
         problems = []
         for source in sources:
@@ -140,8 +147,9 @@ class Fetcher:
             slot = _room(slots, copy.step)
             slot.invalidate()
             allowed_s = time_allowed_s(len(slot.map), None)
-            nbytes = line.receive_payload(slot, time.monotonic() + allowed_s)
-            seal_copy(slot, described)
+            sums = line.receive_payload(slot, time.monotonic() + allowed_s)
+            seal_copy(slot, described, sums)
+            nbytes = slot.payload_bytes
         finally:
             for slot in slots:
                 slot.close()
@@ -177,6 +185,26 @@ def _room(slots: Sequence[SlotFile], step: int) -> SlotFile:
         if slots[index].try_lock(exclusive=True):
             return slots[index]
         locked.append(index)
+
+
+def _refuse_damaged(folder: Path) -> None:
+    """Refuse slots that do not fit their checksums, from the newest to the first that does."""
+    slots = slotfile.open_existing(folder)
+    try:
+        for slot in sorted(slots, key=lambda slot: slot.read().step, reverse=True):
+            # An uploader may read it at the same time; nobody overwrites it now.
+            if not slot.read().sealed:
+                continue
+            try:
+                sums = stored_sums(slot)
+                if sums is not None:
+                    verify(slot, sums)
+                return
+            except DamagedMemoryError as error:
+                refuse(folder.parent, slot, error)
+    finally:
+        for slot in slots:
+            slot.close()
 
 
 def _sealed(folder: Path) -> list[Copy]:

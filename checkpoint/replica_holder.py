@@ -29,6 +29,8 @@ from checkpoint.core.pacing import Pace
 from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import NUM_HELD_SLOTS, choose_held
+from checkpoint.damage import refuse
+from checkpoint.errors import DamagedMemoryError
 from checkpoint.replica_wire import (
     Copy,
     Line,
@@ -234,11 +236,10 @@ class _Visitor:
             slot.invalidate()
             self.line.send({"ok": True, "send": True})
             allowed_s = time_allowed_s(len(slot.map), self.duty().bytes_per_s)
-            self.holder.received_bytes += self.line.receive_payload(
-                slot, time.monotonic() + allowed_s
-            )
+            sums = self.line.receive_payload(slot, time.monotonic() + allowed_s)
+            self.holder.received_bytes += slot.payload_bytes
             self.duty()
-            seal_copy(slot, request)
+            seal_copy(slot, request, sums)
         except (ReplicaError, OSError):
             self.holder.outcomes["torn"] += 1
             raise
@@ -286,9 +287,15 @@ class _Visitor:
                 or not _holds(slot, copy)
             ):
                 raise StaleReplicaError(f"step {copy.step} of attempt {copy.attempt} is not here")
-            self.line.send({"ok": True, **describe(slot, table.to_json().decode())})
-            allowed_s = time_allowed_s(len(slot.map), None)
-            self.line.send_payload(slot, Pace(None), _never, time.monotonic() + allowed_s)
+            try:
+                self.line.send({"ok": True, **describe(slot, table.to_json().decode())})
+                allowed_s = time_allowed_s(len(slot.map), None)
+                self.line.send_payload(slot, Pace(None), _never, time.monotonic() + allowed_s)
+            except DamagedMemoryError as error:
+                is_own = request.get("own") is True
+                found = error if is_own else error.of_copy()
+                refuse(self.holder.job_dir(self.job_id), slot, found)
+                raise found from error
         finally:
             _close(slots)
 

@@ -2,7 +2,7 @@
 
     message   4 bytes of length, 8 bytes of checksum, JSON text
     payload   the slot's bytes, straight from host memory (`sendfile`) and into it, then a
-              message with the checksum of each piece
+              message with the checksum of each block, as the sender's slot has them
 
 A connection begins with a `hello` that names the receiver's token, the job and the
 attempt, and is then a sequence of requests: `put` gives a copy, `list` asks what there is,
@@ -21,20 +21,20 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from checkpoint.checksums import CHECKSUM, block_checksum
+from checkpoint.core.blocks import blocks_of
 from checkpoint.core.pacing import Pace
 from checkpoint.core.slots import UploadState
+from checkpoint.slot_sums import Verifier, damaged, ensure_sums, store_sums
 from checkpoint.slotfile import PAYLOAD_AT, Seal, SlotFile
 from outlast.errors import RetryableError
 
 # Silence after which the other side counts as gone: far above a scheduling pause or a lost
 # packet, far below the time in which a step is worth keeping.
 SILENCE_S = 10.0
-# Between two looks at the clock, and the burst under a rate limit.
-PIECE_BYTES = 4 << 20
 # A payload that arrives more slowly than this is given up, unless the limit asks for it.
 _LEAST_BYTES_PER_S = 16 << 20
 _GRACE_S = 20.0
@@ -142,43 +142,46 @@ class Line:
     ) -> int:
         """Send a slot's payload and its checksums; returns how many bytes that were.
 
+        Every block is compared with the slot's checksums before it goes. The slot is locked.
         `pause` waits, and says whether to give up; `deadline_s` is on the monotonic clock.
-        """
-        checksums = []
-        with slot.payload as payload, open(os.dup(slot.fileno()), "rb") as file:
-            for start in range(0, len(payload), PIECE_BYTES):
-                with payload[start : start + PIECE_BYTES] as piece:
-                    checksums.append(block_checksum(CHECKSUM, piece))
-                    nbytes = len(piece)
-                wait_s = pace.delay_s(nbytes, time.monotonic())
-                if time.monotonic() + wait_s > deadline_s:
-                    raise ReplicaError(f"not sent in time: {start} of {len(payload)} bytes")
-                if wait_s and pause(wait_s):
-                    raise ReplicaError("stopped")
-                self._socket.sendfile(file, PAYLOAD_AT + start, nbytes)
-            sent = len(payload)
-        self.send({"checksums": checksums})
-        return sent
-
-    def receive_payload(self, slot: SlotFile, deadline_s: float) -> int:
-        """Fill a slot's payload; returns how many bytes that were. The slot is not sealed.
 
         Raises:
-            ReplicaError: a piece does not fit its checksum, or came too late.
+            DamagedMemoryError: a block does not fit; the receiver does not get the checksums.
+        """
+        sums = ensure_sums(slot)
+        assert sums is not None, "nobody overwrites a slot that is locked"
+        verifier = Verifier(slot, sums)
+        sent = slot.payload_bytes
+        with open(os.dup(slot.fileno()), "rb") as file:
+            for start, end in blocks_of(sent, slot.owned_bytes):
+                verifier.through(end)
+                wait_s = pace.delay_s(end - start, time.monotonic())
+                if time.monotonic() + wait_s > deadline_s:
+                    raise ReplicaError(f"not sent in time: {start} of {sent} bytes")
+                if wait_s and pause(wait_s):
+                    raise ReplicaError("stopped")
+                self._socket.sendfile(file, PAYLOAD_AT + start, end - start)
+        self.send({"checksums": sums})
+        return sent
+
+    def receive_payload(self, slot: SlotFile, deadline_s: float) -> tuple[int, ...]:
+        """Fill a slot's payload; returns the checksums of its blocks. The slot is not sealed.
+
+        Raises:
+            ReplicaError: a block does not fit its checksum, or came too late.
         """
         checksums = []
         with slot.payload as payload:
-            for start in range(0, len(payload), PIECE_BYTES):
-                with payload[start : start + PIECE_BYTES] as piece:
-                    self._fill(piece)
-                    checksums.append(block_checksum(CHECKSUM, piece))
+            for start, end in blocks_of(slot.payload_bytes, slot.owned_bytes):
+                with payload[start:end] as block:
+                    self._fill(block)
+                    checksums.append(block_checksum(CHECKSUM, block))
                 if time.monotonic() > deadline_s:
                     raise ReplicaError(f"not received in time: {start} of {len(payload)} bytes")
-            received = len(payload)
         trailer = self.receive()
         if trailer is None or trailer.get("checksums") != checksums:
             raise ReplicaError(f"rank {slot.rank}: a copy does not fit its checksums")
-        return received
+        return tuple(checksums)
 
     def _fill(self, room: memoryview, *, may_end: bool = False) -> bool:
         filled = 0
@@ -215,21 +218,32 @@ def time_allowed_s(nbytes: int, bytes_per_s: float | None) -> float:
 
 
 def describe(slot: SlotFile, table: str) -> dict[str, object]:
-    """What a receiver must know of a slot besides its payload."""
+    """What a receiver must know of a slot besides its payload.
+
+    Raises:
+        DamagedMemoryError: `extra` is not what was sealed.
+    """
     facts = slot.read()
+    try:
+        extra = slot.extra().decode()
+    except ValueError as error:
+        raise damaged(slot, str(error)) from error
     return {
         "rank": slot.rank,
         "attempt": facts.attempt,
         "step": facts.step,
         "digest": slot.table_digest,
         "sealed_at_ns": slot.sealed_at_ns,
-        "extra": slot.extra().decode(),
+        "extra": extra,
         "table": table,
     }
 
 
-def seal_copy(slot: SlotFile, described: dict[str, object]) -> None:
-    """Make a received payload a whole slot, by what its sender said of it."""
+def seal_copy(slot: SlotFile, described: dict[str, object], sums: Sequence[int]) -> None:
+    """Make a received payload a whole slot, by what its sender said of it.
+
+    `sums` are the checksums that came with it, and that it was compared with.
+    """
     slot.seal(
         Seal(
             rank=number(described, "rank"),
@@ -241,6 +255,7 @@ def seal_copy(slot: SlotFile, described: dict[str, object]) -> None:
         ),
         text(described, "extra").encode(),
     )
+    store_sums(slot, slot.seal_id, sums)
 
 
 def number(message: dict[str, object], name: str) -> int:

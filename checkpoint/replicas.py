@@ -22,6 +22,8 @@ from checkpoint import slotfile
 from checkpoint.core import names
 from checkpoint.core.pacing import Pace
 from checkpoint.core.slots import ReplicaState, newest_replicated, newest_sealed
+from checkpoint.damage import refuse
+from checkpoint.errors import DamagedMemoryError
 from checkpoint.replica_wire import (
     Line,
     Peer,
@@ -70,6 +72,7 @@ class Replicator:
         self._on_trouble = on_trouble
         self._bytes_per_s = bytes_per_s
         self._pace = Pace(bytes_per_s)
+        self._memory_dir = memory_dir
         self._folders = [
             WatchedFolder(memory_dir / names.memory_folder(rank), rank) for rank in sorted(holders)
         ]
@@ -141,6 +144,11 @@ class Replicator:
                 self._try(peer, folder, slot)
                 outcome = ReplicaState.DONE
                 self._is_troubled = False
+            except DamagedMemoryError as error:
+                # Half of it may have gone over the line.
+                self._hang_up(peer)
+                refuse(self._memory_dir, slot, error)
+                outcome = ReplicaState.NONE
             except (ReplicaError, OSError, ValueError) as error:
                 if self._stopping.is_set():
                     outcome = ReplicaState.WANTED

@@ -13,6 +13,7 @@ one. The trainer decides that, for all ranks together.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,11 @@ from checkpoint.core.reading import plan_reading
 from checkpoint.core.sealed import canonical
 from checkpoint.core.shards import ShardTensor
 from checkpoint.core.tiles import Tiles, Wanted
+from checkpoint.damage import leave_note, refuse
 from checkpoint.describe import check_description
 from checkpoint.errors import (
     CorruptCheckpointError,
+    DamagedMemoryError,
     LayoutMismatchError,
     StorageUnavailableError,
 )
@@ -36,6 +39,7 @@ from checkpoint.passing import Passing, Target
 from checkpoint.peers import Alone, Peers, agree, outcome
 from checkpoint.readahead import ReadAhead
 from checkpoint.sharing import Neighbours, Node
+from checkpoint.slot_sums import Verifier, damaged, stored_sums
 from checkpoint.slotfile import SlotFile
 from checkpoint.stage import NamedTensor, map_tensors
 from checkpoint.storage import Storage
@@ -68,13 +72,25 @@ class SealedStep(NamedTuple):
 
 
 def sealed_steps(folder: Path, tensors: Sequence[NamedTensor]) -> list[SealedStep]:
-    """What host memory holds whole for exactly these tensors, newest first."""
+    """What host memory holds whole for exactly these tensors, newest first.
+
+    A slot whose header is damaged, or a damaged shard table, is refused and reported.
+    """
+    _note_damaged_table(folder)
     slots, _ = _matching_slots(folder, tensors)
+    sealed = set()
     try:
-        found = [slot.read() for slot in slots]
+        for slot in slots:
+            facts = slot.read()
+            try:
+                stored_sums(slot)
+            except DamagedMemoryError as error:
+                refuse(folder.parent, slot, error)
+            else:
+                if facts.sealed:
+                    sealed.add(SealedStep(facts.step, facts.attempt))
     finally:
         _close(slots)
-    sealed = {SealedStep(facts.step, facts.attempt) for facts in found if facts.sealed}
     return sorted(sealed, reverse=True)
 
 
@@ -83,9 +99,13 @@ def load_memory(
 ) -> dict[str, object]:
     """Copy a sealed step from host memory into `tensors`; returns what was saved as `extra`.
 
+    Every byte is compared with the slot's checksums. A slot that does not fit is refused for
+    good and reported; one that was sealed a moment before the end of its agent has none, and
+    is taken as it is.
+
     Raises:
-        CorruptCheckpointError: that attempt has not sealed these tensors at that step, or
-            `extra` is damaged.
+        CorruptCheckpointError: that attempt has not sealed these tensors at that step, or what
+            it has sealed is damaged. The tensors hold anything then.
     """
     slots, places = _matching_slots(folder, tensors)
     try:
@@ -98,11 +118,12 @@ def load_memory(
                 sealed.step, f"host memory {folder} has no such step of attempt {sealed.attempt}"
             )
         try:
-            extra = _parse_extra(slot.extra())
-        except ValueError as error:
-            raise CorruptCheckpointError(sealed.step, f"host memory: {error}") from error
-        reach(CrashPoint.RESTORE_FROM_MEMORY)
-        _copy_out(slot, places, tensors)
+            extra = _extra_of(slot)
+            reach(CrashPoint.RESTORE_FROM_MEMORY)
+            _copy_out(slot, places, tensors)
+        except DamagedMemoryError as error:
+            refuse(folder.parent, slot, error)
+            raise
         return extra
     finally:
         _close(slots)
@@ -232,13 +253,59 @@ def _matching_slots(
     return matching, [by_rectangle[one] for one in wanted]
 
 
+def _extra_of(slot: SlotFile) -> dict[str, object]:
+    try:
+        return _parse_extra(slot.extra())
+    except ValueError as error:
+        raise damaged(slot, str(error)) from error
+
+
+def _note_damaged_table(folder: Path) -> None:
+    """Report a shard table that cannot be read: without it no slot can be."""
+    if not slotfile.has_damaged_table(folder):
+        return
+    slots = slotfile.open_existing(folder)
+    newest = max((slot for slot in slots), key=lambda slot: slot.read().step, default=None)
+    if newest is not None and newest.read().sealed:
+        facts = newest.read()
+        leave_note(
+            folder.parent,
+            DamagedMemoryError(
+                rank=newest.rank,
+                slot=-1,
+                step=facts.step,
+                attempt=facts.attempt,
+                what=f"{slotfile.TABLE_FILE} is not what was written",
+            ),
+        )
+    _close(slots)
+    # Its slots are lost with it; once is enough to say so.
+    (folder / slotfile.TABLE_FILE).unlink(missing_ok=True)
+
+
 def _copy_out(
     slot: SlotFile, places: Sequence[ShardTensor], tensors: Sequence[NamedTensor]
 ) -> None:
+    """Copy a slot into tensors; each part is verified just before, while it is in the cache."""
+    sums = stored_sums(slot)
+    verifier = None if sums is None else Verifier(slot, sums)
+    if verifier is None:
+        print(
+            f"host memory, slot {slot.index} of rank {slot.rank}: step {slot.read().step} was "
+            "sealed, but had no checksums yet; it is restored without them",
+            file=sys.stderr,
+            flush=True,
+        )
     # The views die with this frame: a mapping cannot be closed under them.
+    views = map_tensors(slot, places, tensors)
+    in_order = sorted(range(len(places)), key=lambda index: places[index].byte_offset)
     with torch.no_grad():
-        for view, named in zip(map_tensors(slot, places, tensors), tensors, strict=True):
-            named.tensor.copy_(view)
+        for index in in_order:
+            if verifier is not None:
+                verifier.through(places[index].byte_offset + places[index].nbytes)
+            tensors[index].tensor.copy_(views[index])
+    if verifier is not None:
+        verifier.through(slot.payload_bytes)
 
 
 def _close(slots: Sequence[SlotFile]) -> None:

@@ -4,6 +4,7 @@
     4 KiB    `extra`, JSON text
     64 KiB   payload: the rank's tensors, placed by the shard table in `shards.json`;
              what the rank owns comes first and is, to the byte, what goes to storage
+    then     checksums of the payload's blocks (`slot_sums.py`), written after the seal
 
 The commit word is cleared before anything else of a slot changes and stored
 after everything else, so that a process killed at any instruction leaves a slot
@@ -33,8 +34,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from checkpoint.checksums import CHECKSUM, block_checksum
+from checkpoint.core.blocks import num_blocks
 from checkpoint.core.sealed import RecordError
-from checkpoint.core.shards import ShardTable
+from checkpoint.core.shards import ALIGNMENT_BYTES, ShardTable
 from checkpoint.core.slots import (
     NUM_SLOTS,
     NUM_SLOTS_WITH_REPLICAS,
@@ -50,8 +53,10 @@ HEADER_BYTES = 4096
 EXTRA_BYTES = 60 << 10
 PAYLOAD_AT = HEADER_BYTES + EXTRA_BYTES
 TABLE_FILE = "shards.json"
+# Before the checksums themselves, see `slot_sums`.
+SUMS_HEADER_WORDS = 8
 
-_MAGIC = int.from_bytes(b"OUTLSLT1", "little")
+_MAGIC = int.from_bytes(b"OUTLSLT2", "little")
 # Index of each 64-bit word of the header. The commit word has a cache line of its own.
 (
     _MAGIC_WORD,
@@ -64,7 +69,9 @@ _MAGIC = int.from_bytes(b"OUTLSLT1", "little")
     _TABLE_DIGEST,
     _SEALED_AT_NS,
     _OWNED_BYTES,
-) = range(10)
+    _SEAL_ID,
+) = range(11)
+_SEALED_WORDS = slice(8 * _RANK, 8 * _SEAL_ID)
 _UPLOAD = 16
 _REPLICA = 17
 _COMMIT = 32
@@ -108,7 +115,9 @@ class SlotFile:
             raise
         self._bytes = memoryview(self.map)
         self._words = self._bytes[:HEADER_BYTES].cast("q")
-        if self._words[_MAGIC_WORD] != _MAGIC:
+        payload_bytes, owned_bytes = self._words[_PAYLOAD_BYTES], self._words[_OWNED_BYTES]
+        is_ours = self._words[_MAGIC_WORD] == _MAGIC and 0 <= owned_bytes <= payload_bytes
+        if not is_ours or status.st_size != slot_bytes(payload_bytes, owned_bytes):
             self.close()
             raise ValueError(f"slot {path}: not a slot of this version")
 
@@ -155,6 +164,37 @@ class SlotFile:
         """The part of the payload that goes to storage. Release it before closing the slot."""
         return self._bytes[PAYLOAD_AT : PAYLOAD_AT + self._words[_OWNED_BYTES]]
 
+    @property
+    def payload_bytes(self) -> int:
+        """Size of the payload."""
+        return self._words[_PAYLOAD_BYTES]
+
+    @property
+    def owned_bytes(self) -> int:
+        """How much of the payload goes to storage."""
+        return self._words[_OWNED_BYTES]
+
+    @property
+    def sums(self) -> memoryview:
+        """The words behind the payload, for `slot_sums`. Release them before closing the slot."""
+        with self._bytes[sums_at(self._words[_PAYLOAD_BYTES]) :] as behind:
+            return behind.cast("Q")
+
+    @property
+    def seal_id(self) -> int:
+        """Tells this seal from every other of the slot; 0 while there is none."""
+        words = self._words
+        return words[_SEAL_ID] if words[_COMMIT] == words[_STEP] + 1 else 0
+
+    @property
+    def header_fits(self) -> bool:
+        """Whether what a sealed header says is what was sealed."""
+        return self._words[_SEAL_ID] == self._sealed_words_id()
+
+    def _sealed_words_id(self) -> int:
+        with self._bytes[_SEALED_WORDS] as sealed:
+            return block_checksum(CHECKSUM, sealed) >> 1
+
     def extra(self) -> bytes:
         """The JSON text that was sealed with the payload.
 
@@ -190,6 +230,7 @@ class SlotFile:
         words[_SEALED_AT_NS] = seal.sealed_at_ns
         words[_UPLOAD] = seal.upload
         words[_REPLICA] = seal.replica
+        words[_SEAL_ID] = self._sealed_words_id()
         reach(CrashPoint.SLOT_HEADER_WRITTEN)
         words[_COMMIT] = seal.step + 1
 
@@ -232,6 +273,17 @@ _UPLOAD_STATES = frozenset(UploadState)
 _REPLICA_STATES = frozenset(ReplicaState)
 
 
+def sums_at(payload_bytes: int) -> int:
+    """Where the checksums of a payload begin in its slot."""
+    return PAYLOAD_AT + -(-payload_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def slot_bytes(payload_bytes: int, owned_bytes: int) -> int:
+    """Size of a slot's file."""
+    words = SUMS_HEADER_WORDS + num_blocks(payload_bytes, owned_bytes)
+    return sums_at(payload_bytes) + 8 * words
+
+
 def slot_path(folder: Path, index: int) -> Path:
     """File of a rank's slot in its folder."""
     return folder / f"slot-{index}"
@@ -243,6 +295,11 @@ def read_table(folder: Path) -> ShardTable | None:
         return _parse_table((folder / TABLE_FILE).read_bytes())
     except (FileNotFoundError, RecordError):
         return None
+
+
+def has_damaged_table(folder: Path) -> bool:
+    """Whether there is a shard table that is not what was written."""
+    return read_table(folder) is None and (folder / TABLE_FILE).exists()
 
 
 # A restart reads the one of its rank several times, and a large model's takes long.
@@ -290,7 +347,7 @@ def prepare(
         _write_table(folder, table)
     for index in range(num_slots, NUM_SLOTS_WITH_REPLICAS):
         slot_path(folder, index).unlink(missing_ok=True)
-    file_bytes = PAYLOAD_AT + table.payload_bytes
+    file_bytes = slot_bytes(table.payload_bytes, table.owned_bytes)
     missing = [index for index in range(num_slots) if not _fits(folder, index, file_bytes)]
     _create(folder, missing, table, constants)
     return [SlotFile(slot_path(folder, index), index, populate=True) for index in range(num_slots)]
@@ -325,7 +382,7 @@ def _fits(folder: Path, index: int, file_bytes: int) -> bool:
 def _create(
     folder: Path, missing: list[int], table: ShardTable, constants: Sequence[tuple[int, bytes]]
 ) -> None:
-    file_bytes = PAYLOAD_AT + table.payload_bytes
+    file_bytes = slot_bytes(table.payload_bytes, table.owned_bytes)
     needed = len(missing) * file_bytes
     free = free_bytes(folder)
     if needed > free:

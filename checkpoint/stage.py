@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from checkpoint import slotfile
+from checkpoint.bell import Bell
 from checkpoint.core.sealed import canonical
 from checkpoint.core.shards import Rectangle, ShardTable, ShardTensor, lay_out
 from checkpoint.core.slots import (
@@ -113,6 +114,7 @@ class Stager:
         self._views = [map_tensors(slot, table.tensors, tensors) for slot in self._slots]
         for slot in self._slots:
             self._lane.open(torch.frombuffer(slot.map, dtype=torch.uint8))
+        self._bell = Bell(folder)
         self._has_resumed = False
         self._saving: _Saving | None = None
         self._sealer: threading.Thread | None = None
@@ -246,6 +248,7 @@ class Stager:
         """Unmap the slots; they stay for the next attempt."""
         self.finish()
         self._lane.close()
+        self._bell.close()
         self._views.clear()
         for slot in self._slots:
             slot.close()
@@ -331,6 +334,8 @@ class Stager:
             reach(CrashPoint.SLOT_SEALED)
         finally:
             saving.slot.unlock()
+        # The agent gives it its checksums.
+        self._bell.ring()
         if saving.upload is UploadState.WANTED:
             self._withdraw_older(saving.step)
 

@@ -31,8 +31,14 @@ from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits, backoff_s
 from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import Slot, UploadState, next_upload
-from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
+from checkpoint.damage import refuse
+from checkpoint.errors import (
+    CorruptCheckpointError,
+    DamagedMemoryError,
+    StorageUnavailableError,
+)
 from checkpoint.insisting import Insisting
+from checkpoint.slot_sums import compare, damaged, ensure_sums, owned_sums
 from checkpoint.slotfile import SlotFile
 from checkpoint.storage import CALL_DEADLINE_S, Storage
 from checkpoint.transfer import OnPart, StoppedError, Transfer
@@ -91,6 +97,7 @@ class Uploader:
         self._limits = limits
         self._jitter = jitter
         self._owner = owner
+        self._memory_dir = memory_dir
         self._is_coordinator = coordinator
         self._saver_ranks = tuple(saver_ranks)
         self._on_committed = on_committed
@@ -231,6 +238,11 @@ class Uploader:
             self._try(part)
         except StoppedError:
             return UploadState.WANTED
+        except DamagedMemoryError as error:
+            # Nothing is wrong with storage: the incident is about this node's memory.
+            refuse(self._memory_dir, slot, error)
+            self._clean_up(part)
+            return UploadState.NONE
         except (StorageUnavailableError, CorruptCheckpointError) as error:
             if self._stopping.is_set():
                 return UploadState.WANTED
@@ -304,21 +316,22 @@ class _Part:
     def write(self, send: _Send) -> tuple[PartRecord, bytes]:
         """Write payload, then record: a record says that all of the payload is there.
 
+        What is sent is compared with the slot's checksums, part by part, before it goes.
         Returns the record, and its bytes.
 
         Raises:
             CorruptCheckpointError: host memory does not hold what its header says.
         """
-        blocks: dict[int, int] = {}
+        sums = self._sums()
 
-        def summed(start: int, chunk: memoryview) -> None:
-            for index, block in enumerate(block_checksums(CHECKSUM, chunk, BLOCK_BYTES)):
-                blocks[start // BLOCK_BYTES + index] = block
+        def compared(start: int, chunk: memoryview) -> None:
+            found = tuple(block_checksums(CHECKSUM, chunk, BLOCK_BYTES))
+            compare(self.slot, sums, start // BLOCK_BYTES, found)
 
         with self.slot.owned as payload:
-            send(self._payload_path, payload, summed)
+            send(self._payload_path, payload, compared)
         reach(CrashPoint.PAYLOAD_STORED)
-        record = self._record(tuple(blocks[index] for index in range(len(blocks))))
+        record = self._record(owned_sums(self.slot, sums))
         raw = record.to_json()
         send(self._record_path, raw, _ignore)
         reach(CrashPoint.RECORD_STORED)
@@ -338,9 +351,14 @@ class _Part:
             nbytes = storage.size(self._payload_path)
         except (FileNotFoundError, RecordError):
             return False
-        with self.slot.owned as payload:
-            blocks = tuple(block_checksums(CHECKSUM, payload, BLOCK_BYTES))
-        return found == self._record(blocks) and nbytes == found.nbytes
+        # The record has the sums of what was read and compared when it was sent.
+        return found == self._record(owned_sums(self.slot, self._sums())) and nbytes == found.nbytes
+
+    def _sums(self) -> tuple[int, ...]:
+        """The slot's checksums, made now if the guard has not come to it; the slot is locked."""
+        sums = ensure_sums(self.slot)
+        assert sums is not None, "nobody overwrites a slot that is locked"
+        return sums
 
     def delete(self, storage: Storage) -> None:
         """Take back what was written, unless the checkpoint exists by now."""
@@ -374,7 +392,7 @@ class _Part:
         try:
             return table, self.slot.extra().decode()
         except ValueError as error:
-            raise CorruptCheckpointError(self.facts.step, str(error)) from error
+            raise damaged(self.slot, str(error)) from error
 
 
 class _RankFolder(WatchedFolder):

@@ -133,6 +133,8 @@ class Detectors:
     def host(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
         """What an agent says of its node: of interest to the job that runs there."""
         sign = event.host_sign
+        if sign.subject == Cause.SILENT_CORRUPTION:
+            return self._memory_damaged(node, event)
         job = self._job_on(node)
         if job is None or sign.subject not in HOST_CAUSES:
             return []
@@ -145,6 +147,24 @@ class Detectors:
         words = f"{node}: {sign.words}"
         may_act = not sign.spares_node
         return self._found(job, cause, words, event.at_s, node=node, may_act=may_act)
+
+    def _memory_damaged(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
+        """Host memory that did not hold what was written: no detector that could be turned off."""
+        job = self._state.jobs.get(JobId(event.job_id))
+        if job is None:
+            return []
+        rank = event.host_sign.what.removeprefix("rank ")
+        return [
+            Detected(
+                job_id=job.job_id,
+                attempt=job.attempt,
+                cause=Cause.SILENT_CORRUPTION,
+                node=node,
+                rank=int(rank) if rank.isdecimal() else None,
+                detail=f"{node}: {event.host_sign.words}",
+                at_s=event.at_s,
+            )
+        ]
 
     def closed(self, event: NodeClosed, at_s: float) -> list[Event]:
         """What the cluster says of a node's host: of interest to the job that runs there."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.commit import Committed
+from checkpoint.damage import Damage
 from controller.agent.uploads import UploadPlan, Uploads
 
 _DEADLINE_S = 300.0
@@ -104,6 +105,9 @@ class _Printer:
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
         _say({"trouble": f"step {step}, {stage}: {detail}"})
+
+    def memory_damaged(self, job_id: str, damage: Damage) -> None:
+        _say({"trouble": damage.what})
 
 
 def _say(news: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ _COMMIT = re.compile(r"(\d{8,})\.json")
 _QUARANTINED = re.compile(r"(\d{8,})\.(\d+)\.json")
 _LEASE = re.compile(r"(\d{8,})\.([0-9a-f]+)\.json")
 _DRAFT = re.compile(r"\.(.+)\.([0-9a-f]{32})")
+_MEMORY = re.compile(r"rank-(\d{5,})")
 _PART = re.compile(r"rank-(\d{5,})\.json")
 
 
@@ -117,6 +118,12 @@ def parse_part(name: str) -> int | None:
 def memory_folder(rank: int) -> str:
     """A rank's folder in the host memory of its job."""
     return f"rank-{rank:05d}"
+
+
+def parse_memory_folder(name: str) -> int | None:
+    """Rank of a folder of host memory; None for any other name."""
+    match = _MEMORY.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def replica_folder(rank: int) -> str:

@@ -149,6 +149,13 @@ def next_upload(slots: Sequence[Slot]) -> int | None:
     return None if best is None else best.index
 
 
+def newest_without(done: Collection[int], slots: Sequence[Slot]) -> int | None:
+    """Index of the newest sealed slot that is not among `done`; None when all are."""
+    left = [slot for slot in slots if slot.sealed and slot.index not in done]
+    best = max(left, key=lambda slot: (slot.attempt, slot.step), default=None)
+    return None if best is None else best.index
+
+
 def _worth(slot: Slot, step: int) -> tuple[int, int, int]:
     # Torn slots go first, then those of this step or later, which an earlier attempt left,
     # then the oldest.

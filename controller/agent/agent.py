@@ -23,6 +23,7 @@ from random import Random
 
 import outlast
 from checkpoint.commit import Committed
+from checkpoint.damage import Damage
 from controller.agent.capacity import NodeCapacity
 from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands, Parts
@@ -221,6 +222,7 @@ class Agent:
             mistakes=self._mistakes.counts,
             worker_exits=dict(self._worker_exits),
             uploads=dict(self._upload_ends),
+            guarded=self._uploads.guarded,
             replicas=ReplicaReading(
                 bytes={
                     "sent": self._replicas.sent_bytes,
@@ -341,6 +343,13 @@ class Agent:
         trouble = agents_pb2.CheckpointTrouble(step=step, stage=stage, detail=detail)
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
         self._upload_ends["trouble"] += 1
+
+    def memory_damaged(self, job_id: str, damage: Damage) -> None:
+        """Host memory of this node did not hold what was written to it; the slot is not used."""
+        sign = agents_pb2.HostSign(
+            subject="silent_corruption", what=f"rank {damage.rank}", words=damage.what
+        )
+        self._emit_of_job(job_id, agents_pb2.AgentEvent(host_sign=sign))
 
     def replica_trouble(self, job_id: str, step: int, detail: str) -> None:
         """A copy did not get to another node, or a lost one's state is nowhere in memory."""

@@ -1,8 +1,9 @@
-"""Moves sealed host-memory checkpoints of this node's ranks to storage.
+"""Guards sealed host-memory checkpoints of this node's ranks, and moves them to storage.
 
-One `checkpoint.upload.Uploader` (a thread) per job that has run here. It belongs
-to the agent, not to the workers, so a killed worker loses nothing: what it
-sealed is still uploaded. What happens is reported as events.
+One `checkpoint.guarding.Guard` and one `checkpoint.upload.Uploader` (threads) per job that
+has run here. They belong to the agent, not to the workers, so a killed worker loses nothing:
+what it sealed still gets its checksums and is still uploaded. What happens is reported as
+events.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from checkpoint.claiming import Owner
 from checkpoint.commit import CommitRules, Committed
 from checkpoint.core.pacing import TransferLimits
 from checkpoint.core.retention import RetentionPolicy
+from checkpoint.damage import Damage
+from checkpoint.guarding import Guard, GuardCounts
 from checkpoint.upload import Uploader
 from controller.agent.threads import run_blocking
 from outlast.crashpoints import CrashPoint, reach
@@ -69,26 +72,48 @@ class UploadEvents(Protocol):
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None: ...
 
+    def memory_damaged(self, job_id: str, damage: Damage) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """What goes on for one job."""
+
+    plan: UploadPlan
+    uploader: Uploader
+    guard: Guard
+
+    def stop(self) -> None:
+        self.uploader.stop()
+        self.guard.stop()
+
 
 class Uploads:
     """The uploaders of this node."""
 
     def __init__(self, events: UploadEvents) -> None:
         self._events = events
-        self._active: dict[str, tuple[UploadPlan, Uploader]] = {}
+        self._active: dict[str, _Active] = {}
+        self._guarded = GuardCounts()
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._active)
 
+    @property
+    def guarded(self) -> GuardCounts:
+        """What the guards of this node have done so far."""
+        running = (active.guard.counts() for active in self._active.values())
+        return sum(running, self._guarded)
+
     async def follow(self, plan: UploadPlan) -> None:
         """Upload by this plan from now on; it is kept beside the job's host memory."""
         active = self._active.get(plan.job_id)
         if active is not None:
-            if active[0] == plan:
-                active[1].insisting.again(plan.last_step)
+            if active.plan == plan:
+                active.uploader.insisting.again(plan.last_step)
                 return
-            await run_blocking(active[1].stop, "upload-stop")
+            await self._stop(active)
         reach(CrashPoint.PLAN_MADE)
         _keep_plan(plan)
         reach(CrashPoint.PLAN_KEPT)
@@ -96,9 +121,9 @@ class Uploads:
 
     async def drop(self, job_id: str) -> None:
         """Stop at once to look at a job's host memory, until a plan comes for it."""
-        _, uploader = self._active.pop(job_id, (None, None))
-        if uploader is not None:
-            await run_blocking(uploader.stop, "upload-stop")
+        active = self._active.pop(job_id, None)
+        if active is not None:
+            await self._stop(active)
 
     async def finish(self, job_id: str, memory_dir: Path) -> None:
         """Finish the wanted uploads of a job, then stop looking for more.
@@ -110,16 +135,16 @@ class Uploads:
             if plan is None:
                 return
             self._begin(plan)
-        plan, uploader = self._active.pop(job_id)
+        active = self._active.pop(job_id)
         # Whatever is wanted is finished; nobody waits for what failed.
-        uploader.insisting.end()
+        active.uploader.insisting.end()
         try:
             # An upload and a commit give up by themselves, and say so, before this.
-            drain_s = plan.timeout_s + DRAIN_MARGIN_S
-            if not await run_blocking(lambda: uploader.drain(drain_s), "upload-drain"):
+            drain_s = active.plan.timeout_s + DRAIN_MARGIN_S
+            if not await run_blocking(lambda: active.uploader.drain(drain_s), "upload-drain"):
                 logger.warning("uploads given up: job=%s not done in %.0f s", job_id, drain_s)
         finally:
-            await run_blocking(uploader.stop, "upload-stop")
+            await self._stop(active)
 
     async def push(
         self, job_id: str, memory_dir: Path, *, url: str, owner: str, timeout_s: float
@@ -130,11 +155,11 @@ class Uploads:
             PushError: there is none, or it was not committed in time.
         """
         active = self._active.get(job_id)
-        plan = _kept_plan(job_id, memory_dir) if active is None else active[0]
+        plan = _kept_plan(job_id, memory_dir) if active is None else active.plan
         if plan is None:
             raise PushError(f"host memory here holds nothing of {job_id}")
         await self.follow(replace(plan, url=url, owner=owner or plan.owner))
-        uploader = self._active[job_id][1]
+        uploader = self._active[job_id].uploader
         insisting = uploader.insisting
         insisting.begin(timeout_s)
         while insisting.is_active:
@@ -147,16 +172,23 @@ class Uploads:
 
     async def stop(self) -> None:
         """Drop everything; what is half uploaded is never committed."""
-        uploaders = [uploader for _, uploader in self._active.values()]
+        all_active = list(self._active.values())
         self._active.clear()
-        await asyncio.gather(
-            *(run_blocking(uploader.stop, "upload-stop") for uploader in uploaders)
-        )
+        await asyncio.gather(*(self._stop(active) for active in all_active))
+
+    async def _stop(self, active: _Active) -> None:
+        await run_blocking(active.stop, "upload-stop")
+        self._guarded += active.guard.counts()
 
     def _begin(self, plan: UploadPlan) -> None:
-        uploader = self._make(plan)
-        self._active[plan.job_id] = (plan, uploader)
-        uploader.start()
+        def damaged(damage: Damage) -> None:
+            self._later(self._events.memory_damaged, plan.job_id, damage)
+
+        guard = Guard(plan.job_id, plan.memory_dir, plan.local_ranks, damaged)
+        active = _Active(plan, self._make(plan), guard)
+        self._active[plan.job_id] = active
+        guard.start()
+        active.uploader.start()
 
     def _make(self, plan: UploadPlan) -> Uploader:
         def committed(what: Committed) -> None:

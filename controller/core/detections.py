@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.core import incidents, jobs
+from controller.core import corruption, incidents, jobs
 from controller.core.context import Context
 from controller.core.events import Detected, DetectionEnded
 from controller.core.records import Cause, Evidence, EvidenceKind, IncidentRecord, JobRecord
@@ -26,6 +26,10 @@ MAX_SIGNS = 16
 def found(ctx: Context, event: Detected) -> None:
     """Something was found. The same about the same node is one incident."""
     job = ctx.state.jobs.get(event.job_id)
+    if event.cause is Cause.SILENT_CORRUPTION:
+        if job is not None:
+            corruption.found(ctx, job, event)
+        return
     # A start has no steps to judge, but its hosts and its store can fail all the same.
     where = AT_WORK if event.cause in HOST_CAUSES else (JobState.RUNNING,)
     if job is None or event.attempt != job.attempt or job.state not in where:
@@ -71,6 +75,8 @@ def tend(ctx: Context) -> None:
         job = ctx.state.jobs[incident.job]
         if job.state in TERMINAL or job.attempt != incident.attempt:
             _close(ctx, incident, "the attempt has ended")
+        elif corruption.is_past(ctx, incident):
+            _close(ctx, incident, "it was not seen again")
 
 
 def _count(ctx: Context, incident: IncidentRecord, sign: Evidence, count: int) -> None:

@@ -44,7 +44,8 @@ _CLEARLY_WORSE = 0.8
 def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
     rules = (
-        *(_refused, _nodes_missing, misfit.decide, _not_stored, _unhealthy, _drained),
+        *(_refused, _nodes_missing, misfit.decide, _not_stored),
+        *(_memory_damaged, _unhealthy, _drained),
         *(*reproducing.RULES, _repeated, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
@@ -113,6 +114,29 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
         culprits=nodes,
         # Losing hardware is no sign of a job that cannot succeed.
         spends_retry=first is EvidenceKind.START_FAILED,
+    )
+
+
+def _memory_damaged(facts: Facts) -> Verdict | None:
+    """Nodes whose host memory changed by itself again; the first time stops nobody."""
+    found = [
+        item
+        for item in facts.evidence
+        if item.kind is EvidenceKind.DETECTED
+        and item.fault_class == str(Cause.SILENT_CORRUPTION)
+        and item.node is not None
+    ]
+    if not found:
+        return None
+    nodes = _unique(found)
+    return Verdict(
+        action=Action.REPLACE_NODES,
+        cause=Cause.SILENT_CORRUPTION,
+        reason=f"replacing {', '.join(nodes)}: its host memory did not hold what was written to "
+        f"it: {'; '.join(item.detail for item in found[:4])}",
+        culprits=nodes,
+        # Losing hardware is no sign of a job that cannot succeed.
+        spends_retry=False,
     )
 
 

@@ -457,8 +457,8 @@ class HostSign(google.protobuf.message.Message):
     WORDS_FIELD_NUMBER: builtins.int
     SPARES_NODE_FIELD_NUMBER: builtins.int
     subject: builtins.str
-    """host_memory, disk, kernel_log, worker_log or storage; the last two are of the event's job and
-    attempt.
+    """host_memory, disk, kernel_log, worker_log, storage or silent_corruption; the last three are of
+    the event's job and attempt.
     """
     what: builtins.str
     """What of it, a folder for instance."""

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint.commit import Committed
+from checkpoint.damage import Damage, leave_note
+from checkpoint.errors import DamagedMemoryError
 from checkpoint.insisting import Insisting
 from controller.agent import uploads as uploads_module
 from controller.agent.uploads import UploadPlan, Uploads, delete_job_memory, held_bytes
@@ -83,6 +85,10 @@ class Heard:
         self.threads.add(threading.get_ident())
         self.events.append((job_id, step, stage, detail))
 
+    def memory_damaged(self, job_id: str, damage: Damage) -> None:
+        self.threads.add(threading.get_ident())
+        self.events.append((job_id, damage))
+
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -146,6 +152,26 @@ def test_what_an_uploader_reports_is_heard_in_the_event_loop(notes: list[str]) -
     ]
     assert heard.threads == {threading.get_ident()}
     assert notes == ["start job:(0, 1)", "stop job:(0, 1)"]
+
+
+def test_damaged_memory_is_heard_in_the_event_loop_also_at_the_very_end(
+    notes: list[str], tmp_path: Path
+) -> None:
+    heard = Heard()
+    error = DamagedMemoryError(rank=1, slot=2, step=30, attempt=4, what="it is not what it was")
+
+    async def run() -> None:
+        uploads = Uploads(heard)
+        await uploads.follow(replace(PLAN, memory_dir=tmp_path))
+        leave_note(tmp_path, error)
+        await uploads.finish("job", tmp_path)
+        assert uploads.guarded.damaged == 1
+
+    asyncio.run(run())
+    damages = [event for event in heard.events if isinstance(event[1], Damage)]
+    words = "step 30, host memory, slot 2 of rank 1: it is not what it was"
+    assert damages == [("job", Damage(rank=1, slot=2, step=30, attempt=4, what=words))]
+    assert heard.threads == {threading.get_ident()}
 
 
 def test_held_memory_is_counted_and_freed(tmp_path: Path) -> None:

@@ -219,7 +219,8 @@ def test_tmpfs_too_small_is_refused_with_needed_and_free_bytes(
 ) -> None:
     memory = small_tmpfs(1 << 20)
     tensors = [NamedTensor("w", torch.zeros(1 << 18), (1 << 18,), (0,))]
-    needed = 3 * (slotfile.PAYLOAD_AT + make_table(0, 1, tensors).payload_bytes)
+    table = make_table(0, 1, tensors)
+    needed = 3 * slotfile.slot_bytes(table.payload_bytes, table.owned_bytes)
     with pytest.raises(FatalError, match=rf"need {needed} bytes and \d+ bytes are free"):
         make_stager(memory, tensors)
     # What was taken on the way is given back.

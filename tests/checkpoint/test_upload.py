@@ -16,6 +16,7 @@ from checkpoint import catalog, slotfile
 from checkpoint.commit import Committed, Coordinator, Trouble
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
+from checkpoint.slotfile import Seal
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from tests.checkpoint.conftest import both_stores
@@ -184,9 +185,20 @@ def test_upload_that_is_not_what_host_memory_holds_is_sent_again(url: str, tmp_p
     [slot] = [
         slot for slot in slotfile.open_existing(tmp_path / memory_folder(0)) if slot.read().sealed
     ]
+    slot.invalidate()
     with slot.owned as owned:
         owned[-1] ^= 1
-    slot.set_upload(UploadState.BUSY)
+    slot.seal(
+        Seal(
+            rank=0,
+            attempt=1,
+            step=5,
+            table_digest=slot.table_digest,
+            sealed_at_ns=2,
+            upload=UploadState.BUSY,
+        ),
+        b"{}",
+    )
     with uploading(url, tmp_path) as (uploader, news):
         assert uploader.drain(DEADLINE_S)
     assert news.committed == [5]

@@ -370,6 +370,20 @@ def test_a_line_of_a_worker_is_told_of_its_own_attempt_and_acted_on_where_it_bla
     assert acts(0) == []
 
 
+def test_damaged_host_memory_is_told_whatever_its_job_does_and_whatever_the_spec_says() -> None:
+    state = state_of()
+    state.jobs[JOB] = replace(state.jobs[JOB], state=JobState.SUSPENDING)
+    detectors = Detectors(state)
+    words = "step 9, host memory, slot 1 of rank 3: bytes 0 to 64 do not fit their checksum"
+    event = host_event("silent_corruption", what="rank 3", words=words)
+    assert detectors.host(NODES[1], event) == []
+    event.job_id = JOB
+    (found,) = told(detectors.host(NODES[1], event), Detected)
+    assert isinstance(found, Detected)
+    assert (found.cause, found.node, found.rank) == (Cause.SILENT_CORRUPTION, NODES[1], 3)
+    assert found.detail == f"{NODES[1]}: {words}"
+
+
 def host_event(subject: str, **fields: Any) -> agents_pb2.AgentEvent:
     return agents_pb2.AgentEvent(at_s=5.0, host_sign=agents_pb2.HostSign(subject=subject, **fields))
 

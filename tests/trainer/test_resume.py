@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 
 from checkpoint import slotfile
 from checkpoint.core.sealed import canonical
+from checkpoint.damage import take_notes
+from checkpoint.slot_sums import ensure_sums
 from checkpoint.slotfile import Seal
 from checkpoint.storage import Storage
 from outlast.blackbox import Phase, Reader, StartMark, StepRecord
@@ -316,6 +318,41 @@ def test_a_restore_that_fails_halfway_leaves_nothing_behind(ranks: RankPool, fol
     assert "step 1: corrupt on another rank" in log_of(pieces, 2)
     assert curve(steps_of(pieces, 2, 0)) == curve(steps_of(whole, 1, 0))
     assert [r["state"] for r in results] == [r["state"] for r in expected]
+
+
+def test_a_flipped_bit_in_host_memory_is_never_trained_on(ranks: RankPool, folder: Path) -> None:
+    """First in the newest slot of one rank, then in every slot of another one.
+
+    The newest upload is of the stop after step 6, the damage of the stop after step 9.
+    """
+    spec = spec_of(folder, steps=12, parallel={"dp": 2})
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, 2, whole, spec, 1)
+    train_and_upload(ranks, pieces, spec, attempt=1, stop_after=6)
+    ranks.run(train, 2, pieces, spec, 2, 3)
+    _flip_a_mantissa_bit(pieces, rank=1, steps=[9])
+    ranks.run(train, 2, pieces, spec, 3, 1)
+    assert "(host memory); falling back to step 8" in log_of(pieces, 3, 0)
+    assert "step 9: host memory, slot " in log_of(pieces, 3, 1)
+    _flip_a_mantissa_bit(pieces, rank=0, steps=range(13))
+    results = ranks.run(train, 2, pieces, spec, 4)
+    assert "(host memory); falling back to an older source" in log_of(pieces, 4, 1)
+    assert steps_of(pieces, 4, 1)[0].step == 7
+    assert [result["state"] for result in results] == [result["state"] for result in expected]
+    assert curve(steps_of(pieces, 4, 0)) == curve(steps_of(whole, 1, 0))[6:]
+    damages = take_notes(pieces / "memory" / "job-1")
+    assert {damage.rank for damage in damages} == {0, 1}
+
+
+def _flip_a_mantissa_bit(folder: Path, *, rank: int, steps: Container[int]) -> None:
+    """In slots that have their checksums, as their agent would have given them."""
+    for slot in slotfile.open_existing(folder / "memory" / "job-1" / f"rank-{rank:05d}"):
+        if slot.read().sealed and ensure_sums(slot) and slot.read().step in steps:
+            with slot.payload as payload:
+                payload[len(payload) // 2] ^= 1
+        slot.close()
 
 
 def test_a_loss_that_is_not_a_number_ends_the_attempt_on_all_ranks(

@@ -31,6 +31,19 @@ UPLOADS = Counter(
     "Checkpoints committed from here, and troubles on the way",
     ("outcome",),
 )
+SLOTS_GUARDED = Counter(
+    "outlast_agent_slots_guarded_total",
+    "Slots of host memory: given checksums after the seal, overwritten before they had any, "
+    "refused because they did not hold what was sealed",
+    ("outcome",),
+)
+GUARDED_BYTES = Counter(
+    "outlast_agent_slot_checksum_bytes_total", "Bytes of host memory that got checksums"
+)
+GUARD_DELAY = Counter(
+    "outlast_agent_slot_checksum_delay_seconds_total",
+    "Seconds from seals to checksums, all slots together: damage in between is not found",
+)
 REPLICA_BYTES = Counter(
     "outlast_agent_replica_bytes_total",
     "Bytes of host memory copied between nodes: sent, received, fetched after a loss",
@@ -53,6 +66,7 @@ REPLICA_LAG = Gauge(
 FAMILIES: tuple[Family, ...] = (
     *(WORKERS, CONNECTED, SESSIONS, HEARTBEATS, BUFFERED, DROPPED),
     *(STANDBY, MISTAKES, MEMORY, EXITS, UPLOADS),
+    *(SLOTS_GUARDED, GUARDED_BYTES, GUARD_DELAY),
     *(REPLICA_BYTES, REPLICAS_BROUGHT, REPLICA_FETCHES, REPLICAS_HELD, REPLICA_LAG),
 )
 
@@ -70,6 +84,11 @@ def collect(reading: Reading, memory_dir: Path) -> Iterator[Metric]:
     yield MEMORY.value(held_bytes([memory_dir]))
     yield EXITS.of(((outcome,), count) for outcome, count in reading.worker_exits.items())
     yield UPLOADS.of(((outcome,), count) for outcome, count in reading.uploads.items())
+    guarded = reading.guarded
+    outcomes = ("summed", "overwritten", "damaged")
+    yield SLOTS_GUARDED.of(((outcome,), getattr(guarded, outcome)) for outcome in outcomes)
+    yield GUARDED_BYTES.value(guarded.nbytes)
+    yield GUARD_DELAY.value(guarded.delay_s)
     replicas = reading.replicas
     yield REPLICA_BYTES.of(((way,), count) for way, count in replicas.bytes.items())
     yield REPLICAS_BROUGHT.of(((outcome,), count) for outcome, count in replicas.outcomes.items())

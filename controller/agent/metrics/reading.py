@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from checkpoint.guarding import GuardCounts
 from outlast.blackbox import Expected, Phase, StepUse, TimeUse
 
 
@@ -55,5 +56,6 @@ class Reading:
     # Workers that ended, by how; uploads, by what became of them.
     worker_exits: Mapping[str, int]
     uploads: Mapping[str, int]
+    guarded: GuardCounts
     replicas: ReplicaReading
     ranks: tuple[RankReading, ...]
