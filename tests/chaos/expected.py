@@ -112,11 +112,20 @@ _SIGNS = {
     Fault.STORE_DOWN: _Signs(causes=("storage",)),
     Fault.STORE_SILENT: _Signs(causes=("storage",)),
     Fault.CLOCK: _Signs(),
+    Fault.MEMORY_FLIP: _Signs(causes=("silent_corruption",), names_victim=True),
 }
 
 
 def expected(row: Row) -> Expectation:
     """What this row must come to."""
+    if row.fault is Fault.MEMORY_FLIP:
+        # No slot of the rank is left, and the other node has no copy of it.
+        return Expectation(
+            causes=_SIGNS[row.fault].causes,
+            also=("worker_killed", "transient"),
+            names_victim=True,
+            most_redone=_REDONE_FROM_STORAGE,
+        )
     signs = _SIGNS[row.fault]
     causes, also, actions = signs.causes, signs.also, signs.actions
     names_victim = signs.names_victim

@@ -46,6 +46,8 @@ class Fault(StrEnum):
     STORE_SILENT = "store-silent"
     # One node's wall clock goes forward by an hour.
     CLOCK = "clock-jump"
+    # A bit of the mantissa, in every slot of host memory that one rank has.
+    MEMORY_FLIP = "memory-flip"
 
 
 class Moment(StrEnum):
@@ -121,6 +123,9 @@ def has_meaning(row: Row) -> bool:
     """Whether this fault can strike this victim at this moment."""
     if (row.victim is Victim.NOBODY) != (row.fault in WITHOUT_VICTIM):
         return False
+    if row.fault is Fault.MEMORY_FLIP:
+        # Nobody reads host memory before something else has the ranks start again.
+        return row.moment is Moment.TWICE
     match row.moment:
         case Moment.DIAGNOSIS:
             return row.fault in _WITHOUT_RANKS

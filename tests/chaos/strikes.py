@@ -15,10 +15,13 @@ from pathlib import Path
 
 import psutil
 
+from checkpoint import slotfile
+from checkpoint.core.names import memory_folder
+from checkpoint.slot_sums import has_sums
 from controller.local.processes import members_of
 from tests.chaos.cluster import Plant
 from tests.chaos.matrix import INSIDE, STORE, Fault, Moment, Row, is_lasting
-from tests.chaos.orders import other_rank, struck_rank
+from tests.chaos.orders import STRUCK_STEP, other_rank, struck_rank
 from tests.e2e.cluster import wait_for
 
 # Faster than a tiny job ends, and longer than a node may be late.
@@ -90,6 +93,8 @@ def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
             desk.store("silent")
         case Fault.CLOCK:
             desk.jump(node, CLOCK_JUMP_S)
+        case Fault.MEMORY_FLIP:
+            _flip_memory(plant.memory_dir / node / plant.job_id / memory_folder(struck_rank(row)))
         case _:
             # A starved rank is struck again and again: see `_follow_up`.
             return
@@ -143,6 +148,24 @@ def _lose(plant: Plant, node: str) -> None:
     """A machine that loses its power: its processes and its memory are gone."""
     _signal_all(members_of([plant.agents[node]]), signal.SIGKILL)
     shutil.rmtree(plant.memory_dir / node, ignore_errors=True)
+
+
+def _flip_memory(folder: Path) -> None:
+    """Change one bit of the mantissa of a number in every slot, once its agent has summed it."""
+    slots = slotfile.open_existing(folder)
+
+    def is_settled() -> bool:
+        steps = [slot.read().step for slot in slots if slot.read().sealed and has_sums(slot)]
+        return len(steps) == len(slots) and max(steps) == STRUCK_STEP - 1
+
+    wait_for(is_settled, f"three slots with checksums in {folder}")
+    table = slotfile.read_table(folder)
+    assert table is not None
+    largest = max(table.tensors, key=lambda tensor: tensor.nbytes)
+    for slot in slots:
+        with slot.payload as payload:
+            payload[largest.byte_offset + 1] ^= 1
+        slot.close()
 
 
 def _standby_of(agent: int) -> int:
