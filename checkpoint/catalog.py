@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from checkpoint.checksums import block_checksums
+from checkpoint.claiming import owner_problem
 from checkpoint.cleaning import metric_of
 from checkpoint.core import names
 from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
@@ -77,16 +78,19 @@ def listing(storage: Storage) -> list[Listed]:
 def verify(storage: Storage, step: int, on_bytes: OnBytes) -> list[str]:
     """Read every byte of a checkpoint; returns what is wrong with it, nothing when it is whole.
 
+    The record that says whose root it is counts as a part of each.
+
     Raises:
         StorageUnavailableError: storage does not answer, so nothing can be said.
     """
+    problem = owner_problem(storage)
+    problems = [problem] if problem else []
     with reading(storage, step):
         try:
             _, manifest = storage.read_commit(step)
         except CorruptCheckpointError as error:
-            return [error.what]
+            return [*problems, error.what]
         folder = names.attempt_folder(step, manifest.attempt)
-        problems = []
         try:
             check_description(storage, manifest)
         except CorruptCheckpointError as error:

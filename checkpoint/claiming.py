@@ -31,6 +31,25 @@ class Owner:
         return seal({"job_id": self.job_id, "mark": self.mark})
 
 
+def owner_problem(storage: Storage) -> str:
+    """What is wrong with the record of the root's owner; "" when it is whole.
+
+    So too where there is none: a copied checkpoint belongs to nobody until a job goes on there.
+
+    Raises:
+        StorageUnavailableError: storage does not say.
+    """
+    try:
+        record = unseal(storage.read_bytes(names.OWNER))
+        record.text("job_id")
+        record.text("mark")
+    except FileNotFoundError:
+        return ""
+    except RecordError as error:
+        return f"{names.OWNER}: {error}"
+    return ""
+
+
 def claim(storage: Storage, owner: Owner) -> None:
     """Make the root the job's own; nothing happens where it is already.
 

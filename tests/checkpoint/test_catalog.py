@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint import catalog
+from checkpoint.claiming import Owner, claim
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.keeping import pin, pinned_steps, reading
 from checkpoint.storage import Storage
@@ -72,6 +73,18 @@ def test_damage_to_any_file_is_found(
         assert catalog.verify(Storage(url), 1, ignore), f"{damage.__name__} {path.name}"
         shutil.move(kept, path)
     assert catalog.verify(Storage(url), 1, ignore) == []
+
+
+@pytest.mark.parametrize("damage", [flip, truncate])
+def test_damage_to_the_owners_record_is_found(
+    url: str, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    commit_steps(url, tmp_path / "memory", [1])
+    claim(Storage(url), Owner(job_id="job-1", mark="its mark"))
+    assert catalog.verify(Storage(url), 1, ignore) == []
+    damage(tmp_path / "store/job-1/owner.json")
+    (problem,) = catalog.verify(Storage(url), 1, ignore)
+    assert problem.startswith("owner.json: ")
 
 
 def test_listing_names_what_is_damaged(url: str, tmp_path: Path) -> None:
