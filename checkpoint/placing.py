@@ -32,10 +32,12 @@ def slots_on_nodes(spec: JobSpec) -> list[dict[int, int]]:
     """By place of a node: of how many slots of which rank it needs room for."""
     placement = placement_of(spec)
     own, per_node = num_own_slots(placement), spec.workers_per_node
-    places = []
-    for place in range(spec.num_nodes):
-        slots = dict.fromkeys(range(place * per_node, (place + 1) * per_node), own)
-        for rank in () if placement is None else placement.held_on(str(place)):
-            slots[rank] = NUM_HELD_SLOTS
-        places.append(slots)
+    places = [
+        dict.fromkeys(range(place * per_node, (place + 1) * per_node), own)
+        for place in range(spec.num_nodes)
+    ]
+    if placement is not None:
+        for rank, holder in enumerate(placement.holders):
+            if holder is not None:
+                places[int(holder)][rank] = NUM_HELD_SLOTS
     return places

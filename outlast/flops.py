@@ -65,6 +65,10 @@ class ModelShape:
         projections = self.qkv_width + self.hidden + self.mlp_in_width + self.mlp_hidden
         return self.hidden * projections
 
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that one layer attends to; None: all before it."""
+        return self.windows[layer % len(self.windows)]
+
     def layer_windows(self) -> Iterable[int | None]:
         """The window of every layer, first layer first."""
         return islice(cycle(self.windows), self.layers)

@@ -58,35 +58,29 @@ class Layout:
 
     def dp_groups(self) -> tuple[tuple[int, ...], ...]:
         """Every data-parallel group: same stage and tensor shard, all replicas."""
+        stage = self.tp * self.dp
         return tuple(
-            tuple(self.rank(Coordinate(pp=pp, dp=dp, tp=tp)) for dp in range(self.dp))
-            for pp in range(self.pp)
+            tuple(range(first + tp, first + stage, self.tp))
+            for first in range(0, self.world_size, stage)
             for tp in range(self.tp)
         )
 
     def pp_groups(self) -> tuple[tuple[int, ...], ...]:
         """Every pipeline: same replica and tensor shard, all stages in order."""
-        return tuple(
-            tuple(self.rank(Coordinate(pp=pp, dp=dp, tp=tp)) for pp in range(self.pp))
-            for dp in range(self.dp)
-            for tp in range(self.tp)
-        )
+        stage = self.tp * self.dp
+        return tuple(tuple(range(first, self.world_size, stage)) for first in range(stage))
 
     def group_of(self, kind: str, rank: int) -> tuple[int, ...]:
         """The `tp`, `dp` or `pp` group that `rank` belongs to."""
         at = self.coordinate(rank)
+        stage = self.tp * self.dp
         match kind:
             case "tp":
-                return tuple(
-                    self.rank(Coordinate(pp=at.pp, dp=at.dp, tp=tp)) for tp in range(self.tp)
-                )
+                return tuple(range(rank - at.tp, rank - at.tp + self.tp))
             case "dp":
-                return tuple(
-                    self.rank(Coordinate(pp=at.pp, dp=dp, tp=at.tp)) for dp in range(self.dp)
-                )
+                first = at.pp * stage + at.tp
+                return tuple(range(first, first + stage, self.tp))
             case "pp":
-                return tuple(
-                    self.rank(Coordinate(pp=pp, dp=at.dp, tp=at.tp)) for pp in range(self.pp)
-                )
+                return tuple(range(rank % stage, self.world_size, stage))
             case _:
                 raise ValueError(f"group kind {kind!r} is not one of tp, dp, pp")

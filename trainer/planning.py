@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Mapping
 
 from checkpoint.core.slots import NUM_HELD_SLOTS
 from checkpoint.placing import num_own_slots, placement_of, slots_on_nodes
 from outlast.blackbox import Expected
 from outlast.spec import JobSpec, ModelSpec
-from trainer.core.memory import rank_memory
+from trainer.core.memory import host_slot_bytes, rank_memory
 from trainer.core.sizes import ModelFacts, PlanInput, ValueBytes, ZeroFacts
 from trainer.core.timing import bubble
 
@@ -69,22 +68,31 @@ def host_memory_bytes(spec: JobSpec, ranks: Iterable[int]) -> int:
 
 def node_host_memory_bytes(spec: JobSpec) -> int:
     """Enough tmpfs for any node of the job, which holds consecutive ranks."""
-    return max(_slots_bytes(spec, slots) for slots in slots_on_nodes(spec))
+    # Of many nodes few hold different numbers of slots of each stage.
+    kinds = {_by_stage(spec, slots) for slots in slots_on_nodes(spec)}
+    return max(_stages_bytes(spec, kinds))
 
 
 def _slots_bytes(spec: JobSpec, slots: Mapping[int, int]) -> int:
     """Bytes of so many slots of each rank."""
-    by_stage: Counter[int] = Counter()
+    return _stages_bytes(spec, [_by_stage(spec, slots)])[0]
+
+
+def _by_stage(spec: JobSpec, slots: Mapping[int, int]) -> frozenset[tuple[int, int]]:
+    """How many slots of each stage there are."""
+    counts: Counter[int] = Counter()
+    ranks_per_stage = spec.parallel.tp * spec.parallel.dp
     for rank, count in slots.items():
-        by_stage[spec.layout.coordinate(rank).pp] += count
+        counts[rank // ranks_per_stage] += count
+    return frozenset(counts.items())
+
+
+def _stages_bytes(spec: JobSpec, nodes: Collection[Collection[tuple[int, int]]]) -> list[int]:
+    """Bytes of so many slots of each stage, for each of some nodes."""
     facts = plan_input(spec)
-    return sum(count * _slot_bytes(facts, stage) for stage, count in by_stage.items())
-
-
-@lru_cache(maxsize=1024)
-def _slot_bytes(facts: PlanInput, stage: int) -> int:
-    # Thousands of nodes have few different stages.
-    return rank_memory(facts, stage).host_slot_bytes
+    stages = {stage for counts in nodes for stage, _ in counts}
+    each = {stage: host_slot_bytes(facts, stage) for stage in stages}
+    return [sum(count * each[stage] for stage, count in counts) for counts in nodes]
 
 
 def _model_facts(model: ModelSpec) -> ModelFacts:

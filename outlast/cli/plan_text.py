@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from outlast.cli import output
 from outlast.cli.planning import recommended_standbys
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 # More groups than this tell a person nothing that the first ones do not.
 _MAX_GROUPS = 8
+# A deep pipeline's stages are alike but for the first and the last ones.
+_MAX_STAGES = 8
+_Item = TypeVar("_Item")
 # Above this a pipeline idles more than a larger batch or another schedule would cost.
 _LARGE_BUBBLE = 0.25
 
@@ -146,7 +150,7 @@ def _waiting_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
         (
             "bubble",
             f"{100 * found.bubble:.1f} % of a step ({spec.parallel.schedule}); micro-batches in "
-            f"flight by stage: {', '.join(str(n) for n in found.peak_in_flight)}",
+            f"flight by stage: {_joined(found.peak_in_flight, ', ')}",
         ),
         (
             "traffic",
@@ -164,22 +168,26 @@ def _print_memory(ranks: tuple[RankMemory, ...]) -> None:
             *("stage", "parameters", "weights", "gradients", "optimizer", "activations"),
             *("buffers", "working", "device total", "host checkpoints"),
         ),
-        [
-            (
-                str(rank.stage),
-                f"{rank.parameters:,}",
-                size(rank.weights_bytes),
-                size(rank.gradients_bytes),
-                size(rank.optimizer_bytes),
-                size(rank.activations_bytes),
-                size(rank.buffers_bytes),
-                size(rank.working_bytes),
-                size(rank.device_bytes),
-                size(rank.host_slots_bytes),
-            )
-            for rank in ranks
-        ],
+        _shortened(
+            [_rank_row(rank) for rank in ranks],
+            tuple("..." for _ in range(10)),
+        ),
         empty="",
+    )
+
+
+def _rank_row(rank: RankMemory) -> tuple[str, ...]:
+    return (
+        str(rank.stage),
+        f"{rank.parameters:,}",
+        size(rank.weights_bytes),
+        size(rank.gradients_bytes),
+        size(rank.optimizer_bytes),
+        size(rank.activations_bytes),
+        size(rank.buffers_bytes),
+        size(rank.working_bytes),
+        size(rank.device_bytes),
+        size(rank.host_slots_bytes),
     )
 
 
@@ -243,8 +251,15 @@ def _groups(kind: str, groups: tuple[tuple[int, ...], ...]) -> str:
     return f"{kind} {shown}{more}"
 
 
-def _joined(numbers: tuple[int, ...]) -> str:
-    return " + ".join(str(number) for number in numbers)
+def _joined(numbers: tuple[int, ...], between: str = " + ") -> str:
+    return between.join(_shortened([str(number) for number in numbers], "..."))
+
+
+def _shortened(items: Sequence[_Item], gap: _Item) -> list[_Item]:
+    """The first and the last of many."""
+    if len(items) <= 2 * _MAX_STAGES:
+        return list(items)
+    return [*items[:_MAX_STAGES], gap, *items[-_MAX_STAGES:]]
 
 
 def _speed(bytes_per_s: float) -> str:

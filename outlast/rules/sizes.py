@@ -23,6 +23,8 @@ LARGEST = {
     "model.ffn_hidden": 2**26,
     "model.vocab_size": 2**30,
     "model.seq_len": 2**30,
+    "parallel.pp": 2**12,
+    "parallel.virtual_stages": 2**10,
     "parallel.tp_chunks": 2**16,
     "parallel.extra_warmup": 2**20,
     "data.global_batch": 2**30,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -195,3 +196,29 @@ def _references(node: object) -> list[str]:
     if isinstance(node, list):
         return [found for value in node for found in _references(value)]
     return []
+
+
+LARGE: list[dict[str, Any]] = [
+    {"model": {"layers": 100_000}},
+    {
+        "model": {"layers": 2**17},
+        "parallel": {"pp": 1024},
+        "data": {"global_batch": 2**30},
+    },
+    {
+        "model": {"layers": 2**15},
+        "parallel": {"pp": 32, "schedule": "interleaved", "virtual_stages": 256},
+        "data": {"global_batch": 2**20},
+    },
+    {"parallel": {"dp": 100_000}, "data": {"global_batch": 100_000}},
+    {"model": {"vocab_size": 2**30, "seq_len": 2**20}, "data": {"max_bytes": 2**40}},
+]
+
+
+@pytest.mark.parametrize("sections", LARGE, ids=lambda sections: next(iter(sections)))
+def test_the_largest_specs_are_planned_in_seconds(sections: dict[str, Any]) -> None:
+    """Work that grows with the square of anything would take hours: the timeout would end it."""
+    spec = parse_spec({"name": "a", **sections})
+    facts = plan_facts(spec, estimate(spec))
+    assert facts["world_size"] == spec.layout.world_size
+    assert facts["node_host_memory_bytes"] > 0

@@ -16,8 +16,8 @@ from outlast.flops import Convention, mean_keys
 from trainer.core.loss_chunks import loss_chunk_tokens
 from trainer.core.partition import ModelPart
 from trainer.core.schedule import ActionKind
-from trainer.core.sizes import PlanInput
-from trainer.core.timing import peak_in_flight, training_schedule
+from trainer.core.sizes import PlanInput, layer_kinds
+from trainer.core.timing import peak_in_flight, steady_micro_batches, training_schedule
 
 # Norm statistics and attention's sums of exponentials are at least fp32.
 _STATISTIC_BYTES = 4
@@ -26,6 +26,8 @@ _INDEX_BYTES = 8
 _MIN_WINDOW_BLOCK = 64
 # Sums over tokens and over the vocabulary are fp32 at least.
 _NARROWEST_SUM_BYTES = 4
+# Schedules of more actions are not built for a plan: chunks then count as the largest one.
+_MAX_ACTIONS = 200_000
 
 
 def activation_bytes(facts: PlanInput, stage: int) -> int:
@@ -33,8 +35,11 @@ def activation_bytes(facts: PlanInput, stage: int) -> int:
     # Token ids and targets of the whole step are read before it, and of the next one ahead.
     ids = 4 * facts.num_micro_batches * facts.tokens * _INDEX_BYTES
     chunks = [_chunk_bytes(facts, part) for part in facts.parts(stage)]
-    if len(chunks) == 1:
-        return peak_in_flight(facts, stage) * chunks[0] + ids
+    stages = facts.layout.pp
+    steady = steady_micro_batches(stages, facts.num_micro_batches)
+    num_actions = stages * facts.virtual_stages * steady
+    if len(chunks) == 1 or num_actions > _MAX_ACTIONS:
+        return peak_in_flight(facts, stage) * max(chunks) + ids
     return _most_kept(facts, stage, chunks) + ids
 
 
@@ -50,7 +55,8 @@ def _most_kept(facts: PlanInput, stage: int, chunks: Sequence[int]) -> int:
 
 def _chunk_bytes(facts: PlanInput, part: ModelPart) -> int:
     """What a chunk keeps of one micro-batch."""
-    found = sum(block_bytes(facts, layer) for layer in part.layers)
+    kinds = layer_kinds(facts, (part,))
+    found = sum(count * block_bytes(facts, layer) for layer, count in kinds.items())
     if part.is_first:
         found += _input_bytes(facts)
     if part.is_last:
@@ -115,7 +121,7 @@ def _projected_values(facts: PlanInput) -> int:
 def _attention_values(facts: PlanInput, layer: int) -> int:
     """Inside attention, between its rows and its mixture of values."""
     model, shape = facts.model, facts.model.shape
-    window = list(shape.layer_windows())[layer]
+    window = shape.window_of(layer)
     per_token = 0
     shares = shape.kv_heads < shape.heads
     if model.rotary:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trainer.core.activations import activation_bytes, block_bytes, loss_bytes
-from trainer.core.schedule import build, forward_only
-from trainer.core.schedule.messages import num_buffers
-from trainer.core.sizes import PlanInput, Units, layers_of, stage_units
+from trainer.core.buffers import receive_buffers
+from trainer.core.sizes import PlanInput, Units, layer_kinds, stage_units
 from trainer.core.traffic import message_bytes
 
 # `checkpoint.core.slots`: two rotating ones and one more for the upload in flight.
@@ -33,8 +32,6 @@ _SAVED_OF_EACH = 3
 _GATHERED_BLOCKS = 2
 # `trainer.parallel.gradients`: two on the wire while a third one is filled.
 _REDUCED_BUCKETS = 3
-# The longest warm-up of a schedule, and as much again.
-_STEADY_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +72,7 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
     units = stage_units(facts, stage)
     weights, gradients, optimizer = _state_values(facts, units)
     activations = activation_bytes(facts, stage)
-    slot_bytes = _saved_bytes(facts, units) + _slot_overhead(units)
+    slot_bytes = host_slot_bytes(facts, stage)
     return RankMemory(
         stage=stage,
         parameters=units.total,
@@ -89,6 +86,12 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
         host_memory_bytes=NUM_HOST_SLOTS * slot_bytes,
         host_slot_bytes=slot_bytes,
     )
+
+
+def host_slot_bytes(facts: PlanInput, stage: int) -> int:
+    """Tmpfs that is enough for one slot of a rank of `stage`."""
+    units = stage_units(facts, stage)
+    return _saved_bytes(facts, units) + _slot_overhead(units)
 
 
 # State
@@ -148,28 +151,18 @@ def _slot_overhead(units: Units) -> int:
 
 def _receive_bytes(facts: PlanInput, stage: int) -> int:
     """Receive buffers, of training and of evaluation."""
-    stages, micro_batches = facts.layout.pp, facts.num_micro_batches
-    if stages == 1:
-        return 0
-    if facts.schedule != "gpipe":
-        # Where backwards hold forwards back, more micro-batches need no more buffers.
-        enough = _STEADY_ROUNDS * stages
-        micro_batches = min(micro_batches, enough + facts.extra_warmup)
-    count = _num_buffers(
-        facts.schedule, stages, micro_batches, facts.virtual_stages, facts.extra_warmup
+    count = _receive_buffers(
+        facts.schedule,
+        facts.layout.pp,
+        facts.num_micro_batches,
+        facts.virtual_stages,
+        facts.extra_warmup,
     )[stage]
     return count * message_bytes(facts)
 
 
 # One plan asks for every stage.
-@lru_cache(maxsize=8)
-def _num_buffers(
-    name: str, stages: int, micro_batches: int, chunks: int, extra_warmup: int
-) -> tuple[int, ...]:
-    training = build(name, stages, micro_batches, num_chunks=chunks, extra_warmup=extra_warmup)
-    evaluation = forward_only(stages, micro_batches, num_chunks=chunks)
-    both = [num_buffers(each, range(stages)) for each in (training, evaluation)]
-    return tuple(sum(sum(lanes[stage].values()) for lanes in both) for stage in range(stages))
+_receive_buffers = lru_cache(maxsize=8)(receive_buffers)
 
 
 def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int) -> int:
@@ -180,7 +173,7 @@ def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int)
     needs += [
         # A block that is computed again keeps for a moment what it did not keep before.
         block + block_bytes(facts, layer, "none") - block_bytes(facts, layer)
-        for layer in layers_of(parts)
+        for layer in layer_kinds(facts, parts)
     ]
     if any(part.is_last for part in parts):
         needs.append(loss_bytes(facts))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def stage_parts(
     given: Sequence[int] | None = None,
 ) -> tuple[ModelPart, ...]:
     """What `stage` holds, one part a chunk."""
-    ranges = split_layers(num_layers, num_stages * num_chunks, given)
+    ranges = _split(num_layers, num_stages * num_chunks, None if given is None else tuple(given))
     positions = [chunk * num_stages + stage for chunk in range(num_chunks)]
     return tuple(
         ModelPart(
@@ -63,3 +64,9 @@ def stage_parts(
         )
         for position in positions
     )
+
+
+@lru_cache(maxsize=8)
+def _split(num_layers: int, num_parts: int, given: tuple[int, ...] | None) -> tuple[range, ...]:
+    # A plan asks for every stage, several times.
+    return split_layers(num_layers, num_parts, given)

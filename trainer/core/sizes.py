@@ -170,6 +170,17 @@ def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
     return sum(min(replicated, -(-size // share)) for size, replicated in buckets)
 
 
+def layer_kinds(facts: PlanInput, parts: Iterable[ModelPart]) -> dict[int, int]:
+    """Of layers that are alike one, and how many there are: a deep model has few kinds."""
+    first: dict[tuple[str, int | None], int] = {}
+    counts: dict[int, int] = {}
+    for layer in layers_of(parts):
+        kind = facts.recompute[layer], facts.model.shape.window_of(layer)
+        alike = first.setdefault(kind, layer)
+        counts[alike] = counts.get(alike, 0) + 1
+    return counts
+
+
 def layers_of(parts: Iterable[ModelPart]) -> list[int]:
     """The layers of some parts, by number."""
     return [layer for part in parts for layer in part.layers]

@@ -11,6 +11,8 @@ from functools import lru_cache
 from trainer.core.schedule import Schedule, bubble_share, build
 from trainer.core.sizes import PlanInput
 
+STEADY_ROUNDS = 8
+
 
 def bubble(facts: PlanInput) -> float:
     """Share of a step that a rank waits."""
@@ -34,12 +36,23 @@ def peak_in_flight(facts: PlanInput, stage: int) -> int:
             return min(whole, stages - stage + further)
 
 
+def steady_micro_batches(num_stages: int, num_micro_batches: int) -> int:
+    """Fewer micro-batches of which a stage holds as many at once as of `num_micro_batches`.
+
+    Warm-ups are shorter than two rounds of the pipeline; rounds are as long, or longer by one.
+    """
+    rounds, rest = divmod(num_micro_batches, num_stages)
+    if rounds <= max(STEADY_ROUNDS, rest):
+        return num_micro_batches
+    return STEADY_ROUNDS * num_stages + (1 if rest else 0)
+
+
 def training_schedule(facts: PlanInput) -> Schedule:
-    """The schedule that the trainer will run."""
+    """The schedule that the trainer will run, up to when it repeats itself."""
     return _built(
         facts.schedule,
         facts.layout.pp,
-        facts.num_micro_batches,
+        steady_micro_batches(facts.layout.pp, facts.num_micro_batches),
         facts.virtual_stages,
         facts.extra_warmup,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.core.sizes import PlanInput, layers_of, stage_units, summed_by_tensor_ranks
+from trainer.core.sizes import PlanInput, layer_kinds, stage_units, summed_by_tensor_ranks
 
 # Of the sums over the vocabulary: largest logit, normaliser, the target's logit.
 _NUMBERS_PER_TOKEN = 3
@@ -71,8 +71,9 @@ def communication(facts: PlanInput) -> Communication:
 
 def layer_bytes(facts: PlanInput, stage: int) -> float:
     """What a stage's linear layers send to their tensor group for one micro-batch."""
+    kinds = layer_kinds(facts, facts.parts(stage))
     passes = sum(
-        sum(layer_passes(facts, facts.recompute[layer])) for layer in layers_of(facts.parts(stage))
+        count * sum(layer_passes(facts, facts.recompute[layer])) for layer, count in kinds.items()
     )
     return passes * _stream_bytes(facts)
 
