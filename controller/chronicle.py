@@ -17,6 +17,7 @@ from controller.core.facts import (
     JobForgotten,
     JobPut,
     NodeChecked,
+    NodeForgotten,
     NodePut,
     RanksDone,
     State,
@@ -53,6 +54,9 @@ class Chronicle:
                 case NodePut(node=node):
                     if self._is_news(node.node, node.state):
                         logger.info("node %s: node=%s %s", node.state, node.node, node.reason)
+                case NodeForgotten(node=node_id):
+                    self._told.pop(node_id, None)
+                    logger.info("node forgotten: node=%s", node_id)
                 case IncidentPut(incident=incident):
                     if self._is_news(incident.incident, incident.state):
                         logger.info(

@@ -153,6 +153,10 @@ class Service:
         """The time of the wall clock, in which all that is decided is noted."""
         return self._clock.now_s()
 
+    def why_not_forgotten(self, node: NodeId) -> str:
+        """Why a node has to stay on the list; "" when it need not."""
+        return self._machine.why_not_forgotten(node)
+
     @property
     def is_blind(self) -> bool:
         """Whether the controller distrusts its own eyes just now."""

@@ -168,11 +168,24 @@ class Client:
         return self._call(self._jobs.PushCheckpoint, request).job
 
     def logs(
-        self, job_id: str, *, rank: int | None = None, follow: bool = False, tail_bytes: int = 0
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        follow: bool = False,
+        tail_bytes: int = 0,
+        attempt: int = 0,
+        timestamps: bool = False,
     ) -> Iterator[jobs_pb2.LogsResponse]:
-        """Output of the job's workers; with `follow`, until the job ends."""
+        """Output of the job's workers in an attempt, 0 for the newest; with `follow`, until the
+        job ends."""
         request = jobs_pb2.LogsRequest(
-            job_id=job_id, rank=rank, follow=follow, tail_bytes=tail_bytes
+            job_id=job_id,
+            rank=rank,
+            follow=follow,
+            tail_bytes=tail_bytes,
+            attempt=attempt,
+            timestamps=timestamps,
         )
         return self._stream(self._jobs.Logs, request)
 
@@ -203,6 +216,10 @@ class Client:
         """Cordon a node and move its work elsewhere."""
         request = nodes_pb2.DrainNodeRequest(node_id=node_id)
         return self._call(self._nodes.DrainNode, request).node
+
+    def forget_node(self, node_id: str) -> None:
+        """Take a node that was given up and is gone off the list."""
+        self._call(self._nodes.ForgetNode, nodes_pb2.ForgetNodeRequest(node_id=node_id))
 
     # Incidents and diagnostics
 

@@ -1,8 +1,9 @@
 """Answers log queries from the files that workers write.
 
-A query names a job and perhaps a rank. It gets the end of the newest attempt's
-logs and, when it follows, everything written after, later attempts included,
-until it is cancelled, its connection ends or the job is forgotten.
+A query names a job and perhaps a rank or an attempt. It gets the end of that or the
+newest attempt's logs and, when it follows, everything written after, later attempts
+included unless it named one, until it is cancelled, its connection ends or the job is
+forgotten.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from controller.agent.log_times import LogTimes
 from controller.agent.session import SessionLostError
 from outlast.v1 import agents_pb2
 
@@ -104,30 +106,44 @@ class Logs:
             job_dir = self._jobs_dir / "no such job"
         rank = query.rank if query.HasField("rank") else None
         wanted = min(query.tail_bytes or DEFAULT_TAIL_BYTES, MAX_TAIL_BYTES)
+        after = (query.attempt or _newest_attempt(job_dir)) - 1
         sources = {
             source.path: source
-            for source in _sources(job_dir, rank, after_attempt=_newest_attempt(job_dir) - 1)
+            for source in _sources(job_dir, rank, after_attempt=after)
+            if query.attempt in (0, source.attempt)
         }
         for source in sources.values():
             source.offset = max(0, source.path.stat().st_size - wanted)
-        await self._send_new(query.query_id, list(sources.values()))
+        await self._send_new(query, list(sources.values()))
         while query.follow:
             await asyncio.sleep(FOLLOW_PERIOD_S)
             if sources and not job_dir.exists():
                 break
             newest = max((source.attempt for source in sources.values()), default=0)
-            for source in _sources(job_dir, rank, after_attempt=newest - 1):
-                sources.setdefault(source.path, source)
-            await self._send_new(query.query_id, list(sources.values()))
+            for source in _sources(job_dir, rank, after_attempt=max(newest - 1, after)):
+                if query.attempt in (0, source.attempt):
+                    sources.setdefault(source.path, source)
+            await self._send_new(query, list(sources.values()))
 
-    async def _send_new(self, query_id: str, sources: list[_Source]) -> None:
+    async def _send_new(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
         for source in sources:
             while data := _read(source.path, source.offset):
+                for piece, at_s in _timed(source, data, is_wanted=query.timestamps):
+                    chunk = agents_pb2.LogChunk(
+                        query_id=query.query_id,
+                        rank=source.rank,
+                        attempt=source.attempt,
+                        data=piece,
+                        at_s=at_s,
+                    )
+                    await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
                 source.offset += len(data)
-                chunk = agents_pb2.LogChunk(
-                    query_id=query_id, rank=source.rank, attempt=source.attempt, data=data
-                )
-                await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
+
+
+def _timed(source: _Source, data: bytes, *, is_wanted: bool) -> Iterable[tuple[bytes, float]]:
+    if not is_wanted:
+        return ((data, 0.0),)
+    return LogTimes(source.path).pieces(source.offset, data)
 
 
 def _read(path: Path, offset: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Reads what running workers write, and tells of lines that a rule knows.
+"""Reads what running workers write, notes when, and tells of lines that a rule knows.
 
 Each file is read once, some of it at a time: a worker that writes without end costs the
 agent no more than the bound of a look, and what lies further back is left out.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from controller.agent.log_times import LogTimes
 from controller.agent.worker import Worker
 from diagnostics.core.worker_log import Match, known_lines
 
@@ -33,6 +34,8 @@ class _Tail:
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
+                if end > self.offset:
+                    LogTimes(self.path).note(end, os.fstat(file.fileno()).st_mtime)
                 if end - self.offset > MAX_BYTES:
                     self.offset, self.begun = end - MAX_BYTES, b""
                 file.seek(self.offset)

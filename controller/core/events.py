@@ -211,6 +211,13 @@ class NodeDrainRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeForgetRequested:
+    """Ignored unless the node was given up and nobody hears of it."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStacks:
     """Where a process stood before it was stopped; rank -1 is the node's agent."""
 
@@ -373,6 +380,7 @@ NodeEvent = (
     | NodeCordonRequested
     | NodeUncordonRequested
     | NodeDrainRequested
+    | NodeForgetRequested
 )
 Event = (
     ControllerStarted

@@ -33,6 +33,13 @@ class NodePut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeForgotten:
+    """A person took a node that was given up off the list."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentPut:
     """This is the incident now."""
 
@@ -100,6 +107,7 @@ class RanksDone:
 Fact = (
     JobPut
     | NodePut
+    | NodeForgotten
     | IncidentPut
     | AttemptPut
     | CommandOpened
@@ -133,6 +141,9 @@ class State:
             case NodePut(node=node):
                 self.index.put_node(self.nodes.get(node.node), node)
                 self.nodes[node.node] = node
+            case NodeForgotten(node=node_id):
+                if self.nodes.pop(node_id, None) is not None:
+                    self.index.forget_node(node_id)
             case IncidentPut(incident=incident):
                 self.incidents[incident.incident] = incident
                 self.index.put_incident(incident)

@@ -17,12 +17,13 @@ from controller.core.events import (
     NodeClosed,
     NodeCordonRequested,
     NodeDrainRequested,
+    NodeForgetRequested,
     NodeJoined,
     NodeReleased,
     NodeReplaced,
     NodeUncordonRequested,
 )
-from controller.core.facts import NodePut
+from controller.core.facts import NodeForgotten, NodePut
 from controller.core.records import (
     CommandRecord,
     Evidence,
@@ -35,6 +36,7 @@ from controller.core.records import (
 )
 from controller.core.states import (
     AT_WORK,
+    AWAY,
     EXCLUDED,
     FREE,
     LIVE,
@@ -135,6 +137,32 @@ def uncordon_requested(ctx: Context, event: NodeUncordonRequested) -> None:
         nodes.release(ctx, node, "a person returned it")
     elif node.state is NodeState.DRAINING and node.job is not None:
         ctx.move_node(node, NodeState.ASSIGNED, "a person called the drain off")
+
+
+def forget_requested(ctx: Context, event: NodeForgetRequested) -> None:
+    """A person wants a node off the list, with all that was held against it."""
+    if why_not_forgotten(ctx, event.node):
+        return
+    nodes.close_commands(ctx, event.node, "the node is forgotten", keep_stops=False)
+    ctx.record(NodeForgotten(node=event.node))
+    for table in (ctx.sights, ctx.quiet, ctx.silent):
+        table.pop(event.node, None)
+
+
+def why_not_forgotten(ctx: Context, node_id: NodeId) -> str:
+    """Why a node has to stay on the list; "" when it need not."""
+    node = ctx.state.nodes.get(node_id)
+    if node is None:
+        return "it is not there"
+    if ctx.connected(node_id):
+        return "it is connected; stop its agent first"
+    holders = (job.job_id for job in ctx.state.jobs.values() if job.state not in TERMINAL)
+    job = next((each for each in holders if node_id in ctx.state.jobs[each].nodes), None)
+    if job is not None:
+        return f"it has ranks of job {job}"
+    if node.state not in AWAY:
+        return f"it is {node.state}, not retired"
+    return ""
 
 
 def drain_requested(ctx: Context, event: NodeDrainRequested) -> None:

@@ -63,6 +63,7 @@ class Index:
 
     # Number of each node, by when it was first put.
     order: dict[NodeId, int] = field(default_factory=dict)
+    num_seen: int = 0
     # Nodes out of use or under suspicion: time or a check brings them on.
     waiting: _InOrder = field(init=False)
     free: _InOrder = field(init=False)
@@ -89,7 +90,9 @@ class Index:
         self.away, self.blamed, self.stuck = (_InOrder(self.order) for _ in range(3))
 
     def put_node(self, old: NodeRecord | None, node: NodeRecord) -> None:
-        self.order.setdefault(node.node, len(self.order))
+        if node.node not in self.order:
+            self.order[node.node] = self.num_seen
+            self.num_seen += 1
         is_free = node.state in FREE
         self.free.put(node.node, is_free)
         self.standby.put(node.node, node.state is NodeState.STANDBY)
@@ -101,6 +104,14 @@ class Index:
         for record, change in ((old, -1), (node, 1)):
             if record is not None and record.job is not None and record.state in _HELD:
                 self.num_held[record.job] = self.num_held.get(record.job, 0) + change
+
+    def forget_node(self, node: NodeId) -> None:
+        """Of a node that no job holds."""
+        tables = (self.waiting, self.free, self.standby, self.in_use)
+        for table in (*tables, self.away, self.blamed, self.stuck):
+            table.put(node, False)
+        self.of_node.pop(node, None)
+        del self.order[node]
 
     def is_idle(self, node: NodeId) -> bool:
         """Whether the node may wait for time, a check or a place: it does not train."""

@@ -31,7 +31,7 @@ from controller.core.events import (
     JobSubmitted,
     WorkerExited,
 )
-from controller.core.facts import JobForgotten, JobPut, NodeChecked, RanksDone
+from controller.core.facts import JobForgotten, JobPut, NodeChecked, RanksDone, State
 from controller.core.records import (
     CommandRecord,
     Evidence,
@@ -56,11 +56,19 @@ from controller.core.states import (
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
 
 
+def named(state: State, name: str) -> JobRecord | None:
+    """The job of this name that has not ended: people call jobs by their names."""
+    jobs = state.jobs.values()
+    return next((job for job in jobs if job.name == name and job.state not in TERMINAL), None)
+
+
 def submitted(ctx: Context, event: JobSubmitted) -> None:
-    """Queue a job; the same request again changes nothing."""
+    """Queue a job; the same request again, or the name of one that has not ended, does nothing."""
     for job in ctx.state.jobs.values():
         if event.request_id and job.request_id == event.request_id:
             return
+    if named(ctx.state, event.name) is not None:
+        return
     job = JobRecord(
         job_id=event.job_id,
         name=event.name,

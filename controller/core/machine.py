@@ -29,6 +29,7 @@ from controller.core.context import Context, Settings, Sight
 from controller.core.effects import Effect
 from controller.core.facts import State
 from controller.core.states import TERMINAL
+from outlast.ids import NodeId
 
 # What ranks and agents say in thousands at once after a fault. Whatever follows from it for
 # nodes that wait is a fact about a node, a job or a command of theirs.
@@ -52,6 +53,10 @@ class Machine:
     def controller_blind(self) -> bool:
         """Whether the controller distrusts its own eyes just now."""
         return self._ctx.blind_until_s is not None
+
+    def why_not_forgotten(self, node: NodeId) -> str:
+        """Why a node has to stay on the list; "" when it need not."""
+        return fleet.why_not_forgotten(self._ctx, node)
 
     def handle(self, event: ev.Event, now_s: float) -> list[Effect]:
         """Take one event in; the effects must happen in their order."""
@@ -206,6 +211,8 @@ class Machine:
                 fleet.uncordon_requested(ctx, event)
             case ev.NodeDrainRequested():
                 fleet.drain_requested(ctx, event)
+            case ev.NodeForgetRequested():
+                fleet.forget_requested(ctx, event)
             case _:
                 assert_never(event)
 

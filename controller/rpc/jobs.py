@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import grpc
 
@@ -21,6 +22,7 @@ from controller.core.events import (
     JobResumeRequested,
     JobSubmitted,
 )
+from controller.core.jobs import named
 from controller.core.naming import names
 from controller.core.records import JobRecord, Wanted
 from controller.core.states import TERMINAL, JobState
@@ -110,7 +112,8 @@ class JobsService(JobsServicer):
                 ),
             )
             job = self._by_request(request_id)
-            assert job is not None, f"request {request_id} is durable and has no job"
+        if job is None:
+            await self._refuse_name(spec.name, context)
         if job.submitted_spec_json != spec.canonical_json():
             await abort(
                 context,
@@ -253,7 +256,14 @@ class JobsService(JobsServicer):
             )
         if request.tail_bytes < 0:
             await bad_field(context, "tail_bytes", f"is {request.tail_bytes}; allowed: 0 or more")
+        if not 0 <= request.attempt <= job.attempt:
+            await bad_field(
+                context, "attempt", f"is {request.attempt}; allowed: 1 to {job.attempt}, or 0"
+            )
         nodes = [node for node in job.nodes if node is not None]
+        if request.attempt:
+            # An earlier attempt may have run on nodes that the job has no more.
+            nodes = [*nodes, *self._sessions.nodes()]
         if not request.follow and not any(map(self._sessions.is_connected, nodes)):
             where = f"its node(s) {names(nodes)} are not connected" if nodes else "it has none"
             await refused(
@@ -284,6 +294,18 @@ class JobsService(JobsServicer):
     def _by_request(self, request_id: str) -> JobRecord | None:
         jobs = self._service.state.jobs.values()
         return next((job for job in jobs if job.request_id == request_id), None)
+
+    async def _refuse_name(self, name: str, context: Context) -> NoReturn:
+        taken = named(self._service.state, name)
+        owner = f"job {taken.job_id} ({taken.state})" if taken is not None else "another job"
+        await abort(
+            context,
+            grpc.StatusCode.ALREADY_EXISTS,
+            f"name: {name!r} is the name of {owner}, which has not ended; cancel that one, wait "
+            "for its end, or submit under another name (--set name=...)",
+            reason="JOB_NAME_TAKEN",
+            metadata={} if taken is None else {"job": taken.job_id},
+        )
 
     async def _known(self, name: str, context: Context) -> JobRecord:
         job = self._service.state.jobs.get(JobId(name))

@@ -113,7 +113,11 @@ class LogQueries:
         else:
             query.put(
                 jobs_pb2.LogsResponse(
-                    node=node, rank=chunk.rank, attempt=chunk.attempt, data=chunk.data
+                    node=node,
+                    rank=chunk.rank,
+                    attempt=chunk.attempt,
+                    data=chunk.data,
+                    at_s=chunk.at_s,
                 )
             )
 
@@ -161,9 +165,13 @@ class LogQueries:
         """Ask the nodes of the job that were not asked yet; a replaced node is a new one."""
         request = query.request
         rank = request.rank if request.HasField("rank") else None
-        for place, node in enumerate(job.nodes):
-            is_other = rank is not None and rank // job.plan.workers_per_node != place
-            if node is None or is_other or node in query.nodes:
+        places: list[NodeId | None] = list(job.nodes)
+        if rank is not None:
+            places = places[rank // job.plan.workers_per_node :][:1]
+        if request.attempt:
+            places = [*self._sessions.nodes()]
+        for node in places:
+            if node is None or node in query.nodes:
                 continue
             question = agents_pb2.LogQuery(
                 query_id=query.query_id,
@@ -172,6 +180,8 @@ class LogQueries:
                 follow=follow,
                 # A node that was lost from sight goes on where it was, or nearly.
                 tail_bytes=1 if node in query.left else request.tail_bytes,
+                attempt=request.attempt,
+                timestamps=request.timestamps,
             )
             if self._sessions.send(node, agents_pb2.ControllerMessage(log_query=question)):
                 query.nodes[node] = True

@@ -9,6 +9,7 @@ from controller.core.events import (
     NodeCordonRequested,
     NodeDrainRequested,
     NodeEvent,
+    NodeForgetRequested,
     NodeUncordonRequested,
 )
 from controller.core.records import NodeRecord
@@ -78,6 +79,19 @@ class NodesService(NodesServicer):
             )
         message = await self._tell(context, NodeDrainRequested(node=node.node))
         return nodes_pb2.DrainNodeResponse(node=message)
+
+    async def ForgetNode(
+        self, request: nodes_pb2.ForgetNodeRequest, context: Context
+    ) -> nodes_pb2.ForgetNodeResponse:
+        """Take a node that was given up off the list."""
+        node = await self._known(request.node_id, context)
+        why_not = self._service.why_not_forgotten(node.node)
+        if why_not:
+            await refused(
+                context, f"node {node.node} is not forgotten: {why_not}", reason="NODE_IN_USE"
+            )
+        await self._service.tell(NodeForgetRequested(node=node.node))
+        return nodes_pb2.ForgetNodeResponse()
 
     async def _known(self, name: str, context: Context) -> NodeRecord:
         node = self._service.state.nodes.get(NodeId(name))

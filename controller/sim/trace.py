@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from controller.core.facts import CommandClosed, CommandOpened, Fact, IncidentPut, JobPut, NodePut
+from controller.core.facts import (
+    CommandClosed,
+    CommandOpened,
+    Fact,
+    IncidentPut,
+    JobPut,
+    NodeForgotten,
+    NodePut,
+)
 from controller.core.records import JobRecord
 from controller.sim.timeline import EPOCH_S, Timeline
 from outlast.ids import JobId
@@ -35,6 +43,9 @@ class Tracer:
                 self._size(job)
             case NodePut(node=node):
                 self._state("node", node.node, str(node.state), node.reason)
+            case NodeForgotten(node=node_id):
+                self._last.pop(f"node {node_id}", None)
+                self.line("node", node_id, "forgotten")
             case IncidentPut(incident=incident):
                 action = "" if incident.action is None else f":{incident.action}"
                 what = f"{incident.state}{action}"

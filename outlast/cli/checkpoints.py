@@ -1,4 +1,4 @@
-"""`outlast ckpt`: the checkpoints of a job in storage, by the URL of the job's folder."""
+"""`outlast ckpt`: the checkpoints of a job in storage, by its name or the URL of its folder."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ import typer
 from outlast.cli import output, words
 from outlast.cli.convert import convert
 from outlast.cli.errors import CliError, ExitCode
-from outlast.cli.options import Json
+from outlast.cli.job_folder import Folder, nothing_there, url_of
+from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
 from outlast.cli.progress import bytes_bar
 from outlast.cli.push import push
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from checkpoint.catalog import Listed
     from checkpoint.core.manifest import Manifest
     from checkpoint.storage import Storage
 
 _HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL LOSS", "WRITTEN", "NOTES")
 
-Url = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL",
-        help="A job's checkpoints: its id below checkpoint.url of its spec, or below the "
-        "controller's folder `checkpoints`. A path, or any URL that fsspec reads.",
-    ),
-]
 Step = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Step of a checkpoint.")]
 Steps = Annotated[list[int], typer.Argument(metavar="STEP", min=0, help="Steps of checkpoints.")]
 
@@ -53,32 +48,40 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="ckpt")
 
 
-def list_checkpoints(url: Url, json: Json = False) -> None:
+def list_checkpoints(
+    job: Folder,
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
     """List the checkpoints that exist, newest first."""
     from checkpoint.catalog import listing
 
-    with _opened(url) as storage:
+    with _opened(job, controller, state_dir) as (storage, url):
         found = listing(storage)
+        if not found:
+            raise nothing_there(storage, url)
     if json:
         output.print_json({"url": url, "checkpoints": [asdict(one) for one in found]})
         return
-    empty = "no checkpoints; the URL is a job's own folder, with its id at the end"
-    output.print_table(_HEADER, [_row(one) for one in found], empty=empty)
+    output.print_table(_HEADER, [_row(one) for one in found], empty="")
 
 
 def show(
-    url: Url,
+    job: Folder,
     step: Annotated[
         int | None, typer.Argument(metavar="STEP", min=0, help="The newest unless given.")
     ] = None,
     json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Tell what a checkpoint is made of."""
     from checkpoint.catalog import listing
     from checkpoint.keeping import pin_reason
 
-    with _opened(url) as storage:
-        chosen = _chosen(listing(storage), url, step)
+    with _opened(job, controller, state_dir) as (storage, url):
+        chosen = _chosen(storage, listing(storage), url, step)
         reason = pin_reason(storage, chosen.step) if chosen.is_pinned else ""
         manifest = None if chosen.problem else storage.read_commit(chosen.step)[1]
     if json:
@@ -89,21 +92,23 @@ def show(
 
 
 def verify(
-    url: Url,
+    job: Folder,
     steps: Annotated[
         list[int] | None,
         typer.Argument(metavar="STEP", min=0, help="The newest unless given."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All that exist.")] = False,
     json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Read every byte of checkpoints and hold it to its checksum; exit code 1 if any is damaged."""
     from checkpoint import catalog
 
-    with _opened(url) as storage:
+    with _opened(job, controller, state_dir) as (storage, url):
         listed = catalog.listing(storage)
-        wanted = steps or [_chosen(listed, url, None).step]
-        chosen = listed if every else [_chosen(listed, url, step) for step in wanted]
+        wanted = steps or [_chosen(storage, listed, url, None).step]
+        chosen = listed if every else [_chosen(storage, listed, url, step) for step in wanted]
         problems: dict[int, list[str]] = {}
         for one in chosen:
             with bytes_bar(f"step {one.step}", one.size_bytes, quiet=json) as on_bytes:
@@ -120,94 +125,111 @@ def verify(
 
 
 def pin(
-    url: Url,
+    job: Folder,
     step: Step,
     reason: Annotated[str, typer.Option("--reason", help="For whoever wonders later.")] = "",
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Keep a checkpoint whatever the retention of its job says."""
     from checkpoint import keeping
 
-    with _opened(url) as storage:
+    with _opened(job, controller, state_dir) as (storage, url):
         if step not in storage.committed_steps():
             raise CliError(f"{url}: no checkpoint of step {step}")
         keeping.pin(storage, step, reason)
     print(f"step {step} is pinned")
 
 
-def unpin(url: Url, step: Step) -> None:
+def unpin(
+    job: Folder,
+    step: Step,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
     """Leave a pinned checkpoint to the retention of its job again."""
     from checkpoint import keeping
 
-    with _opened(url) as storage:
+    with _opened(job, controller, state_dir) as (storage, _url):
         keeping.unpin(storage, step)
     print(f"step {step} is not pinned")
 
 
 def remove(
-    url: Url,
+    job: Folder,
     steps: Steps,
     force: Annotated[
         bool, typer.Option("--force", help="Also the newest, pinned ones, and ones being read.")
     ] = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Delete checkpoints for good."""
     from checkpoint import catalog
 
-    with _opened(url) as storage:
+    with _opened(job, controller, state_dir) as (storage, _url):
         catalog.remove(storage, steps, force=force)
     print(f"removed: {', '.join(str(step) for step in steps)}")
 
 
 def sweep(
-    url: Url,
+    job: Folder,
     idle_s: Annotated[
         float,
         typer.Option("--idle-s", min=0, help="Only what nobody has written to for so long."),
     ] = 7200.0,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Delete what dead uploads left behind; a job that runs does so by itself."""
     from checkpoint.cleaning import Cleaner
     from checkpoint.core.retention import RetentionPolicy
 
-    with _opened(url) as storage:
+    with _opened(job, controller, state_dir) as (storage, _url):
         Cleaner(storage, RetentionPolicy(keep=1), grace_s=idle_s).sweep()
     print("swept")
 
 
 def copy(
-    url: Url,
+    job: Folder,
     step: Step,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder of a job, as URL is.")],
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Copy a checkpoint to another store, verifying every byte on the way."""
     from checkpoint import catalog
 
-    with _opened(url) as source, _opened(target) as other:
-        chosen = _chosen(catalog.listing(source), url, step)
+    with (
+        _opened(job, controller, state_dir) as (source, url),
+        _opened(target, controller, state_dir) as (other, _),
+    ):
+        chosen = _chosen(source, catalog.listing(source), url, step)
         with bytes_bar(f"step {step}", chosen.size_bytes, quiet=False) as on_bytes:
             catalog.copy(source, step, other, on_bytes)
     print(f"step {step} is at {target}")
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Storage]:
-    """Storage whose errors become messages."""
+def _opened(job: str, controller: str, state_dir: Path) -> Iterator[tuple[Storage, str]]:
+    """The storage of a job and its URL; errors of storage become messages."""
     from checkpoint.storage import Storage
     from outlast.errors import OutlastError
 
+    url = url_of(job, controller, state_dir)
     try:
         storage = Storage(url)
         try:
-            yield storage
+            yield storage, url
         finally:
             storage.close()
     except OutlastError as error:
         raise CliError(str(error)) from error
 
 
-def _chosen(found: list[Listed], url: str, step: int | None) -> Listed:
+def _chosen(storage: Storage, found: list[Listed], url: str, step: int | None) -> Listed:
     if not found:
-        raise CliError(f"{url}: no checkpoints; it should end in the id of a job")
+        raise nothing_there(storage, url)
     if step is None:
         return found[0]
     for one in found:

@@ -118,8 +118,8 @@ def _is_loopback(host: str) -> bool:
 def find_job(client: Client, wanted: str) -> Job:
     """The job with this id or name, or the only one whose id or name begins so.
 
-    Several jobs may share a name; the one that has not finished, or else the
-    newest, is meant.
+    Several jobs may share a name, of which one has not finished; that one, or else the
+    newest, is meant. No name at all means the only job, or the only one not finished.
 
     Raises:
         CliError: none, or several that it could be.
@@ -127,6 +127,8 @@ def find_job(client: Client, wanted: str) -> Job:
     from outlast.cli.words import FINISHED
 
     jobs = list(client.list())
+    if not wanted:
+        return _only(jobs)
     for job in jobs:
         if job.job_id == wanted:
             return job
@@ -141,6 +143,20 @@ def find_job(client: Client, wanted: str) -> Job:
         ids = ", ".join(sorted(job.job_id for job in begun)[:MAX_LISTED])
         raise CliError(f"job {wanted!r} could be any of: {ids}")
     raise CliError(f"no job {wanted!r}; `outlast jobs` lists them")
+
+
+def _only(jobs: list[Job]) -> Job:
+    from outlast.cli.words import FINISHED
+
+    for candidates in (jobs, [job for job in jobs if job.state not in FINISHED]):
+        if len(candidates) == 1:
+            return candidates[0]
+    if not jobs:
+        raise CliError("there is no job; `outlast submit SPEC` makes one")
+    newest = sorted(jobs, key=lambda job: -job.submitted_s)
+    listed = ", ".join(f"{job.job_id} ({job.state})" for job in newest[:MAX_LISTED])
+    more = f" and {len(jobs) - MAX_LISTED} more" if len(jobs) > MAX_LISTED else ""
+    raise CliError(f"which job? There are {listed}{more}")
 
 
 def find_incident(client: Client, wanted: str) -> Incident:

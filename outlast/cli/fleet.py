@@ -16,6 +16,8 @@ from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, NodeName, S
 if TYPE_CHECKING:
     from outlast.v1.nodes_pb2 import Node
 
+# Nothing runs there, and nobody expects to hear of them.
+_GONE = ("RETIRED", "RELEASED")
 _NODE_HEADER = ("NODE", "STATE", "SINCE", "SILENT", "WORKERS", "JOB", "REASON")
 
 
@@ -30,6 +32,7 @@ def register(app: typer.Typer) -> None:
     group.command("cordon")(cordon)
     group.command("uncordon")(uncordon)
     group.command("drain")(drain)
+    group.command("forget")(forget)
     app.add_typer(group, name="nodes")
 
 
@@ -56,7 +59,7 @@ def cordon(
 ) -> None:
     """Keep new work off a node; what runs there goes on."""
     with controller_of(controller, state_dir) as client:
-        _print_node(client.cordon(node), json)
+        _print_node(client.cordon(node), json, "new work stays off it, what runs there continues")
 
 
 def uncordon(
@@ -67,7 +70,7 @@ def uncordon(
 ) -> None:
     """Lift a cordon, or end a node's quarantine: a person's word wins."""
     with controller_of(controller, state_dir) as client:
-        _print_node(client.uncordon(node), json)
+        _print_node(client.uncordon(node), json, "it may be used")
 
 
 def drain(
@@ -78,7 +81,21 @@ def drain(
 ) -> None:
     """Cordon a node and move its work elsewhere."""
     with controller_of(controller, state_dir) as client:
-        _print_node(client.drain(node), json)
+        _print_node(client.drain(node), json, "its work moves elsewhere")
+
+
+def forget(
+    node: NodeName,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Take a retired node off the list, with all that was held against it.
+
+    If it comes back, it joins as a new node.
+    """
+    with controller_of(controller, state_dir) as client:
+        client.forget_node(node)
+    print(f"{node} is forgotten")
 
 
 def _natural_order(node: Node) -> list[tuple[int, str]]:
@@ -102,8 +119,14 @@ def _node_row(node: Node, now_s: float) -> tuple[str, ...]:
     )
 
 
-def _print_node(node: Node, json: bool) -> None:
+def _print_node(node: Node, json: bool, what: str) -> None:
     if json:
         output.print_json({"node": output.facts(node)})
-    else:
-        print(f"{node.node_id} is {node.state}: {node.reason or 'as asked'}")
+        return
+    cordoned = ", cordoned" if node.cordoned else ""
+    if node.state in _GONE:
+        what = f"it is gone ({node.reason or 'given up'})"
+        if node.cordoned:
+            what += "; if it comes back, it stays cordoned until `outlast nodes uncordon`"
+        what += f". `outlast nodes forget {node.node_id}` takes it off the list"
+    output.print_wrapped(f"{node.node_id} is {node.state}{cordoned}: {what}")

@@ -10,9 +10,10 @@ import typer
 
 from outlast.cli import incident_words, output, words
 from outlast.cli.connect import connector, controller_of, find_job, where_nodes_are
-from outlast.cli.errors import ExitCode
+from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.options import (
     DEFAULT_STATE_DIR,
+    AnyJobName,
     Assignments,
     Controller,
     JobName,
@@ -79,6 +80,7 @@ def submit(
         print(f"submitted {job.job_id}", flush=True)
         for line in checked.resolved:
             output.print_wrapped(line)
+        print(f"checkpoints: {job.checkpoint_url}", flush=True)
     elif not follow:
         output.print_json({"job": output.facts(job)})
     if follow:
@@ -101,7 +103,7 @@ def list_jobs(
 
 
 def status(
-    job: JobName,
+    job: AnyJobName = "",
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -131,7 +133,7 @@ def status(
 
 
 def watch(
-    job: JobName,
+    job: AnyJobName = "",
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -147,7 +149,7 @@ def watch(
 
 
 def logs(
-    job: JobName,
+    job: AnyJobName = "",
     rank: Annotated[
         int, typer.Option("--rank", min=-1, metavar="RANK", help="Only this rank; -1: every rank.")
     ] = -1,
@@ -155,6 +157,16 @@ def logs(
     tail_bytes: Annotated[
         int, typer.Option("--tail-bytes", min=0, help="The end of each log; 0: 64 KiB.")
     ] = 0,
+    attempt: Annotated[
+        int,
+        typer.Option("--attempt", min=0, metavar="N", help="Only this attempt; 0: the newest."),
+    ] = 0,
+    timestamps: Annotated[
+        bool,
+        typer.Option(
+            "--timestamps", "-t", help="When each line was written, to within a few seconds."
+        ),
+    ] = False,
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -165,22 +177,29 @@ def logs(
     lines = Lines()
     is_empty = True
     with controller_of(controller, state_dir) as client:
-        job_id = find_job(client, job).job_id
-        wanted = None if rank < 0 else rank
-        for chunk in client.logs(job_id, rank=wanted, follow=follow, tail_bytes=tail_bytes):
+        found = find_job(client, job)
+        chunks = client.logs(
+            found.job_id,
+            rank=None if rank < 0 else rank,
+            follow=follow,
+            tail_bytes=tail_bytes,
+            attempt=attempt,
+            timestamps=timestamps,
+        )
+        for chunk in chunks:
             is_empty = False
             if json:
                 text = chunk.data.decode(errors="replace")
                 output.print_json_line({**output.facts(chunk), "data": text})
                 continue
-            for line in lines.take(chunk.rank, chunk.data):
+            for line in lines.take(chunk.rank, chunk.data, chunk.at_s):
                 print(line, flush=follow)
     for line in lines.rest():
         print(line)
     if is_empty and not json:
-        print(
-            f"nothing was written by {'any rank' if rank < 0 else f'rank {rank}'}", file=sys.stderr
-        )
+        who = "any rank" if rank < 0 else f"rank {rank}"
+        there = f" in attempt {attempt} that is still there" if attempt else ""
+        print(f"nothing was written by {who}{there}", file=sys.stderr)
 
 
 def cancel(
@@ -214,9 +233,12 @@ def resume(
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Go on with a paused job."""
+    """Continue a paused job."""
     with controller_of(controller, state_dir) as client:
-        _print_job(client.resume(find_job(client, job).job_id), json)
+        found = find_job(client, job)
+        if found.state in words.FINISHED:
+            raise CliError(words.how_to_continue(found))
+        _print_job(client.resume(found.job_id), json)
 
 
 def _missing_nodes(spec: JobSpec, num_nodes: int) -> list[str]:
@@ -287,4 +309,4 @@ def _print_job(job: Job, json: bool) -> None:
     if json:
         output.print_json({"job": output.facts(job)})
     else:
-        print(f"{job.job_id} is {job.state}: {job.reason}")
+        output.print_wrapped(f"{job.job_id} is {job.state}: {job.reason}")

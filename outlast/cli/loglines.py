@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from outlast.cli.words import clock
+
 # A line without an end would otherwise be held for ever.
 MAX_LINE_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class _Begun:
+    """The unfinished last line of a rank, and when it was begun."""
+
+    text: bytes = b""
+    at_s: float = 0.0
 
 
 class Lines:
     """Holds back the unfinished last line of each rank."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, bytes] = {}
+        self._begun: dict[int, _Begun] = {}
 
-    def take(self, rank: int, data: bytes) -> list[str]:
-        """The lines that `data` completes, each with its rank before it."""
-        *whole, rest = (self._parts.get(rank, b"") + data).split(b"\n")
+    def take(self, rank: int, data: bytes, at_s: float = 0.0) -> list[str]:
+        """The lines that `data` completes, each with its rank before it, and its time if known."""
+        begun = self._begun.setdefault(rank, _Begun())
+        first_s = begun.at_s if begun.text else at_s
+        *whole, rest = (begun.text + data).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
             whole.append(rest)
             rest = b""
-        self._parts[rank] = rest
-        return [_line(rank, line) for line in whole]
+        self._begun[rank] = _Begun(rest, at_s if whole else first_s)
+        times = [first_s, *([at_s] * len(whole))]
+        return [_line(rank, line, line_s) for line, line_s in zip(whole, times, strict=False)]
 
     def rest(self) -> list[str]:
         """Last lines that never ended."""
-        return [_line(rank, part) for rank, part in sorted(self._parts.items()) if part]
+        return [
+            _line(rank, begun.text, begun.at_s)
+            for rank, begun in sorted(self._begun.items())
+            if begun.text
+        ]
 
 
-def _line(rank: int, line: bytes) -> str:
-    return f"[rank {rank}] {line.decode(errors='replace')}"
+def _line(rank: int, line: bytes, at_s: float) -> str:
+    when = f"{clock(at_s)} " if at_s else ""
+    return f"{when}[rank {rank}] {line.decode(errors='replace')}"

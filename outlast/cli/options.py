@@ -31,6 +31,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 JobName = Annotated[
     str, typer.Argument(metavar="JOB", help="Job id, name, or an unambiguous beginning of one.")
 ]
+AnyJobName = Annotated[
+    str,
+    typer.Argument(
+        metavar="[JOB]",
+        help="Job id, name, or an unambiguous beginning of one; not needed where there is one job.",
+    ),
+]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Node id.")]
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="Job spec, YAML or JSON; '-' reads standard input.")

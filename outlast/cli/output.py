@@ -56,7 +56,7 @@ def print_lines(lines: Iterable[tuple[str, str]]) -> None:
     last = ""
     for label, text in lines:
         shown = "" if label == last else label
-        last = label
+        last = label or last
         # What Python or a debugger wrote keeps its own lines.
         is_verbatim = label in VERBATIM
         for line in text.splitlines() or [""]:

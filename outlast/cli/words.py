@@ -61,6 +61,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
         ("attempt", f"{job.attempt} ({restarts}; retry budget remaining: {job.retry_left})"),
         ("nodes", job_nodes(job)),
         ("checkpoint", checkpoint(job)),
+        *([("", job.checkpoint_url)] if job.checkpoint_url else []),
         ("age", f"submitted {duration(until_s - job.submitted_s)} ago"),
     ]
     if job.HasField("finished_s"):
@@ -166,6 +167,19 @@ def checkpoint(job: Job) -> str:
     if job.state in FINISHED or not behind:
         return committed
     return f"{committed}, {behind:,} step{'' if behind == 1 else 's'} behind"
+
+
+def how_to_continue(job: Job) -> str:
+    """Why a finished job is not resumed, and how its training is continued in another."""
+    ended = f"job {job.job_id} has ended ({job.state}) and cannot be resumed"
+    if not job.HasField("committed_step"):
+        return f"{ended}; no checkpoint of it was committed: submit its spec again"
+    step = job.committed_step
+    more = "" if step < job.total_steps else f" --set steps={2 * job.total_steps}"
+    return (
+        f"{ended}. To train on from its checkpoint of step {step:,}: outlast submit SPEC "
+        f"--set checkpoint.load={job.checkpoint_url}{more} (steps counts from the beginning)"
+    )
 
 
 def left_out(job: Job) -> list[tuple[str, str]]:

@@ -947,12 +947,18 @@ class LogQuery(google.protobuf.message.Message):
     FOLLOW_FIELD_NUMBER: builtins.int
     TAIL_BYTES_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    TIMESTAMPS_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     job_id: builtins.str
     rank: builtins.int
     follow: builtins.bool
     tail_bytes: builtins.int
     cancel: builtins.bool
+    attempt: builtins.int
+    """Only this attempt; 0: the newest."""
+    timestamps: builtins.bool
+    """Say of each chunk when it was written."""
     def __init__(
         self,
         *,
@@ -962,9 +968,11 @@ class LogQuery(google.protobuf.message.Message):
         follow: builtins.bool = ...,
         tail_bytes: builtins.int = ...,
         cancel: builtins.bool = ...,
+        attempt: builtins.int = ...,
+        timestamps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "query_id", b"query_id", "rank", b"rank", "tail_bytes", b"tail_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "query_id", b"query_id", "rank", b"rank", "tail_bytes", b"tail_bytes", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogQuery = LogQuery
@@ -978,11 +986,13 @@ class LogChunk(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
+    AT_S_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     rank: builtins.int
     attempt: builtins.int
     data: builtins.bytes
     end: builtins.bool
+    at_s: builtins.float
     def __init__(
         self,
         *,
@@ -991,8 +1001,9 @@ class LogChunk(google.protobuf.message.Message):
         attempt: builtins.int = ...,
         data: builtins.bytes = ...,
         end: builtins.bool = ...,
+        at_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "data", b"data", "end", b"end", "query_id", b"query_id", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "data", b"data", "end", b"end", "query_id", b"query_id", "rank", b"rank"]) -> None: ...
 
 global___LogChunk = LogChunk
 

@@ -521,12 +521,18 @@ class LogsRequest(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     FOLLOW_FIELD_NUMBER: builtins.int
     TAIL_BYTES_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    TIMESTAMPS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     """One rank, or every rank when absent."""
     follow: builtins.bool
     tail_bytes: builtins.int
     """Only the last so many bytes of each rank's log; 0 means 64 KiB."""
+    attempt: builtins.int
+    """Only this attempt, wherever it ran; 0: the newest of each node."""
+    timestamps: builtins.bool
+    """Say of each chunk when it was written; chunks are cut where that changes."""
     def __init__(
         self,
         *,
@@ -534,9 +540,11 @@ class LogsRequest(google.protobuf.message.Message):
         rank: builtins.int | None = ...,
         follow: builtins.bool = ...,
         tail_bytes: builtins.int = ...,
+        attempt: builtins.int = ...,
+        timestamps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "follow", b"follow", "job_id", b"job_id", "rank", b"rank", "tail_bytes", b"tail_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "follow", b"follow", "job_id", b"job_id", "rank", b"rank", "tail_bytes", b"tail_bytes", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogsRequest = LogsRequest
@@ -549,10 +557,13 @@ class LogsResponse(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    AT_S_FIELD_NUMBER: builtins.int
     node: builtins.str
     rank: builtins.int
     attempt: builtins.int
     data: builtins.bytes
+    at_s: builtins.float
+    """When it was written, to within a few seconds; 0 unless asked for."""
     def __init__(
         self,
         *,
@@ -560,7 +571,8 @@ class LogsResponse(google.protobuf.message.Message):
         rank: builtins.int = ...,
         attempt: builtins.int = ...,
         data: builtins.bytes = ...,
+        at_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "data", b"data", "node", b"node", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "data", b"data", "node", b"node", "rank", b"rank"]) -> None: ...
 
 global___LogsResponse = LogsResponse

@@ -89,7 +89,8 @@ class JobsServicer(object):
     def Submit(self, request, context):
         """Submit validates a spec and queues the job. Answers INVALID_ARGUMENT with a
         google.rpc.BadRequest that lists every field problem. The same request_id
-        with the same spec answers the job already made.
+        with the same spec answers the job already made. The name of a job that has
+        not ended answers ALREADY_EXISTS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

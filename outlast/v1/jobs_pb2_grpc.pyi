@@ -27,7 +27,8 @@ class JobsStub:
     ]
     """Submit validates a spec and queues the job. Answers INVALID_ARGUMENT with a
     google.rpc.BadRequest that lists every field problem. The same request_id
-    with the same spec answers the job already made.
+    with the same spec answers the job already made. The name of a job that has
+    not ended answers ALREADY_EXISTS.
     """
 
     GetJob: grpc.UnaryUnaryMultiCallable[
@@ -86,7 +87,8 @@ class JobsAsyncStub:
     ]
     """Submit validates a spec and queues the job. Answers INVALID_ARGUMENT with a
     google.rpc.BadRequest that lists every field problem. The same request_id
-    with the same spec answers the job already made.
+    with the same spec answers the job already made. The name of a job that has
+    not ended answers ALREADY_EXISTS.
     """
 
     GetJob: grpc.aio.UnaryUnaryMultiCallable[
@@ -147,7 +149,8 @@ class JobsServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[outlast.v1.jobs_pb2.SubmitResponse, collections.abc.Awaitable[outlast.v1.jobs_pb2.SubmitResponse]]:
         """Submit validates a spec and queues the job. Answers INVALID_ARGUMENT with a
         google.rpc.BadRequest that lists every field problem. The same request_id
-        with the same spec answers the job already made.
+        with the same spec answers the job already made. The name of a job that has
+        not ended answers ALREADY_EXISTS.
         """
 
     @abc.abstractmethod

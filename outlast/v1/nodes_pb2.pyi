@@ -193,3 +193,28 @@ class DrainNodeResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["node", b"node"]) -> None: ...
 
 global___DrainNodeResponse = DrainNodeResponse
+
+@typing.final
+class ForgetNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+
+global___ForgetNodeRequest = ForgetNodeRequest
+
+@typing.final
+class ForgetNodeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ForgetNodeResponse = ForgetNodeResponse

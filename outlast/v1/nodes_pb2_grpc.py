@@ -55,6 +55,11 @@ class NodesStub(object):
                 request_serializer=outlast_dot_v1_dot_nodes__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_nodes__pb2.DrainNodeResponse.FromString,
                 _registered_method=True)
+        self.ForgetNode = channel.unary_unary(
+                '/outlast.v1.Nodes/ForgetNode',
+                request_serializer=outlast_dot_v1_dot_nodes__pb2.ForgetNodeRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_nodes__pb2.ForgetNodeResponse.FromString,
+                _registered_method=True)
 
 
 class NodesServicer(object):
@@ -88,6 +93,14 @@ class NodesServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetNode(self, request, context):
+        """ForgetNode takes a retired or released node that is gone off the list, with all that
+        was held against it. If it comes back, it joins as a new one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +123,11 @@ def add_NodesServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=outlast_dot_v1_dot_nodes__pb2.DrainNodeRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_nodes__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'ForgetNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetNode,
+                    request_deserializer=outlast_dot_v1_dot_nodes__pb2.ForgetNodeRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_nodes__pb2.ForgetNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +239,33 @@ class Nodes(object):
             '/outlast.v1.Nodes/DrainNode',
             outlast_dot_v1_dot_nodes__pb2.DrainNodeRequest.SerializeToString,
             outlast_dot_v1_dot_nodes__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Nodes/ForgetNode',
+            outlast_dot_v1_dot_nodes__pb2.ForgetNodeRequest.SerializeToString,
+            outlast_dot_v1_dot_nodes__pb2.ForgetNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

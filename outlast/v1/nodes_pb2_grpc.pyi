@@ -44,6 +44,14 @@ class NodesStub:
     ]
     """DrainNode cordons a node and moves its work elsewhere."""
 
+    ForgetNode: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.nodes_pb2.ForgetNodeRequest,
+        outlast.v1.nodes_pb2.ForgetNodeResponse,
+    ]
+    """ForgetNode takes a retired or released node that is gone off the list, with all that
+    was held against it. If it comes back, it joins as a new one.
+    """
+
 class NodesAsyncStub:
     """Nodes shows the fleet and lets a person take nodes out and back."""
 
@@ -69,6 +77,14 @@ class NodesAsyncStub:
         outlast.v1.nodes_pb2.DrainNodeResponse,
     ]
     """DrainNode cordons a node and moves its work elsewhere."""
+
+    ForgetNode: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.nodes_pb2.ForgetNodeRequest,
+        outlast.v1.nodes_pb2.ForgetNodeResponse,
+    ]
+    """ForgetNode takes a retired or released node that is gone off the list, with all that
+    was held against it. If it comes back, it joins as a new one.
+    """
 
 class NodesServicer(metaclass=abc.ABCMeta):
     """Nodes shows the fleet and lets a person take nodes out and back."""
@@ -103,5 +119,15 @@ class NodesServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[outlast.v1.nodes_pb2.DrainNodeResponse, collections.abc.Awaitable[outlast.v1.nodes_pb2.DrainNodeResponse]]:
         """DrainNode cordons a node and moves its work elsewhere."""
+
+    @abc.abstractmethod
+    def ForgetNode(
+        self,
+        request: outlast.v1.nodes_pb2.ForgetNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.nodes_pb2.ForgetNodeResponse, collections.abc.Awaitable[outlast.v1.nodes_pb2.ForgetNodeResponse]]:
+        """ForgetNode takes a retired or released node that is gone off the list, with all that
+        was held against it. If it comes back, it joins as a new one.
+        """
 
 def add_NodesServicer_to_server(servicer: NodesServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

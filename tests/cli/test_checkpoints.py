@@ -42,10 +42,21 @@ def test_plain_path_is_a_url_too(url: str) -> None:
 
 
 def test_folder_without_checkpoints_says_what_a_url_is(tmp_path: Path) -> None:
-    assert "with its id at the end" in outlast("ckpt", "ls", str(tmp_path)).stdout
-    done = outlast("ckpt", "verify", str(tmp_path))
+    (tmp_path / "gpt-tiny-c3vvg").mkdir()
+    for command in ("ls", "verify", "show"):
+        done = outlast("ckpt", command, str(tmp_path))
+        assert done.returncode == ExitCode.BAD_INPUT
+        assert "with its id at the end; there is gpt-tiny-c3vvg" in done.stderr
+    done = outlast("ckpt", "ls", f"{tmp_path}/nothing", "--json")
     assert done.returncode == ExitCode.BAD_INPUT
-    assert "should end in the id of a job" in done.stderr
+    assert "no such folder" in done.stderr
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_word_that_is_no_url_is_a_job_and_needs_a_controller(tmp_path: Path) -> None:
+    done = outlast("ckpt", "ls", "gpt-tiny", "--state-dir", str(tmp_path))
+    assert done.returncode == ExitCode.NO_CONTROLLER
+    assert "'gpt-tiny' is no URL or folder, so it should be a job: no controller" in done.stderr
 
 
 def test_show_tells_the_newest_and_its_files(url: str) -> None:

@@ -20,6 +20,7 @@ from outlast.cli.errors import ExitCode
 from outlast.cli.follow import Follower
 from outlast.cli.serve import agent_arguments
 from outlast.client import Client
+from tests.checkpoint.helpers import commit_steps
 from tests.cli.running import TIMEOUT_S, outlast, outlast_json, outlast_process
 
 SPEC = {"name": "tiny", "steps": 5}
@@ -126,6 +127,7 @@ def test_fleet_and_incidents_are_empty(state_dir: Path, job_id: str) -> None:
         ("nodes", "cordon", "nothing"),
         ("nodes", "drain", "nothing"),
         ("nodes", "uncordon", "nothing"),
+        ("nodes", "forget", "nothing"),
         ("diagnose", "nothing"),
         ("diagnose", "--suite", "nothing"),
         ("diagnose", "--show", "nothing"),
@@ -197,6 +199,73 @@ def test_submit_watch_ends_with_the_job(state_dir: Path, tmp_path: Path) -> None
         process.wait()
     assert json.loads(rest.splitlines()[-1])["job"]["state"] == "CANCELLED"
     assert process.returncode == ExitCode.JOB_FAILED
+
+
+def test_a_live_job_s_name_is_taken_until_it_has_ended(state_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"name": "taken"}))
+    where = ("--state-dir", str(state_dir))
+    first = outlast_json("submit", str(path), *where)["job"]["job_id"]
+    refused = outlast("submit", str(path), *where)
+    assert refused.returncode == ExitCode.BAD_INPUT
+    assert f"name: 'taken' is the name of job {first} (QUEUED)" in refused.stderr
+    assert "--set name=..." in refused.stderr
+    assert outlast("cancel", "taken", *where).returncode == ExitCode.OK
+    second = outlast_json("submit", str(path), *where)["job"]["job_id"]
+    # The name now means the newer one; the older one has its id.
+    assert outlast_json("status", "taken", *where)["job"]["job_id"] == second
+    assert outlast_json("status", first, *where)["job"]["job_id"] == first
+    assert outlast("cancel", second, *where).returncode == ExitCode.OK
+    assert outlast_json("status", "taken", *where)["job"]["job_id"] == second
+
+
+def test_a_job_says_where_its_checkpoints_are(state_dir: Path, job_id: str, tmp_path: Path) -> None:
+    where = ("--state-dir", str(state_dir))
+    url = f"file://{state_dir}/checkpoints/{job_id}"
+    assert url in outlast("status", job_id, *where).stdout
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"name": "stored", "checkpoint": {"url": f"{tmp_path}/store"}}))
+    done = outlast("submit", str(path), *where)
+    stored = outlast_json("status", "stored", *where)["job"]["job_id"]
+    shown = done.stdout.splitlines()
+    assert shown[0] == f"submitted {stored}"
+    assert f"checkpoints: file://{tmp_path}/store/{stored}" in shown
+    empty = outlast("ckpt", "ls", "stored", *where)
+    assert empty.returncode == ExitCode.BAD_INPUT
+    assert f"file://{tmp_path}/store/{stored}: no checkpoints" in empty.stderr
+    commit_steps(f"file://{tmp_path}/store/{stored}", tmp_path / "memory", [50])
+    assert outlast("ckpt", "ls", "stored", *where).stdout.splitlines()[1].startswith("50 ")
+    assert outlast("ckpt", "verify", "stored", *where).stdout == "step 50: whole\n"
+    assert outlast("cancel", "stored", *where).returncode == ExitCode.OK
+    ended = outlast("resume", "stored", *where)
+    assert ended.returncode == ExitCode.BAD_INPUT
+    assert "submit its spec again" in ended.stderr
+
+
+def test_status_without_a_name_means_the_only_job(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    where = ("--state-dir", str(folder))
+    controller = start_controller(folder)
+    try:
+        none = outlast("status", *where)
+        assert none.returncode == ExitCode.BAD_INPUT
+        assert "there is no job" in none.stderr
+        path = tmp_path / "job.json"
+        for name in ("one", "two"):
+            path.write_text(json.dumps({"name": name}))
+            assert outlast("submit", str(path), *where).returncode == ExitCode.OK
+            if name == "one":
+                assert outlast_json("status", *where)["job"]["name"] == "one"
+        several = outlast("status", *where)
+        assert several.returncode == ExitCode.BAD_INPUT
+        assert "which job? There are two-" in several.stderr
+        assert outlast("cancel", "one", *where).returncode == ExitCode.OK
+        # Of several, the only one that has not ended.
+        assert outlast_json("status", *where)["job"]["name"] == "two"
+    finally:
+        controller.kill()
+        controller.wait()
 
 
 def test_second_controller_on_the_same_folder_is_refused(state_dir: Path) -> None:
@@ -281,6 +350,9 @@ def test_agent_joins_and_its_node_can_be_cordoned_and_checked(tmp_path: Path) ->
         assert "extra-1" in outlast("nodes", *where).stdout
         assert outlast_json("nodes", "cordon", "extra-1", *where)["node"]["cordoned"] is True
         assert "READY, cordoned" in outlast("nodes", *where).stdout
+        refused = outlast("nodes", "forget", "extra-1", *where)
+        assert refused.returncode == ExitCode.BAD_INPUT
+        assert "it is connected; stop its agent first" in refused.stderr
         assert outlast_json("nodes", "uncordon", "extra-1", *where)["node"]["cordoned"] is False
         checked = outlast("diagnose", "extra-1", "--json", *where)
         run = json.loads(checked.stdout)["run"]

@@ -238,6 +238,14 @@ def test_log_lines_are_put_together_per_rank() -> None:
     assert lines.rest() == ["[rank 0] wor"]
 
 
+def test_log_lines_have_the_time_at_which_they_were_begun() -> None:
+    lines = Lines()
+    one, two = words.clock(100.0), words.clock(200.0)
+    assert lines.take(0, b"a\nhel", 100.0) == [f"{one} [rank 0] a"]
+    assert lines.take(0, b"lo\nb\nc", 200.0) == [f"{one} [rank 0] hello", f"{two} [rank 0] b"]
+    assert lines.rest() == [f"{two} [rank 0] c"]
+
+
 def test_log_line_without_end_is_not_held_for_ever() -> None:
     lines = Lines()
     assert len(lines.take(0, b"x" * (MAX_LINE_BYTES + 1))) == 1

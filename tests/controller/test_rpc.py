@@ -36,10 +36,39 @@ def test_submit_is_idempotent_by_request_id(tmp_path: Path) -> None:
             assert document_of(job.spec)["steps"] == 10  # type: ignore[index]
             error = await failure(bench.jobs.Submit(submit_request("r1", steps=11)))
             assert error.code() is grpc.StatusCode.ALREADY_EXISTS
-            other = await bench.jobs.Submit(submit_request("r2"))
+            other = await bench.jobs.Submit(submit_request("r2", name="other"))
             assert other.job.job_id != job.job_id
             listed = (await bench.jobs.ListJobs(jobs_pb2.ListJobsRequest())).jobs
             assert [found.job_id for found in listed] == [job.job_id, other.job.job_id]
+
+    asyncio.run(scenario())
+
+
+def test_of_jobs_submitted_at_once_under_one_name_one_is_made(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            calls = [bench.jobs.Submit(submit_request(f"r{number}")) for number in range(5)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            (made,) = [each for each in answers if isinstance(each, jobs_pb2.SubmitResponse)]
+            refused = [each for each in answers if isinstance(each, grpc.aio.AioRpcError)]
+            assert len(refused) == 4
+            assert reasons(refused[0]) == ["JOB_NAME_TAKEN"]
+            assert made.job.job_id in (refused[0].details() or "")
+            assert made.job.checkpoint_url.endswith(f"/{made.job.job_id}")
+            cancel = jobs_pb2.CancelJobRequest(job_id=made.job.job_id)
+            assert (await bench.jobs.CancelJob(cancel)).job.state == "CANCELLED"
+            reused = await bench.jobs.Submit(submit_request("r9"))
+            assert reused.job.job_id != made.job.job_id
+
+    asyncio.run(scenario())
+
+
+def test_logs_of_an_attempt_that_never_was_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            made = await bench.jobs.Submit(submit_request("r1"))
+            error = await failure(logs(bench, made.job.job_id, attempt=3))
+            assert violations(error) == ["attempt"]
 
     asyncio.run(scenario())
 

@@ -235,6 +235,8 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "attempt": _ATTEMPT_OR_NONE,
         "data": Data(16 * 2**20),
         "end": Flag(),
+        # Of old lines too, and 0 where nobody asked.
+        "at_s": Number(0.0, 1e11, instead=0.0),
     },
     "CheckReport": {
         "order_id": Name(_ID),

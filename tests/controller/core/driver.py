@@ -25,6 +25,7 @@ from controller.core.facts import (
     JobForgotten,
     JobPut,
     NodeChecked,
+    NodeForgotten,
     NodePut,
     RanksDone,
     State,
@@ -75,12 +76,16 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
     return lines
 
 
-def _fact_line(fact: JobPut | NodePut | IncidentPut | CommandOpened | CommandClosed) -> str:
+def _fact_line(
+    fact: JobPut | NodePut | NodeForgotten | IncidentPut | CommandOpened | CommandClosed,
+) -> str:
     match fact:
         case JobPut(job=job):
             return f"{job.job_id} {job.state} a{job.attempt}"
         case NodePut(node=node):
             return f"{node.node} {node.state}"
+        case NodeForgotten(node=forgotten):
+            return f"{forgotten} forgotten"
         case IncidentPut(incident=incident):
             return f"{incident.incident} {incident.state}"
         case CommandOpened(command=command):

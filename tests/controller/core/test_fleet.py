@@ -320,3 +320,47 @@ def test_a_standby_that_a_person_holds_back_is_nobodys_spare() -> None:
     # One is enough, once the person has let go.
     driver.send(ev.NodeUncordonRequested(node=NodeId("n3")))
     assert sorted((driver.node("n3").state, driver.node("n4").state)) == ["READY", "STANDBY"]
+
+
+def test_a_retired_node_is_forgotten_with_all_that_was_held_against_it() -> None:
+    driver = _quarantined()
+    forget = ev.NodeForgetRequested(node=NodeId("n2"))
+    assert driver.send(forget) == []
+    assert driver.machine.why_not_forgotten(NodeId("n2")) == "it is QUARANTINED, not retired"
+    driver.wait(SETTINGS.abandon_s)
+    assert driver.machine.why_not_forgotten(NodeId("n2")) == ""
+    assert driver.send(forget) == ["n2 forgotten"]
+    assert NodeId("n2") not in driver.machine.state.nodes
+    assert fold(driver.machine.state.as_facts()) == driver.machine.state
+    assert driver.machine.why_not_forgotten(NodeId("n2")) == "it is not there"
+    # It may come back, as a node that nobody has seen before.
+    driver.join("n2")
+    assert driver.node("n2").quarantine == ""
+    assert driver.node("n2").quarantines_s == ()
+
+
+def test_a_node_that_is_there_or_in_use_is_not_forgotten() -> None:
+    driver = Driver().running()
+    why = driver.machine.why_not_forgotten
+    assert why(NodeId("n1")) == "it is connected; stop its agent first"
+    driver.send(ev.NodeDisconnected(node=NodeId("n1")))
+    assert why(NodeId("n1")) == "it has ranks of job job"
+    assert driver.send(ev.NodeForgetRequested(node=NodeId("n1"))) == []
+
+
+def test_the_name_of_a_job_that_has_not_ended_is_taken() -> None:
+    driver = Driver().running()
+    driver.submit(JobId("job"))
+    twin = ev.JobSubmitted(
+        job_id=JobId("job-2"),
+        name="job",
+        request_id="another",
+        spec_json="{}",
+        checkpoint_url="memory://",
+        plan=driver.job().plan,
+    )
+    assert driver.send(twin) == []
+    driver.send(ev.JobCancelRequested(job_id=JOB))
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.CANCELLED
+    assert "job-2 QUEUED a0" in driver.send(twin)

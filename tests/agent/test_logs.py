@@ -1,0 +1,91 @@
+"""Logs that an agent sends: of one attempt, and with the time of each piece."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from controller.agent.log_times import LogTimes
+from controller.agent.logs import Logs
+from controller.agent.worker import Worker, WorkerPaths
+from controller.agent.worker_logs import WorkerLogs
+from outlast.v1 import agents_pb2
+
+DEADLINE_S = 10.0
+
+
+def answers(jobs_dir: Path, **query: object) -> list[agents_pb2.LogChunk]:
+    """What a query that does not follow gets."""
+    found: list[agents_pb2.LogChunk] = []
+    ended = asyncio.Event()
+
+    async def send(message: agents_pb2.AgentMessage) -> None:
+        if message.log_chunk.end:
+            ended.set()
+        else:
+            found.append(message.log_chunk)
+
+    async def run() -> None:
+        logs = Logs(jobs_dir, send, max_queries=1)
+        logs.query(agents_pb2.LogQuery(query_id="q", job_id="job", **query))  # type: ignore[arg-type]  # checked by protobuf
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+
+    asyncio.run(run())
+    return found
+
+
+@pytest.fixture
+def jobs_dir(tmp_path: Path) -> Path:
+    """Three attempts of two ranks."""
+    for attempt in (1, 2, 10):
+        folder = tmp_path / "job" / f"a{attempt}"
+        folder.mkdir(parents=True)
+        for rank in range(2):
+            (folder / f"rank-{rank:05}.log").write_text(f"rank {rank} of attempt {attempt}\n")
+    return tmp_path
+
+
+def test_one_attempt_or_the_newest_is_sent(jobs_dir: Path) -> None:
+    assert {(c.attempt, c.data) for c in answers(jobs_dir, attempt=2, rank=1)} == {
+        (2, b"rank 1 of attempt 2\n")
+    }
+    assert {c.attempt for c in answers(jobs_dir)} == {10}
+    assert answers(jobs_dir, attempt=3) == []
+    assert {c.at_s for c in answers(jobs_dir)} == {0.0}
+
+
+def test_each_piece_has_the_time_at_which_it_was_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "job" / "a1"
+    folder.mkdir(parents=True)
+    loop = asyncio.new_event_loop()
+    worker = Worker(
+        job_id="job",
+        attempt=1,
+        rank=0,
+        paths=WorkerPaths.below(folder, 0),
+        requested_ns=0,
+        gone=loop.create_future(),
+    )
+    loop.close()
+    log = worker.paths.log
+    seen = WorkerLogs(lambda: [worker])
+    for at_s, line in ((100.0, "one\n"), (105.5, "two\n"), (111.0, "unseen\n")):
+        with log.open("a") as file:
+            file.write(line)
+        os.utime(log, (at_s, at_s))
+        if line != "unseen\n":
+            seen.look()
+            seen.look()
+    found = [(chunk.data, chunk.at_s) for chunk in answers(tmp_path, timestamps=True)]
+    assert found == [(b"one\n", 100.0), (b"two\n", 105.5), (b"unseen\n", 111.0)]
+    # Nothing was written between two looks, so nothing was noted.
+    assert log.with_name(f"{log.name}.times").stat().st_size == 2 * 16
+    # From the middle of a log on, and with half a note at the end.
+    with log.with_name(f"{log.name}.times").open("ab") as file:
+        file.write(b"half")
+    pieces = list(LogTimes(log).pieces(6, b"o\nunseen\n"))
+    assert pieces == [(b"o\n", 105.5), (b"unseen\n", 111.0)]
