@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from controller.core import misfit, reproducing
+from controller.core import misfit, remedies, reproducing
 from controller.core.evidence import NOT_STORED, nodes_with_odd_stacks
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
@@ -50,7 +50,7 @@ def decide(facts: Facts) -> Verdict:
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
     verdict = _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
-    return reproducing.past_the_spike(verdict, facts)
+    return remedies.with_remedy(reproducing.past_the_spike(verdict, facts), facts)
 
 
 def _initiating(facts: Facts) -> Evidence | None:

@@ -11,13 +11,22 @@ from controller.convert import capacity_message
 from controller.core import accounting, cost
 from controller.core.environments import device_in
 from controller.core.facts import State
-from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, Wanted
-from controller.core.states import TERMINAL, JobState
+from controller.core.records import (
+    Evidence,
+    EvidenceKind,
+    IncidentRecord,
+    JobRecord,
+    NodeRecord,
+    Wanted,
+)
+from controller.core.states import TERMINAL, IncidentState, JobState
 from controller.specs import spec_of
 from controller.store.curves import Curves
 from outlast.devices import reported_device
 from outlast.flops import Convention, flops_per_token
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+
+_OF_NOTES = (IncidentState.OPEN, IncidentState.CLOSED)
 
 
 def brief_job(
@@ -141,6 +150,7 @@ def _brief_incident(incident: IncidentRecord, now_s: float) -> incidents_pb2.Inc
         diagnostic_run=incident.search,
         count=incident.count,
         last_s=incident.last_s,
+        is_note=_is_note(incident),
         seconds={str(part): seconds for part, seconds in parts.items() if seconds > 0},
     )
 
@@ -182,6 +192,12 @@ def _plain(value: struct_pb2.Value) -> object:
             return document_of(value.struct_value)
         case _:
             return None
+
+
+def _is_note(incident: IncidentRecord) -> bool:
+    signs = incident.evidence
+    is_logged = bool(signs) and signs[0].kind is EvidenceKind.DETECTED
+    return is_logged and incident.action is None and incident.state in _OF_NOTES
 
 
 def _evidence(item: Evidence) -> incidents_pb2.Evidence:

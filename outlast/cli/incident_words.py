@@ -23,15 +23,9 @@ _CLAUSES = re.compile(r"((?:; |: )(?=\S))")
 _AS_LOGGED = "only logged"
 
 
-def is_note(incident: Incident) -> bool:
-    """Whether a detector only logs it: nothing was stopped and nothing is to be done."""
-    signs = incident.evidence
-    return not incident.action and bool(signs) and signs[0].kind == "detected"
-
-
 def count(incidents: list[Incident]) -> str:
     """`2 incidents`, `1 incident and 3 notes`."""
-    num_notes = sum(map(is_note, incidents))
+    num_notes = sum(incident.is_note for incident in incidents)
     found = _number(len(incidents) - num_notes, "incident")
     return f"{found} and {_number(num_notes, 'note')}" if num_notes else found
 
@@ -40,16 +34,21 @@ def action(incident: Incident) -> str:
     """What was done, in words."""
     if incident.action:
         return incident.action.replace("_", " ")
-    if is_note(incident):
+    if incident.is_note:
         return _AS_LOGGED
     return "" if incident.state == "CLOSED" else "not decided yet"
+
+
+def short_id(incident: Incident) -> str:
+    """What stands behind the job's id: `i2`."""
+    return incident.incident_id.rpartition(".")[2]
 
 
 def summary(incident: Incident, now_s: float) -> str:
     """Where it was, what was done and what it cost, for a list."""
     where = " ".join(incident.culprit_nodes)
     parts = [": ".join(filter(None, (where, action(incident))))]
-    if is_note(incident):
+    if incident.is_note:
         parts.append(seen(incident, now_s))
     elif incident.HasField("recovery_s"):
         parts.append(f"training again after {duration(incident.recovery_s)}")
@@ -85,7 +84,7 @@ def incident_lines(incident: Incident, now_s: float, *, said: str = "") -> list[
     signs = [_evidence(item) for item in incident.evidence if item.kind != "stacks"]
     signs = [sign for sign in signs if not _is_said(sign, said)]
     # Of what is found again and again, the newest say how it is now.
-    shown = signs[-MAX_EVIDENCE:] if is_note(incident) else signs[:MAX_EVIDENCE]
+    shown = signs[-MAX_EVIDENCE:] if incident.is_note else signs[:MAX_EVIDENCE]
     lines += [("evidence", sign) for sign in shown]
     if len(signs) > len(shown):
         lines.append(("evidence", f"and {len(signs) - len(shown)} more (all: --json)"))
@@ -95,7 +94,7 @@ def incident_lines(incident: Incident, now_s: float, *, said: str = "") -> list[
         lines.append(("checks", f"outlast diagnose --show {incident.diagnostic_run}"))
     said = " ".join((said, *signs))
     lines += [("timeline", line) for line in timeline_lines(incident, said=said)]
-    lines.append(("cost", "none: training went on" if is_note(incident) else cost(incident)))
+    lines.append(("cost", "none: training went on" if incident.is_note else cost(incident)))
     return lines
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from outlast.cli import words
+from outlast.cli import incident_words, words
 from outlast.cli.follow import Follower, Snapshot
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from outlast.v1.common_pb2 import StepReport
     from outlast.v1.incidents_pb2 import Incident
+    from outlast.v1.jobs_pb2 import Job
     from outlast.v1.nodes_pb2 import Node
 
 FRAME_S = 0.25
@@ -22,6 +23,8 @@ FRAME_S = 0.25
 _PLAIN_SHARES = 10
 _SPARK_WIDTH = 60
 _MAX_INCIDENTS = 5
+# In these a job waits for something, and its reason says for what.
+_WAITING = ("QUEUED", "PROVISIONING", "REPAIRING", "RESTARTING", "PAUSED")
 _SPARKS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {
     "RUNNING": "green",
@@ -79,7 +82,7 @@ def render(snapshot: Snapshot, notes: Sequence[str], now_s: float) -> Renderable
     if snapshot.nodes:
         parts.append(_node_table(snapshot.nodes, snapshot.num_nodes))
     if snapshot.incidents:
-        parts.append(_incident_table(snapshot.incidents))
+        parts.append(_incident_table(snapshot.incidents, now_s))
     parts += [Text(f"  {note}", style="magenta") for note in notes[-4:]]
     if snapshot.trouble:
         parts.append(Text(f"  {snapshot.trouble}", style="bold yellow"))
@@ -90,22 +93,39 @@ def plain_lines(before: Snapshot | None, now: Snapshot) -> list[str]:
     """What changed between two looks, as lines of a log."""
     lines = []
     job = now.job
-    if before is None or (before.job.state, before.job.attempt) != (job.state, job.attempt):
+    if before is None or _standing(before.job) != _standing(job):
         attempt = f" (attempt {job.attempt})" if job.attempt else ""
         lines.append(f"{job.state}{attempt}: {job.reason}")
     known = {} if before is None else {item.incident_id: item for item in before.incidents}
     for incident in now.incidents:
-        earlier = known.get(incident.incident_id)
-        if earlier is None:
-            lines.append(f"incident {incident.incident_id} opened")
-        if incident.action and (earlier is None or not earlier.action):
-            lines.append(f"incident {incident.incident_id}: {incident.reason}")
-        if incident.state == "CLOSED" and (earlier is None or earlier.state != "CLOSED"):
-            lines.append(f"incident {incident.incident_id} closed: {words.cost(incident)}")
+        lines += _incident_changes(known.get(incident.incident_id), incident)
     if before is None or _tenth(before) != _tenth(now):
-        lines.append(f"{words.progress(job)}, {job.tokens_per_s:,.0f} tokens/s")
+        speed = f", {job.tokens_per_s:,.0f} tokens/s" if words.is_training(job) else ""
+        lines.append(f"{words.progress(job)}{speed}")
     if now.trouble and (before is None or before.trouble != now.trouble):
         lines.append(now.trouble)
+    return lines
+
+
+def _standing(job: Job) -> tuple[str, int, str]:
+    """What a line is due for. A job that works on says in many words what it does now."""
+    return job.state, job.attempt, job.reason if job.state in _WAITING else ""
+
+
+def _incident_changes(earlier: Incident | None, now: Incident) -> list[str]:
+    lines = []
+    what = now.cause.replace("_", " ")
+    if now.is_note:
+        if earlier is None:
+            lines.append(f"note {now.incident_id}: {what}: {now.reason}")
+        return lines
+    if earlier is None:
+        known = f": {what}" if now.cause not in ("", "unknown") else ""
+        lines.append(f"incident {now.incident_id} opened{known}")
+    if now.action and (earlier is None or not earlier.action):
+        lines.append(f"incident {now.incident_id}: {what}: {now.reason}")
+    if now.state == "CLOSED" and (earlier is None or earlier.state != "CLOSED"):
+        lines.append(f"incident {now.incident_id} closed: {words.cost(now)}")
     return lines
 
 
@@ -211,26 +231,18 @@ def _node_table(nodes: Sequence[Node], num_nodes: int) -> RenderableType:
     return table
 
 
-def _incident_table(incidents: Sequence[Incident]) -> RenderableType:
+def _incident_table(incidents: Sequence[Incident], now_s: float) -> RenderableType:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("incident", "state", "cause", "action"):
+    table = Table(box=None, padding=(0, 2), header_style="dim", expand=True)
+    for name in ("incident", "state", "cause"):
         table.add_column(name, no_wrap=True)
-    for name in ("detected", "recovered", "redone"):
-        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("what was done", ratio=1)
     for incident in incidents[-_MAX_INCIDENTS:]:
         table.add_row(
-            incident.incident_id,
+            incident_words.short_id(incident),
             incident.state,
             incident.cause.replace("_", " "),
-            incident.action.replace("_", " "),
-            _seconds(incident, "detection_s"),
-            _seconds(incident, "recovery_s"),
-            str(incident.steps_redone) if incident.HasField("steps_redone") else "-",
+            incident_words.summary(incident, now_s),
         )
     return table
-
-
-def _seconds(incident: Incident, field: Literal["detection_s", "recovery_s"]) -> str:
-    return words.duration(getattr(incident, field)) if incident.HasField(field) else "-"

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outlast.v1 import common_pb2 as outlast_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutlast/v1/incidents.proto\x12\noutlast.v1\x1a\x17outlast/v1/common.proto\"s\n\x08\x45vidence\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\x04rank\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x05 \x01(\x01\x12\x11\n\ttraceback\x18\x14 \x01(\tB\x07\n\x05_rank\"\xdd\x05\n\x08Incident\x12\x13\n\x0bincident_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x15\n\rculprit_nodes\x18\x08 \x03(\t\x12&\n\x08\x65vidence\x18\t \x03(\x0b\x32\x14.outlast.v1.Evidence\x12+\n\x08timeline\x18\n \x03(\x0b\x32\x19.outlast.v1.TimelineEntry\x12\x10\n\x08opened_s\x18\x0b \x01(\x01\x12\x15\n\x08\x63losed_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nfault_step\x18\r \x01(\x03\x12\x19\n\x0cresumed_step\x18\x0e \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0csteps_redone\x18\x0f \x01(\x03H\x02\x88\x01\x01\x12\x17\n\nrecovery_s\x18\x10 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x0b\x64\x65tection_s\x18\x11 \x01(\x01H\x04\x88\x01\x01\x12*\n\x0bnode_checks\x18\x12 \x03(\x0b\x32\x15.outlast.v1.NodeCheck\x12&\n\tbad_links\x18\x13 \x03(\x0b\x32\x13.outlast.v1.BadLink\x12\x16\n\x0e\x64iagnostic_run\x18\x14 \x01(\t\x12\r\n\x05\x63ount\x18\x15 \x01(\x03\x12\x13\n\x06last_s\x18\x16 \x01(\x01H\x05\x88\x01\x01\x12\x32\n\x07seconds\x18\x1e \x03(\x0b\x32!.outlast.v1.Incident.SecondsEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_closed_sB\x0f\n\r_resumed_stepB\x0f\n\r_steps_redoneB\r\n\x0b_recovery_sB\x0e\n\x0c_detection_sB\t\n\x07_last_s\"*\n\tNodeCheck\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\"%\n\x07\x42\x61\x64Link\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\"E\n\x14ListIncidentsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06newest\x18\x02 \x01(\x05\x12\r\n\x05\x62rief\x18\x03 \x01(\x08\"@\n\x15ListIncidentsResponse\x12\'\n\tincidents\x18\x01 \x03(\x0b\x32\x14.outlast.v1.Incident\")\n\x12GetIncidentRequest\x12\x13\n\x0bincident_id\x18\x01 \x01(\t\"=\n\x13GetIncidentResponse\x12&\n\x08incident\x18\x01 \x01(\x0b\x32\x14.outlast.v1.Incident2\xb1\x01\n\tIncidents\x12T\n\rListIncidents\x12 .outlast.v1.ListIncidentsRequest\x1a!.outlast.v1.ListIncidentsResponse\x12N\n\x0bGetIncident\x12\x1e.outlast.v1.GetIncidentRequest\x1a\x1f.outlast.v1.GetIncidentResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutlast/v1/incidents.proto\x12\noutlast.v1\x1a\x17outlast/v1/common.proto\"s\n\x08\x45vidence\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\x04rank\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x05 \x01(\x01\x12\x11\n\ttraceback\x18\x14 \x01(\tB\x07\n\x05_rank\"\xee\x05\n\x08Incident\x12\x13\n\x0bincident_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x15\n\rculprit_nodes\x18\x08 \x03(\t\x12&\n\x08\x65vidence\x18\t \x03(\x0b\x32\x14.outlast.v1.Evidence\x12+\n\x08timeline\x18\n \x03(\x0b\x32\x19.outlast.v1.TimelineEntry\x12\x10\n\x08opened_s\x18\x0b \x01(\x01\x12\x15\n\x08\x63losed_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nfault_step\x18\r \x01(\x03\x12\x19\n\x0cresumed_step\x18\x0e \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0csteps_redone\x18\x0f \x01(\x03H\x02\x88\x01\x01\x12\x17\n\nrecovery_s\x18\x10 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x0b\x64\x65tection_s\x18\x11 \x01(\x01H\x04\x88\x01\x01\x12*\n\x0bnode_checks\x18\x12 \x03(\x0b\x32\x15.outlast.v1.NodeCheck\x12&\n\tbad_links\x18\x13 \x03(\x0b\x32\x13.outlast.v1.BadLink\x12\x16\n\x0e\x64iagnostic_run\x18\x14 \x01(\t\x12\r\n\x05\x63ount\x18\x15 \x01(\x03\x12\x13\n\x06last_s\x18\x16 \x01(\x01H\x05\x88\x01\x01\x12\x0f\n\x07is_note\x18\x17 \x01(\x08\x12\x32\n\x07seconds\x18\x1e \x03(\x0b\x32!.outlast.v1.Incident.SecondsEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_closed_sB\x0f\n\r_resumed_stepB\x0f\n\r_steps_redoneB\r\n\x0b_recovery_sB\x0e\n\x0c_detection_sB\t\n\x07_last_s\"*\n\tNodeCheck\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\"%\n\x07\x42\x61\x64Link\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\"E\n\x14ListIncidentsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06newest\x18\x02 \x01(\x05\x12\r\n\x05\x62rief\x18\x03 \x01(\x08\"@\n\x15ListIncidentsResponse\x12\'\n\tincidents\x18\x01 \x03(\x0b\x32\x14.outlast.v1.Incident\")\n\x12GetIncidentRequest\x12\x13\n\x0bincident_id\x18\x01 \x01(\t\"=\n\x13GetIncidentResponse\x12&\n\x08incident\x18\x01 \x01(\x0b\x32\x14.outlast.v1.Incident2\xb1\x01\n\tIncidents\x12T\n\rListIncidents\x12 .outlast.v1.ListIncidentsRequest\x1a!.outlast.v1.ListIncidentsResponse\x12N\n\x0bGetIncident\x12\x1e.outlast.v1.GetIncidentRequest\x1a\x1f.outlast.v1.GetIncidentResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVIDENCE']._serialized_start=67
   _globals['_EVIDENCE']._serialized_end=182
   _globals['_INCIDENT']._serialized_start=185
-  _globals['_INCIDENT']._serialized_end=918
-  _globals['_INCIDENT_SECONDSENTRY']._serialized_start=783
-  _globals['_INCIDENT_SECONDSENTRY']._serialized_end=829
-  _globals['_NODECHECK']._serialized_start=920
-  _globals['_NODECHECK']._serialized_end=962
-  _globals['_BADLINK']._serialized_start=964
-  _globals['_BADLINK']._serialized_end=1001
-  _globals['_LISTINCIDENTSREQUEST']._serialized_start=1003
-  _globals['_LISTINCIDENTSREQUEST']._serialized_end=1072
-  _globals['_LISTINCIDENTSRESPONSE']._serialized_start=1074
-  _globals['_LISTINCIDENTSRESPONSE']._serialized_end=1138
-  _globals['_GETINCIDENTREQUEST']._serialized_start=1140
-  _globals['_GETINCIDENTREQUEST']._serialized_end=1181
-  _globals['_GETINCIDENTRESPONSE']._serialized_start=1183
-  _globals['_GETINCIDENTRESPONSE']._serialized_end=1244
-  _globals['_INCIDENTS']._serialized_start=1247
-  _globals['_INCIDENTS']._serialized_end=1424
+  _globals['_INCIDENT']._serialized_end=935
+  _globals['_INCIDENT_SECONDSENTRY']._serialized_start=800
+  _globals['_INCIDENT_SECONDSENTRY']._serialized_end=846
+  _globals['_NODECHECK']._serialized_start=937
+  _globals['_NODECHECK']._serialized_end=979
+  _globals['_BADLINK']._serialized_start=981
+  _globals['_BADLINK']._serialized_end=1018
+  _globals['_LISTINCIDENTSREQUEST']._serialized_start=1020
+  _globals['_LISTINCIDENTSREQUEST']._serialized_end=1089
+  _globals['_LISTINCIDENTSRESPONSE']._serialized_start=1091
+  _globals['_LISTINCIDENTSRESPONSE']._serialized_end=1155
+  _globals['_GETINCIDENTREQUEST']._serialized_start=1157
+  _globals['_GETINCIDENTREQUEST']._serialized_end=1198
+  _globals['_GETINCIDENTRESPONSE']._serialized_start=1200
+  _globals['_GETINCIDENTRESPONSE']._serialized_end=1261
+  _globals['_INCIDENTS']._serialized_start=1264
+  _globals['_INCIDENTS']._serialized_end=1441
 # @@protoc_insertion_point(module_scope)

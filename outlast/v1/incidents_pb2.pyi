@@ -89,6 +89,7 @@ class Incident(google.protobuf.message.Message):
     DIAGNOSTIC_RUN_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
     LAST_S_FIELD_NUMBER: builtins.int
+    IS_NOTE_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
     incident_id: builtins.str
     job_id: builtins.str
@@ -116,6 +117,8 @@ class Incident(google.protobuf.message.Message):
     stands for all of them.
     """
     last_s: builtins.float
+    is_note: builtins.bool
+    """A detector only logs it: nothing was stopped, and nothing is to be done."""
     @property
     def culprit_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -159,10 +162,11 @@ class Incident(google.protobuf.message.Message):
         diagnostic_run: builtins.str = ...,
         count: builtins.int = ...,
         last_s: builtins.float | None = ...,
+        is_note: builtins.bool = ...,
         seconds: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_last_s", b"_last_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "closed_s", b"closed_s", "detection_s", b"detection_s", "last_s", b"last_s", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "steps_redone", b"steps_redone"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_last_s", b"_last_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "action", b"action", "attempt", b"attempt", "bad_links", b"bad_links", "cause", b"cause", "closed_s", b"closed_s", "count", b"count", "culprit_nodes", b"culprit_nodes", "detection_s", b"detection_s", "diagnostic_run", b"diagnostic_run", "evidence", b"evidence", "fault_step", b"fault_step", "incident_id", b"incident_id", "job_id", b"job_id", "last_s", b"last_s", "node_checks", b"node_checks", "opened_s", b"opened_s", "reason", b"reason", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "seconds", b"seconds", "state", b"state", "steps_redone", b"steps_redone", "timeline", b"timeline"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_closed_s", b"_closed_s", "_detection_s", b"_detection_s", "_last_s", b"_last_s", "_recovery_s", b"_recovery_s", "_resumed_step", b"_resumed_step", "_steps_redone", b"_steps_redone", "action", b"action", "attempt", b"attempt", "bad_links", b"bad_links", "cause", b"cause", "closed_s", b"closed_s", "count", b"count", "culprit_nodes", b"culprit_nodes", "detection_s", b"detection_s", "diagnostic_run", b"diagnostic_run", "evidence", b"evidence", "fault_step", b"fault_step", "incident_id", b"incident_id", "is_note", b"is_note", "job_id", b"job_id", "last_s", b"last_s", "node_checks", b"node_checks", "opened_s", b"opened_s", "reason", b"reason", "recovery_s", b"recovery_s", "resumed_step", b"resumed_step", "seconds", b"seconds", "state", b"state", "steps_redone", b"steps_redone", "timeline", b"timeline"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_closed_s", b"_closed_s"]) -> typing.Literal["closed_s"] | None: ...
     @typing.overload

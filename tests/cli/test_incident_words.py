@@ -60,6 +60,7 @@ def spiking(**changes: Any) -> incidents_pb2.Incident:
         "evidence": signs,
         "count": 105,
         "last_s": NOW_S - 12,
+        "is_note": True,
     }
     return incidents_pb2.Incident(**facts | changes)
 

@@ -265,9 +265,47 @@ def test_plain_lines_tell_only_what_changed() -> None:
     later = Snapshot(job=job(state="SUSPENDING", reason="rank 3 died"), incidents=(incident(),))
     lines = plain_lines(first, later)
     assert lines[0] == "SUSPENDING (attempt 2): rank 3 died"
-    assert "incident gpt-abcde.i1 opened" in lines
+    assert "incident gpt-abcde.i1 opened: worker killed" in lines
+    assert "incident gpt-abcde.i1: worker killed: rank 3 on node-1 failed" in lines
     away = Snapshot(job=job(), trouble="the controller does not answer")
     assert plain_lines(first, away) == ["the controller does not answer"]
+
+
+def test_plain_lines_tell_what_a_job_waits_for() -> None:
+    first = Snapshot(job=job(state="QUEUED", reason="waiting for 4 nodes; none is connected"))
+    later = Snapshot(job=job(state="QUEUED", reason="waiting for 4 nodes; 3 are connected"))
+    assert plain_lines(first, later) == ["QUEUED (attempt 2): waiting for 4 nodes; 3 are connected"]
+    # What it does while it works on is no news.
+    first = Snapshot(job=job(state="PREFLIGHT", reason="checking node-0, node-1 before use"))
+    later = Snapshot(job=job(state="PREFLIGHT", reason="checking node-1 before use"))
+    assert plain_lines(first, later) == []
+    note = incidents_pb2.Incident(
+        incident_id="a.i1", cause="disk", reason="node-0: 4 % left", is_note=True, state="OPEN"
+    )
+    noted = Snapshot(job=later.job, incidents=(note,))
+    assert plain_lines(later, noted) == ["note a.i1: disk: node-0: 4 % left"]
+    assert plain_lines(noted, noted) == []
+
+
+def test_live_view_fits_80_columns() -> None:
+    from rich.console import Console
+
+    snapshot = Snapshot(
+        job=job(job_id="a" * 60, reason="r" * 200),
+        nodes=(
+            nodes_pb2.Node(node_id="node-0", state="ASSIGNED", connected=True, job_id="a" * 60),
+        ),
+        incidents=(incident(incident_id=f"{'a' * 60}.i1"),),
+    )
+    page = io.StringIO()
+    Console(width=80, file=page, force_terminal=True, color_system=None).print(
+        render(snapshot, [], NOW_S)
+    )
+    text = page.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    joined = " ".join(text.split())
+    assert "worker killed" in joined
+    assert "1 step redone" in joined
 
 
 def test_live_view_shows_job_nodes_incidents_and_trouble() -> None:
@@ -289,7 +327,7 @@ def test_live_view_shows_job_nodes_incidents_and_trouble() -> None:
         render(snapshot, ["12 s: killed rank 3"], NOW_S)
     )
     text = page.getvalue()
-    for word in ("gpt-abcde", "RUNNING", "step 50 of 200", "node-1", "RETIRED", "gpt-abcde.i1"):
+    for word in ("gpt-abcde", "RUNNING", "step 50 of 200", "node-1", "RETIRED", "i1"):
         assert word in text
     assert "the controller does not answer" in text
     assert "killed rank 3" in text
