@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller import app
+from outlast.startup import check_packages
 
 
 def parse(arguments: list[str] | None) -> app.Options:
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
+        check_packages()
         options = parse(arguments)
     except ValueError as error:
         print(f"outlast controller: {error}", file=sys.stderr)

@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -47,6 +46,7 @@ from controller.web.metrics.sources import Sources
 from outlast.clock import SystemClock
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
+from outlast.startup import python_command, stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Options:
     """Forget the jobs, end what runs, and empty the host memory of local nodes first."""
     settings: Settings = field(default_factory=Settings)
     """Bounds of the fleet as a whole."""
-    agent_command: tuple[str, ...] = (sys.executable, "-m", "controller.agent")
+    agent_command: tuple[str, ...] = python_command("controller.agent")
 
     def __post_init__(self) -> None:
         for name in ("local_nodes", "standby"):
@@ -152,7 +152,7 @@ async def run(
     """
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         lock = _open_state_dir(options.state_dir)

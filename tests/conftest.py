@@ -1,7 +1,15 @@
 """Options of the whole suite; pytest takes them from here only."""
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
+
+# What tests have children import (`tests.agent.entry`): processes of ours leave their current
+# folder out.
+_PLACES = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(_PLACES)
 
 # A machine that does other things too makes any example slow now and then.
 settings.register_profile("outlast", deadline=None)

@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.crashpoints import CrashPoint, reach
+from outlast.startup import check_packages
 from trainer.hugepages import gather_pages
 
 # The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
@@ -56,6 +57,7 @@ Entry = Callable[[dict[str, Any]], int]
 def main(arguments: list[str] | None = None) -> int:
     """Import, report ready, then fork and reap until the agent goes."""
     options = _parse(arguments)
+    check_packages()
     for module in options.preload:
         importlib.import_module(module)
     module_name, _, function_name = options.entry.partition(":")

@@ -11,6 +11,7 @@ from pathlib import Path
 from controller.agent.agent import run_agent
 from controller.agent.config import AgentConfig
 from outlast.errors import OutlastError
+from outlast.startup import check_packages
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
+        check_packages()
         config = parse(arguments)
         asyncio.run(run_agent(config))
     except (OutlastError, ValueError) as error:

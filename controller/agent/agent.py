@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import socket
 import time
 from collections import Counter
@@ -50,6 +49,7 @@ from controller.agent.uploads import Uploads
 from controller.agent.worker import Worker
 from outlast.blackbox import Phase, Reader
 from outlast.crashpoints import CrashPoint, reach
+from outlast.startup import stop_signals
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -396,12 +396,12 @@ class Agent:
 
 
 async def run_agent(config: AgentConfig) -> None:
-    """Run an agent until SIGTERM or SIGINT."""
+    """Run an agent until SIGTERM, SIGINT or SIGHUP."""
     become_subreaper()
     raise_open_files_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     await Agent(config).run(stop)
 

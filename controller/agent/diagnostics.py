@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from google.protobuf import json_format
 from controller.agent.processes import reap_group, wait_gone
 from diagnostics.core.orders import Order
 from outlast.errors import RetryableError
+from outlast.startup import python_command
 from outlast.v1 import diagnostics_pb2
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Suites:
         await self._end()
         place = self._place
         command = [
-            *(sys.executable, "-m", place.runner),
+            *python_command(place.runner),
             "--orders",
             *("--node", place.node),
             *("--workers", str(place.workers)),

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
 from controller.agent.processes import wait_gone
 from outlast.errors import RetryableError
+from outlast.startup import python_command
 
 logger = logging.getLogger(__name__)
 
@@ -299,7 +299,7 @@ class StandbyLink:
 
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
         command = [
-            *(sys.executable, "-m", "trainer.standby"),
+            *python_command("trainer.standby"),
             *("--control-fd", str(control.fileno())),
             *("--rendezvous-fd", str(self._rendezvous_fd)),
             *self._arguments,

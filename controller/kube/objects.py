@@ -19,6 +19,7 @@ from controller.kube.observed import (
 )
 from controller.kube.quarantine import TAINT
 from outlast.ids import NodeId
+from outlast.startup import python_command
 
 if TYPE_CHECKING:
     # A configuration is checked by making a pod of it.
@@ -245,7 +246,7 @@ def _container(config: KubeConfig) -> Json:
     return {
         "name": CONTAINER,
         "image": config.image,
-        "command": ["python", "-m", "controller.agent"],
+        "command": list(python_command("controller.agent", executable="python")),
         "args": [
             *("--node", "$(OUTLAST_NODE)"),
             *("--address", "$(OUTLAST_ADDRESS)"),

@@ -19,7 +19,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from controller.local.processes import (
     wait_all_gone,
 )
 from outlast.ids import NodeId
+from outlast.startup import python_command
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class LocalConfig:
     workers_per_node: int
     controller_address: str
     """Where agents connect first; later they read controller.json."""
-    agent_command: tuple[str, ...] = (sys.executable, "-m", "controller.agent")
+    agent_command: tuple[str, ...] = python_command("controller.agent")
     memory_root: Path = SHARED_MEMORY
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -19,6 +18,7 @@ from diagnostics import children
 from diagnostics.checks.base import Context, Emit, SkipCheckError
 from diagnostics.contention import Contention
 from diagnostics.core.finding import Localises, Measurement
+from outlast.startup import python_command
 
 # Starting Python and a store's client takes seconds on a busy node; a store that works answers
 # within a second. Less than the check has, so that its reason is told.
@@ -61,7 +61,7 @@ def _try(module: str, url: str) -> str:
     """Why a store cannot be used, "" when it can."""
     try:
         tried = subprocess.run(
-            [sys.executable, "-m", module, url],
+            [*python_command(module), url],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -17,6 +17,7 @@ from outlast.cli import checkpoints, diagnose, fleet, incidents, jobs, planning,
 from outlast.cli.demo import command as demo
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.simulation import command as simulation
+from outlast.startup import ShadowedError, check_packages
 
 _EPILOG = (
     "Exit codes: 0 done; 1 the job (or a check) failed; 2 bad usage, spec or request; "
@@ -38,7 +39,11 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; the process's exit code says how it went."""
     try:
+        check_packages()
         app(prog_name="outlast")
+    except ShadowedError as error:
+        print(f"outlast: {error}", file=sys.stderr)
+        sys.exit(ExitCode.BAD_INPUT)
     except CliError as error:
         print(f"outlast: {error}", file=sys.stderr)
         sys.exit(error.code)

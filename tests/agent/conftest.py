@@ -34,8 +34,8 @@ def start_agent(tmp_path: Path, memory_dir: Path) -> Iterator[StartAgent]:
     """Starts agents on the same folders; `port` is the controller's."""
     agents: list[AgentProcess] = []
 
-    def start(port: int, *extra: str) -> AgentProcess:
-        agents.append(AgentProcess(tmp_path, memory_dir, port, *extra))
+    def start(port: int, *extra: str, **options: Path) -> AgentProcess:
+        agents.append(AgentProcess(tmp_path, memory_dir, port, *extra, **options))
         return agents[-1]
 
     yield start

@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import TypeVar
 import grpc
 
 from outlast.spec import parse_spec
+from outlast.startup import python_command
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsServicer, add_AgentsServicer_to_server
 
@@ -163,14 +163,17 @@ class FakeController(AgentsServicer):
 class AgentProcess:
     """A real agent in a session of its own, as a local cluster starts it."""
 
-    def __init__(self, folder: Path, memory_dir: Path, port: int, *extra: str) -> None:
+    def __init__(
+        self, folder: Path, memory_dir: Path, port: int, *extra: str, cwd: Path = REPOSITORY
+    ) -> None:
         self.state_dir = folder / "state"
         self.data_dir = folder / "data"
         self.memory_dir = memory_dir
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self.log = folder / "agent.log"
         command = [
-            *(sys.executable, "-m", "controller.agent", "--node", "n0", "--workers", "2"),
+            *python_command("controller.agent"),
+            *("--node", "n0", "--workers", "2"),
             *("--controller", f"127.0.0.1:{port}"),
             *("--state-dir", str(self.state_dir), "--memory-dir", str(memory_dir)),
             *("--data-dir", str(self.data_dir)),
@@ -180,7 +183,7 @@ class AgentProcess:
         ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True
+                command, cwd=cwd, stdout=log, stderr=log, start_new_session=True
             )
 
     def behave(self, **behaviours: str) -> None:

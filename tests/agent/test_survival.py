@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import (
+    DEADLINE_S,
     AgentProcess,
     FakeController,
     start_command,
@@ -189,3 +190,14 @@ def seqs(controller: FakeController) -> list[int]:
         for _, message in controller.received
         if message.WhichOneof("kind") == "event"
     ]
+
+
+def test_agent_whose_terminal_closes_ends_in_order(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    os.kill(agent.process.pid, signal.SIGHUP)
+    assert agent.process.wait(DEADLINE_S) == 0
+    assert agent.pids() == []
+    assert "agent stopped" in agent.log.read_text()

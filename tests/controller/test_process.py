@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -189,3 +191,18 @@ async def _reach(address: str, job_id: str, state: str) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"{job_id} is {present}, not {state}")
+
+
+def test_controller_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with controller(tmp_path) as it:
+            status = Path(f"/proc/{it.pid}/status").read_text()
+            ignored = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
+            assert int(ignored.split()[1], 16) & 1 << signal.SIGHUP - 1
+            os.kill(it.pid, signal.SIGHUP)
+            with Client(it.grpc) as client:
+                assert client.list() == ()
+            assert it.stop(signal.SIGTERM)[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -11,6 +11,7 @@ import typer
 
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.options import Assignments
+from outlast.startup import stop_signals
 
 if TYPE_CHECKING:
     from outlast.cli.demo.faults import PlannedFault
@@ -122,12 +123,13 @@ def _check_memory(spec: JobSpec) -> None:
 
 def _stop_on_signals() -> None:
     """Let a closed terminal or a polite kill stop everything, as Ctrl-C does."""
+    numbers = stop_signals()
 
     def interrupt(number: int, frame: object) -> None:
         # Once is enough: a second signal must not break off the cleaning up.
-        for again in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for again in numbers:
             signal.signal(again, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for each in numbers:
         signal.signal(each, interrupt)

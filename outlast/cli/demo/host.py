@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 from outlast.blackbox import Present, Reader
 from outlast.cli.demo.processes import command_line, kill, kill_sessions, session_of
 from outlast.cli.errors import CliError, ExitCode
+from outlast.startup import python_command
 
 START_TIMEOUT_S = 60.0
 # `outlast up` stops its nodes itself; whatever is left after this is killed.
@@ -67,7 +67,7 @@ class Host:
             # Its own session: Ctrl-C in the terminal reaches the demo alone, which
             # then stops things in order.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "outlast.cli.main", "up", *self._arguments],
+                [*python_command("outlast.cli.main"), "up", *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
