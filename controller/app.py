@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from controller.clock import SteadyClock
 from controller.core.context import Settings
 from controller.core.events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.core.machine import Machine
@@ -290,7 +291,7 @@ class _Controller:
 @asynccontextmanager
 async def _assemble(options: Options) -> AsyncIterator[_Controller]:
     """Open the journal, take the term, and build everything around the machine."""
-    clock = SystemClock()
+    clock = SteadyClock()
     metrics = ControllerMetrics()
     database = Database(options.state_dir / "journal.sqlite")
     try:

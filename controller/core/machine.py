@@ -14,6 +14,7 @@ import math
 from typing import assert_never
 
 from controller.core import (
+    deadlines,
     detections,
     elastic,
     fleet,
@@ -142,6 +143,7 @@ class Machine:
         ctx = self._ctx
         match event:
             case ev.ControllerStarted():
+                deadlines.bring_back(ctx)
                 ctx.reconciling_until_s = ctx.now_s + ctx.settings.reconcile_s
             case ev.TimePassed():
                 pass

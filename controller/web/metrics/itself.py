@@ -36,6 +36,14 @@ ERRORS = Counter(
     "Errors in parts of the controller that only observe; the rest continued",
     ("part",),
 )
+CLOCK_STEPS = Counter(
+    "outlast_controller_clock_steps_total",
+    "Steps of the wall clock by more than 2 s; deadlines do not follow them",
+)
+CLOCK_OFFSET = Gauge(
+    "outlast_controller_clock_offset_seconds",
+    "How far the wall clock is ahead of the steady time in which things are decided and noted",
+)
 FAMILIES: tuple[Family, ...] = (
     BUILD,
     TERM,
@@ -45,6 +53,8 @@ FAMILIES: tuple[Family, ...] = (
     BAD_REPORTS,
     POISONED,
     ERRORS,
+    CLOCK_STEPS,
+    CLOCK_OFFSET,
 )
 
 
@@ -58,6 +68,8 @@ def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
     counts = sources.incoming.counts
     # All of them from the start: the first one is already a rise.
     yield POISONED.value(sources.service.poison.num_marked)
+    yield CLOCK_STEPS.value(sources.clock.num_steps)
+    yield CLOCK_OFFSET.value(sources.clock.offset_s)
     errors = sources.service.guard.counts
     yield ERRORS.of([((part,), errors[part]) for part in PARTS])
     known = [(outcome, reason) for outcome in (DROPPED, CORRECTED) for reason in Reason]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.clock import SteadyClock
 from controller.core.records import JobRecord
 from controller.effects import Effects
 from controller.rpc.incoming import Incoming
@@ -11,7 +12,6 @@ from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.tally import Tally
 from controller.watch import Watch
-from outlast.clock import Clock
 
 # Long enough for any scraper to see how a job ended.
 ENDED_JOBS_S = 3_600.0
@@ -27,7 +27,7 @@ class Sources:
     effects: Effects
     tally: Tally
     incoming: Incoming
-    clock: Clock
+    clock: SteadyClock
 
     def shown_jobs(self) -> list[JobRecord]:
         """Jobs that have series: all but those that ended a while ago, so that a

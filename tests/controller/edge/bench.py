@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from controller.clock import SteadyClock
 from controller.convert import plan_of
 from controller.core.context import Settings
 from controller.core.edge.rules import MAX_COUNT
@@ -32,7 +33,6 @@ from controller.tally import Tally
 from controller.watch import Watch
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
-from outlast.clock import SystemClock
 from outlast.ids import JobId
 from outlast.spec import parse_spec
 from outlast.v1 import agents_pb2
@@ -64,6 +64,7 @@ class Stream:
         self.sender = Sender(node)
         self.num_sessions = 0
         self.num_taken = 0
+        self.reports_progress = True
         self._bench = bench
         self._up: asyncio.Queue[agents_pb2.AgentMessage] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
@@ -105,7 +106,7 @@ class Stream:
             if message.HasField("command"):
                 kind = message.command.WhichOneof("kind")
                 self.send(self.sender.answer(message.command))
-                if kind == "start_workers":
+                if kind == "start_workers" and self.reports_progress:
                     self.send(self.sender.progress(1))
 
     async def _requests(
@@ -120,7 +121,7 @@ class Stream:
 class Bench:
     """The parts of a controller, and its streams."""
 
-    def __init__(self, database: Database, clock: SystemClock) -> None:
+    def __init__(self, database: Database, clock: SteadyClock) -> None:
         self.journal = Journal(database, clock)
         self.journal.take_over()
         settings = Settings(reconcile_s=0.0, cooldown_s=0.0, suspect_s=0.0)
@@ -236,11 +237,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path) -> AsyncIterator[Bench]:
+async def bench(folder: Path, clock: SteadyClock | None = None) -> AsyncIterator[Bench]:
     """A controller with three nodes, one more than its job needs."""
     database = Database(folder / "journal.sqlite")
     try:
-        found = Bench(database, SystemClock())
+        found = Bench(database, clock or SteadyClock())
         found.connect("n0", "n1", "n2")
         try:
             await found.keep_training()

@@ -182,6 +182,12 @@ class Sender:
         )
         return self._of_job(progress=made)
 
+    def own_exit(self) -> agents_pb2.AgentMessage:
+        """One of its workers is killed."""
+        rank, _, _ = self._job()
+        exit_ = agents_pb2.WorkerExit(code=-9, completed_step=1, at_s=time.time())
+        return self._of_job(worker_exited=agents_pb2.WorkerExited(rank=rank, exit=exit_))
+
     def any(self, choice: random.Random) -> agents_pb2.AgentMessage:
         """Something that a healthy node might say just now."""
         makers: tuple[Callable[[random.Random], agents_pb2.AgentMessage], ...] = (
