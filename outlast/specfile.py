@@ -19,9 +19,9 @@ import yaml
 from outlast.problems import FieldProblem, name_of, shown
 
 # A spec is a few hundred lines at most; this stops a wrong file early.
-MAX_SPEC_BYTES = 1 << 20
+MAX_SPEC_BYTES = 256 << 10
 # A spec with a list entry for every layer of the deepest model has fewer.
-_MAX_VALUES = 500_000
+_MAX_VALUES = 200_000
 _MAX_DEPTH = 50
 _MAX_DUPLICATES = 10
 _BEGINNINGS = {
@@ -96,7 +96,7 @@ def _read(path: Path | str, name: str) -> bytes:
     except ValueError as error:
         raise SpecFileError(f"cannot read {shown(name)}: it is no path") from error
     if len(data) > MAX_SPEC_BYTES:
-        raise SpecFileError(f"{name} is larger than {MAX_SPEC_BYTES >> 20} MiB: not a job spec")
+        raise SpecFileError(f"{name} is larger than {MAX_SPEC_BYTES >> 10} KiB: not a job spec")
     return data
 
 
@@ -169,7 +169,18 @@ def _parse_json(text: str) -> Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """Says where a value stands that cannot be read."""
+    """Says where a value stands that cannot be read, and goes no deeper than a spec does."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise RecursionError
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -183,8 +194,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parse_yaml(text: str, name: str) -> Document:
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return Document(value=None)
@@ -198,7 +210,8 @@ def _parse_yaml(text: str, name: str) -> Document:
     except yaml.MarkedYAMLError as error:
         raise SpecFileError(_explained(error, name)) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _explained(error: yaml.MarkedYAMLError, name: str) -> str:
@@ -227,8 +240,9 @@ def _bound(root: yaml.Node, name: str) -> None:
             return sizes[id(node)]
         if id(node) in open_nodes:
             raise SpecFileError(f"{name}, line {node.start_mark.line + 1}: an alias of itself")
+        # Deeper than the file looks where aliases name each other.
         if depth > _MAX_DEPTH:
-            raise SpecFileError(f"{name} nests too deeply; a job spec has a few levels")
+            raise RecursionError
         open_nodes.add(id(node))
         total = 1 + sum(size(inner, depth + 1) for inner in _inside(node))
         open_nodes.remove(id(node))
