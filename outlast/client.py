@@ -7,6 +7,7 @@ every problem, a controller that does not answer raises `UnavailableError`.
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,13 +67,22 @@ class RefusedError(FatalError):
 class Client:
     """A connection to a controller. Use it in a `with` block, or call `close`."""
 
-    def __init__(self, address: str | None = None, *, state_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        state_dir: Path | None = None,
+        longest_call_s: float = math.inf,
+    ) -> None:
         """Connect to `address` (host:port), or to the controller of a state directory.
+
+        No call that has one answer takes longer than `longest_call_s`.
 
         Raises:
             UnavailableError: no controller runs on the state directory.
         """
         self.address = address or (address_in(state_dir) if state_dir else DEFAULT_ADDRESS)
+        self._longest_call_s = longest_call_s
         self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
         self._jobs = JobsStub(self._channel)
         self._nodes = NodesStub(self._channel)
@@ -268,7 +278,7 @@ class Client:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> _Response:
         with self._translated():
-            return method(request, timeout=timeout_s)
+            return method(request, timeout=min(timeout_s, self._longest_call_s))
 
     def _stream(
         self, method: grpc.UnaryStreamMultiCallable[Any, _Response], request: object

@@ -162,7 +162,7 @@ class LocalCluster:
         """A laptop does not grow: say so, and what can be done."""
         logger.warning(
             "nodes wanted and none can be added here: count=%d workers=%d %s; "
-            "restart with more --local-nodes or --standby",
+            "`outlast up --nodes N --standby N` starts more",
             count,
             workers,
             reason,

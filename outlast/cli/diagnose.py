@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from outlast.cli import findings, output, words
+from outlast.cli import completion, findings, output, words
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
@@ -42,7 +42,12 @@ def diagnose(
     more_nodes: Annotated[
         str, typer.Option("--nodes", metavar="A,B", help="The same, separated by commas.")
     ] = "",
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="The nodes of a job.")] = "",
+    job: Annotated[
+        str,
+        typer.Option(
+            "--job", metavar="JOB", help="The nodes of a job.", autocompletion=completion.jobs
+        ),
+    ] = "",
     suite: Annotated[
         str, typer.Option("--suite", metavar="SUITE", help="preflight or on-failure.")
     ] = "preflight",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outlast.cli import incident_words, output, words
+from outlast.cli import completion, incident_words, output, words
 from outlast.cli.connect import controller_of, find_incident, find_job
 from outlast.cli.group import ListingGroup
 from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
@@ -32,7 +32,10 @@ def register(app: typer.Typer) -> None:
 
 
 def list_incidents(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only this job's.")] = "",
+    job: Annotated[
+        str,
+        typer.Argument(metavar="[JOB]", help="Only this job's.", autocompletion=completion.jobs),
+    ] = "",
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -53,6 +56,7 @@ def show_incident(
         str,
         typer.Argument(
             metavar="INCIDENT",
+            autocompletion=completion.incidents,
             help="Incident id, or as much of it as tells it from the others: i2, gpt-tiny.i2.",
         ),
     ],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outlast.cli import completion
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError, ExitCode
 
@@ -18,6 +19,7 @@ Folder = Annotated[
     str,
     typer.Argument(
         metavar="JOB|URL",
+        autocompletion=completion.jobs,
         help="A job's name or id, or the URL of its checkpoints, which `outlast status` prints "
         "and which ends in its id: a path, or any URL that fsspec reads.",
     ),

@@ -29,7 +29,6 @@ app = typer.Typer(
     help="Keep large training jobs running through failures.",
     epilog=_EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     # Importing rich costs more than the rest of --help together.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

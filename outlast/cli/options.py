@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from outlast.cli import completion
+
 DEFAULT_STATE_DIR = Path("~/.local/state/outlast")
 
 Controller = Annotated[
@@ -29,16 +31,24 @@ StateDir = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 JobName = Annotated[
-    str, typer.Argument(metavar="JOB", help="Job id, name, or an unambiguous beginning of one.")
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="Job id, name, or an unambiguous beginning of one.",
+        autocompletion=completion.jobs,
+    ),
 ]
 AnyJobName = Annotated[
     str,
     typer.Argument(
         metavar="[JOB]",
         help="Job id, name, or an unambiguous beginning of one; not needed where there is one job.",
+        autocompletion=completion.jobs,
     ),
 ]
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Node id.")]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="Node id.", autocompletion=completion.nodes)
+]
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="Job spec, YAML or JSON; '-' reads standard input.")
 ]

@@ -370,3 +370,43 @@ def test_agent_joins_and_its_node_can_be_cordoned_and_checked(tmp_path: Path) ->
             process.wait()
         memory_dir = Path(agent_arguments("extra-1", folder)[5])
         shutil.rmtree(memory_dir.parent, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("outlast stat", ["status"]),
+        ("outlast status tin", ["tiny", "{job}"]),
+        ("outlast ckpt ls tiny-", ["{job}"]),
+        ("outlast incidents show x", []),
+        ("outlast nodes cordon n", []),
+    ],
+)
+def test_the_shell_completes_commands_and_names(
+    state_dir: Path, job_id: str, words: str, expected: list[str]
+) -> None:
+    done = outlast_process(
+        _OUTLAST_COMPLETE="complete_bash",
+        COMP_WORDS=words,
+        COMP_CWORD=str(len(words.split()) - 1),
+        OUTLAST_STATE_DIR=str(state_dir),
+    )
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert done.stdout.split() == [word.format(job=job_id) for word in expected]
+
+
+def test_completion_without_a_controller_is_empty_and_silent(tmp_path: Path) -> None:
+    done = outlast_process(
+        _OUTLAST_COMPLETE="complete_bash",
+        COMP_WORDS="outlast status ",
+        COMP_CWORD="2",
+        OUTLAST_STATE_DIR=str(tmp_path),
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (ExitCode.OK, "", "")
+
+
+def test_the_completion_of_the_shell_can_be_installed(tmp_path: Path) -> None:
+    done = outlast_process("--install-completion", "bash", HOME=str(tmp_path))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "_outlast_completion" in (tmp_path / ".bash_completions" / "outlast.sh").read_text()
+    assert "_OUTLAST_COMPLETE" in outlast_process("--show-completion", "bash").stdout
