@@ -228,9 +228,10 @@ class _Controller:
             await asyncio.wait([*parts, stopped], return_when=asyncio.FIRST_COMPLETED)
             _raise_failure(parts)
             logger.info("controller stops")
-            self.service.stop()
             if cluster is not None:
+                # Agents say goodbye, and that is journalled: no fault of theirs at the next start.
                 await cluster.stop_all()
+            self.service.stop()
             file.unlink(missing_ok=True)
         finally:
             self.service.stop()

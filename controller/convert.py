@@ -126,6 +126,7 @@ def node_joined(hello: agents_pb2.Hello) -> ev.NodeJoined:
         statuses=tuple(_worker_status(node, status) for status in hello.worker_statuses),
         replica_port=hello.replica_port,
         replica_token=hello.replica_token,
+        predecessor=hello.predecessor,
         capacity=capacity_of(hello.capacity) if hello.HasField("capacity") else None,
     )
 

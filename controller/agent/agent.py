@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 # Every rank of a large job may connect to rank 0 in the same instant.
 _RENDEZVOUS_BACKLOG = 4096
+# The controller answers within milliseconds; one that is stopped itself must not hold us up.
+GOODBYE_S = 2.0
 
 
 class Agent:
@@ -65,6 +67,9 @@ class Agent:
         self._config = config
         self._incarnation = secrets.token_hex(8)
         self._state = AgentState(config.state_dir, config.memory_dir, config.data_dir)
+        self._predecessor = self._state.predecessor()
+        # It was asked to end, and does so in order.
+        self._is_leaving = False
         self._state.kill_leftovers()
         self._rendezvous = _listen(config.address)
         self._buffer: EventBuffer[agents_pb2.AgentEvent] = EventBuffer(
@@ -156,8 +161,29 @@ class Agent:
             for task in done:
                 # Neither loop ever ends by itself: this raises its mistake.
                 task.result()
+            await self._say_goodbye()
         finally:
             await self._shut_down([stopped, *work])
+
+    async def _say_goodbye(self) -> None:
+        """Have the controller know that it was asked to end, before a worker feels it."""
+        self._is_leaving = True
+        goodbye = agents_pb2.Goodbye(incarnation=self._incarnation)
+        self._emit(agents_pb2.AgentEvent(at_s=time.time(), goodbye=goodbye), Weight.LASTING)
+        seq, loop = self._buffer.last_seq, asyncio.get_running_loop()
+        deadline_s = loop.time() + GOODBYE_S
+        while self._session.is_connected and self._buffer.after(seq - 1):
+            if loop.time() > deadline_s:
+                logger.warning("nobody took the goodbye: the next agent here will say it")
+                return
+            await asyncio.sleep(0.01)
+
+    def _note_left(self) -> None:
+        """Leave word for the next agent here: the controller may have gone first."""
+        try:
+            self._state.note_left()
+        except OSError as error:
+            logger.error("an orderly end is not on record, and will count as a fault: %s", error)
 
     async def _shut_down(self, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
         timeout_s = self._config.limits.shutdown_s
@@ -178,6 +204,8 @@ class Agent:
         self._metrics.close()
         self._host.close()
         self._rendezvous.close()
+        if self._is_leaving and not self._supervisor.running():
+            self._note_left()
         self._state.close()
         logger.info("agent stopped: node=%s", self._config.node)
 
@@ -254,6 +282,7 @@ class Agent:
             metrics_address=self._metrics_address,
             replica_port=self._replicas.port,
             replica_token=self._replicas.token,
+            predecessor=self._predecessor,
             capacity=self._capacity.read(),
         )
 

@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from controller.agent.ledger import CommandLedger
 from controller.agent.processes import ProcessName, kill_leftovers, process_name
@@ -83,6 +84,16 @@ class AgentState:
         }
         _replace(self._agent_path, document)
 
+    def predecessor(self) -> str:
+        """Incarnation of the agent that ran here last, if it ended in order; "" otherwise."""
+        document = self._read(self._agent_path)
+        return str(document.get("incarnation", "")) if document.get("left") else ""
+
+    def note_left(self) -> None:
+        """This agent ends in order, and its workers have ended."""
+        document = self._read(self._agent_path)
+        _replace(self._agent_path, {**document, "left": True, "processes": []})
+
     def load_ledger(self) -> CommandLedger:
         """The commands of earlier agents on this node; empty when there were none."""
         document = self._read(self._commands_path)
@@ -99,7 +110,7 @@ class AgentState:
         """Keep the ledger; call before what it admits is done."""
         _replace(self._commands_path, ledger.to_json())
 
-    def _read(self, path: Path) -> dict[str, list[dict[str, int]]]:
+    def _read(self, path: Path) -> dict[str, Any]:
         try:
             document = json.loads(path.read_text())
         except FileNotFoundError:

@@ -99,6 +99,16 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         )
 
 
+def away(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
+    """Nodes of a job whose agents are not connected, or are about to leave.
+
+    An order to start would reach one at best when the others have given up, and the port of a
+    rendezvous there is that of an agent which may be gone.
+    """
+    held = (node for place in job.nodes if (node := nodes.placed(ctx, job, place)) is not None)
+    return tuple(node.node for node in held if node.has_left or not ctx.connected(node.node))
+
+
 def suspend(
     ctx: Context, job: JobRecord, reason: str, *, graceful: bool, look_first: bool = False
 ) -> None:
@@ -111,11 +121,12 @@ def suspend(
     )
     close_starts(ctx, job)
     for node_id in job.nodes:
-        if nodes.placed(ctx, job, node_id) is None or node_id is None:
+        node = nodes.placed(ctx, job, node_id)
+        if node is None or node.has_left:
             continue
         ctx.open_command(
-            CommandId(f"{job.job_id}/a{job.attempt}/stop/{node_id}"),
-            node_id,
+            CommandId(f"{job.job_id}/a{job.attempt}/stop/{node.node}"),
+            node.node,
             StopWorkers(
                 graceful=graceful, timeout_s=job.plan.stop_timeout_s / 2, look_first=look_first
             ),

@@ -168,7 +168,9 @@ class Context:
         """What is seen of a node, or whether it is in use, may have changed."""
         sight = self.sight(node)
         is_heard = sight.connected and not sight.late
-        if is_heard or sight.gone or node not in self.state.index.in_use:
+        record = self.state.nodes.get(node)
+        has_left = record is not None and record.has_left
+        if is_heard or has_left or sight.gone or node not in self.state.index.in_use:
             self.quiet.pop(node, None)
         else:
             self.quiet[node] = None

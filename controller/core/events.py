@@ -105,7 +105,17 @@ class NodeJoined:
     statuses: tuple[WorkerStatus, ...]
     replica_port: int = 0
     replica_token: str = ""
+    # The agent before it on the node, if that one ended in order.
+    predecessor: str = ""
     capacity: Capacity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeft:
+    """The node's agent was asked to end, and does so in order, its workers with it."""
+
+    node: NodeId
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,6 +377,7 @@ class CheckpointFailed:
 
 NodeEvent = (
     NodeJoined
+    | NodeLeft
     | NodeDisconnected
     | NodeLate
     | NodeLost

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from controller.core import attempts, jobs, losses, nodes
+from controller.core import attempts, jobs, leaving, losses, nodes
 from controller.core.context import Context, Sight
 from controller.core.effects import Alert
 from controller.core.events import (
@@ -19,6 +19,7 @@ from controller.core.events import (
     NodeDrainRequested,
     NodeForgetRequested,
     NodeJoined,
+    NodeLeft,
     NodeReleased,
     NodeReplaced,
     NodeUncordonRequested,
@@ -57,6 +58,8 @@ def joined(ctx: Context, event: NodeJoined) -> None:
     ctx.sights[event.node] = Sight(connected=True, closed=before.closed)
     ctx.silent.pop(event.node, None)
     ctx.saw(event.node)
+    if event.predecessor:
+        leaving.left(ctx, NodeLeft(node=event.node, incarnation=event.predecessor))
     known = ctx.state.nodes.get(event.node)
     if known is None:
         node = NodeRecord(

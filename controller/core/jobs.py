@@ -51,6 +51,7 @@ from controller.core.states import (
     IncidentState,
     JobState,
 )
+from controller.core.verdict import is_follower
 
 # Where the workers stand is all that can be known of such a fault.
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
@@ -245,10 +246,17 @@ def fault(ctx: Context, job: JobRecord, evidence: Evidence) -> None:
     if job.state is JobState.SUSPENDING and (
         incident is None or incident.state is not IncidentState.EVIDENCE
     ):
-        # The workers are being stopped for the user, not for the older incident.
-        incidents.open_for(ctx, job, evidence)
+        # The workers are being stopped for the user, or for an agent that leaves, and not for the
+        # older incident. Some lose the others meanwhile.
+        if not is_follower(evidence) and (job.wanted is not Wanted.CANCEL or _is_of_node(evidence)):
+            incidents.open_for(ctx, job, evidence)
     elif incident is not None:
         ctx.add_evidence(incident, evidence)
+
+
+def _is_of_node(evidence: Evidence) -> bool:
+    """Whether a node is out of reach: of what else happens to a job that ends, nothing follows."""
+    return evidence.kind in (EvidenceKind.NODE_LOST, EvidenceKind.NOT_STOPPED)
 
 
 def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished) -> None:

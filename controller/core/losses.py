@@ -9,7 +9,7 @@ What becomes of a node afterwards, until it may be used again, is in `fleet`.
 
 from __future__ import annotations
 
-from controller.core import jobs, nodes
+from controller.core import jobs, leaving, nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.events import (
@@ -169,6 +169,9 @@ def _peers_saw_it(ctx: Context, node: NodeRecord) -> bool:
 
 def _lose(ctx: Context, node: NodeRecord, why: str) -> None:
     """A node is lost: its job hears of it; a free one leaves at once."""
+    if leaving.may_be_let_go(node):
+        nodes.release(ctx, node, f"{leaving.in_words(node)}, and has not come back")
+        return
     sight = ctx.sight(node.node)
     evidence = Evidence(
         kind=EvidenceKind.NODE_LOST,

@@ -21,6 +21,7 @@ from controller.core import (
     incidents,
     jobs,
     last_checkpoint,
+    leaving,
     losses,
     searching,
     steps,
@@ -187,6 +188,8 @@ class Machine:
         match event:
             case ev.NodeJoined():
                 fleet.joined(ctx, event)
+            case ev.NodeLeft():
+                leaving.left(ctx, event)
             case ev.NodeDisconnected():
                 losses.disconnected(ctx, event)
             case ev.NodeLate():

@@ -51,6 +51,7 @@ def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
         and not ctx.sight(node.node).closed
         and node.node not in stopping
         and not node.is_stuck
+        and not node.has_left
     ]
     found.sort(key=lambda node: (0 if node.node in job.nodes else rank[node.state], node.node))
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from controller.core import misfit, remedies, reproducing
+from controller.core import misfit, planned, remedies, reproducing
 from controller.core.evidence import NOT_STORED, nodes_with_odd_stacks
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
@@ -43,6 +43,9 @@ _CLEARLY_WORSE = 0.8
 
 def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
+    # No rung of the ladder: nothing has failed.
+    if is_planned := planned.left_in_order(facts):
+        return is_planned
     rules = (
         *(_refused, _nodes_missing, misfit.decide, _not_stored),
         *(_memory_damaged, _unhealthy, _drained),

@@ -45,6 +45,7 @@ class Cause(StrEnum):
     NODE_UNRESPONSIVE = "node_unresponsive"
     NODE_UNHEALTHY = "node_unhealthy"
     NODE_DRAINED = "node_drained"
+    NODE_LEFT = "node_left"
     HANG = "hang"
     NON_FINITE = "non_finite"
     SILENT_CORRUPTION = "silent_corruption"
@@ -95,6 +96,7 @@ class EvidenceKind(StrEnum):
     WORKER_EXIT = "worker_exit"
     WORKERS_MISSING = "workers_missing"
     NODE_LOST = "node_lost"
+    NODE_LEFT = "node_left"
     START_FAILED = "start_failed"
     NOT_STOPPED = "not_stopped"
     STALLED = "stalled"
@@ -299,6 +301,8 @@ class NodeRecord:
     quarantine: str = ""
     # The incarnation of the agent that could not kill its workers, "" when there is none.
     stuck: str = ""
+    # The incarnation of the agent that said that it ends in order, "" when none has.
+    left: str = ""
     # Where its agent takes copies of host memory, 0 for nowhere, and what it wants to hear.
     replica_port: int = 0
     replica_token: str = ""
@@ -313,6 +317,11 @@ class NodeRecord:
     def quarantine_since_s(self) -> float:
         """When the present quarantine session began; only while there is one."""
         return float(self.quarantine.rpartition("/")[2])
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its agent ended in order, and no other has come since."""
+        return self.left != "" and self.left == self.incarnation
 
     @property
     def is_stuck(self) -> bool:

@@ -13,6 +13,7 @@ from controller.core import (
     attempts,
     elastic,
     last_checkpoint,
+    leaving,
     misfit,
     nodes,
     replays,
@@ -69,6 +70,9 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
     if None in job.nodes:
         job = elastic.shrink(ctx, job)
     missing = [node for node in job.nodes if node is None]
+    if not missing and (away := attempts.away(ctx, job)):
+        ctx.explain(job, f"waiting for the agent of {names(away)} to connect")
+        return False
     if not missing:
         deadline_s = ctx.now_s + job.plan.preflight_timeout_s
         job = ctx.move_job(
@@ -97,6 +101,9 @@ def _pass_preflight(ctx: Context, job: JobRecord) -> bool:
         return True
     if job.unchecked:
         return False
+    if attempts.away(ctx, job):
+        ctx.move_job(job, JobState.PROVISIONING, "an agent is away before the start")
+        return True
     attempts.start(ctx, job, "every node passed its checks")
     return True
 
@@ -107,6 +114,9 @@ def _restart(ctx: Context, job: JobRecord) -> bool:
         return True
     if any(nodes.placed(ctx, job, node) is None for node in job.nodes):
         ctx.move_job(job, JobState.PROVISIONING, "a node was lost before the restart")
+        return True
+    if attempts.away(ctx, job):
+        ctx.move_job(job, JobState.PROVISIONING, job.reason)
         return True
     attempts.start(ctx, job, "restarting in place")
     return True
@@ -140,8 +150,12 @@ def _conclude(ctx: Context, job: JobRecord) -> bool:
     elif job.grow_step is not None:
         return elastic.grow(ctx, job)
     else:
-        # Nothing has failed: it was a pause, called off before the workers had stopped.
-        ctx.move_job(job, JobState.RESTARTING, "resumed by the user before it had stopped")
+        # Nothing has failed: an agent was stopped in order, or a pause was called off before the
+        # workers had stopped.
+        left = [ctx.state.nodes[each] for each in attempts.away(ctx, job)]
+        reasons = [leaving.in_words(node) for node in left if node.has_left]
+        reason = next(iter(reasons), "the workers were stopped, and are started again")
+        ctx.move_job(job, JobState.RESTARTING, reason)
     return True
 
 

@@ -82,6 +82,11 @@ class Verdict:
     skipped: StepRange | None = None
 
 
+def is_follower(item: Evidence) -> bool:
+    """Whether a rank ended as ranks do when an agent elsewhere takes its workers along."""
+    return item.kind is EvidenceKind.WORKER_EXIT and item.fault_class in _WHEN_PEERS_DIE
+
+
 def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
     """The end of workers that the others followed from: a rank's, or that of all of an agent.
 
@@ -90,7 +95,6 @@ def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
     """
     missing = [item for item in evidence if item.kind is EvidenceKind.WORKERS_MISSING]
     exits = [item for item in evidence if item.kind is EvidenceKind.WORKER_EXIT]
-    followers = _WHEN_PEERS_DIE if missing else ("cascade",)
-    initiating = [item for item in exits if item.fault_class not in followers]
+    initiating = [item for item in exits if not (is_follower(item) if missing else item.is_cascade)]
     ends = [*missing, *initiating] or exits
     return min(ends, key=lambda item: item.at_s, default=None)

@@ -16,7 +16,13 @@ import grpc
 from controller import convert
 from controller.core.edge.fields import MAX_RANKS
 from controller.core.edge.rules import MAX_COUNT, Reason
-from controller.core.events import CheckpointCommitted, CheckpointFailed, Event, NodeDisconnected
+from controller.core.events import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    Event,
+    NodeDisconnected,
+    NodeLeft,
+)
 from controller.core.records import RunSuite
 from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
@@ -298,6 +304,8 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
             return [
                 convert.worker_exited(node, event.job_id, event.attempt, exited.rank, exited.exit)
             ]
+        case "goodbye":
+            return [NodeLeft(node=node, incarnation=event.goodbye.incarnation)]
         case "checkpoint_committed":
             return [
                 CheckpointCommitted(

@@ -71,6 +71,7 @@ AgentEvent = (
     | ev.CommandFinished
     | ev.CheckpointCommitted
     | ev.CheckpointFailed
+    | ev.NodeLeft
 )
 
 
@@ -83,6 +84,8 @@ class Agent:
         node.num_incarnations += 1
         self.incarnation = f"{node.name}.{node.num_incarnations}"
         self.port = 20_000 + node.num_incarnations
+        self.predecessor = node.left
+        node.left = ""
         self.ledger = node.load_ledger(world.fidelity.max_results)
         self.buffer: EventBuffer[AgentEvent] = EventBuffer(MAX_EVENTS)
         self.workers: dict[tuple[JobId, Attempt, int], Worker] = {}
@@ -122,6 +125,7 @@ class Agent:
             rendezvous_port=self.port,
             workers=self.node.workers,
             statuses=self._worker_statuses(),
+            predecessor=self.predecessor,
             capacity=self.node.capacity,
         )
         session = self.session
@@ -221,6 +225,11 @@ class Agent:
                 at_s=now_s,
             )
             self.emit(progress, Weight.PROGRESS)
+
+    def say_goodbye(self) -> None:
+        """It was asked to end."""
+        goodbye = ev.NodeLeft(node=self.node.name, incarnation=self.incarnation)
+        self.emit(goodbye, Weight.LASTING)
 
     def report_commit(self, job: JobId, step: int) -> None:
         self.emit(ev.CheckpointCommitted(job_id=job, step=step), Weight.LASTING)

@@ -12,6 +12,7 @@ from controller.core import events as ev
 from controller.core.states import TERMINAL, JobState, NodeState
 from controller.sim.cluster_faults import CLUSTER_FAULTS
 from controller.sim.node_faults import NODE_FAULTS
+from controller.sim.planned_faults import PLANNED_FAULTS
 from controller.sim.timeline import EPOCH_S
 from controller.sim.training import SimJob
 from controller.sim.victims import kill_worker_of, some_node, some_training
@@ -423,6 +424,7 @@ FAULTS: Mapping[str, tuple[float, Fault]] = {
     "bad weather": (2, _bad_weather),
     **CLUSTER_FAULTS,
     **NODE_FAULTS,
+    **PLANNED_FAULTS,
     "user error": (0.7, _user_error),
     "bad batch": (1.5, _bad_batch),
     "corrupt node": (2, _corrupt_node),

@@ -42,6 +42,8 @@ class Node:
     refuses_start: bool = False
     standby_until_s: float = 0.0
     ledger: dict[str, object] = field(default_factory=dict)
+    # The incarnation of its last agent, if that one ended in order.
+    left: str = ""
 
     def load_ledger(self, max_results: int) -> CommandLedger:
         if not self.ledger:

@@ -197,6 +197,23 @@ class World:
         if back_s is not None:
             self.timeline.after(back_s, self.start_agent, name)
 
+    def stop_agent(self, name: NodeId, *, back_s: float) -> None:
+        """The agent is asked to end: it says goodbye, and takes its workers along."""
+        agent = self.nodes[name].agent
+        if agent is None:
+            return
+        self.trace("agent", name, "is stopped in order")
+        agent.say_goodbye()
+        # It waits for an answer within a limit, and then for its workers.
+        self.timeline.after(self.random.uniform(0.05, 3.0), self._end_agent, agent, back_s)
+
+    def _end_agent(self, agent: Agent, back_s: float) -> None:
+        if not agent.is_alive:
+            return
+        self.kill_agent(agent.node.name, back_s=back_s)
+        if not agent.node.is_stuck:
+            agent.node.left = agent.incarnation
+
     def kill_node(self, name: NodeId, *, why: str) -> None:
         """The machine goes dark: no process ends in an orderly way, memory is gone."""
         node = self.nodes[name]
@@ -209,6 +226,7 @@ class World:
         node.memory.clear()
         node.replicas.clear()
         node.ledger.clear()
+        node.left = ""
         if session is not None:
             session.open_at_agent = False
             # Nobody says goodbye; the controller may or may not notice.

@@ -99,6 +99,7 @@ class Hello(google.protobuf.message.Message):
     REPLICA_PORT_FIELD_NUMBER: builtins.int
     REPLICA_TOKEN_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
+    PREDECESSOR_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     incarnation: builtins.str
     """Fresh at every start of the agent process."""
@@ -113,6 +114,8 @@ class Hello(google.protobuf.message.Message):
     """Where other nodes' agents bring copies of host memory, at `address`; 0 for nowhere."""
     replica_token: builtins.str
     """What they must say there."""
+    predecessor: builtins.str
+    """Incarnation of the agent before this one on the node, if that one ended in order."""
     @property
     def worker_statuses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerStatus]:
         """Everything that the controller may have missed: level, not edge."""
@@ -135,9 +138,10 @@ class Hello(google.protobuf.message.Message):
         replica_port: builtins.int = ...,
         replica_token: builtins.str = ...,
         capacity: outlast.v1.common_pb2.NodeCapacity | None = ...,
+        predecessor: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capacity", b"capacity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "node_id", b"node_id", "rendezvous_port", b"rendezvous_port", "replica_port", b"replica_port", "replica_token", b"replica_token", "version", b"version", "worker_statuses", b"worker_statuses", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "node_id", b"node_id", "predecessor", b"predecessor", "rendezvous_port", b"rendezvous_port", "replica_port", b"replica_port", "replica_token", b"replica_token", "version", b"version", "worker_statuses", b"worker_statuses", "workers", b"workers"]) -> None: ...
 
 global___Hello = Hello
 
@@ -405,6 +409,7 @@ class AgentEvent(google.protobuf.message.Message):
     CHECKPOINT_TROUBLE_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     HOST_SIGN_FIELD_NUMBER: builtins.int
+    GOODBYE_FIELD_NUMBER: builtins.int
     seq: builtins.int
     job_id: builtins.str
     attempt: builtins.int
@@ -425,6 +430,8 @@ class AgentEvent(google.protobuf.message.Message):
 
     @property
     def host_sign(self) -> global___HostSign: ...
+    @property
+    def goodbye(self) -> global___Goodbye: ...
     def __init__(
         self,
         *,
@@ -439,12 +446,30 @@ class AgentEvent(google.protobuf.message.Message):
         checkpoint_trouble: global___CheckpointTrouble | None = ...,
         progress: global___ProgressMade | None = ...,
         host_sign: global___HostSign | None = ...,
+        goodbye: global___Goodbye | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint_committed", b"checkpoint_committed", "checkpoint_trouble", b"checkpoint_trouble", "command_result", b"command_result", "host_sign", b"host_sign", "kind", b"kind", "progress", b"progress", "step_reports", b"step_reports", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "checkpoint_committed", b"checkpoint_committed", "checkpoint_trouble", b"checkpoint_trouble", "command_result", b"command_result", "host_sign", b"host_sign", "job_id", b"job_id", "kind", b"kind", "progress", b"progress", "seq", b"seq", "step_reports", b"step_reports", "worker_exited", b"worker_exited"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["command_result", "worker_exited", "step_reports", "checkpoint_committed", "checkpoint_trouble", "progress", "host_sign"] | None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint_committed", b"checkpoint_committed", "checkpoint_trouble", b"checkpoint_trouble", "command_result", b"command_result", "goodbye", b"goodbye", "host_sign", b"host_sign", "kind", b"kind", "progress", b"progress", "step_reports", b"step_reports", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "checkpoint_committed", b"checkpoint_committed", "checkpoint_trouble", b"checkpoint_trouble", "command_result", b"command_result", "goodbye", b"goodbye", "host_sign", b"host_sign", "job_id", b"job_id", "kind", b"kind", "progress", b"progress", "seq", b"seq", "step_reports", b"step_reports", "worker_exited", b"worker_exited"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["command_result", "worker_exited", "step_reports", "checkpoint_committed", "checkpoint_trouble", "progress", "host_sign", "goodbye"] | None: ...
 
 global___AgentEvent = AgentEvent
+
+@typing.final
+class Goodbye(google.protobuf.message.Message):
+    """The agent was asked to end, and is about to stop its workers. That is no fault of the node."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    incarnation: builtins.str
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation"]) -> None: ...
+
+global___Goodbye = Goodbye
 
 @typing.final
 class HostSign(google.protobuf.message.Message):

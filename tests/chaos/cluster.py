@@ -125,7 +125,7 @@ class Plant:
     def join_by_hand(self) -> None:
         """Nodes that the controller did not start: they can be stopped, or be out of its reach."""
         for number in range(self._num_nodes if self._is_by_hand else 0):
-            self._join(f"node-{number}")
+            self.join(f"node-{number}")
 
     def submit(self, **changes: Any) -> None:
         """Submit the job; `changes` replace sections of its spec.
@@ -135,6 +135,9 @@ class Plant:
         recovery = {**_RECOVERY, **changes.pop("recovery", {})}
         if self.row is not None and self.row.moment is Moment.DIAGNOSIS:
             recovery["in_place_restarts"] = 0
+        if self.row is not None and self.row.fault is Fault.AGENT_BACK:
+            # An agent takes seconds to be back on a machine that does much else.
+            recovery |= {"stop_timeout_s": 40, "heartbeat_lost_s": 30, "heartbeat_silent_s": 40}
         checkpoint: dict[str, Any] = {
             "storage_interval_steps": UPLOADED_STEP,
             "upload_timeout_s": 6,
@@ -179,14 +182,15 @@ class Plant:
             process.kill()
             process.wait()
 
-    def _join(self, node: str) -> None:
+    def join(self, node: str) -> None:
+        """Start the agent of a node that joins by hand, or start it again."""
         argv = [*self._agent_command, "--node", node]
         argv += ["--controller", self.cable.address, "--workers", str(self.workers_per_node)]
         argv += ["--controller-file", str(self._directions)]
         argv += ["--state-dir", str(self.state_dir / "nodes" / node)]
         argv += ["--memory-dir", str(self.folder / "memory" / node)]
         argv += ["--data-dir", str(self.state_dir / "data"), "--metrics-port", "0"]
-        with (self.folder / f"{node}.log").open("wb") as log:
+        with (self.folder / f"{node}.log").open("ab") as log:
             self._joined[node] = subprocess.Popen(
                 argv,
                 cwd=ROOT,
@@ -218,7 +222,8 @@ class Plant:
 
     @property
     def _is_by_hand(self) -> bool:
-        return self.row is not None and self.row.fault in (Fault.ZOMBIE, Fault.PARTITION)
+        by_hand = (Fault.ZOMBIE, Fault.PARTITION, Fault.AGENT_BACK)
+        return self.row is not None and self.row.fault in by_hand
 
     @property
     def _num_nodes(self) -> int:

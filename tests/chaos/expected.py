@@ -104,6 +104,9 @@ _SIGNS = {
     Fault.STARVED: _Signs(also=("straggler", "slowdown")),
     Fault.STANDBY: _Signs(),
     Fault.AGENT: _NODE_SIGNS,
+    Fault.AGENT_BACK: _Signs(
+        causes=("workers_missing",), also=_UPLOAD_LOST, actions=_RESTART, names_victim=True
+    ),
     Fault.NODE: _NODE_SIGNS,
     Fault.CONTROLLER: _Signs(),
     Fault.SILENT: _Signs(),
@@ -113,6 +116,8 @@ _SIGNS = {
     Fault.STORE_SILENT: _Signs(causes=("storage",)),
     Fault.CLOCK: _Signs(),
     Fault.MEMORY_FLIP: _Signs(causes=("silent_corruption",), names_victim=True),
+    # Nothing has failed.
+    Fault.PLANNED: _Signs(),
 }
 
 

@@ -36,6 +36,8 @@ class Fault(StrEnum):
     STARVED = "cpu-starved"
     STANDBY = "standby-killed"
     AGENT = "agent-killed"
+    # Started again at once, under the same name.
+    AGENT_BACK = "agent-restarted"
     NODE = "node-killed"
     CONTROLLER = "controller-killed"
     SILENT = "controller-silent"
@@ -48,6 +50,8 @@ class Fault(StrEnum):
     CLOCK = "clock-jump"
     # A bit of the mantissa, in every slot of host memory that one rank has.
     MEMORY_FLIP = "memory-flip"
+    # Everything is stopped in order and started again, ten times.
+    PLANNED = "planned-stops"
 
 
 class Moment(StrEnum):
@@ -84,15 +88,18 @@ class Victim(StrEnum):
 
 STORE = (Fault.DISK_FULL, Fault.STORE_DOWN, Fault.STORE_SILENT)
 # These strike the control plane or the store, and so no rank in particular.
-WITHOUT_VICTIM = (Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, *STORE)
+WITHOUT_VICTIM = (Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, Fault.PLANNED, *STORE)
 # Carried out by the rank itself.
 INSIDE = (Fault.EXIT, Fault.EXCEPTION, Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
 _OF_A_STEP = (Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
 # What strikes something that is there while no rank runs.
 _WITHOUT_RANKS = (
-    *(Fault.STANDBY, Fault.AGENT, Fault.NODE, Fault.CLOCK),
+    *(Fault.STANDBY, Fault.AGENT, Fault.AGENT_BACK, Fault.NODE, Fault.CLOCK),
     *(Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, *STORE),
 )
+
+# While ranks run, or did a moment ago.
+_WITH_RANKS = (Moment.STEADY, Moment.STAGE_1, Moment.UPLOAD, Moment.DIAGNOSIS)
 
 # Properties whose pairs a subset covers. Faults by moments are left to the seeds: they alone
 # would be 147 rows.
@@ -126,6 +133,11 @@ def has_meaning(row: Row) -> bool:
     if row.fault is Fault.MEMORY_FLIP:
         # Nobody reads host memory before something else has the ranks start again.
         return row.moment is Moment.TWICE
+    if row.fault is Fault.PLANNED:
+        return row.moment is Moment.STEADY
+    if row.fault is Fault.AGENT_BACK:
+        # Before its ranks run, there is nothing to blame it for.
+        return row.moment in _WITH_RANKS
     match row.moment:
         case Moment.DIAGNOSIS:
             return row.fault in _WITHOUT_RANKS

@@ -28,6 +28,8 @@ STRUCK_STEP = 30
 # While the upload is held, ranks go on to here.
 STEP_BESIDE_UPLOAD = 26
 RELEASE_WITHIN_S = 60.0
+# Stops that are planned, and how far the job comes between them.
+NUM_STOPS, STEPS_BETWEEN_STOPS = 10, 5
 
 _ACTS = {
     Fault.EXIT: "exit",
@@ -82,6 +84,8 @@ def orders_for(row: Row) -> tuple[Order, ...]:
 
     The one named `strike` is where the fault belongs.
     """
+    if row.fault is Fault.PLANNED:
+        return tuple(map(_held_stop, range(1, NUM_STOPS + 1)))
     if row.moment is Moment.DIAGNOSIS:
         return (_kill(struck_rank(row)),)
     at, attempt, step = _MOMENTS[row.moment]
@@ -118,6 +122,22 @@ def _loses_memory(row: Row) -> bool:
 
 def _kill(rank: int) -> Order:
     return Order(name="first", at="step", act="kill", rank=rank, attempt=1, step=STRUCK_STEP)
+
+
+def _held_stop(number: int) -> Order:
+    """A rank waits for each stop, so that the job outlives all of them."""
+    return Order(
+        name=stop_name(number),
+        at="step",
+        act="hold",
+        rank=0,
+        attempt=number,
+        step=STEPS_BETWEEN_STOPS * number,
+    )
+
+
+def stop_name(number: int) -> str:
+    return "strike" if number == 1 else f"stop-{number}"
 
 
 class Desk:

@@ -21,7 +21,7 @@ from checkpoint.slot_sums import has_sums
 from controller.local.processes import members_of
 from tests.chaos.cluster import Plant
 from tests.chaos.matrix import INSIDE, STORE, Fault, Moment, Row, is_lasting
-from tests.chaos.orders import STRUCK_STEP, other_rank, struck_rank
+from tests.chaos.orders import NUM_STOPS, STRUCK_STEP, other_rank, stop_name, struck_rank
 from tests.e2e.cluster import wait_for
 
 # Faster than a tiny job ends, and longer than a node may be late.
@@ -74,6 +74,12 @@ def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
             os.kill(_standby_of(plant.agents[node]), signal.SIGKILL)
         case Fault.AGENT:
             os.kill(plant.agents[node], signal.SIGKILL)
+        case Fault.AGENT_BACK:
+            os.kill(plant.agents[node], signal.SIGKILL)
+            plant.join(node)
+            plant.note_sessions()
+        case Fault.PLANNED:
+            _stop_in_order(plant)
         case Fault.NODE:
             _lose(plant, node)
         case Fault.CONTROLLER:
@@ -135,6 +141,17 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
                 plant.desk.store("")
         case _:
             return
+
+
+def _stop_in_order(plant: Plant) -> None:
+    """What Ctrl-C of `outlast up` does, again and again."""
+    for number in range(1, NUM_STOPS + 1):
+        plant.desk.wait_reached(stop_name(number), REACH_S)
+        assert plant.controller is not None
+        plant.controller.terminate()
+        plant.controller.wait()
+        plant.start_controller()
+        plant.note_sessions()
 
 
 def _lose_first_node(plant: Plant) -> None:

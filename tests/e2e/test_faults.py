@@ -209,6 +209,10 @@ def test_interrupt_stops_everything_and_the_next_start_resumes(
     (present, *_) = cluster.presents(job_id, 2)
     assert present.resumed_step >= 29
     cluster.wait_step(job_id, present.resumed_step + 5)
+    # It was planned, so it is nobody's fault.
+    assert not cluster.incidents(job_id)
+    with cluster.client as client:
+        assert {node.state for node in client.nodes()} == {"ASSIGNED"}
     # Steps that the first agents had not told before they ended are told by the second.
     losses = cluster.losses(job_id)
     assert list(losses) == list(range(1, max(losses) + 1))

@@ -83,6 +83,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "metrics_address": Name(re.compile(f"({_ADDRESS.pattern})?"), instead=""),
         "replica_port": Number(0, 65_535, instead=0),
         "replica_token": Name(_TOKEN, instead=""),
+        "predecessor": Name(re.compile(r"[-A-Za-z0-9_.]{0,128}"), instead=""),
         "capacity": Part(),
     },
     "NodeCapacity": {
@@ -166,7 +167,9 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "checkpoint_trouble": Part(),
         "progress": Part(),
         "host_sign": Part(),
+        "goodbye": Part(),
     },
+    "Goodbye": {"incarnation": Name(re.compile(r"[-A-Za-z0-9_.]{1,128}"))},
     "HostSign": {
         "subject": Name(_WORD, reason=Reason.UNKNOWN_WORD),
         "what": _LINE,
