@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from controller.core import misfit, planned, remedies, reproducing
+from controller.core import misfit, planned, program_error, remedies, reproducing
 from controller.core.evidence import NOT_STORED, nodes_with_odd_stacks
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
@@ -48,7 +48,7 @@ def decide(facts: Facts) -> Verdict:
         return is_planned
     rules = (
         *(_refused, _nodes_missing, misfit.decide, _not_stored),
-        *(_memory_damaged, _unhealthy, _drained),
+        *(_memory_damaged, _unhealthy, _drained, program_error.decide),
         *(*reproducing.RULES, _repeated, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
@@ -239,8 +239,8 @@ def _repeated(facts: Facts) -> Verdict | None:
         # Nothing of the job has to change for storage to come back.
         action=_last_resort(facts) if cause is Cause.STORAGE else Action.FAIL,
         cause=cause,
-        reason=f"rank {root.rank} failed in the same way {times} times after step "
-        f"{facts.fault_step}: {root.detail}",
+        reason=f"rank {root.rank} failed in the same way {times} times "
+        f"{program_error.when(facts.fault_step)}: {program_error.plain(root.detail)}",
         fingerprint=root.fingerprint,
         error=root.traceback or root.detail,
     )
@@ -411,10 +411,10 @@ def _describe(facts: Facts, root: Evidence | None) -> str:
     if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
         return root.detail
     if root is not None and root.is_cascade:
-        first = f"rank {root.rank} on {root.node}: {root.detail}"
+        first = f"rank {root.rank} on {root.node}: {program_error.plain(root.detail)}"
         return f"ranks lost each other ({first}), and what failed first is not known"
     if root is not None:
-        return f"rank {root.rank} on {root.node} failed: {root.detail}"
+        return f"rank {root.rank} on {root.node} failed: {program_error.plain(root.detail)}"
     # Stacks come after the sign that had them taken; they are read elsewhere.
     signs = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
     return "; ".join(item.detail for item in signs[:2])

@@ -135,6 +135,9 @@ def has_meaning(row: Row) -> bool:
         return row.moment is Moment.TWICE
     if row.fault is Fault.PLANNED:
         return row.moment is Moment.STEADY
+    if row.fault is Fault.EXCEPTION and row.moment in (Moment.START, Moment.FIRST_STEP):
+        # Before the first step it ends the job, which rows are not about.
+        return False
     if row.fault is Fault.AGENT_BACK:
         # Before its ranks run, there is nothing to blame it for.
         return row.moment in _WITH_RANKS

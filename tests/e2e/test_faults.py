@@ -105,11 +105,12 @@ def test_a_new_job_goes_on_from_another_ones_checkpoint_with_fewer_nodes(cluster
     assert any("parallel.dp 2 is now 1" in line for line in job.environment_changes)
 
 
-def test_user_error_fails_the_job_after_one_confirming_restart(cluster: Cluster) -> None:
+def test_user_error_before_the_first_step_fails_the_job_at_once(cluster: Cluster) -> None:
     job_id = cluster.submit(data={"source": "/no/such/text"})
     job = cluster.wait_state(job_id, "FAILED")
-    assert job.attempt == 2
-    assert "2 times" in job.reason
+    assert job.attempt == 1
+    assert "before the first step" in job.reason
+    assert "rule" not in job.reason
     assert "/no/such/text" in job.error
     assert "Traceback" in job.error
 

@@ -1,0 +1,85 @@
+"""Mistakes of the job's own program: a retry that could only repeat them is not made."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.core.records import Action, Cause, Rung
+from controller.core.states import JobState
+from tests.controller.core.driver import Driver
+
+DETAIL = "KeyError: 'text' (exception, class 'user_error', rule 'interpreter' of table 2)"
+
+
+def fail(driver: Driver, **changes: object) -> None:
+    values: dict[str, object] = {
+        "code": 1,
+        "fault_class": "user_error",
+        "fingerprint": "f00d",
+        "detail": DETAIL,
+        "traceback": "Traceback: KeyError: 'text'",
+        "completed_step": -1,
+    }
+    driver.send(driver.exited(1, **{**values, **changes}))
+    driver.answer_all("/stop/")
+
+
+def test_an_error_before_the_first_step_fails_the_job_at_once_in_plain_words() -> None:
+    driver = Driver().starting(spares=0)
+    driver.answer_all("/start/")
+    fail(driver)
+    job = driver.job()
+    assert (job.state, job.attempt) == (JobState.FAILED, 1)
+    assert job.error == "Traceback: KeyError: 'text'"
+    assert job.reason == (
+        "the job's own program failed before the first step, on rank 1: KeyError: 'text'; it would "
+        "fail again, so it is not retried"
+    )
+    assert driver.incident().cause is Cause.USER_ERROR
+    assert "rule 'interpreter'" in driver.incident().evidence[0].detail, "for who looks into it"
+
+
+def test_an_error_after_a_step_is_tried_once_more_and_told_without_the_table() -> None:
+    driver = Driver().running(spares=0)
+    fail(driver, completed_step=10)
+    assert driver.incident().action is Action.RESTART_IN_PLACE
+    driver.answer_all("/start/")
+    fail(driver, completed_step=10)
+    assert driver.job().state is JobState.FAILED
+    reason = "rank 1 failed in the same way 2 times after step 10: KeyError: 'text'"
+    assert driver.job().reason == reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fault_class": "unknown"},
+        {"fault_class": "storage"},
+        {"fault_class": "killed_by_signal", "fingerprint": ""},
+    ],
+)
+def test_what_need_not_be_the_program_is_tried_again(changes: dict[str, object]) -> None:
+    driver = Driver().starting(spares=0)
+    driver.answer_all("/start/")
+    fail(driver, **changes)
+    assert driver.job().attempt == 2
+
+
+def test_a_job_that_has_trained_before_is_tried_again_in_its_next_attempt() -> None:
+    """What is new may be a node, not the program."""
+    driver = Driver().running(spares=0)
+    driver.send(driver.exited(0, completed_step=50))
+    driver.answer_all("/stop/")
+    driver.answer_all("/start/")
+    fail(driver)
+    assert driver.job().state is JobState.DIAGNOSING
+
+
+def test_a_failure_that_repeats_before_the_first_step_says_so_in_words() -> None:
+    driver = Driver().starting(spares=0, ladder=(Rung.RESTART,))
+    driver.answer_all("/start/")
+    for _ in range(3):
+        fail(driver, fault_class="unknown", detail="Error: x")
+        driver.answer_all("/start/")
+    reason = "rank 1 failed in the same way 3 times before the first step: Error: x"
+    assert driver.job().reason == reason
