@@ -204,10 +204,11 @@ def test_hundred_thousand_mutated_messages_end_no_controller(
                 gc.collect()
                 sizes_mib.append(_resident_mib())
             assert found.num_taken >= 100_000
-            # The job has lived through it: it trained again and again.
-            (job,) = found.service.state.jobs.values()
-            assert job.attempt > 10
-            assert 0 <= job.high_step <= job.plan.total_steps
+            # Jobs have lived through it: they trained again and again. Some mutant may end one, as
+            # when it says that all its ranks are done.
+            jobs = found.service.state.jobs.values()
+            assert sum(job.attempt for job in jobs) > 10
+            assert all(0 <= job.high_step <= job.plan.total_steps for job in jobs)
             # Every incident is kept, and there were hundreds.
             assert sizes_mib[-1] - sizes_mib[2] < 16, sizes_mib
             assert found.journal.load() == found.service.state
