@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.crashpoints import CrashPoint, reach
-from outlast.startup import check_packages
+from outlast.startup import WORKER_MARK, check_packages
 from trainer.hugepages import gather_pages
 
 # The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
@@ -167,16 +167,16 @@ class Standby:
             self._tell(event="refused", key=key, detail=f"cannot fork: {error}")
             return
         if pid == 0:
-            self._become_worker({**assignment, "forked_at_ns": forked_at_ns})
+            self._become_worker(key, {**assignment, "forked_at_ns": forked_at_ns})
         reach(CrashPoint.STANDBY_FORKED)
         self._watch(_Child(key, pid, own=True))
         self._tell(event="forked", key=key, pid=pid, at_ns=forked_at_ns)
 
-    def _become_worker(self, assignment: dict[str, Any]) -> None:
+    def _become_worker(self, key: str, assignment: dict[str, Any]) -> None:
         """The rest of a child's life; never returns."""
         code = 1
         try:
-            _enter_child(assignment, self._rendezvous_fd)
+            _enter_child(key, assignment, self._rendezvous_fd)
             reach(CrashPoint.WORKER_FORKED)
             code = self._entry(assignment)
         except SystemExit as exit_request:
@@ -212,6 +212,8 @@ class Standby:
         for handle, child in self._children.items():
             try:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
+                # What it started, too: nobody else looks after that.
+                os.killpg(child.pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
             if child.own:
@@ -225,9 +227,10 @@ class Standby:
             return
 
 
-def _enter_child(assignment: dict[str, Any], rendezvous_fd: int) -> None:
+def _enter_child(key: str, assignment: dict[str, Any], rendezvous_fd: int) -> None:
     """Own process group, own log, default signals, and no descriptor of the standby's."""
     os.setpgid(0, 0)
+    os.environ[WORKER_MARK] = key
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     log = os.open(assignment["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -37,6 +37,7 @@ from controller.agent.metrics.host import Folders
 from controller.agent.metrics.reading import ReplicaReading
 from controller.agent.mistakes import Mistakes, keep_running
 from controller.agent.oom import OomKills
+from controller.agent.orphans import Orphans
 from controller.agent.processes import become_subreaper, raise_open_files_limit
 from controller.agent.replicas import Replicas
 from controller.agent.reporter import Reporter
@@ -124,6 +125,7 @@ class Agent:
         )
         self._metrics = Metrics(self._reading, folders)
         self._host = Host(folders, self._emit, self._supervisor.running, oom_kills)
+        self._orphans = Orphans(self._supervisor.running, self._own_pids)
         self._metrics_address = ""
         self._capacity = NodeCapacity(config.memory_dir)
 
@@ -144,6 +146,7 @@ class Agent:
             ("reporter", self._reporter.run),
             ("standings", self._standings.run),
             ("host", self._host.run),
+            ("orphans", self._orphans.run),
         ):
             work.append(
                 asyncio.create_task(keep_running(name, observer, self._mistakes), name=name)
@@ -196,6 +199,7 @@ class Agent:
         await self._suites.close()
         await self._supervisor.stop_all()
         await self._standby.stop(timeout_s)
+        await self._orphans.end(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self._uploads.stop(), self._replicas.stop())

@@ -8,6 +8,7 @@ pids are reused, so a process is named by its pid and its start time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import resource
@@ -35,19 +36,19 @@ class ProcessName:
 
 def process_name(pid: int) -> ProcessName | None:
     """The name of a process that runs now; None when there is none."""
-    fields = _stat_fields(pid)
+    fields = stat_of(pid)
     return None if fields is None else ProcessName(pid=pid, start_ticks=int(fields[19]))
 
 
 def process_state(pid: int) -> str:
     """State letter of a process, as `ps` shows it; "" when there is none."""
-    fields = _stat_fields(pid)
+    fields = stat_of(pid)
     return "" if fields is None else fields[0]
 
 
 def zombie_status(pid: int) -> int | None:
     """The wait status of a dead process that its parent has not reaped; None otherwise."""
-    fields = _stat_fields(pid)
+    fields = stat_of(pid)
     if fields is None or fields[0] != "Z":
         return None
     return int(fields[49])
@@ -153,6 +154,7 @@ def kill_leftovers(names: Iterable[ProcessName], *, timeout_s: float) -> list[Pr
         try:
             # Between the check and the open the pid may have passed on.
             if process_name(name.pid) == name:
+                _kill_group(name.pid)
                 send_signal(handle, signal.SIGKILL)
                 killed.append(name)
                 left_s = max(0.0, deadline_s - time.monotonic())
@@ -160,6 +162,13 @@ def kill_leftovers(names: Iterable[ProcessName], *, timeout_s: float) -> list[Pr
         finally:
             os.close(handle)
     return killed
+
+
+def _kill_group(pid: int) -> None:
+    """Kill the group that a process which runs leads, if it leads one."""
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _is_dead_child(pid: int) -> bool:
@@ -175,8 +184,11 @@ def _resolve(gone: asyncio.Future[None]) -> None:
         gone.set_result(None)
 
 
-def _stat_fields(pid: int) -> list[str] | None:
-    """/proc/<pid>/stat from the state on; the command before it may hold blanks."""
+def stat_of(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat from the state on; None when there is no such process.
+
+    State, parent, group, session, ...: what comes before, the command, may hold blanks.
+    """
     try:
         # A process may call itself anything; the kernel cuts its name after 15 bytes.
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")

@@ -22,10 +22,13 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from controller.agent.config import AgentConfig
 from controller.agent.ledger import EventBuffer
-from outlast.errors import RetryableError
+from outlast.errors import FatalError, RetryableError
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
 
@@ -58,6 +61,14 @@ _CHANNEL_OPTIONS = (
     # Each connection is a fresh one, even to the same address.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+# How a controller refuses an agent whose place a newer one has taken.
+_STALE_REASON = "STALE_INCARNATION"
+
+
+class ReplacedError(FatalError):
+    """Another agent of this node's name has taken its place; there can be only one."""
 
 
 class SessionLostError(RetryableError):
@@ -127,7 +138,11 @@ class Session:
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep a session until the task is cancelled."""
+        """Keep a session until the task is cancelled.
+
+        Raises:
+            ReplacedError: the controller has a newer agent of this node.
+        """
         self._start_absence()
         failures = 0
         # A stream that ends just as the task is cancelled raises its own error instead.
@@ -138,12 +153,23 @@ class Session:
                 await self._run_once(address)
                 reason = "the controller ended the session"
             except grpc.aio.AioRpcError as error:
+                if _is_stale(error):
+                    raise ReplacedError(
+                        f"another agent called {self._config.node} has joined the controller "
+                        f"at {address} after this one, which stops its workers and ends; give "
+                        "each agent a --node of its own"
+                    ) from error
                 reason = f"{error.code().name}: {error.details()}"
             except (TimeoutError, SessionLostError) as error:
                 reason = str(error) or "no welcome in time"
             except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
                 # How gRPC refuses to write to a stream that has just ended.
                 reason = f"the stream ended: {error}"
+            except Exception as error:
+                # Our own mistake, or no descriptors left: without a line this node is lost for
+                # good, and with a new one perhaps not.
+                logger.exception("session failed: node=%s", self._config.node)
+                reason = repr(error)
             was_connected = self.num_sessions > sessions_before
             self._disconnected()
             log = logger.warning if was_connected or failures == 0 else logger.debug
@@ -303,6 +329,19 @@ class Session:
                     await self._period_changed.wait()
                 # A new period starts with a heartbeat.
                 due_s = loop.time()
+
+
+def _is_stale(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the controller says that a newer agent is in this one's place."""
+    if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+        return False
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it has what a call has
+    except (ValueError, DecodeError):
+        return False
+    info = error_details_pb2.ErrorInfo()
+    details = status.details if status is not None else ()
+    return any(each.Unpack(info) and info.reason == _STALE_REASON for each in details)
 
 
 def _is_cancelled() -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from controller.agent.config import Limits
 from controller.agent.mistakes import Mistakes
 from controller.agent.oom import OomKills
-from controller.agent.processes import child_pids, reap, zombie_status
+from controller.agent.processes import child_pids, reap, reap_group, zombie_status
 from controller.agent.standby_link import StandbyError, StandbyLink
 from controller.agent.worker import Worker, WorkerPaths, bare_exit, post_mortem
 from outlast.errors import RetryableError
@@ -80,6 +80,8 @@ class Supervisor:
         self._oom_kills = oom_kills
         self._mistakes = mistakes
         self._workers: dict[str, Worker] = {}
+        # Ends of what workers left in their process groups.
+        self._families: set[asyncio.Task[None]] = set()
 
     def workers(self) -> list[Worker]:
         """All that are known, in the order of their starts."""
@@ -143,6 +145,9 @@ class Supervisor:
         if graceful:
             await _signal_and_wait(targets, signal.SIGTERM, timeout_s)
         await _signal_and_wait(targets, signal.SIGKILL, self._limits.kill_s)
+        if self._families:
+            # They may hold a device or a port that the next attempt needs.
+            await asyncio.wait(self._families, timeout=self._limits.kill_s)
         staying = [worker for worker in targets if worker.is_running]
         if staying:
             named = ", ".join(f"rank {worker.rank} (pid {worker.pid})" for worker in staying)
@@ -156,6 +161,8 @@ class Supervisor:
     async def stop_all(self) -> None:
         """SIGKILL everything, for the end of the agent."""
         await _signal_and_wait(self.running(), signal.SIGKILL, self._limits.shutdown_s)
+        if self._families:
+            await asyncio.wait(self._families, timeout=self._limits.shutdown_s)
 
     def forget(self, job_id: str, *, below_attempt: int | None = None) -> None:
         """Drop the dead workers of a job, or only those of attempts before `below_attempt`."""
@@ -264,6 +271,7 @@ class Supervisor:
         finally:
             # Whoever stops or replaces it waits for this and for nothing else.
             worker.gone.set_result(None)
+            self._end_family(worker)
         logger.info(
             "worker ended: worker=%s pid=%s code=%d step=%d signalled=%s after_s=%.1f",
             worker.key,
@@ -277,6 +285,12 @@ class Supervisor:
             self._events.exited(worker)
         finally:
             worker.close()
+
+    def _end_family(self, worker: Worker) -> None:
+        if worker.pid is not None:
+            task = asyncio.create_task(reap_group(worker.pid), name=f"family-{worker.key}")
+            self._families.add(task)
+            task.add_done_callback(self._families.discard)
 
     def _post_mortem(self, worker: Worker, code: int) -> agents_pb2.WorkerExit:
         was_killed = code == -signal.SIGKILL and worker.stopped_by is not signal.SIGKILL

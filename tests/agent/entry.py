@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -56,6 +57,8 @@ def run(assignment: dict[str, Any]) -> int:
     for mark in (StartMark.GROUPS_READY, StartMark.MODEL_READY, StartMark.RESTORED):
         box.mark(mark)
     box.resumed(max(0, assignment["committed_step"]))
+    if behaviour == "family":
+        start_family(Path(assignment["data_dir"]) / f"family-{rank}")
     if behaviour == "garbage":
         return write_garbage(Path(assignment["blackbox_path"]))
     return train(box, behaviour, stop, first=max(0, assignment["committed_step"]) + 1)
@@ -87,6 +90,22 @@ def train(box: Writer, behaviour: str, stop: Stop, *, first: int) -> int:
         if stop.asked:
             return GRACEFUL_EXIT
     return 0
+
+
+def start_family(path: Path) -> None:
+    """A child, its own child, and a daemon; says who they are."""
+    script = "sleep 1000 & echo $!; exec 1>&-; wait"
+    child = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    grandchild = int(child.stdout.readline())
+    # Its parent ends at once, so that it has left the worker's tree and group.
+    daemon = subprocess.run(
+        ["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    path.write_text(f"{child.pid} {grandchild} {int(daemon.stdout)}\n")
 
 
 def write_garbage(path: Path) -> int:

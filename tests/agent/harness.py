@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from outlast.spec import parse_spec
 from outlast.startup import python_command
@@ -45,6 +48,8 @@ class FakeController(AgentsServicer):
         self.absence_limit_s = absence_limit_s
         self.acknowledges = acknowledges
         self.heartbeat_period_s = 0.2
+        # Agents are refused, since a newer one has taken their place.
+        self.is_stale = False
         self.hellos: list[agents_pb2.Hello] = []
         self.received: list[tuple[float, agents_pb2.AgentMessage]] = []
         self._outgoing: queue.Queue[agents_pb2.ControllerMessage | None] = queue.Queue()
@@ -70,6 +75,8 @@ class FakeController(AgentsServicer):
         first = next(request_iterator)
         outgoing: queue.Queue[agents_pb2.ControllerMessage | None] = queue.Queue()
         self._outgoing = outgoing
+        if self.is_stale:
+            context.abort_with_status(stale_incarnation())
         self.hellos.append(first.hello)
         threading.Thread(
             target=self._listen, args=(request_iterator, outgoing), daemon=True
@@ -158,6 +165,14 @@ class FakeController(AgentsServicer):
             return None
 
         return wait_for(find, f"progress of {job_id} attempt {attempt}")
+
+
+def stale_incarnation() -> Any:
+    """What a controller answers to an agent that was replaced."""
+    packed = any_pb2.Any()
+    packed.Pack(error_details_pb2.ErrorInfo(reason="STALE_INCARNATION", domain="outlast"))
+    code = grpc.StatusCode.FAILED_PRECONDITION.value[0]
+    return rpc_status.to_status(status_pb2.Status(code=code, message="replaced", details=[packed]))
 
 
 class AgentProcess:

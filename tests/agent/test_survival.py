@@ -201,3 +201,17 @@ def test_agent_whose_terminal_closes_ends_in_order(
     assert agent.process.wait(DEADLINE_S) == 0
     assert agent.pids() == []
     assert "agent stopped" in agent.log.read_text()
+
+
+def test_agent_that_a_newer_one_of_its_name_has_replaced_stops_its_workers_and_ends(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    start_job(controller)
+    controller.progress("job", 1)
+    controller.is_stale = True
+    controller.drop_connection()
+    assert agent.process.wait(DEADLINE_S) == 2
+    assert agent.pids() == []
+    said = agent.log.read_text().splitlines()[-1]
+    assert said.startswith("outlast agent: another agent called n0 has joined the controller")
+    assert "--node" in said
