@@ -158,6 +158,11 @@ class Service:
         return self._machine.why_not_forgotten(node)
 
     @property
+    def brings_nodes(self) -> bool:
+        """Whether the cluster brings nodes by itself."""
+        return self._machine.settings.brings_nodes
+
+    @property
     def is_blind(self) -> bool:
         """Whether the controller distrusts its own eyes just now."""
         return self._machine.controller_blind

@@ -106,11 +106,16 @@ class Client:
     # Jobs
 
     def submit(
-        self, spec: dict[str, Any] | Path | str, *, request_id: str | None = None
+        self,
+        spec: dict[str, Any] | Path | str,
+        *,
+        request_id: str | None = None,
+        wait_for_nodes: bool = False,
     ) -> jobs_pb2.Job:
         """Submit a spec, or the YAML or JSON file at a path; repeatable with a request id.
 
-        Relative paths in it are below the current folder.
+        Relative paths in it are below the current folder. With `wait_for_nodes` a job is queued
+        though no connected node has what each of its nodes needs.
 
         Raises:
             SpecError: with every problem that the spec has.
@@ -123,9 +128,18 @@ class Client:
                 raise SpecError(read.problems)
             value = read.value
         request = jobs_pb2.SubmitRequest(
-            spec=_struct(value), request_id=request_id or uuid.uuid4().hex
+            spec=_struct(value),
+            request_id=request_id or uuid.uuid4().hex,
+            wait_for_nodes=wait_for_nodes,
         )
         return self._call(self._jobs.Submit, request).job
+
+    def check_fit(
+        self, spec: dict[str, Any], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> jobs_pb2.CheckFitResponse:
+        """How a job would fit the connected nodes; starts nothing."""
+        request = jobs_pb2.CheckFitRequest(spec=_struct(spec))
+        return self._call(self._jobs.CheckFit, request, timeout_s=timeout_s)
 
     def get(
         self, job_id: str, *, with_steps: bool = False

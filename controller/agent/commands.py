@@ -27,6 +27,7 @@ from controller.agent.ledger import (
     Weight,
 )
 from controller.agent.leftovers import delete_old_logs
+from controller.agent.preflight import Preflight
 from controller.agent.rank_memory import free_copies, hand_over, stray_folders
 from controller.agent.replicas import Replicas, replica_plan
 from controller.agent.reporter import Emit
@@ -92,8 +93,7 @@ class Commands:
         self._parts = parts
         self._ledger = ledger
         self._running: dict[str, _Running] = {}
-        # Checkpoint URLs that could be written from here.
-        self._tried_urls: dict[str, None] = {}
+        self._preflight = Preflight(parts.config.limits.probe_s)
         self._is_closing = False
 
     def receive(self, command: agents_pb2.Command) -> None:
@@ -270,12 +270,7 @@ class Commands:
         )
         device = launch.choose_device(spec, len(start.ranks))
         launch.check_host_memory(config, command.job_id, spec, start.ranks)
-        if launch.should_try_storage(command) and start.checkpoint_url not in self._tried_urls:
-            await launch.check_storage(
-                start.checkpoint_url, launch.owner_of(command), config.limits.probe_s
-            )
-            # Once is enough: a restart should not wait for storage.
-            self._tried_urls[start.checkpoint_url] = None
+        await self._preflight.check(command, spec)
         memory_dir = config.job_memory_dir(command.job_id)
         if stray_folders(memory_dir, start.ranks):
             await parts.replicas.finish(command.job_id)

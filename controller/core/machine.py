@@ -60,6 +60,11 @@ class Machine:
         """Why a node has to stay on the list; "" when it need not."""
         return fleet.why_not_forgotten(self._ctx, node)
 
+    @property
+    def settings(self) -> Settings:
+        """Bounds of the fleet as a whole."""
+        return self._ctx.settings
+
     def handle(self, event: ev.Event, now_s: float) -> list[Effect]:
         """Take one event in; the effects must happen in their order."""
         ctx = self._ctx

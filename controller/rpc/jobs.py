@@ -35,6 +35,7 @@ from controller.rpc.errors import (
     refused,
     tell,
 )
+from controller.rpc.fitting import Fit, fit_of
 from controller.rpc.job_views import JobView, JobViews
 from controller.rpc.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from controller.rpc.sessions import Sessions
@@ -98,6 +99,9 @@ class JobsService(JobsServicer):
         request_id = request.request_id or uuid.uuid4().hex
         job = self._by_request(request_id)
         if job is None:
+            fit = self._fit(spec)
+            if fit.problems and not (request.wait_for_nodes or self._service.brings_nodes):
+                await bad_request(context, SpecError(fit.problems))
             new_id = self._new_id(spec.name)
             await tell(
                 context,
@@ -124,6 +128,27 @@ class JobsService(JobsServicer):
                 metadata={"job": job.job_id},
             )
         return jobs_pb2.SubmitResponse(job=self._message(job))
+
+    async def CheckFit(
+        self, request: jobs_pb2.CheckFitRequest, context: Context
+    ) -> jobs_pb2.CheckFitResponse:
+        """How a job would fit the connected nodes."""
+        try:
+            fit = self._fit(parse_spec(document_of(request.spec)))
+        except SpecError as error:
+            await bad_request(context, error)
+        return jobs_pb2.CheckFitResponse(
+            connected=fit.connected,
+            fitting=fit.fitting,
+            needed=fit.needed,
+            need=fit.need,
+            nodes=fit.nodes,
+            brings_nodes=self._service.brings_nodes,
+            problems=[
+                jobs_pb2.FitProblem(field=each.field, description=each.message)
+                for each in fit.problems
+            ],
+        )
 
     async def GetJob(
         self, request: jobs_pb2.GetJobRequest, context: Context
@@ -240,8 +265,10 @@ class JobsService(JobsServicer):
                 f"state are not connected ({', '.join(node or 'unknown' for node in missing[:4])})",
                 reason="NODE_NOT_CONNECTED",
             )
-        await self._service.tell(
-            CheckpointPushRequested(job_id=job.job_id, checkpoint_url=url, timeout_s=timeout_s)
+        await tell(
+            context,
+            self._service,
+            CheckpointPushRequested(job_id=job.job_id, checkpoint_url=url, timeout_s=timeout_s),
         )
         return jobs_pb2.PushCheckpointResponse(job=self._present(job.job_id))
 
@@ -283,6 +310,11 @@ class JobsService(JobsServicer):
         """Where the job's checkpoint folder goes."""
         url = spec.checkpoint.url
         return self._checkpoint_root if url is None else root_of(url)
+
+    def _fit(self, spec: JobSpec) -> Fit:
+        connected = self._sessions.is_connected
+        nodes = [node for node in self._service.state.nodes.values() if connected(node.node)]
+        return fit_of(spec, plan_of(spec), nodes)
 
     def _new_id(self, name: str) -> JobId:
         while True:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from outlast.cli.follow import Snapshot
     from outlast.spec import JobSpec
     from outlast.v1.incidents_pb2 import Incident
-    from outlast.v1.jobs_pb2 import Job
+    from outlast.v1.jobs_pb2 import CheckFitResponse, Job
 
 _HEADER = ("JOB", "STATE", "SINCE", "STEP", "LOSS", "ATTEMPT", "REASON")
 
@@ -59,6 +59,13 @@ def submit(
             help="Submitting again with the same id and spec gives the job already made.",
         ),
     ] = "",
+    wait_for_nodes: Annotated[
+        bool,
+        typer.Option(
+            "--wait-for-nodes",
+            help="Queue the job though no connected node has what each of its nodes needs.",
+        ),
+    ] = False,
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -72,9 +79,13 @@ def submit(
 
     checked = load_spec(spec, set_, where_nodes_are(controller, state_dir))
     with controller_of(controller, state_dir) as client:
-        job = client.submit(checked.document, request_id=request_id or None)
-        nodes = [node for node in client.nodes() if node.connected]
-    for line in (*checked.seen.warnings, *_missing_nodes(checked.spec, len(nodes))):
+        job = client.submit(
+            checked.document, request_id=request_id or None, wait_for_nodes=wait_for_nodes
+        )
+        fit = client.check_fit(checked.document)
+    missing = [f"{each.field} {each.description}; it waits in the queue" for each in fit.problems]
+    missing = missing or _missing_nodes(checked.spec, fit)
+    for line in (*checked.seen.warnings, *missing):
         print(f"warning: {line}", file=sys.stderr)
     if not json:
         print(f"submitted {job.job_id}", flush=True)
@@ -241,15 +252,18 @@ def resume(
         _print_job(client.resume(found.job_id), json)
 
 
-def _missing_nodes(spec: JobSpec, num_nodes: int) -> list[str]:
+def _missing_nodes(spec: JobSpec, fit: CheckFitResponse) -> list[str]:
     """A job that cannot start says so at once, and not when somebody wonders why."""
-    if num_nodes >= spec.num_nodes:
+    if fit.fitting >= spec.num_nodes:
         return []
     needed = f"the job takes {spec.num_nodes} of {spec.workers_per_node} workers"
     remedy = "`outlast agent --controller HOST:PORT` on a machine adds it as a node"
-    if num_nodes == 0:
+    if not fit.connected:
         return [f"no nodes are connected, and {needed}: it waits in the queue; {remedy}"]
-    return [f"{num_nodes} nodes are connected, and {needed}: it waits for the others; {remedy}"]
+    there = f"{fit.connected} nodes are connected"
+    if fit.fitting < fit.connected:
+        there = f"{fit.fitting} of {fit.connected} connected nodes have what the job needs"
+    return [f"{there}, and {needed}: it waits for the others; {remedy}"]
 
 
 def _follow(job: Job, controller: str, state_dir: Path, *, json: bool) -> None:

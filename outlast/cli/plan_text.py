@@ -25,19 +25,21 @@ _Item = TypeVar("_Item")
 _LARGE_BUBBLE = 0.25
 
 
-def print_plan(read: Checked, found: Plan, projected: Projected | None) -> None:
-    """The plan for people."""
+def print_plan(
+    read: Checked, found: Plan, projected: Projected | None, *, fit: tuple[str, list[str]]
+) -> None:
+    """The plan for people; `fit` says how nodes that are there fit the job, with warnings."""
     spec = read.spec
     output.print_lines([*_job_lines(spec), *_work_lines(spec, found), *_waiting_lines(spec, found)])
     output.print_lines([("data", line) for line in data_lines(read)])
     print("\nmemory of one rank")
     _print_memory(found.ranks)
     print()
-    output.print_lines(_host_lines(spec))
+    output.print_lines([*_host_lines(spec), ("connected nodes", fit[0])])
     if projected is not None:
         print(f"\non {projected.device.name}")
         output.print_lines(_projection_lines(spec, projected))
-    for line in (*warnings(spec, found, projected), *read.seen.warnings):
+    for line in (*warnings(spec, found, projected), *read.seen.warnings, *fit[1]):
         print()
         output.print_wrapped(f"warning: {line}")
 

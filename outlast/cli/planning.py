@@ -92,8 +92,10 @@ def plan(
     checkpoints in host memory, pipeline bubble and communication per step; with --device
     also the time of a step and its MFU, and whether the job fits. Warns of what will be
     slow or will not fit. Relative paths in the spec are below the current folder. Where a
-    controller runs nodes on this machine, files that the spec names must be there.
+    controller runs nodes on this machine, files that the spec names must be there. A
+    controller that answers is asked whether its nodes have what the job needs.
     """
+    from outlast.cli.fit import asked_fit, fit_line, fit_warnings
     from outlast.cli.plan_text import data_lines, print_plan, warnings
     from outlast.cli.specfile import load_spec
 
@@ -103,14 +105,16 @@ def plan(
     # A number is no name: what it is the peak of is not known.
     on_gpu = projected is not None and projected.device.reported_as != ""
     found = estimate(checked, on_gpu=on_gpu)
+    fit = asked_fit(read.document, controller, state_dir)
     if json:
         facts = plan_facts(checked, found)
         if projected is not None:
             facts["projection"] = projection_facts(projected)
-        lines = [*warnings(checked, found, projected), *read.seen.warnings]
-        output.print_json({**facts, "data": data_lines(read), "warnings": lines})
+        lines = [*warnings(checked, found, projected), *read.seen.warnings, *fit_warnings(fit)]
+        facts |= {"data": data_lines(read), "nodes_that_fit": fit_line(fit)}
+        output.print_json({**facts, "warnings": lines})
     else:
-        print_plan(read, found, projected)
+        print_plan(read, found, projected, fit=(fit_line(fit), fit_warnings(fit)))
 
 
 def schema() -> None:

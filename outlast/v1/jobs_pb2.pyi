@@ -230,7 +230,10 @@ class SubmitRequest(google.protobuf.message.Message):
 
     SPEC_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    WAIT_FOR_NODES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
+    wait_for_nodes: builtins.bool
+    """Queue the job though no connected node has what each of its nodes needs."""
     @property
     def spec(self) -> google.protobuf.struct_pb2.Struct: ...
     def __init__(
@@ -238,9 +241,10 @@ class SubmitRequest(google.protobuf.message.Message):
         *,
         spec: google.protobuf.struct_pb2.Struct | None = ...,
         request_id: builtins.str = ...,
+        wait_for_nodes: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "spec", b"spec"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "spec", b"spec", "wait_for_nodes", b"wait_for_nodes"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 
@@ -260,6 +264,80 @@ class SubmitResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["job", b"job"]) -> None: ...
 
 global___SubmitResponse = SubmitResponse
+
+@typing.final
+class CheckFitRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: builtins.int
+    @property
+    def spec(self) -> google.protobuf.struct_pb2.Struct: ...
+    def __init__(
+        self,
+        *,
+        spec: google.protobuf.struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["spec", b"spec"]) -> None: ...
+
+global___CheckFitRequest = CheckFitRequest
+
+@typing.final
+class CheckFitResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONNECTED_FIELD_NUMBER: builtins.int
+    FITTING_FIELD_NUMBER: builtins.int
+    NEEDED_FIELD_NUMBER: builtins.int
+    NEED_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    BRINGS_NODES_FIELD_NUMBER: builtins.int
+    PROBLEMS_FIELD_NUMBER: builtins.int
+    connected: builtins.int
+    fitting: builtins.int
+    """Of the connected nodes those that have what each node of the job needs, and how many it takes."""
+    needed: builtins.int
+    need: builtins.str
+    """What each node must have, and what connected ones have, in words."""
+    nodes: builtins.str
+    brings_nodes: builtins.bool
+    """The cluster brings nodes by itself, which may have what the connected ones lack."""
+    @property
+    def problems(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FitProblem]:
+        """What no connected node has, by the field of the spec that asks for it."""
+
+    def __init__(
+        self,
+        *,
+        connected: builtins.int = ...,
+        fitting: builtins.int = ...,
+        needed: builtins.int = ...,
+        need: builtins.str = ...,
+        nodes: builtins.str = ...,
+        brings_nodes: builtins.bool = ...,
+        problems: collections.abc.Iterable[global___FitProblem] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brings_nodes", b"brings_nodes", "connected", b"connected", "fitting", b"fitting", "need", b"need", "needed", b"needed", "nodes", b"nodes", "problems", b"problems"]) -> None: ...
+
+global___CheckFitResponse = CheckFitResponse
+
+@typing.final
+class FitProblem(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    field: builtins.str
+    description: builtins.str
+    def __init__(
+        self,
+        *,
+        field: builtins.str = ...,
+        description: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "field", b"field"]) -> None: ...
+
+global___FitProblem = FitProblem
 
 @typing.final
 class GetJobRequest(google.protobuf.message.Message):

@@ -40,6 +40,11 @@ class JobsStub(object):
                 request_serializer=outlast_dot_v1_dot_jobs__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_jobs__pb2.SubmitResponse.FromString,
                 _registered_method=True)
+        self.CheckFit = channel.unary_unary(
+                '/outlast.v1.Jobs/CheckFit',
+                request_serializer=outlast_dot_v1_dot_jobs__pb2.CheckFitRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_jobs__pb2.CheckFitResponse.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/outlast.v1.Jobs/GetJob',
                 request_serializer=outlast_dot_v1_dot_jobs__pb2.GetJobRequest.SerializeToString,
@@ -91,6 +96,13 @@ class JobsServicer(object):
         google.rpc.BadRequest that lists every field problem. The same request_id
         with the same spec answers the job already made. The name of a job that has
         not ended answers ALREADY_EXISTS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckFit(self, request, context):
+        """CheckFit says how a job would fit the connected nodes. It starts nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,6 +168,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=outlast_dot_v1_dot_jobs__pb2.SubmitRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_jobs__pb2.SubmitResponse.SerializeToString,
+            ),
+            'CheckFit': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckFit,
+                    request_deserializer=outlast_dot_v1_dot_jobs__pb2.CheckFitRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_jobs__pb2.CheckFitResponse.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -226,6 +243,33 @@ class Jobs(object):
             '/outlast.v1.Jobs/Submit',
             outlast_dot_v1_dot_jobs__pb2.SubmitRequest.SerializeToString,
             outlast_dot_v1_dot_jobs__pb2.SubmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckFit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Jobs/CheckFit',
+            outlast_dot_v1_dot_jobs__pb2.CheckFitRequest.SerializeToString,
+            outlast_dot_v1_dot_jobs__pb2.CheckFitResponse.FromString,
             options,
             channel_credentials,
             insecure,

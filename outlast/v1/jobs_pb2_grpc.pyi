@@ -31,6 +31,12 @@ class JobsStub:
     not ended answers ALREADY_EXISTS.
     """
 
+    CheckFit: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.jobs_pb2.CheckFitRequest,
+        outlast.v1.jobs_pb2.CheckFitResponse,
+    ]
+    """CheckFit says how a job would fit the connected nodes. It starts nothing."""
+
     GetJob: grpc.UnaryUnaryMultiCallable[
         outlast.v1.jobs_pb2.GetJobRequest,
         outlast.v1.jobs_pb2.GetJobResponse,
@@ -90,6 +96,12 @@ class JobsAsyncStub:
     with the same spec answers the job already made. The name of a job that has
     not ended answers ALREADY_EXISTS.
     """
+
+    CheckFit: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.jobs_pb2.CheckFitRequest,
+        outlast.v1.jobs_pb2.CheckFitResponse,
+    ]
+    """CheckFit says how a job would fit the connected nodes. It starts nothing."""
 
     GetJob: grpc.aio.UnaryUnaryMultiCallable[
         outlast.v1.jobs_pb2.GetJobRequest,
@@ -152,6 +164,14 @@ class JobsServicer(metaclass=abc.ABCMeta):
         with the same spec answers the job already made. The name of a job that has
         not ended answers ALREADY_EXISTS.
         """
+
+    @abc.abstractmethod
+    def CheckFit(
+        self,
+        request: outlast.v1.jobs_pb2.CheckFitRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.jobs_pb2.CheckFitResponse, collections.abc.Awaitable[outlast.v1.jobs_pb2.CheckFitResponse]]:
+        """CheckFit says how a job would fit the connected nodes. It starts nothing."""
 
     @abc.abstractmethod
     def GetJob(

@@ -72,6 +72,8 @@ class FakeAgent:
         self.logs = b""
         # host:port of a metrics page that it claims to serve.
         self.metrics_address = ""
+        # What it says that its node has; nothing unless told to.
+        self.capacity: common_pb2.NodeCapacity | None = None
         self.running: dict[int, tuple[str, int]] = {}
         self._address = address
         self._unacked: list[agents_pb2.AgentEvent] = []
@@ -227,6 +229,7 @@ class FakeAgent:
             rendezvous_port=4242,
             workers=self.workers,
             metrics_address=self.metrics_address,
+            capacity=self.capacity,
             worker_statuses=[
                 agents_pb2.WorkerStatus(job_id=job_id, attempt=attempt, rank=rank, running=True)
                 for rank, (job_id, attempt) in self.running.items()

@@ -1,0 +1,133 @@
+"""What of a spec only a node can see: looked at before any rank is started, all at once.
+
+A place that the spec names is a problem of that field, as on submit, and ends the job with what
+to change; no process has been made by then. Where the job has trained before, a source that is
+missing here is missing on this node alone, and another node may do better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from checkpoint.storage import Storage
+from controller.agent import launch
+from controller.agent.launch import StartRefusedError
+from controller.agent.ledger import ErrorKind
+from controller.agent.threads import run_blocking
+from outlast.errors import OutlastError
+from outlast.problems import FieldProblem, shown
+from outlast.rules.data import check_tokens
+from outlast.sources import survey
+from outlast.spec import JobSpec
+from outlast.v1 import agents_pb2
+
+# Places that were found right; a node that forgets one looks again.
+_MAX_KNOWN = 1_000
+# Steps of another job's checkpoints; more would not help a person.
+_NUM_STEPS = 8
+
+
+class Preflight:
+    """Looks at the places of each job's spec once; a restart does not wait for them."""
+
+    def __init__(self, probe_s: float) -> None:
+        """`probe_s` is how long checkpoint storage may take to answer."""
+        self._probe_s = probe_s
+        # Field, place and job of what was found right.
+        self._known: dict[tuple[str, str, str], None] = {}
+
+    async def check(self, command: agents_pb2.Command, spec: JobSpec) -> None:
+        """Look at what the ranks of a start command will need.
+
+        Raises:
+            StartRefusedError: with every problem that was found.
+        """
+        start = command.start_workers
+        job_id = command.job_id
+        source = ("data.source", spec.data.source, job_id)
+        problems = await self._once(source, lambda: _source(spec))
+        if problems and command.attempt > 1:
+            raise StartRefusedError(ErrorKind.RESOURCE, _in_words(problems))
+        if launch.should_try_storage(command):
+            problems += await self._storage(start.checkpoint_url, command, spec)
+            load = spec.checkpoint.load
+            if load is not None:
+                problems += await self._once(
+                    ("checkpoint.load", load, job_id), lambda: _load(spec, load)
+                )
+        if problems:
+            raise StartRefusedError(ErrorKind.CONFIG, _in_words(problems))
+
+    async def _storage(
+        self, url: str, command: agents_pb2.Command, spec: JobSpec
+    ) -> list[FieldProblem]:
+        key = ("checkpoint.url", url, command.job_id)
+        if key in self._known:
+            return []
+        try:
+            await launch.check_storage(url, launch.owner_of(command), self._probe_s)
+        except StartRefusedError as error:
+            given = "is not given" if spec.checkpoint.url is None else f"is {shown(url)}"
+            return [FieldProblem(field="checkpoint.url", message=f"{given}; {error}")]
+        self._note(key)
+        return []
+
+    async def _once(
+        self, key: tuple[str, str, str], look: Callable[[], list[FieldProblem]]
+    ) -> list[FieldProblem]:
+        """Problems of a place that was not found right before."""
+        if key in self._known:
+            return []
+        try:
+            async with asyncio.timeout(self._probe_s):
+                problems = await run_blocking(look, "preflight")
+        except TimeoutError:
+            # A slow file system may still serve a rank, which has more time.
+            return []
+        if not problems:
+            self._note(key)
+        return problems
+
+    def _note(self, key: tuple[str, str, str]) -> None:
+        self._known[key] = None
+        while len(self._known) > _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+
+
+def _source(spec: JobSpec) -> list[FieldProblem]:
+    source = spec.data.source
+    try:
+        held = survey(source, spec.data.max_bytes)
+    except ValueError as error:
+        message = f"is {shown(source)}, which {error}; give a text file or a folder with some"
+        return [FieldProblem(field="data.source", message=message)]
+    if held.nbytes >= spec.data.max_bytes:
+        return []
+    return check_tokens(spec, held.nbytes, f"all of data.source = {source}")
+
+
+def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
+    try:
+        steps = sorted(Storage(url).committed_steps())
+    except ValueError as error:
+        return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {error}")]
+    except (OutlastError, OSError):
+        # Storage that does not answer is waited for by whoever loads from it.
+        return []
+    wanted = spec.checkpoint.load_step
+    if not steps:
+        message = (
+            f"is {shown(url)}, which has no committed checkpoint; give the folder of one job: "
+            "`outlast status JOB` prints where its checkpoints lie"
+        )
+        return [FieldProblem(field="checkpoint.load", message=message)]
+    if wanted is None or wanted in steps:
+        return []
+    near = ", ".join(map(str, steps[-_NUM_STEPS:]))
+    message = f"is {wanted}, and {url} has no checkpoint of that step; allowed: {near}"
+    return [FieldProblem(field="checkpoint.load_step", message=message)]
+
+
+def _in_words(problems: list[FieldProblem]) -> str:
+    return "; ".join(f"{problem.field} {problem.message}" for problem in problems)
