@@ -15,12 +15,12 @@ What does not belong here: sending (`checkpoint/replicas.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outlast.layout import Layout
 
-_GROUPS = ("tp", "pp", "dp")
 # Twins that a rank without memory asks: one, and another one where that is lost, too.
 _MAX_TWINS = 2
 
@@ -29,11 +29,11 @@ _MAX_TWINS = 2
 class Placement:
     """Where else the state of each rank is; everything is indexed by rank."""
 
+    layout: Layout
     holders: tuple[str | None, ...]
     """The node that keeps a copy; None where twins make it needless, or there is one node."""
-    twins: tuple[tuple[int, ...], ...]
-    """Ranks on other nodes that hold the same state anyway, in rank order."""
-
+    twinned: frozenset[int]
+    """Ranks whose state a rank on another node holds anyway."""
     rank_nodes: tuple[str, ...]
 
     @property
@@ -47,10 +47,20 @@ class Placement:
 
     def near_twins(self, rank: int) -> tuple[int, ...]:
         """A few twins on nodes of their own, so that ranks that need one ask different ones."""
-        following = sorted(self.twins[rank], key=lambda twin: (twin - rank) % len(self.holders))
-        by_node = {self.rank_nodes[twin]: twin for twin in reversed(following)}
-        near = [twin for twin in following if by_node[self.rank_nodes[twin]] == twin]
-        return tuple(near[:_MAX_TWINS])
+        if rank not in self.twinned:
+            return ()
+        at, layout = self.layout.coordinate(rank), self.layout
+        first = rank - at.dp * layout.tp
+        found: dict[str, int] = {}
+        # Those that follow the rank, and then from the first one on.
+        for step in range(1, layout.dp):
+            twin = first + (at.dp + step) % layout.dp * layout.tp
+            node = self.rank_nodes[twin]
+            if node != self.rank_nodes[rank] and node not in found:
+                found[node] = twin
+                if len(found) == _MAX_TWINS:
+                    break
+        return tuple(found.values())
 
     def partners(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """The nodes that have the state of any of these ranks, as far as they may be asked."""
@@ -73,45 +83,65 @@ def place_replicas(layout: Layout, rank_nodes: Sequence[str], *, dp_is_sharded: 
     """
     if len(rank_nodes) != layout.world_size:
         raise ValueError(f"{len(rank_nodes)} ranks have nodes, of {layout.world_size} ranks")
-    twins = tuple(
-        () if dp_is_sharded else _elsewhere(layout.group_of("dp", rank), rank, rank_nodes)
-        for rank in range(layout.world_size)
-    )
+    # Ranks with a twin have one on another node when their replicas are on several.
+    twinned = set[int]()
+    if not dp_is_sharded:
+        for group in layout.dp_groups():
+            if len({rank_nodes[rank] for rank in group}) > 1:
+                twinned.update(group)
     nodes = tuple(dict.fromkeys(rank_nodes))
-    copied = [rank for rank, others in enumerate(twins) if not others]
-    if len(nodes) < 2 or not copied:
-        nobody = (None,) * layout.world_size
-        return Placement(holders=nobody, twins=twins, rank_nodes=tuple(rank_nodes))
-    shift = _choose_shift(layout, rank_nodes, nodes, copied)
-    place = {node: index for index, node in enumerate(nodes)}
+    copied = [rank for rank in range(layout.world_size) if rank not in twinned]
     holders: list[str | None] = [None] * layout.world_size
-    for rank in copied:
-        holders[rank] = nodes[(place[rank_nodes[rank]] + shift) % len(nodes)]
-    return Placement(holders=tuple(holders), twins=twins, rank_nodes=tuple(rank_nodes))
-
-
-def _elsewhere(group: Sequence[int], rank: int, rank_nodes: Sequence[str]) -> tuple[int, ...]:
-    return tuple(other for other in group if rank_nodes[other] != rank_nodes[rank])
+    if len(nodes) > 1 and copied:
+        shift = _choose_shift(layout, rank_nodes, nodes, copied)
+        place = {node: index for index, node in enumerate(nodes)}
+        for rank in copied:
+            holders[rank] = nodes[(place[rank_nodes[rank]] + shift) % len(nodes)]
+    return Placement(
+        layout=layout,
+        holders=tuple(holders),
+        twinned=frozenset(twinned),
+        rank_nodes=tuple(rank_nodes),
+    )
 
 
 def _choose_shift(
     layout: Layout, rank_nodes: Sequence[str], nodes: Sequence[str], copied: Sequence[int]
 ) -> int:
-    """The smallest shift by which the fewest ranks share a group with their holder."""
-    # A group has as many ranks as there are nodes at most, most often far fewer.
-    neighbours = {
-        rank: {rank_nodes[other] for kind in _GROUPS for other in layout.group_of(kind, rank)}
-        for rank in copied
-    }
+    """The smallest shift by which the fewest ranks share a group with their holder.
+
+    Nodes are bits: a group is the set of its nodes' bits, and turned by the place of a rank's
+    node it is the set of shifts that lead into the group. Ten thousand nodes take a second.
+    """
     place = {node: index for index, node in enumerate(nodes)}
-    best, fewest = 1, len(copied) + 1
-    for shift in range(1, len(nodes)):
-        shared = sum(
-            nodes[(place[rank_nodes[rank]] + shift) % len(nodes)] in neighbours[rank]
-            for rank in copied
-        )
-        if shared < fewest:
-            best, fewest = shift, shared
-        if fewest == 0:
-            break
-    return best
+    neighbours = [0] * layout.world_size
+    for groups in (layout.tp_groups(), layout.pp_groups(), layout.dp_groups()):
+        for group in groups:
+            bits = _bits({place[rank_nodes[rank]] for rank in group}, len(nodes))
+            for rank in group:
+                neighbours[rank] |= bits
+    # Ranks of a node most often have the same neighbours.
+    alike = Counter((place[rank_nodes[rank]], neighbours[rank]) for rank in copied)
+    everyone = (1 << len(nodes)) - 1
+    into: Counter[int] = Counter()
+    used = 1
+    for (at, bits), count in alike.items():
+        shifts = ((bits >> at) | (bits << (len(nodes) - at))) & everyone
+        used |= shifts
+        # A rank that has neighbours everywhere speaks for no shift.
+        if shifts != everyone:
+            into[shifts] += count
+    free = everyone & ~used
+    if free:
+        return (free & -free).bit_length() - 1
+    return min(
+        range(1, len(nodes)),
+        key=lambda shift: sum(count for shifts, count in into.items() if shifts >> shift & 1),
+    )
+
+
+def _bits(places: Iterable[int], width: int) -> int:
+    found = bytearray(-(-width // 8))
+    for place in places:
+        found[place // 8] |= 1 << place % 8
+    return int.from_bytes(found, "little")

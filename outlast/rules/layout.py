@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # Far above the largest clusters. What is made for each rank must fit the controller.
 MAX_RANKS = 2**20
+# Where each copy goes is found by comparing the nodes of all groups.
+MAX_RANKS_WITH_REPLICAS = 2**17
 # Longer examples are not read.
 _MAX_CHUNKS_SHOWN = 64
 
@@ -201,9 +203,20 @@ def _check_replicas(spec: JobSpec) -> list[FieldProblem]:
     """Copies lie on another node."""
     replicas = spec.checkpoint.replicas
     # A world that does not fill its nodes is a problem of its own.
-    if not replicas or spec.num_nodes != 1:
+    if not replicas:
         return []
-    return [only_with("checkpoint.replicas", replicas, "2 or more nodes", "1")]
+    if spec.num_nodes == 1:
+        return [only_with("checkpoint.replicas", replicas, "2 or more nodes", "1")]
+    world = spec.layout.world_size
+    if world <= MAX_RANKS_WITH_REPLICAS:
+        return []
+    return [
+        FieldProblem(
+            field="checkpoint.replicas",
+            message=f"is {replicas}, in a job of {world} ranks; allowed: 0, or at most "
+            f"{MAX_RANKS_WITH_REPLICAS} ranks",
+        )
+    ]
 
 
 RULES = (

@@ -37,7 +37,7 @@ def test_every_rank_has_its_state_on_another_node_where_there_is_one(
     _, nodes, _ = job
     placement = place(job)
     for rank, node in enumerate(nodes):
-        others = [placement.holders[rank], *(nodes[twin] for twin in placement.twins[rank])]
+        others = [placement.holders[rank], *(nodes[twin] for twin in placement.near_twins(rank))]
         elsewhere = [other for other in others if other is not None]
         assert node not in elsewhere
         assert bool(elsewhere) == (len(set(nodes)) > 1)
@@ -124,7 +124,7 @@ def test_pipeline_over_four_nodes_with_sharded_dp_leaves_all_groups() -> None:
     nodes = [f"n{rank // 2}" for rank in range(12)]
     placement = place_replicas(Layout(tp=2, pp=3, dp=2), nodes, dp_is_sharded=False)
     assert placement.holders == (None,) * 12
-    assert placement.twins[0] == (2,)
+    assert placement.near_twins(0) == (2,)
 
 
 def test_copies_of_a_long_pipeline_go_to_the_next_node() -> None:
@@ -138,3 +138,13 @@ def test_copies_of_a_long_pipeline_go_to_the_next_node() -> None:
 def test_rank_without_a_node_is_refused() -> None:
     with pytest.raises(ValueError, match="1 ranks have nodes, of 2"):
         place_replicas(Layout(dp=2), ["a"], dp_is_sharded=True)
+
+
+def test_ten_thousand_nodes_are_placed_in_seconds() -> None:
+    """A controller does it when a job is submitted: work by pairs of nodes would take hours."""
+    layout = Layout(tp=2, pp=4, dp=5_000)
+    nodes = [f"n{rank // 4}" for rank in range(layout.world_size)]
+    for dp_is_sharded in (True, False):
+        placement = place_replicas(layout, nodes, dp_is_sharded=dp_is_sharded)
+        assert placement.is_copying == dp_is_sharded
+        assert all(placement.partners([rank]) for rank in range(0, layout.world_size, 100))

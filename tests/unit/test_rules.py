@@ -271,3 +271,11 @@ def test_elastic_job_without_a_smaller_size_is_refused(
 def test_layout_that_does_not_work_says_nothing_of_smaller_ones() -> None:
     found = problems(parallel={"dp": 3}, recovery={"elastic": {"min_dp": 2}})
     assert "recovery.elastic.min_dp" not in found
+
+
+def test_copies_of_more_ranks_than_can_be_placed_are_refused() -> None:
+    found = problems(
+        parallel={"dp": 2**18}, data={"global_batch": 2**18}, checkpoint={"replicas": 1}
+    )
+    allowed = "is 1, in a job of 262144 ranks; allowed: 0, or at most 131072 ranks"
+    assert found == {"checkpoint.replicas": allowed}
