@@ -64,6 +64,8 @@ class TrainState:
     train_loader: Loader
     eval_loader: Loader
     data_digest: str
+    data_left_out: tuple[str, ...]
+    """What of the source is not read, in words."""
 
     @property
     def splits_sequence(self) -> bool:
@@ -217,6 +219,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         train_loader=_loader(spec, mesh, files.train),
         eval_loader=_loader(spec, mesh, files.validation),
         data_digest=files.digest,
+        data_left_out=files.left_out,
     )
 
 

@@ -277,6 +277,9 @@ def _restore(
         print(f"{who}: training on after step {restored.step}, from {restored.source}", flush=True)
         changes = state.apply_extra(restored.extra)
     state.data_parallel.refresh()
+    if mesh.rank == 0:
+        for line in state.data_left_out:
+            print(f"data: {line}", flush=True)
     # Equal bits are promised for an equal environment only: what it is goes to the controller,
     # and so do checkpoints that should have been loaded.
     document = {
