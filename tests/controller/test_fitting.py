@@ -108,7 +108,7 @@ def test_submit_refuses_what_no_connected_node_has_unless_told_to_wait(tmp_path:
             (agent,) = await bench.add_agents(1)
             agent.capacity = common_pb2.NodeCapacity(cpus=2, host_memory_bytes=12 * GIB)
             await agent.rejoin()
-            error = await failure(bench.jobs.Submit(submit_request("r1", **gpu_job)))
+            error = await failure(bench.jobs.Submit(submit_request("r1", name="second", **gpu_job)))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert violations(error) == ["resources.device"]
             asked = jobs_pb2.CheckFitRequest(spec=submit_request(**gpu_job).spec)
@@ -117,7 +117,7 @@ def test_submit_refuses_what_no_connected_node_has_unless_told_to_wait(tmp_path:
             assert "0 GPUs" in found.nodes
             assert [each.field for each in found.problems] == ["resources.device"]
 
-            request = submit_request("r2", **gpu_job)
+            request = submit_request("r2", name="third", **gpu_job)
             request.wait_for_nodes = True
             job = (await bench.jobs.Submit(request)).job
             assert job.state == "QUEUED"
