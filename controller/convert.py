@@ -260,9 +260,12 @@ def step_report(row: StepRow) -> common_pb2.StepReport:
 
 
 def command_message(
-    record: CommandRecord, attempt: AttemptRecord | None = None
+    record: CommandRecord, attempt: AttemptRecord | None = None, packed_nodes: bytes = b""
 ) -> agents_pb2.Command:
-    """A journalled command, for its agent; an order to start with what `attempt` says."""
+    """A journalled command, for its agent; an order to start with what `attempt` says.
+
+    `packed_nodes` are its nodes as `ranknodes.pack` gives them, for an attempt of many ranks.
+    """
     message = agents_pb2.Command(
         command_id=record.command_id, job_id=record.job or "", attempt=record.attempt
     )
@@ -276,7 +279,8 @@ def command_message(
                     world_size=attempt.world_size,
                     rendezvous_host=attempt.rendezvous_host,
                     rendezvous_port=attempt.rendezvous_port,
-                    rank_nodes=attempt.rank_nodes,
+                    rank_nodes=() if packed_nodes else attempt.rank_nodes,
+                    packed_nodes=packed_nodes,
                     committed_step=attempt.committed_step,
                     checkpoint_url=attempt.checkpoint_url,
                     replica_peers=[

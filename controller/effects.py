@@ -22,12 +22,15 @@ from controller.core.effects import (
     SearchFaults,
     SendCommand,
 )
+from controller.core.records import AttemptRecord, CommandRecord
+from controller.ranknodes import MOST_PLAIN_RANKS, pack
+from controller.rpc.sessions import Outgoing
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[[NodeId, agents_pb2.ControllerMessage], bool]
+Send = Callable[[NodeId, Outgoing], bool]
 
 
 class Cluster(Protocol):
@@ -67,6 +70,8 @@ class Effects:
         self._send = send
         self._searches = searches
         self._cluster = cluster
+        # Of the attempt that was started last: its nodes are packed once for all its orders.
+        self._packed: tuple[AttemptRecord, bytes] | None = None
         # Alerts so far, for the metrics.
         self.counts: Counter[str] = Counter()
 
@@ -81,8 +86,7 @@ class Effects:
             case Persist():
                 raise AssertionError("facts are the journal's; the service appends them first")
             case SendCommand(command=command, attempt=attempt):
-                message = agents_pb2.ControllerMessage(command=command_message(command, attempt))
-                if not self._send(command.node, message):
+                if not self._send(command.node, self._message(command, attempt)):
                     # It is open in the journal, and sent when the node joins again.
                     logger.info("command waits for its node: command=%s", command.command_id)
             case ProvisionNodes(count=count, workers=workers, reason=reason):
@@ -97,3 +101,20 @@ class Effects:
                 logger.warning("alert: %s", summary)
             case _:
                 assert_never(effect)
+
+    def _message(self, command: CommandRecord, attempt: AttemptRecord | None) -> Outgoing:
+        """What is sent for a command. Orders of a large attempt are made when they are sent:
+        thousands at once would take the controller's memory."""
+        packed = b"" if attempt is None else self._pack(attempt)
+
+        def make() -> agents_pb2.ControllerMessage:
+            return agents_pb2.ControllerMessage(command=command_message(command, attempt, packed))
+
+        return make if packed else make()
+
+    def _pack(self, attempt: AttemptRecord) -> bytes:
+        if len(attempt.rank_nodes) <= MOST_PLAIN_RANKS:
+            return b""
+        if self._packed is None or self._packed[0] is not attempt:
+            self._packed = (attempt, pack(attempt.rank_nodes))
+        return self._packed[1]

@@ -24,6 +24,7 @@ from controller.agent.supervisor import Launch
 from controller.agent.threads import run_blocking
 from controller.agent.uploads import UploadPlan, held_bytes
 from controller.agent.worker import WorkerPaths
+from controller.ranknodes import rank_nodes
 from outlast.errors import OutlastError
 from outlast.layout import Layout
 from outlast.spec import JobSpec, accepted_spec
@@ -132,6 +133,7 @@ def make_launches(
     attempt_dir.mkdir(parents=True, exist_ok=True)
     spec = json.loads(start.spec_json)
     layout = Layout(**{axis: spec["parallel"][axis] for axis in ("tp", "pp", "dp")})
+    nodes = rank_nodes(start)
     launches = []
     for local_rank, rank in enumerate(start.ranks):
         paths = WorkerPaths.below(attempt_dir, rank)
@@ -143,7 +145,7 @@ def make_launches(
             "rank": rank,
             "world_size": start.world_size,
             "local_rank": local_rank,
-            "rank_nodes": list(start.rank_nodes),
+            "rank_nodes": list(nodes),
             "spec": spec,
             "rendezvous_host": start.rendezvous_host,
             "rendezvous_port": start.rendezvous_port,

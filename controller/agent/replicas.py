@@ -30,6 +30,7 @@ from checkpoint.replica_wire import Peer
 from checkpoint.replicas import Replicator
 from controller.agent.config import AgentConfig
 from controller.agent.threads import run_blocking
+from controller.ranknodes import rank_nodes
 from outlast.spec import JobSpec
 from outlast.v1 import agents_pb2
 
@@ -263,7 +264,7 @@ def replica_plan(
 ) -> ReplicaPlan | None:
     """What a start command means for copies; None where the job wants none."""
     start = command.start_workers
-    placement = placement_of(spec, tuple(start.rank_nodes))
+    placement = placement_of(spec, rank_nodes(start))
     if placement is None:
         return None
     peers = {

@@ -24,6 +24,10 @@ MAX_UNDER_WAY = 1_024
 MAX_SUPERSEDED = 16
 
 
+# A message to an agent, or what makes it once it can be sent: of large ones.
+Outgoing = agents_pb2.ControllerMessage | Callable[[], agents_pb2.ControllerMessage]
+
+
 class StaleIncarnationError(FatalError):
     """An agent process that was replaced by a newer one on the same node."""
 
@@ -75,11 +79,11 @@ class AgentSession:
         self.heartbeat_period_s = 0.0
         # host:port of the agent's metrics, "" when it shows none.
         self.metrics_address = ""
-        self._outbox: deque[agents_pb2.ControllerMessage] = deque()
+        self._outbox: deque[Outgoing] = deque()
         self._ready = asyncio.Event()
         self._acked_seq = 0
 
-    def send(self, message: agents_pb2.ControllerMessage) -> bool:
+    def send(self, message: Outgoing) -> bool:
         """Queue a message; False when the session is over."""
         if self.is_closed:
             return False
@@ -106,7 +110,8 @@ class AgentSession:
             self._ready.clear()
             # Commands first: an acknowledgement is in no hurry.
             while self._outbox and not self.is_closed:
-                yield self._outbox.popleft()
+                message = self._outbox.popleft()
+                yield message() if callable(message) else message
             if self.is_closed:
                 return
             durable_seq = self.receipts.durable_seq
@@ -182,7 +187,7 @@ class Sessions:
         found = {node: session.metrics_address for node, session in self._open.items()}
         return {node: address for node, address in found.items() if address}
 
-    def send(self, node: NodeId, message: agents_pb2.ControllerMessage) -> bool:
+    def send(self, node: NodeId, message: Outgoing) -> bool:
         """Send a message if the node is connected; whether it was."""
         session = self._open.get(node)
         return session is not None and session.send(message)

@@ -800,6 +800,7 @@ class StartWorkers(google.protobuf.message.Message):
     SKIPPED_FIELD_NUMBER: builtins.int
     REPLAYED_STEP_FIELD_NUMBER: builtins.int
     SUSPECT_NODES_FIELD_NUMBER: builtins.int
+    PACKED_NODES_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     """The validated spec, canonical JSON."""
     world_size: builtins.int
@@ -814,13 +815,17 @@ class StartWorkers(google.protobuf.message.Message):
     """
     replayed_step: builtins.int
     """A step that gave no number and is done again, by two replicas; 0 for none."""
+    packed_nodes: builtins.bytes
+    """Of a job with more than 1,024 ranks in the place of `rank_nodes`: zlib of the nodes' names in
+    rank order, a newline between them. Each has world_size / names ranks, side by side.
+    """
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ranks to start here, in local order."""
 
     @property
     def rank_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Node of each rank, so that peers on a node find each other."""
+        """Node of each rank, so that peers on a node find each other; empty with `packed_nodes`."""
 
     @property
     def replica_peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReplicaPeer]:
@@ -850,8 +855,9 @@ class StartWorkers(google.protobuf.message.Message):
         skipped: collections.abc.Iterable[outlast.v1.common_pb2.StepRange] | None = ...,
         replayed_step: builtins.int = ...,
         suspect_nodes: collections.abc.Iterable[builtins.str] | None = ...,
+        packed_nodes: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "owner", b"owner", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replayed_step", b"replayed_step", "replica_peers", b"replica_peers", "skipped", b"skipped", "spec_json", b"spec_json", "suspect_nodes", b"suspect_nodes", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "owner", b"owner", "packed_nodes", b"packed_nodes", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replayed_step", b"replayed_step", "replica_peers", b"replica_peers", "skipped", b"skipped", "spec_json", b"spec_json", "suspect_nodes", b"suspect_nodes", "world_size", b"world_size"]) -> None: ...
 
 global___StartWorkers = StartWorkers
 

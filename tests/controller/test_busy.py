@@ -33,7 +33,7 @@ class BusyLoop(asyncio.SelectorEventLoop):
         return super().time() + self.skew_s
 
 
-class _NoSearches:
+class NoSearches:
     def begin(self, effect: SearchFaults) -> None:
         raise AssertionError("nobody searches here")
 
@@ -54,7 +54,7 @@ async def service_on(folder: Path) -> AsyncIterator[tuple[Service, Watch]]:
         journal=journal,
         curves=Curves(database),
         watch=watch,
-        effects=Effects(lambda node, message: True, UnmanagedCluster(), _NoSearches()),
+        effects=Effects(lambda node, message: True, UnmanagedCluster(), NoSearches()),
         clock=SystemClock(),
     )
     running = asyncio.create_task(service.run())
