@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import shutil
 import time
 import uuid
@@ -20,7 +21,11 @@ from bench.checkpoint.agent import Agent
 from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
 from checkpoint.lane import Lane
+from checkpoint.slot_sums import has_sums, made_at_ns
 from checkpoint.stage import NamedTensor, Stager
+
+# A state of 4 GB takes a second, on a machine that does nothing else.
+_SUMMED_WITHIN_S = 120.0
 
 
 class Saver(Protocol):
@@ -52,12 +57,19 @@ class Ours:
         )
         self._stack = ExitStack()
         self._agent: Agent | None = None
+        self._is_uploading = False
+
+    def guard(self, url: str) -> None:
+        """From now on an agent gives what is saved its checksums, and uploads nothing."""
+        self.upload_to(url)
+        self._is_uploading = False
 
     def upload_to(self, url: str, *, bytes_per_s: float | None = None) -> None:
         """From now on an agent uploads what is saved, within this budget."""
         self._stack.close()
         agent = Agent(url, self._memory, bytes_per_s=bytes_per_s)
         self._agent = self._stack.enter_context(agent)
+        self._is_uploading = True
 
     def save(self) -> float:
         self.step += 1
@@ -65,7 +77,7 @@ class Ours:
         saved = self.stager.save(
             self.step,
             self._extra,
-            upload=self._agent is not None,
+            upload=self._is_uploading,
             common_step=self.step - 1,
         )
         took_s = time.perf_counter() - begin_s
@@ -74,7 +86,11 @@ class Ours:
 
     @property
     def is_durable(self) -> bool:
-        return self._agent is None or self._agent.has_committed(self.step)
+        return self._agent is None or not self._is_uploading or self._has_committed()
+
+    def _has_committed(self) -> bool:
+        assert self._agent is not None
+        return self._agent.has_committed(self.step)
 
     def durable_at_s(self) -> float:
         """When the agent knew that what was saved last is a checkpoint; waits for it."""
@@ -94,8 +110,24 @@ class Ours:
 
     def settle(self) -> None:
         self.stager.finish()
-        if self._agent is not None:
+        if self._agent is not None and self._is_uploading:
             self._agent.committed_at_s(self.step)
+        elif self._agent is not None:
+            self.checksum_delay_s()
+
+    def checksum_delay_s(self) -> float:
+        """From the seal of what was saved last until it had its checksums; waits for them."""
+        deadline_s = time.monotonic() + _SUMMED_WITHIN_S
+        slots = slotfile.open_existing(self._memory / memory_folder(0))
+        try:
+            (slot,) = (slot for slot in slots if slot.read().step == self.step)
+            while not has_sums(slot):
+                assert time.monotonic() < deadline_s, f"no checksums of step {self.step}"
+                time.sleep(0.001)
+            return (made_at_ns(slot) - slot.sealed_at_ns) / 1e9
+        finally:
+            for each in slots:
+                each.close()
 
     def close(self) -> None:
         """Stop the agent and give all memory back."""
@@ -155,6 +187,25 @@ class Dcp:
 
     def close(self) -> None:
         self._saver.close()
+
+
+def in_random_turns(
+    savers: dict[str, Saver], rounds: int, measure: Callable[[Saver], float], *, warm: int
+) -> dict[str, list[float]]:
+    """What `measure` says of each, each once a round in an order that chance gives.
+
+    Of savers that always come in the same order, one is always measured in what another left.
+    `warm` rounds go before: whatever is written for the first time is no part of it.
+    """
+    order = random.Random(0)
+    found: dict[str, list[float]] = {name: [] for name in savers}
+    for number in range(-warm, rounds):
+        for name in order.sample(sorted(savers), len(savers)):
+            value = measure(savers[name])
+            savers[name].settle()
+            if number >= 0:
+                found[name].append(value)
+    return found
 
 
 def in_turns(

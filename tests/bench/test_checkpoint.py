@@ -20,13 +20,18 @@ TRY = Options(rounds=1, small=True, sizes=(SMALL,))
 
 def test_every_way_of_saving_is_measured() -> None:
     rows, claims = saving.measure(TRY)
-    group, beside = rows[0]["blocked_s"]
-    assert set(group) == {"plain", "ours", "torch_save", "dcp_thread", "dcp_process"}
-    assert set(beside) == {"plain", "ours_beside"}
-    assert min(seconds for found in group.values() for seconds in found) > 0
+    pairs, others, beside = rows[0]["blocked_s"]
+    assert {name: len(found) for name, found in pairs.items()} == {"plain": 9, "ours": 9}
+    assert set(others) == {"plain", "torch_save", "dcp_thread", "dcp_process"}
+    assert {name: len(found) for name, found in beside.items()} == {"plain": 9, "ours_beside": 9}
+    groups = (pairs, others, beside)
+    assert min(seconds for group in groups for found in group.values() for seconds in found) > 0
+    assert min(rows[0]["checksum_delay_s"]) >= 0
+    assert "quartiles of 9 pairs in random order" in claims[0].how
     assert {claim.claim for claim in claims} == {
         "stall_vs_memcpy",
         "stall_vs_memcpy_spare_core",
+        "checksum_delay",
         "torch_save_vs_stall",
         "torch_save_vs_stall_spare_core",
         "dcp_async_vs_stall",
@@ -40,8 +45,9 @@ def test_every_way_of_saving_is_measured() -> None:
 def test_of_a_large_state_ours_go_before_torch_comes() -> None:
     large = replace(SMALL, name="4 GB", is_large=True)
     rows, claims = saving.measure(replace(TRY, sizes=(large,)))
-    first, beside, second = rows[0]["blocked_s"]
-    assert set(first) == {"plain", "ours", "torch_save"}
+    first, others, beside, second = rows[0]["blocked_s"]
+    assert set(first) == {"plain", "ours"}
+    assert set(others) == {"plain", "torch_save"}
     assert set(beside) == {"plain", "ours_beside"}
     assert set(second) == {"plain", "dcp_thread", "dcp_process"}
     assert set(rows[0]["lost_steps"]["launching"]) == {"ours", "dcp_thread", "dcp_process"}
@@ -68,10 +74,12 @@ def test_what_was_measured_apart_is_held_against_the_copy_beside_it() -> None:
     row = {
         "nbytes": 4 * 10**9,
         "blocked_s": [
-            {"plain": [1.0], "ours": [1.0], "torch_save": [9.0]},
-            {"plain": [1.0], "ours_beside": [0.1]},
+            {"plain": [1.0, 2.0], "ours": [1.0, 2.0]},
+            {"plain": [1.0], "torch_save": [9.0]},
+            {"plain": [1.0, 2.0], "ours_beside": [0.1, 0.2]},
             {"plain": [2.0], "dcp_thread": [3.0], "dcp_process": [4.0]},
         ],
+        "checksum_delay_s": [0.4],
         "durable_s": {"ours": [2.0], "raw_1": [2.0], "raw_4": [1.8]},
         "lost_steps": {},
     }
@@ -79,6 +87,7 @@ def test_what_was_measured_apart_is_held_against_the_copy_beside_it() -> None:
     assert claims == {
         "stall_vs_memcpy_4gb": 1.0,
         "stall_vs_memcpy_spare_core_4gb": 0.1,
+        "checksum_delay_4gb": 0.4,
         "torch_save_vs_stall_4gb": 9.0,
         "torch_save_vs_stall_spare_core_4gb": 90.0,
         "dcp_async_vs_stall_4gb": 1.5,
