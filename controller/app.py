@@ -39,6 +39,7 @@ from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
 from controller.store.lock import StateLock
+from controller.store.reserve import Reserve
 from controller.tally import Tally
 from controller.watch import Watch
 from controller.web.app import Web
@@ -294,6 +295,8 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
     """Open the journal, take the term, and build everything around the machine."""
     clock = SteadyClock()
     metrics = ControllerMetrics()
+    reserve = Reserve(options.state_dir)
+    reserve.make_room()
     database = Database(options.state_dir / "journal.sqlite")
     try:
         journal = Journal(database, clock, on_commit=metrics.committed)
@@ -315,7 +318,10 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             watch=watch,
             effects=effects,
             clock=clock,
+            reserve=reserve,
         )
+        if not reserve.acquire():
+            service.begin_read_only(f"{options.state_dir}: no room for the reserve")
         searches.report_to(service)
         metrics.read_from(
             Sources(
@@ -381,6 +387,7 @@ def _open_state_dir(state_dir: Path) -> StateLock:
     """The lock of a directory that can be written."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
+        Reserve(state_dir).make_room()
         probe = state_dir / f".probe-{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink()

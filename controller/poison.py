@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from controller.core.events import Event
+from controller.store.database import DiskFullError
 from controller.store.journal import Journal
 from outlast.errors import FatalError, RetryableError
 
@@ -83,9 +84,12 @@ class Poison:
         self._times.append((self._monotonic(), source))
         what = "".join(traceback.format_exception(error))
         logger.error("poisoned event, skipped: source=%s event=%.500r\n%s", source, event, what)
-        self._journal.mark_poisoned(
-            source, repr(event)[:_MAX_EVENT_CHARS], what[-_MAX_ERROR_CHARS:]
-        )
+        try:
+            self._journal.mark_poisoned(
+                source, repr(event)[:_MAX_EVENT_CHARS], what[-_MAX_ERROR_CHARS:]
+            )
+        except DiskFullError:
+            logger.warning("the mark could not be journalled; only this controller knows of it")
         if source:
             self._known.add(source)
         self.num_marked += 1

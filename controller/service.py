@@ -14,11 +14,13 @@ look (`guard`). Every other error ends the process: `run` lets it out.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from controller.changes import Changes
 from controller.chronicle import Chronicle
 from controller.core.effects import Effect, Persist
 from controller.core.events import ControllerStarted, Event, TimePassed
@@ -28,13 +30,18 @@ from controller.core.states import TERMINAL
 from controller.effects import Effects
 from controller.guard import Guard
 from controller.poison import Poison, PoisonedError
+from controller.refusals import ReadOnlyError, ServiceStoppedError
 from controller.store.curves import Curves, StepRow
+from controller.store.database import DiskFullError
 from controller.store.journal import Journal
+from controller.store.reserve import Reserve
 from controller.watch import LOOK_S, Watch
 from outlast.clock import Clock
 from outlast.crashpoints import CrashPoint, reach
-from outlast.errors import OutlastError, RetryableError
+from outlast.errors import OutlastError
 from outlast.ids import NodeId
+
+logger = logging.getLogger(__name__)
 
 # Items in one commit: enough to keep up with thousands of agents that reconnect at
 # once, few enough that the first of them does not wait for long.
@@ -52,35 +59,10 @@ LISTEN_AFTER_PAUSE_S = 1.0
 JUDGE_WITHIN_S = 5.0
 # So long events are handled in one turn; then agents and clients are read before the rest.
 TURN_S = 0.25
+# While the journal's disk is full, how often we look for room.
+ROOM_LOOK_S = 1.0
 # A timer of the machine that is due again at once would otherwise spin.
 SHORTEST_TIMER_S = 0.02
-
-
-class ServiceStoppedError(RetryableError):
-    """The controller is stopping and takes nothing in any more."""
-
-
-class Changes:
-    """Wakes those who look at the state whenever it may have changed."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self._next: asyncio.Future[None] | None = None
-
-    def fire(self) -> None:
-        self.version += 1
-        if self._next is not None and not self._next.done():
-            self._next.set_result(None)
-        self._next = None
-
-    async def wait(self, seen: int) -> int:
-        """The present version, once it is newer than `seen`."""
-        while self.version == seen:
-            if self._next is None:
-                self._next = asyncio.get_running_loop().create_future()
-            # Shielded: one watcher that leaves must not end the wait of the others.
-            await asyncio.shield(self._next)
-        return self.version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +90,14 @@ class Service:
         watch: Watch,
         effects: Effects,
         clock: Clock,
+        reserve: Reserve | None = None,
     ) -> None:
         self.changes = Changes()
         self.curves = curves
         # Called with nodes for which other limits may hold than before.
         self.on_refreshed: Callable[[Sequence[NodeId]], None] = _nothing
         # Called when the machine has forgotten what it saw: agents have to join again.
-        self.on_restored: Callable[[], None] = _nobody
+        self.on_restored: Callable[[], None] = _nothing
         self.guard = Guard()
         self.poison = Poison(journal)
         self._machine = machine
@@ -135,6 +118,10 @@ class Service:
         # longer than it may be, which is no reason to judge before listening.
         self._put_off_since_s: float | None = None
         self._was_away = False
+        self._reserve = reserve
+        # Why nothing is decided at present, "" when it is; and when to look for room.
+        self._read_only = ""
+        self._room_look_s = 0.0
         # Items to be handled in turns of their own: one of them cannot be journalled.
         self._num_alone = 0
 
@@ -166,6 +153,26 @@ class Service:
     def is_blind(self) -> bool:
         """Whether the controller distrusts its own eyes just now."""
         return self._machine.controller_blind
+
+    @property
+    def read_only(self) -> str:
+        """Why nothing is decided at present: the journal's disk is full. "" when it is."""
+        return self._read_only
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Room on the journal's disk; None when nobody said which one that is."""
+        return None if self._reserve is None else self._reserve.free_bytes()
+
+    def begin_read_only(self, why: str) -> None:
+        """Decide nothing until there is room on the journal's disk.
+
+        Agents stay connected and train on, what they report waits, and everything can be read.
+        """
+        if not self._read_only:
+            logger.error("alert: read-only, the journal's disk is full: %s", why)
+            self.changes.fire()
+        self._read_only = why
 
     def post(self, *events: Event) -> None:
         """Queue events that nobody waits for."""
@@ -204,16 +211,23 @@ class Service:
 
         Raises:
             ServiceStoppedError: the controller is stopping; they may or may not be.
+            ReadOnlyError: the journal's disk is full; they are not.
             PoisonedError: the controller failed on them; nothing has happened.
         """
         if self._stopping:
             raise ServiceStoppedError("the controller is stopping; try again when it is back")
+        if self._read_only and events:
+            raise ReadOnlyError(
+                f"the controller is read-only, because its disk is full ({self._read_only}); "
+                "training continues; free room there, and it takes requests again by itself",
+                after_s=10.0,
+            )
         done = asyncio.Event()
         errors: list[PoisonedError] = []
         self.offer(events, durable=done.set, failed=errors.append)
         await done.wait()
-        if errors:
-            raise errors[0]
+        for error in errors:
+            raise error
 
     def stop(self) -> None:
         """Take nothing in any more and end `run` after the present turn.
@@ -231,7 +245,7 @@ class Service:
         self.post(ControllerStarted(term=self._journal.term))
         while not self._stopping:
             due_s = self._next_due_s(loop.time())
-            if not self._queue:
+            if not self._queue or self._read_only:
                 timer = loop.call_at(due_s, self._awake.set)
                 await self._awake.wait()
                 timer.cancel()
@@ -247,9 +261,11 @@ class Service:
 
     def _turn(self, now_s: float, due_s: float) -> None:
         self._note_pause(due_s, now_s)
+        if self._read_only and not self._has_room(now_s):
+            return
         self._look_around(now_s)
         items, facts = self._decide()
-        self._journal.continue_snapshot()
+        self._continue_snapshot()
         if self._queue or self._journal.is_writing_snapshot:
             self._awake.set()
         for item in items:
@@ -271,6 +287,34 @@ class Service:
         self.guard.call("watch", None, lambda: self._refresh(facts, now_s))
         if facts or is_due:
             self.changes.fire()
+
+    def _has_room(self, now_s: float) -> bool:
+        """Whether the journal can be written again; looked at now and then."""
+        if now_s < self._room_look_s:
+            return False
+        self._room_look_s = now_s + ROOM_LOOK_S
+        if self._reserve is not None and not self._reserve.acquire():
+            return False
+        try:
+            self._journal.probe()
+        except DiskFullError:
+            return False
+        logger.warning("read-only mode ends: there is room for the journal again")
+        self._read_only = ""
+        # What has arrived meanwhile comes first.
+        self._judge_after_s = now_s + LISTEN_AFTER_PAUSE_S
+        self._awake.set()
+        self.changes.fire()
+        return True
+
+    def _continue_snapshot(self) -> None:
+        try:
+            if self._journal.snapshot_is_due():
+                self._journal.begin_snapshot(self._machine.state)
+            self._journal.continue_snapshot()
+        except DiskFullError as error:
+            self._journal.drop_snapshot()
+            self.begin_read_only(str(error))
 
     def _refresh(self, facts: Sequence[Fact], now_s: float) -> None:
         changed = self._watch.refresh(facts, now_s)
@@ -322,7 +366,7 @@ class Service:
         while self._queue and len(items) < most and (not items or clock_s() < until_s):
             item = self._queue.popleft()
             items.append(item)
-            if not self._handle(item, facts, effects):
+            if not self._handle(items, facts, effects):
                 # It has been skipped; what the machine has seen is to be said again first.
                 return items, facts
         if facts and not self._append(items, facts):
@@ -331,12 +375,11 @@ class Service:
             self.guard.call("effects", None, partial(self._effects.run, effect))
         if effects:
             reach(CrashPoint.EFFECTS_RUN)
-        if self._journal.snapshot_is_due():
-            self._journal.begin_snapshot(self._machine.state)
         return items, facts
 
-    def _handle(self, item: _Item, facts: list[Fact], effects: list[Effect]) -> bool:
-        """Let the machine handle an item; False when it failed, and the item was skipped."""
+    def _handle(self, items: list[_Item], facts: list[Fact], effects: list[Effect]) -> bool:
+        """Let the machine handle the last item; False when it failed, and the item was skipped."""
+        item = items[-1]
         for event in item.events:
             try:
                 batch = self._machine.handle(event, self._clock.now_s())
@@ -345,9 +388,11 @@ class Service:
                     raise  # Not the event is at fault, but the state.
                 # Those before it are whole. Their effects are done when the machine looks anew,
                 # as after a crash between the two.
-                if facts:
-                    self._append([], facts)
                 effects.clear()
+                if facts and not self._append(items, facts):
+                    items.clear()
+                    facts.clear()
+                    return False
                 self._skip(item, event, error)
                 return False
             for effect in batch:
@@ -364,7 +409,13 @@ class Service:
         """
         reach(CrashPoint.FACTS_DECIDED)
         try:
-            self._journal.append(facts)
+            self._append_or_use_reserve(facts)
+        except DiskFullError as error:
+            # None of it has happened. It is tried again when there is room.
+            self.begin_read_only(str(error))
+            self._queue.extendleft(reversed(items))
+            self._restore()
+            return False
         except OutlastError:
             raise
         except Exception as error:
@@ -382,6 +433,15 @@ class Service:
         reach(CrashPoint.FACTS_KEPT)
         self.guard.call("log", None, lambda: self._chronicle.tell(facts))
         return True
+
+    def _append_or_use_reserve(self, facts: Sequence[Fact]) -> None:
+        try:
+            self._journal.append(facts)
+        except DiskFullError as error:
+            if self._reserve is None or not self._reserve.release():
+                raise
+            self._journal.append(facts)
+            self.begin_read_only(str(error))
 
     def _skip(self, item: _Item, event: Event, error: Exception) -> None:
         """Mark an event as poisonous, and continue from the journal without it."""
@@ -407,7 +467,11 @@ class Service:
         self.changes.fire()
 
     def _write_curves(self) -> None:
-        self.curves.flush()
+        try:
+            self.curves.flush()
+        except DiskFullError as error:
+            self.begin_read_only(str(error))
+            return
         self._flush_at_s = None
         waiting, self._not_written = self._not_written, []
         for durable in waiting:
@@ -415,6 +479,8 @@ class Service:
 
     def _next_due_s(self, now_s: float) -> float:
         """When the loop must run at the latest, by the monotonic clock."""
+        if self._read_only:
+            return max(now_s, self._room_look_s)
         times = [now_s + TICK_S, self._stall_look_s]
         expiry_s = self._watch.next_expiry_s()
         if expiry_s is not None:
@@ -428,9 +494,5 @@ class Service:
         return max(now_s, min(times))
 
 
-def _nothing(nodes: Sequence[NodeId]) -> None:
-    pass
-
-
-def _nobody() -> None:
+def _nothing(*_: object) -> None:
     pass

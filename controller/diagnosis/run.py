@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from controller.changes import Changes
 from controller.convert import finding_message, finding_of
 from controller.diagnosis.asking import START_ALLOWANCE_S, Answer, Asking, broken
-from controller.service import Changes
 from diagnostics.core import agreement, links, report
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.finding import Finding, Verdict

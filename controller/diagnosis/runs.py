@@ -17,6 +17,7 @@ from controller.convert import finding_message
 from controller.diagnosis.asking import Asking
 from controller.diagnosis.run import DiagnosticsRunner, Progress, Request
 from controller.rpc.sessions import Sessions
+from controller.store.database import DiskFullError
 from controller.store.diagnoses import DONE, INTERRUPTED, RUNNING, Diagnoses
 from controller.tally import Tally
 from diagnostics.core.report import NodeReport, Report
@@ -162,7 +163,11 @@ class DiagnosticRuns:
             del self._live[name]
 
     def _keep(self, run: diagnostics_pb2.DiagnosticRun) -> None:
-        self.kept.put(run)
+        try:
+            self.kept.put(run)
+        except DiskFullError as error:
+            # Results decide nothing after their run.
+            logger.warning("diagnostics not kept: run=%s %s", run.run_id, error)
 
 
 def new_run_id() -> str:

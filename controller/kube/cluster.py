@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from controller.changes import Changes
 from controller.core.events import NodeEvent, NodesAwaited
 from controller.core.facts import State
 from controller.failure import Failure
@@ -25,7 +26,6 @@ from controller.kube.observed import Host, Json, Pod, read_host, read_pod
 from controller.kube.reconcile import Reconciler
 from controller.kube.view import View, num_wanted
 from controller.kube.watch import Informer
-from controller.service import Changes
 from outlast.clock import Clock
 from outlast.ids import NodeId
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
-from controller.store.database import STEPS, TOKENS, Database
+from controller.store.database import STEPS, TOKENS, Database, DiskFullError
 from outlast.ids import JobId
 
 # Over so many steps the speed of a job is averaged.
@@ -125,9 +126,14 @@ class Curves:
             connection.execute(total, totals)
         self._unwritten.clear()
 
+    def _flush_if_possible(self) -> None:
+        """What cannot be written now is read later."""
+        with suppress(DiskFullError):
+            self.flush()
+
     def read(self, job: JobId) -> list[StepRow]:
         """The whole curve of a job, by step."""
-        self.flush()
+        self._flush_if_possible()
         with self._database.transaction() as connection:
             rows = connection.execute(
                 sa.select(STEPS).where(STEPS.c.job_id == job).order_by(STEPS.c.step)
@@ -139,7 +145,7 @@ class Curves:
     ) -> tuple[list[StepRow], int]:
         """Rows written after `version`, oldest first, a page at most; and the version
         to ask with next time."""
-        self.flush()
+        self._flush_if_possible()
         query = (
             sa.select(STEPS)
             .where(STEPS.c.job_id == job, STEPS.c.version > version, STEPS.c.step > after_step)

@@ -10,6 +10,7 @@ What is stored in the tables is the business of `journal` and `curves`.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,6 +137,14 @@ class DatabaseError(FatalError):
     """The controller's database cannot be used; nothing may be decided without it."""
 
 
+class DiskFullError(DatabaseError):
+    """There is no room for what was to be written; nothing of it was."""
+
+
+# What SQLite says when a write, or its shared memory, finds no room.
+_FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+
+
 class Database:
     """An open database file. Closed by `close`."""
 
@@ -173,7 +182,8 @@ class Database:
             with self._connection.begin():
                 yield self._connection
         except SQLAlchemyError as error:
-            raise DatabaseError(f"{self._path}: {_cause(error)}") from error
+            kind = DiskFullError if _is_full(error) else DatabaseError
+            raise kind(f"{self._path}: {_cause(error)}") from error
 
     def _prepare(self) -> None:
         with self.transaction() as connection:
@@ -200,6 +210,10 @@ def _set_up_connection(connection: Any, _record: object) -> None:
 
 def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _is_full(error: SQLAlchemyError) -> bool:
+    return getattr(getattr(error, "orig", None), "sqlite_errorcode", None) in _FULL_CODES
 
 
 def _cause(error: SQLAlchemyError) -> str:

@@ -187,6 +187,10 @@ class Journal:
         self._bytes_since -= draft.bytes_then
         self._draft = None
 
+    def drop_snapshot(self) -> None:
+        """Give up a snapshot that was begun."""
+        self._draft = None
+
     def write_snapshot(self, state: State) -> None:
         """A whole snapshot at once."""
         self.begin_snapshot(state)

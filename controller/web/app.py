@@ -76,7 +76,12 @@ class Web:
         )
 
     async def _healthz(self, request: Request) -> Response:
-        """200 only when the loop turns and the journal can be written."""
+        """200 only when the loop turns and the journal can be written, or its disk is full.
+
+        A new process would not find more room, and agents would lose the one that they have.
+        """
+        if self._service.read_only:
+            return JSONResponse({"ok": True, "read_only": self._service.read_only})
         try:
             async with asyncio.timeout(ALIVE_WITHIN_S):
                 await self._service.tell()

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from controller.changes import Changes
 from controller.core import events as ev
 from controller.core.facts import State, fold
 from controller.core.records import NodeRecord
 from controller.kube.cluster import KubeCluster
 from controller.kube.config import KubeConfig, Patience
-from controller.service import Changes
 from outlast.ids import NodeId
 from tests.controller.core.driver import Driver
 from tests.controller.fakes import until

@@ -44,6 +44,10 @@ CLOCK_OFFSET = Gauge(
     "outlast_controller_clock_offset_seconds",
     "How far the wall clock is ahead of the steady time in which things are decided and noted",
 )
+READ_ONLY = Gauge(
+    "outlast_controller_read_only", "1 while its disk is full and nothing can be decided"
+)
+FREE = Gauge("outlast_journal_free_bytes", "Room on the disk of the state directory")
 FAMILIES: tuple[Family, ...] = (
     BUILD,
     TERM,
@@ -55,6 +59,8 @@ FAMILIES: tuple[Family, ...] = (
     ERRORS,
     CLOCK_STEPS,
     CLOCK_OFFSET,
+    READ_ONLY,
+    FREE,
 )
 
 
@@ -70,6 +76,9 @@ def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
     yield POISONED.value(sources.service.poison.num_marked)
     yield CLOCK_STEPS.value(sources.clock.num_steps)
     yield CLOCK_OFFSET.value(sources.clock.offset_s)
+    yield READ_ONLY.value(bool(sources.service.read_only))
+    free_bytes = sources.service.free_bytes
+    yield FREE.of([] if free_bytes is None else [((), free_bytes)])
     errors = sources.service.guard.counts
     yield ERRORS.of([((part,), errors[part]) for part in PARTS])
     known = [(outcome, reason) for outcome in (DROPPED, CORRECTED) for reason in Reason]
