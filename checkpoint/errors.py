@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from checkpoint.core.errors import CorruptCheckpointError, LayoutMismatchError
+from checkpoint.core.errors import CorruptCheckpointError, LayoutMismatchError, NoCheckpointError
 from outlast.errors import RetryableError
 
 __all__ = [
     "CorruptCheckpointError",
     "DamagedMemoryError",
     "LayoutMismatchError",
+    "NoCheckpointError",
     "RootTakenError",
     "StorageTimeoutError",
     "StorageUnavailableError",

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.pacing import backoff_s
-from checkpoint.errors import StorageUnavailableError
+from checkpoint.errors import NoCheckpointError, StorageUnavailableError
 from checkpoint.keeping import reading
 from checkpoint.peers import agree, outcome
 from checkpoint.restore import (
@@ -119,7 +119,8 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
     """Load the newest common state into `tensors`; None when there is none at all.
 
     Raises:
-        FatalError: checkpoints exist, but none of them can be loaded.
+        NoCheckpointError: the job's own were committed, and none of them can be loaded.
+        FatalError: the same of those that it was told to begin with.
         StorageUnavailableError: storage refuses, or still does not answer.
     """
     in_memory = _common(mesh, sealed_steps(sources.memory_dir, tensors))
@@ -199,10 +200,10 @@ def _from_own(
     if restored is not None:
         return replace(restored, skipped=skipped)
     if steps or sources.is_stored:
-        raise FatalError(
-            f"no checkpoint below {storage.url} can be loaded (committed: {committed}, known to "
-            f"the controller: {sources.committed_step}{_in_words(skipped)}); bring one back or "
-            "submit a new job"
+        newest = max((*steps, sources.committed_step))
+        damage = _in_words(skipped) or f": step {newest} was committed there, and is gone"
+        raise NoCheckpointError(
+            f"{storage.url} has no checkpoint that can be loaded{damage.replace(';', ':', 1)}"
         )
     return None
 
@@ -289,6 +290,10 @@ def _first_loadable(
         except CorruptCheckpointError as error:
             problem = error.what
         if _all_ranks(mesh, problem == ""):
+            # Where none can be loaded, people may repair one: so they stay until here.
+            for damaged, _ in skipped if drop is not None else ():
+                assert drop is not None
+                drop(damaged)
             return Restored(step=step, source=source, extra=extra), tuple(skipped)
         rest = loads[index + 1 :]
         following = f"step {rest[0][0]}" if rest else "an older source"
@@ -299,8 +304,6 @@ def _first_loadable(
             flush=True,
         )
         skipped.append((step, reason))
-        if drop is not None:
-            drop(step)
     return None, tuple(skipped)
 
 

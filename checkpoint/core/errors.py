@@ -17,5 +17,9 @@ class CorruptCheckpointError(FatalError):
         self.what = what
 
 
+class NoCheckpointError(FatalError):
+    """Checkpoints were committed, and none of them can be loaded: a person has to decide."""
+
+
 class LayoutMismatchError(FatalError):
     """A checkpoint whose shards are cut otherwise than the tensors to fill."""

@@ -231,8 +231,12 @@ def tend(ctx: Context) -> None:
     """End the storage trouble of finished jobs once nobody uploads for them any more."""
     for incident in ctx.open_incidents():
         job = ctx.state.jobs[incident.job]
-        is_over = job.state in TERMINAL and not ctx.commands_of(ForgetJob, job=job.job_id)
-        if _is_storage_trouble(incident) and is_over:
+        if not _is_storage_trouble(incident) or job.state not in TERMINAL:
+            continue
+        # A node that is away may never come back to finish its uploads, and nobody waits for it.
+        asked = ctx.commands_of(ForgetJob, job=job.job_id)
+        are_away = ctx.reconciling_until_s is None and not any(ctx.connected(c.node) for c in asked)
+        if are_away:
             newest = "none" if job.committed_step is None else f"step {job.committed_step}"
             ctx.put_incident(
                 incident,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from controller.core import misfit, planned, program_error, remedies, reproducing
+from controller.core import misfit, planned, program_error, remedies, reproducing, unloadable
 from controller.core.evidence import NOT_STORED, nodes_with_odd_stacks
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
@@ -47,7 +47,7 @@ def decide(facts: Facts) -> Verdict:
     if is_planned := planned.left_in_order(facts):
         return is_planned
     rules = (
-        *(_refused, _nodes_missing, misfit.decide, _not_stored),
+        *(_refused, _nodes_missing, misfit.decide, unloadable.decide, _not_stored),
         *(_memory_damaged, _unhealthy, _drained, program_error.decide),
         *(*reproducing.RULES, _repeated, _exhausted),
     )

@@ -39,6 +39,7 @@ class Cause(StrEnum):
     TRANSIENT = "transient"
     OUT_OF_MEMORY = "out_of_memory"
     STORAGE = "storage"
+    CHECKPOINT = "checkpoint"
     DEVICE = "device"
     CONFIG = "config"
     NODE_LOST = "node_lost"

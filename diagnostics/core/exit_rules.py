@@ -32,6 +32,7 @@ class ExitClass(StrEnum):
     CORRUPT = "corrupt"  # its replica computed other bits than another one
     CORRUPT_SOMEWHERE = "corrupt_somewhere"  # its replica did, or the other one
     STORAGE = "storage"  # a file system or object store refused
+    CHECKPOINT = "checkpoint"  # checkpoints were committed, and none of them can be loaded
     NCCL = "nccl"  # the collective library failed by itself
     MISFIT = "misfit"  # the job asks for more than the node has
     OCCUPIED = "occupied"  # the node has it, but something else uses it now
@@ -87,6 +88,20 @@ RULES: tuple[Rule, ...] = (
             "need up to 412316860416 bytes and it holds 67108864 in all",
             "OSError: [Errno 28] No space left on device: '/ckpt/step-40'",
         ),
+    ),
+    Rule(
+        name="no checkpoint to load",
+        exit_class=ExitClass.CHECKPOINT,
+        pattern=re.compile(r"^checkpoint\.core\.errors\.NoCheckpointError\b"),
+        matches=(
+            "checkpoint.core.errors.NoCheckpointError: file:///ckpt/job has no checkpoint that can "
+            "be loaded: step 40: step-40.1/0.distcp: bytes 0 to 4096 do not fit their checksum",
+        ),
+        misses=(
+            # An older one may be whole.
+            "checkpoint.core.errors.CorruptCheckpointError: checkpoint step 40: it is missing",
+        ),
+        in_stderr=False,
     ),
     Rule(
         name="device memory",

@@ -1,0 +1,47 @@
+"""The verdict where checkpoints were committed and none of them can be loaded.
+
+The same bytes are as damaged at the next try, and to begin anew would give up what may be
+repaired: so the job waits for a person at once, whatever its ladder of recovery says.
+"""
+
+from __future__ import annotations
+
+from controller.core.program_error import plain
+from controller.core.records import Action, Cause, Evidence, EvidenceKind
+from controller.core.verdict import Facts, Verdict, root_failure
+
+CLASS = "checkpoint"
+_ERROR = "checkpoint.core.errors.NoCheckpointError: "
+_ADVICE = (
+    "repair or bring back what is damaged (`outlast ckpt verify` lists it) and resume the job, or "
+    "submit a new one with checkpoint.load of another checkpoint"
+)
+
+
+def decide(facts: Facts) -> Verdict | None:
+    """Wait for a person, with the damaged file named."""
+    root = root_failure(facts.evidence)
+    if root is None or root.fault_class != CLASS:
+        return None
+    what = plain(_most_telling(facts, root).detail).removeprefix(_ERROR)
+    return Verdict(
+        action=Action.PAUSE,
+        cause=Cause.CHECKPOINT,
+        reason=f"{what}; {_ADVICE}",
+        fingerprint=root.fingerprint,
+        error=root.traceback or what,
+        # Nothing is tried, and nothing has failed but the file.
+        spends_retry=False,
+    )
+
+
+def _most_telling(facts: Facts, root: Evidence) -> Evidence:
+    """A rank that read the damaged bytes itself, if one is known."""
+    told = (
+        item
+        for item in facts.evidence
+        if item.kind is EvidenceKind.WORKER_EXIT
+        and item.fault_class == CLASS
+        and "on another rank" not in item.detail
+    )
+    return next(told, root)
