@@ -186,7 +186,7 @@ def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
 def pause(ctx: Context, job: JobRecord, why: str) -> None:
     _close_checks(ctx, job, why)
     job = incidents.close_for(ctx, job, why)
-    how = f"`outlast resume {job.job_id}` goes on"
+    how = f"`outlast resume {job.job_id}` continues it"
     if len(ctx.state.done.get(job.job_id, {})) == job.plan.world_size:
         # The workers have ended: what they made is in host memory, and nowhere else.
         how = (

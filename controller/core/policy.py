@@ -105,7 +105,9 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
     if not found:
         return None
     nodes = _unique(found)
-    details = "; ".join(f"{item.node}: {item.detail}" for item in found[:4])
+    # Where there is one, the reason names it already.
+    told = [item.detail if len(nodes) == 1 else f"{item.node}: {item.detail}" for item in found[:4]]
+    details = "; ".join(told)
     first = min(found, key=lambda item: list(kinds).index(item.kind)).kind
     if first is EvidenceKind.START_FAILED and facts.retry_left <= 0:
         # As many nodes as the budget allows could not start it: by now it is more likely the job.

@@ -81,8 +81,8 @@ def incident_lines(incident: Incident, now_s: float, *, said: str = "") -> list[
     said = f"{said} {incident.reason}"
     if any(node not in said for node in incident.culprit_nodes):
         lines.append(("nodes", ", ".join(incident.culprit_nodes)))
-    signs = [_evidence(item) for item in incident.evidence if item.kind != "stacks"]
-    signs = [sign for sign in signs if not _is_said(sign, said)]
+    told = [_evidence(item) for item in incident.evidence if item.kind != "stacks"]
+    signs = [_cut(sign) for sign in told if not _is_said(sign, said)]
     # Of what is found again and again, the newest say how it is now.
     shown = signs[-MAX_EVIDENCE:] if incident.is_note else signs[:MAX_EVIDENCE]
     lines += [("evidence", sign) for sign in shown]
@@ -92,7 +92,7 @@ def incident_lines(incident: Incident, now_s: float, *, said: str = "") -> list[
     if incident.diagnostic_run:
         lines.append(("checks", _checks(incident)))
         lines.append(("checks", f"outlast diagnose --show {incident.diagnostic_run}"))
-    said = " ".join((said, *signs))
+    said = " ".join((said, *told))
     lines += [("timeline", line) for line in timeline_lines(incident, said=said)]
     lines.append(("cost", "none: training went on" if incident.is_note else cost(incident)))
     return lines
@@ -107,7 +107,8 @@ def timeline_lines(incident: Incident, *, said: str = "") -> list[str]:
     for entry in incident.timeline:
         # Where the time went is the timeline's own.
         detail = entry.detail if entry.phase == "first_step" else _news(entry.detail, said)
-        said = f"{said} {entry.detail}"
+        said = f"{said} {' '.join(entry.detail.split())}"
+        detail = _cut(" ".join(detail.split()))
         lines.append(f"+{entry.at_s - start_s:8.3f} s  {entry.phase:<13} {detail}".rstrip())
     return lines
 
@@ -116,7 +117,7 @@ def _news(text: str, said: str) -> str:
     """The clauses of `text` that were not said before, in their order."""
     if not said:
         return text
-    first, *rest = _CLAUSES.split(text)
+    first, *rest = _CLAUSES.split(" ".join(text.split()))
     kept = "" if _is_said(first, said) else first
     for separator, clause in zip(rest[::2], rest[1::2], strict=True):
         if not _is_said(clause, said):
@@ -149,11 +150,13 @@ def _checks(incident: Incident) -> str:
 def _evidence(item: Evidence) -> str:
     rank = f" rank {item.rank}" if item.HasField("rank") else ""
     detail = " ".join(item.detail.split())
-    if len(detail) > MAX_DETAIL:
-        detail = f"{detail[:MAX_DETAIL]} ..."
     if detail.startswith(f"{item.node}: ") and not rank:
         return detail
     return f"{item.node}{rank}: {detail}".lstrip(": ")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_DETAIL else f"{text[:MAX_DETAIL]} ..."
 
 
 def _stacks(item: Evidence) -> list[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Incident
     from outlast.v1.jobs_pb2 import CheckFitResponse, Job
 
-_HEADER = ("JOB", "STATE", "SINCE", "STEP", "LOSS", "ATTEMPT", "REASON")
+_HEADER = ("JOB", "STATE", "SINCE", "STEP", "LOSS", "REASON")
 
 
 def register(app: typer.Typer) -> None:
@@ -314,7 +314,6 @@ def _row(job: Job, now_s: float) -> tuple[str, ...]:
         words.duration(now_s - job.state_since_s),
         f"{max(job.step, 0):,}/{job.total_steps:,}",
         f"{job.loss:.4f}" if job.HasField("loss") else "-",
-        str(job.attempt),
         job.reason,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -21,6 +22,7 @@ MIN_WIDTH = 40
 MIN_LAST = 24
 VERBATIM = ("stacks", "error")
 _GAP = "  "
+_QUANTITY = re.compile(r"(\d) (?=%|(?:[num]?s|min|h|d|[KMGTP]?i?B|steps?|times|ranks?|nodes?)\b)")
 
 
 def print_json(value: object) -> None:
@@ -108,15 +110,17 @@ def _wrapped(text: str, indent: int) -> list[str]:
     gap = text.rfind("  ", 0, room // 2)
     hang = gap + 2 if gap >= 0 else lead
     hang += len(text[hang:]) - len(text[hang:].lstrip())
-    return textwrap.wrap(
-        text[lead:],
+    # A number and its unit stay on one line.
+    joined = _QUANTITY.sub("\\1\0", text[lead:])
+    lines = textwrap.wrap(
+        joined,
         width=room,
         initial_indent=" " * lead,
         subsequent_indent=" " * hang,
         break_long_words=False,
         break_on_hyphens=False,
-        drop_whitespace=True,
-    ) or [text]
+    )
+    return [line.replace("\0", " ") for line in lines] or [text]
 
 
 def _field(message: Message, field: Any) -> Any:

@@ -26,7 +26,7 @@ _MEANING = {
     "DIAGNOSING": "It is not training: the nodes under suspicion are being checked.",
     "REPAIRING": "It is not training: bad nodes are being replaced.",
     "RESTARTING": "It is not training: the next attempt is about to start.",
-    "PAUSED": "It is not training: it is paused. `outlast resume` goes on from where it was.",
+    "PAUSED": "It is not training: it is paused. `outlast resume` continues it from where it was.",
     "SUCCEEDED": "It has finished: every step is done.",
     "FAILED": "It has failed and will not be tried again.",
     "CANCELLED": "It was cancelled.",

@@ -153,3 +153,25 @@ def test_a_finished_job_is_not_behind() -> None:
     assert words.checkpoint(job) == "step 25 is committed to storage, 25 steps behind"
     job.state = "SUCCEEDED"
     assert words.checkpoint(job) == "step 25 is committed to storage"
+
+
+def test_a_number_keeps_its_unit_when_a_line_is_wrapped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    output.print_lines([("step time", "data 0.0312 ms, forward 12.5 % of 144 s in all")])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [
+        "step time   data 0.0312 ms, forward",
+        "            12.5 % of 144 s in all",
+    ]
+
+
+def test_long_evidence_is_cut_and_not_told_again_in_the_timeline() -> None:
+    long = "connection reset by peer; " + "check the logs " * 40
+    incident = killed()
+    incident.evidence[1].detail = long
+    incident.timeline[0].detail = long
+    lines = incident_words.incident_lines(incident, NOW_S)
+    assert max(len(line) for _, line in lines) < 200
+    assert "\n".join(line for _, line in lines).count("reset by peer") == 1
