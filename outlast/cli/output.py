@@ -86,6 +86,9 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
     indent = sum(widths) + len(_GAP) * len(widths)
     columns = width()
     longest = max(len(row[-1]) for row in table)
+    if columns is not None and indent > columns and len(widths) > 1:
+        _print_long_names(table, widths)
+        return
     is_below = columns is not None and indent + min(longest, MIN_LAST) > columns
     for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
@@ -96,6 +99,18 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
             continue
         first, *rest = _wrapped(row[-1], indent)
         print(_GAP.join((*cells, first)).rstrip())
+        for part in rest:
+            print(f"{'':<{indent}}{part}")
+
+
+def _print_long_names(table: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
+    """Each row's name on a line of its own, and the other columns below."""
+    indent = 2 + sum(widths[1:]) + len(_GAP) * len(widths[1:])
+    for row in table:
+        print(row[0])
+        cells = [cell.ljust(width) for cell, width in zip(row[1:], widths[1:], strict=False)]
+        first, *rest = _wrapped(row[-1], indent)
+        print(f"  {_GAP.join((*cells, first))}".rstrip())
         for part in rest:
             print(f"{'':<{indent}}{part}")
 

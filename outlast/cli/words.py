@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     if job.HasField("finished_s"):
         lines[-1] = ("took", f"{duration(until_s - job.submitted_s)} from submission to the end")
     lines += left_out(job)
-    return [*lines, *(("numerics changed", line) for line in job.environment_changes)]
+    return [*lines, *(("numerics", line) for line in numerics(job.environment_changes))]
 
 
 def progress(job: Job) -> str:
@@ -77,6 +78,19 @@ def progress(job: Job) -> str:
     has_loss = job.HasField("loss") and not math.isnan(job.loss)
     loss = f", training loss {job.loss:.4f}" if has_loss else ""
     return f"step {max(job.step, 0):,} of {job.total_steps:,} ({share:.0f} %){loss}"
+
+
+def numerics(changes: Iterable[str]) -> list[str]:
+    """Where the numeric environment changed, once for all nodes on which it is the same."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for change in changes:
+        since, _, rest = change.partition(": ")
+        node, _, what = rest.partition(": ")
+        nodes.setdefault((since, what or rest), []).extend([node] if what else [])
+    return [
+        f"changed {since}: {what}" + (f" (on {', '.join(on)})" if on else "")
+        for (since, what), on in nodes.items()
+    ]
 
 
 def job_nodes(job: Job) -> str:

@@ -175,3 +175,27 @@ def test_long_evidence_is_cut_and_not_told_again_in_the_timeline() -> None:
     lines = incident_words.incident_lines(incident, NOW_S)
     assert max(len(line) for _, line in lines) < 200
     assert "\n".join(line for _, line in lines).count("reset by peer") == 1
+
+
+def test_a_change_of_numerics_is_said_once_for_all_nodes() -> None:
+    same = "learning_rate 0.1 is now 0.2"
+    changes = [f"since step 7 (attempt 2): node-{n}: {same}" for n in range(2)]
+    assert words.numerics([*changes, "since step 9 (attempt 3): node-1: torch 2.1 is now 2.2"]) == [
+        f"changed since step 7 (attempt 2): {same} (on node-0, node-1)",
+        "changed since step 9 (attempt 3): torch 2.1 is now 2.2 (on node-1)",
+    ]
+
+
+def test_a_name_that_fills_the_terminal_has_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    row = ("n" * 60, "RUNNING", "12 min 30 s", "1,000/2,000", "training since step 1")
+    output.print_table(("JOB", "STATE", "SINCE", "STEP", "REASON"), [row], empty="")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [
+        "JOB",
+        "  STATE    SINCE        STEP         REASON",
+        "n" * 60,
+        "  RUNNING  12 min 30 s  1,000/2,000  training since step 1",
+    ]
