@@ -1,0 +1,45 @@
+"""The tutorial shows the tables and words that the commands print today."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from outlast.cli import checkpoints, fleet, incidents, jobs, words
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+HEADERS = {
+    "NODE": fleet._NODE_HEADER,
+    "JOB": jobs._HEADER,
+    "INCIDENT": incidents._HEADER,
+    "STEP": checkpoints._HEADER,
+}
+
+
+@pytest.mark.parametrize("first", list(HEADERS))
+def test_tables_have_the_columns_of_their_commands(first: str) -> None:
+    shown = re.findall(rf"^{first}  .*$", PAGE, re.MULTILINE)
+    # Checks of nodes have a table of their own.
+    shown = [line for line in shown if "VERDICT" not in line]
+    assert shown
+    for line in shown:
+        columns = re.split(r" {2,}", line)
+        known = [name for name in HEADERS[first] if name in columns]
+        # A column in which no row has anything is left out.
+        assert columns == known
+
+
+def test_sentences_about_a_job_are_those_of_status() -> None:
+    shown = re.findall(r"^It (?:is|has|was) .*$", PAGE, re.MULTILINE)
+    assert shown
+    assert set(shown) <= set(words._MEANING.values())
+
+
+def test_what_is_shown_fits_80_columns() -> None:
+    """But for commands, which a terminal wraps, and messages that name fields."""
+    blocks = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    long = [line for line in lines if len(line) > 80 and not line.startswith(("$ ", "  "))]
+    assert not long
