@@ -9,6 +9,11 @@ from pathlib import Path, PurePosixPath
 # Both versions say "no limit" by a number or a word that no machine has.
 _LARGEST_LIMIT_BYTES = 1 << 60
 _LIMIT_FILES = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}
+# Beside each limit: what is used, and how much of that the kernel takes back when it must.
+_USAGE_FILES = {
+    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
+    "memory.max": ("memory.current", "inactive_file"),
+}
 
 
 def most_host_memory_bytes(memory_dir: Path, root: Path = Path("/")) -> int:
@@ -31,7 +36,46 @@ def memory_bytes(root: Path = Path("/")) -> int:
     return min(limits, default=0)
 
 
+def free_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that can still be taken: the machine's, or less by a cgroup; None if unknown."""
+    found = [
+        max(0, limit - _used(file))
+        for file, limit in _limit_files(root)
+        if limit < _LARGEST_LIMIT_BYTES
+    ]
+    available = _number(root / "proc/meminfo", "MemAvailable:")
+    if available is not None:
+        found.append(available << 10)
+    return min(found, default=None)
+
+
+def _used(limit_file: Path) -> int:
+    usage_file, reclaimable = _USAGE_FILES[limit_file.name]
+    try:
+        used = int(limit_file.with_name(usage_file).read_text())
+    except (OSError, ValueError):
+        return 0
+    return used - (_number(limit_file.with_name("memory.stat"), reclaimable) or 0)
+
+
+def _number(table: Path, name: str) -> int | None:
+    """The number behind a name in one of the kernel's tables."""
+    try:
+        lines = table.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        match line.split():
+            case [found, number, *_] if found == name and number.isdecimal():
+                return int(number)
+    return None
+
+
 def _limits(root: Path) -> Iterator[int]:
+    return (limit for _, limit in _limit_files(root))
+
+
+def _limit_files(root: Path) -> Iterator[tuple[Path, int]]:
     """Limits of the cgroup that we are in and of those around it, of both versions."""
     try:
         groups = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
@@ -49,7 +93,9 @@ def _limits(root: Path) -> Iterator[int]:
         # In a container our group is often mounted at the root, whatever its name is outside.
         inner = PurePosixPath(path.lstrip("/"))
         for group in (inner, *inner.parents):
+            path_here = mount / group / file
             try:
-                yield int((mount / group / file).read_text())
+                limit = int(path_here.read_text())
             except (OSError, ValueError):
                 continue
+            yield path_here, limit

@@ -45,7 +45,7 @@ from checkpoint.core.slots import (
     Slot,
     UploadState,
 )
-from checkpoint.memory import most_host_memory_bytes
+from checkpoint.memory import free_memory_bytes, most_host_memory_bytes
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError, MisfitError, OccupiedError
 
@@ -354,18 +354,14 @@ def prepare(
 
 
 def free_bytes(folder: Path) -> int:
-    """What can be allocated here, going by the file system and by the machine's memory.
+    """What can be allocated here, by the file system and by machine's and container's memory.
 
     A tmpfs may be larger than the memory behind it, and allocating past that does not
     fail: the kernel kills somebody instead.
     """
     free = shutil.disk_usage(folder).free
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return min(free, int(value.split()[0]) << 10)
-    return free
+    memory = free_memory_bytes()
+    return free if memory is None else min(free, memory)
 
 
 def _fits(folder: Path, index: int, file_bytes: int) -> bool:

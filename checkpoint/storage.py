@@ -31,6 +31,7 @@ from checkpoint.errors import (
     StorageTimeoutError,
     StorageUnavailableError,
 )
+from checkpoint.hung import MAX_HUNG_CALLS, CallWatch, num_hung, store_of
 from checkpoint.stores import open_store
 from outlast.crashpoints import CrashPoint, reach
 
@@ -71,6 +72,7 @@ class Storage:
     ) -> None:
         self.url = url
         self._deadline_s = deadline_s
+        self._store = store_of(url)
         self._closed = threading.Event()
         self._backend = open_store(url, single_writer=single_writer, deadline_s=deadline_s)
 
@@ -275,15 +277,23 @@ class Storage:
         """Run `work` within the deadline; a missing file is the caller's business."""
         outcome: queue.SimpleQueue[tuple[_Result | None, BaseException | None]]
         outcome = queue.SimpleQueue()
+        self._check_hung(what, path)
+        watch = CallWatch(self._store)
 
         def run() -> None:
             try:
                 outcome.put((work(), None))
             except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
                 outcome.put((None, error))
+            finally:
+                watch.come_back()
 
         threading.Thread(target=run, name="checkpoint-storage", daemon=True).start()
-        result, error = self._wait(outcome, f"cannot {what} {path}")
+        try:
+            result, error = self._wait(outcome, f"cannot {what} {path}")
+        except StorageTimeoutError:
+            watch.leave()
+            raise
         if error is None:
             return result  # type: ignore[return-value]  # None only where work() gave None
         is_missing = isinstance(error, FileNotFoundError) and what in _MAY_MISS
@@ -296,6 +306,16 @@ class Storage:
             f"checkpoint storage {self.url}: cannot {what} {path}: {reason}",
             lasting=_is_lasting(error),
         ) from error
+
+    def _check_hung(self, what: str, path: str) -> None:
+        """Make no more calls to a store that never answers: each would cost a thread for good."""
+        if num_hung(self._store) >= MAX_HUNG_CALLS:
+            raise self._failure(
+                what,
+                path,
+                f"{MAX_HUNG_CALLS} calls to {self._store} have not come back, and no more are made "
+                "until one of them does; restart this process once the store answers again",
+            )
 
     def _wait(self, outcome: queue.SimpleQueue[_Result], failing: str) -> _Result:
         limit_s = self._deadline_s

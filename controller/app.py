@@ -386,7 +386,7 @@ def parse_address(address: str, option: str) -> tuple[str, int]:
 def _open_state_dir(state_dir: Path) -> StateLock:
     """The lock of a directory that can be written."""
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         Reserve(state_dir).make_room()
         probe = state_dir / f".probe-{os.getpid()}"
         probe.write_bytes(b"")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from checkpoint.claiming import Owner, claim
 from checkpoint.memory import most_host_memory_bytes
 from checkpoint.sizing import least_node_bytes, num_node_slots
+from checkpoint.slotfile import free_bytes
 from checkpoint.storage import Storage
 from controller.agent.capacity import count_gpus
 from controller.agent.config import AgentConfig
@@ -72,7 +72,7 @@ def check_host_memory(
 ) -> None:
     """Refuse when the slots of these ranks certainly do not fit beside what is there."""
     own = held_bytes([config.job_memory_dir(job_id)])
-    free = shutil.disk_usage(config.memory_dir).free + own
+    free = free_bytes(config.memory_dir) + own
     needed = max(_LEAST_FREE_BYTES, least_node_bytes(spec, ranks))
     what = f"{num_node_slots(spec, ranks)} slots of {job_id} need {needed >> 20} MiB at least"
     total = most_host_memory_bytes(config.memory_dir)

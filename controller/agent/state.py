@@ -14,6 +14,7 @@ import fcntl
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,50 @@ class AgentStateError(FatalError):
     """The agent's folders cannot be used."""
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder and those above it, for this user only.
+
+    Below a folder where anybody may make one (/dev/shm, /tmp), names can be guessed: there each
+    must be ours, a folder and no link, and the last one closed to others.
+
+    Raises:
+        AgentStateError: one belongs to somebody else, or is a link.
+        OSError: it cannot be made.
+    """
+    above = [folder, *folder.parents]
+    missing = [path for path in above if not os.path.lexists(path)]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+    for index, path in enumerate(above):
+        if path.stat().st_mode & stat.S_IWOTH:
+            for below in above[:index]:
+                _check_own(below)
+            if index:
+                folder.chmod(0o700)
+            return
+
+
+def _check_own(path: Path) -> None:
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode) or not stat.S_ISDIR(found.st_mode):
+        raise AgentStateError(
+            f"{path} is {'a link' if stat.S_ISLNK(found.st_mode) else 'no folder'}; anybody may "
+            "have made it there: delete it, or use another folder"
+        )
+    if found.st_uid != os.geteuid():
+        raise AgentStateError(
+            f"{path} belongs to user {found.st_uid} and not to {os.geteuid()}, as whom this agent "
+            "runs: delete it, or use another folder"
+        )
+
+
 class AgentState:
     """The state folder of one agent, locked for the life of this process."""
 
     def __init__(self, state_dir: Path, memory_dir: Path, data_dir: Path) -> None:
         for folder in (state_dir, memory_dir, data_dir):
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_private(folder)
             except OSError as error:
                 raise AgentStateError(f"cannot create the folder {folder}: {error}") from error
             if not os.access(folder, os.W_OK | os.X_OK):

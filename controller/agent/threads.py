@@ -8,18 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+from outlast.errors import RetryableError
+
+# Of one name. What hangs in the kernel cannot be ended, so it must not be tried for ever.
+MAX_HUNG_CALLS = 16
+
 Answer = TypeVar("Answer")
+
+# Only the loop's thread changes it.
+_hung = Counter[str]()
+
+
+class HungCallsError(RetryableError):
+    """Too many calls of a kind were given up and have not come back."""
 
 
 async def run_blocking(call: Callable[[], Answer], name: str) -> Answer:
-    """What `call` returns or raises. Cancelling stops the wait, not the call."""
+    """What `call` returns or raises. Cancelling stops the wait, not the call.
+
+    Raises:
+        HungCallsError: so many earlier calls of this name hang that no more are made.
+    """
+    if _hung[name] >= MAX_HUNG_CALLS:
+        raise HungCallsError(
+            f"{name}: {MAX_HUNG_CALLS} earlier calls have not come back; the disk or store "
+            "behind them does not answer"
+        )
+    is_left = False
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Answer] = loop.create_future()
 
     def settle(value: Answer | None, error: BaseException | None) -> None:
+        if is_left:
+            _hung[name] -= 1
         if answer.done():
             return
         if error is not None:
@@ -41,4 +66,9 @@ async def run_blocking(call: Callable[[], Answer], name: str) -> Answer:
             return
 
     threading.Thread(target=work, name=name, daemon=True).start()
-    return await answer
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        is_left = True
+        _hung[name] += 1
+        raise

@@ -10,6 +10,8 @@ What is stored in the tables is the business of `journal` and `curves`.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,11 +147,23 @@ class DiskFullError(DatabaseError):
 _FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 
+def _make_private(path: Path) -> None:
+    """It names jobs, paths and stores: for its owner only. SQLite's other files do as it does."""
+    # What is wrong with the file, opening it says next.
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(handle, 0o600)
+        finally:
+            os.close(handle)
+
+
 class Database:
     """An open database file. Closed by `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        _make_private(path)
         self._engine = sa.create_engine(
             f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.memory import memory_bytes, most_host_memory_bytes
+from checkpoint.memory import free_memory_bytes, memory_bytes, most_host_memory_bytes
 from controller.agent.capacity import NodeCapacity, count_gpus
 from controller.agent.config import AgentConfig
 from controller.agent.launch import StartRefusedError, check_host_memory
@@ -60,6 +60,39 @@ def test_memory_is_the_machines_or_less_by_a_cgroup(
     assert memory_bytes(machine(tmp_path, groups=groups, limits=limits)) == expected
 
 
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, 8 * GIB),
+        (
+            "0::/pod\n",
+            {
+                "pod/memory.max": f"{4 * GIB}\n",
+                "pod/memory.current": f"{3 * GIB}\n",
+                "pod/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            },
+            2 * GIB,
+        ),
+        (
+            "4:memory:/docker/1\n",
+            {
+                "memory/docker/1/memory.limit_in_bytes": f"{2 * GIB}\n",
+                "memory/docker/1/memory.usage_in_bytes": f"{3 * GIB}\n",
+            },
+            0,
+        ),
+    ],
+    ids=["none", "version 2", "version 1, over its limit"],
+)
+def test_free_memory_is_what_the_container_has_left(
+    tmp_path: Path, groups: str, files: dict[str, str], expected: int
+) -> None:
+    root = machine(tmp_path, groups=groups, limits=files)
+    with (root / "proc/meminfo").open("a") as table:
+        table.write(f"MemAvailable: {8 * GIB >> 10} kB\n")
+    assert free_memory_bytes(root) == expected
+
+
 def test_memory_of_a_machine_that_does_not_say_is_unknown(tmp_path: Path) -> None:
     assert memory_bytes(tmp_path) == 0
 
@@ -104,9 +137,8 @@ def test_slots_that_never_fit_are_told_from_those_that_do_not_fit_now(
         check_host_memory(given, "job-1", spec, [0])
     assert refused.value.kind is ErrorKind.MISFIT
 
-    usage = type("Usage", (), {"free": 1 << 20, "total": 1 << 60})
     monkeypatch.setattr(place, lambda folder: 1 << 60)
-    monkeypatch.setattr("controller.agent.launch.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("controller.agent.launch.free_bytes", lambda folder: 1 << 20)
     other = given.memory_dir / "job-0"
     other.mkdir()
     (other / "slot").write_bytes(bytes(1 << 20))

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from controller.agent.threads import run_blocking
+from controller.agent.threads import MAX_HUNG_CALLS, HungCallsError, run_blocking
 
 
 def test_blocking_call_returns_or_raises_where_it_is_awaited() -> None:
@@ -29,3 +29,32 @@ def test_call_that_hangs_does_not_hold_up_the_end_of_the_loop() -> None:
         asyncio.run(give_up())
     assert time.monotonic() - started_s < 5.0
     never.set()
+
+
+def test_calls_that_hang_are_not_made_for_ever() -> None:
+    never = threading.Event()
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.0):
+                await run_blocking(never.wait, "hangs for ever")
+
+    async def run() -> None:
+        for _ in range(MAX_HUNG_CALLS):
+            await give_up()
+        num_threads = threading.active_count()
+        with pytest.raises(HungCallsError, match="16 earlier calls have not come back"):
+            await run_blocking(never.wait, "hangs for ever")
+        assert threading.active_count() == num_threads
+        # Others are made, and these again once they have come back.
+        assert await run_blocking(lambda: 1, "another") == 1
+        never.set()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    assert await run_blocking(lambda: 2, "hangs for ever") == 2
+                    return
+                except HungCallsError:
+                    await asyncio.sleep(0)
+
+    asyncio.run(run())

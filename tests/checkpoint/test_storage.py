@@ -17,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint import local
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
+from checkpoint.hung import MAX_HUNG_CALLS, num_hung, store_of
 from checkpoint.storage import Storage
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import DEADLINE_S, assert_one_of_many_creates, commit_steps
@@ -207,6 +208,31 @@ def test_store_that_hangs_is_given_up_at_the_deadline(stuck_url: str) -> None:
         assert time.monotonic() - began_s < DEADLINE_S / 2
         assert stuck_url in str(caught.value)
         assert not caught.value.lasting
+
+
+def test_store_that_never_answers_costs_no_thread_per_try_for_ever(stuck_url: str) -> None:
+    storage = Storage(stuck_url, deadline_s=0.01)
+    StuckFileSystem.stuck.set()
+    for _ in range(MAX_HUNG_CALLS):
+        with pytest.raises(StorageUnavailableError, match="no answer in"):
+            storage.read_bytes("x")
+    num_threads = threading.active_count()
+    # Another job's, too: it is the same store.
+    for _ in range(3):
+        with pytest.raises(StorageUnavailableError, match=r"16 calls to .* have not come back"):
+            Storage(stuck_url).read_bytes("x")
+    assert threading.active_count() == num_threads
+    StuckFileSystem.stuck.clear()
+    end_s = time.monotonic() + DEADLINE_S
+    while num_hung(store_of(stuck_url)) and time.monotonic() < end_s:
+        time.sleep(0.002)
+    storage.probe()
+
+
+def test_urls_of_one_server_are_one_store() -> None:
+    assert store_of("s3://bucket/a/job") == store_of("s3://bucket/b") == "s3://bucket"
+    assert store_of("/mnt/nfs/job") == "/mnt/nfs/job"
+    assert store_of("file:///mnt/nfs/job") == "file:///mnt/nfs/job"
 
 
 def test_closing_ends_a_call_that_hangs(stuck_url: str) -> None:
