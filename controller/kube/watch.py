@@ -22,6 +22,7 @@ from controller.kube.api import Kind, Listing, WatchStream
 from controller.kube.config import Patience
 from controller.kube.errors import KubeError
 from controller.kube.observed import Json
+from controller.ratelimit import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Informer(Generic[T]):
         self._on_change = on_change
         self._failure = failure
         self._counts = counts
+        self._log = RateLimitedLog(logger)
         self._stop = threading.Event()
         self._stream: WatchStream | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,7 +101,7 @@ class Informer(Generic[T]):
             try:
                 listed_s = time.monotonic()
                 listing = self._source.list(self._kind)
-                named = {item["metadata"]["name"]: self._read(item) for item in listing.items}
+                named = dict(filter(None, map(self._readable, listing.items)))
                 self._in_loop(self._replace, named)
                 pause_s = self._patience.retry_s
                 self._follow(listing.version, listed_s + self._patience.resync_s)
@@ -121,14 +123,49 @@ class Informer(Generic[T]):
             if self._stop.is_set():
                 stream.end()
             for event in stream:
-                version = event["object"]["metadata"]["resourceVersion"]
-                if event["type"] != "BOOKMARK":
-                    is_gone = event["type"] == "DELETED"
-                    item = None if is_gone else self._read(event["object"])
-                    self._in_loop(self._change, event["object"]["metadata"]["name"], item)
+                version = self._take(event) or version
             if time.monotonic() - begun_s < self._patience.retry_s:
                 # A server that ends every watch at once is not asked in a tight loop.
                 self._stop.wait(self._patience.retry_s)
+
+    def _take(self, event: Json) -> str | None:
+        """Take one event of a watch in; its version, if it can be read."""
+        try:
+            metadata, kind = event["object"]["metadata"], event["type"]
+            version, name = str(metadata["resourceVersion"]), metadata.get("name")
+        except (KeyError, TypeError, AttributeError) as error:
+            self._cannot_read("?", error)
+            return None
+        if kind == "DELETED":
+            self._in_loop(self._change, name, None)
+        elif kind != "BOOKMARK" and (known := self._readable(event["object"])) is not None:
+            self._in_loop(self._change, *known)
+        return version
+
+    def _readable(self, item: Json) -> tuple[str, T] | None:
+        """The name of an object and what is kept of it.
+
+        One that cannot be read stays as it was last seen: if it seemed to be gone instead,
+        that would be a sign against its node. None when it was never seen.
+        """
+        name = "?"
+        try:
+            name = str(item["metadata"]["name"])
+            return name, self._read(item)
+        except Exception as error:  # noqa: BLE001  # anybody may write objects, and controllers of others do
+            self._cannot_read(name, error)
+        known = self.objects.get(name)
+        return None if known is None else (name, known)
+
+    def _cannot_read(self, name: str, error: Exception) -> None:
+        self._in_loop(self._count, FAILED, "Read")
+        self._log.warning(
+            (self._kind.name, name),
+            "object skipped, it cannot be read: kind=%s name=%s error=%r",
+            self._kind.name,
+            name,
+            error,
+        )
 
     def _in_loop(self, call: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None, "start comes first"
@@ -140,8 +177,8 @@ class Informer(Generic[T]):
 
     # In the loop
 
-    def _count(self, result: str) -> None:
-        self._counts[f"List {self._kind.name}", result] += 1
+    def _count(self, result: str, what: str = "List") -> None:
+        self._counts[f"{what} {self._kind.name}", result] += 1
 
     def _replace(self, objects: dict[str, T]) -> None:
         self.objects = objects

@@ -112,7 +112,6 @@ MISTAKES = {
     "loop": (Reconciler, "plan"),
     "action": (KubeApi, "create_pod"),
     "thread of a watch": (KubeApi, "watch"),
-    "cache": ("controller.kube.cluster.read_host", None),
 }
 
 
@@ -121,11 +120,7 @@ def test_what_nobody_foresaw_is_no_secret(
     kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Caches that nobody fills any more would go on being trusted."""
-    target, name = MISTAKES[where]
-    if name is None:
-        monkeypatch.setattr(target, broken)
-    else:
-        monkeypatch.setattr(target, name, broken)
+    monkeypatch.setattr(*MISTAKES[where], broken)
 
     async def scenario() -> None:
         async with fleet(kube, tmp_path, hosts=1) as it:
