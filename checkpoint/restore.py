@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -286,10 +287,13 @@ def _note_damaged_table(folder: Path) -> None:
 def _copy_out(
     slot: SlotFile, places: Sequence[ShardTensor], tensors: Sequence[NamedTensor]
 ) -> None:
-    """Copy a slot into tensors; each part is verified just before, while it is in the cache."""
+    """Copy a slot into tensors, each after its bytes have been verified.
+
+    A thread verifies the next ones meanwhile: both leave the interpreter to each other, and
+    memory that is written for the first time takes longer than that.
+    """
     sums = stored_sums(slot)
-    verifier = None if sums is None else Verifier(slot, sums)
-    if verifier is None:
+    if sums is None:
         print(
             f"host memory, slot {slot.index} of rank {slot.rank}: step {slot.read().step} was "
             "sealed, but had no checksums yet; it is restored without them",
@@ -299,12 +303,15 @@ def _copy_out(
     # The views die with this frame: a mapping cannot be closed under them.
     views = map_tensors(slot, places, tensors)
     in_order = sorted(range(len(places)), key=lambda index: places[index].byte_offset)
-    with torch.no_grad():
-        for index in in_order:
-            if verifier is not None:
-                verifier.through(places[index].byte_offset + places[index].nbytes)
+    verifier = Verifier(slot, sums or ())
+    with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="verify") as beside:
+        ends = [places[index].byte_offset + places[index].nbytes for index in in_order]
+        verified = [beside.submit(verifier.through, end) for end in ends if sums is not None]
+        for number, index in enumerate(in_order):
+            if sums is not None:
+                verified[number].result()
             tensors[index].tensor.copy_(views[index])
-    if verifier is not None:
+    if sums is not None:
         verifier.through(slot.payload_bytes)
 
 
