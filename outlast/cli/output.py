@@ -55,15 +55,17 @@ def width() -> int | None:
 
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
     """Labelled lines; a label repeated is printed once, further lines of a text are indented."""
-    last = ""
+    lines, last = list(lines), ""
+    labels = max((len(label) for label, _ in lines), default=0)
+    labels = max(labels, LABEL_WIDTH)
     for label, text in lines:
         shown = "" if label == last else label
         last = label or last
         # What Python or a debugger wrote keeps its own lines.
         is_verbatim = label in VERBATIM
         for line in text.splitlines() or [""]:
-            for part in [line] if is_verbatim else _wrapped(line, LABEL_WIDTH + 1):
-                print(f"{shown:<{LABEL_WIDTH}} {part}".rstrip())
+            for part in [line] if is_verbatim else _wrapped(line, labels + 1):
+                print(f"{shown:<{labels}} {part}".rstrip())
                 shown = ""
 
 

@@ -164,18 +164,21 @@ def _waiting_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
     ]
 
 
+# Side by side they fit a terminal of 80 columns; more are a line each, which is longer.
+MAX_STAGES_BESIDE = 4
+
+
 def _print_memory(ranks: tuple[RankMemory, ...]) -> None:
-    output.print_table(
-        (
-            *("stage", "parameters", "weights", "gradients", "optimizer", "activations"),
-            *("buffers", "working", "device total", "host checkpoints"),
-        ),
-        _shortened(
-            [_rank_row(rank) for rank in ranks],
-            tuple("..." for _ in range(10)),
-        ),
-        empty="",
+    header = (
+        *("stage", "parameters", "weights", "gradients", "optimizer", "activations"),
+        *("buffers", "working", "device total", "host checkpoints"),
     )
+    rows = _shortened([_rank_row(rank) for rank in ranks], tuple("..." for _ in header))
+    if len(rows) > MAX_STAGES_BESIDE:
+        output.print_table(header, rows, empty="")
+        return
+    first, *rest = zip(header, *rows, strict=True)
+    output.print_table(first, rest, empty="")
 
 
 def _rank_row(rank: RankMemory) -> tuple[str, ...]:
