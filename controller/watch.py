@@ -164,6 +164,7 @@ class Watch:
             node,
             dict(made.environment),
             tuple(made.environment_changes)[:MAX_CHANGES],
+            tuple(made.data_left_out)[:MAX_CHANGES],
         )
         return self._made(
             node,
@@ -334,6 +335,7 @@ class Watch:
                 split=self._split_of(event),
                 environment=self._environments.of(job),
                 environment_changes=self._environments.changes(job),
+                data_left_out=self._environments.left_out(job),
             )
             for event in advanced
         ]

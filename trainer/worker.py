@@ -285,6 +285,7 @@ def _restore(
     document = {
         "environment": environment(mesh.device),
         "changes": changes,
+        "left_out": state.data_left_out,
         "skipped": () if restored is None else restored.skipped,
     }
     _write_whole(assignment.environment_path, document)

@@ -106,6 +106,10 @@ class _Attempt:
         """What is no longer as it was when the resumed state was saved, on any local rank."""
         return list(dict.fromkeys(line for note in self._notes() for line in note.changes))
 
+    def data_left_out(self) -> tuple[str, ...]:
+        """What of its data source this node does not read, as the first local rank says."""
+        return self._notes()[0].left_out
+
     def skipped_checkpoints(self) -> tuple[tuple[int, str], ...]:
         """What the attempt could not load, if rank 0 is here: every rank says the same."""
         return self._notes()[0].skipped if 0 in self.ranks else ()
@@ -270,6 +274,7 @@ class Reporter:
             start_split_s=_start_split(attempt),
             environment=attempt.environment(),
             environment_changes=attempt.environment_changes(),
+            data_left_out=attempt.data_left_out(),
         )
         event = agents_pb2.AgentEvent(
             job_id=job_id, attempt=number, at_s=time.time(), progress=progress

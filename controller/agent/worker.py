@@ -55,11 +55,13 @@ class WorkerPaths:
 class EnvironmentNote:
     """What a rank wrote of its numeric environment when it started.
 
-    `skipped` are checkpoints that its attempt could not load: step and reason.
+    `skipped` are checkpoints that its attempt could not load: step and reason. `left_out` is
+    what of the data source is not read.
     """
 
     environment: Mapping[str, str]
     changes: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     skipped: tuple[tuple[int, str], ...] = ()
 
 
@@ -193,12 +195,17 @@ def read_environment(path: Path) -> EnvironmentNote:
     document = _read_object(path)
     environment, changes = document.get("environment"), document.get("changes")
     named = environment.items() if isinstance(environment, dict) else ()
-    lines = changes if isinstance(changes, list) else ()
     return EnvironmentNote(
         environment={_note(name): _note(value) for name, value in islice(named, _MAX_NOTES)},
-        changes=tuple(_note(line) for line in islice(lines, _MAX_NOTES)),
+        changes=_notes(changes),
+        left_out=_notes(document.get("left_out")),
         skipped=tuple(islice(_skipped_steps(document.get("skipped")), _MAX_NOTES)),
     )
+
+
+def _notes(lines: object) -> tuple[str, ...]:
+    given = lines if isinstance(lines, list) else ()
+    return tuple(_note(line) for line in islice(given, _MAX_NOTES))
 
 
 def _note(value: object) -> str:

@@ -22,6 +22,7 @@ class _Told:
     attempt: Attempt
     environments: dict[NodeId, Mapping[str, str]] = field(default_factory=dict)
     changes: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)
+    left_out: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)
 
 
 def device_in(environment: str) -> str:
@@ -44,14 +45,16 @@ class EnvironmentTable:
         node: NodeId,
         environment: Mapping[str, str],
         changes: tuple[str, ...],
+        left_out: tuple[str, ...] = (),
     ) -> None:
-        """A node says what decides its bits, and what of it changed."""
+        """A node says what decides its bits, what of it changed, and what data it left out."""
         known = self._told.get(job)
         if known is None or known.attempt < attempt:
             known = self._told[job] = _Told(attempt)
         if known.attempt == attempt:
             known.environments[node] = environment
             known.changes[node] = changes
+            known.left_out[node] = left_out
 
     def forget(self, job: JobId) -> None:
         self._told.pop(job, None)
@@ -60,6 +63,13 @@ class EnvironmentTable:
         """The environment of the node of rank 0 in words: `device x86_64, torch 2.13.0`."""
         environment = self._environments(job).get(job.nodes[0] or NodeId(""), {})
         return ", ".join(f"{name} {environment[name]}" for name in sorted(environment))
+
+    def left_out(self, job: JobRecord) -> tuple[str, ...]:
+        """What of the data source the node of rank 0 does not read."""
+        told = self._told.get(job.job_id)
+        if told is None or told.attempt != job.attempt:
+            return ()
+        return told.left_out.get(job.nodes[0] or NodeId(""), ())[:MAX_CHANGES]
 
     def changes(self, job: JobRecord) -> tuple[str, ...]:
         """What changed since the resumed state was saved, and how nodes differ, in words."""

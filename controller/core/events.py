@@ -295,6 +295,7 @@ class JobAdvanced:
     # What decides the bits of the arithmetic, and what of it changed, in words.
     environment: str = ""
     environment_changes: tuple[str, ...] = ()
+    data_left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,7 +194,12 @@ def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRe
         if incident is not None:
             ctx.note(incident, "environment", "; ".join(event.environment_changes))
     kept = (*job.environment_changes, *changes)[-MAX_CHANGES:]
-    return ctx.put_job(job, environment=event.environment, environment_changes=kept)
+    return ctx.put_job(
+        job,
+        environment=event.environment,
+        environment_changes=kept,
+        data_left_out=event.data_left_out,
+    )
 
 
 def stalled(ctx: Context, event: JobStalled) -> None:

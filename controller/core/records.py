@@ -237,6 +237,7 @@ class JobRecord:
     # What decides the bits of the present attempt, and where that changed, in words.
     environment: str = ""
     environment_changes: tuple[str, ...] = ()
+    data_left_out: tuple[str, ...] = ()
     # Nodes that ran some attempt and have not been told to forget the job.
     held_by: tuple[NodeId, ...] = ()
     error: str = ""

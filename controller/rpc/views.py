@@ -58,6 +58,7 @@ def brief_job(
         error=job.error,
         environment=job.environment,
         environment_changes=job.environment_changes,
+        data_left_out=job.data_left_out,
         grad_norm=None if last is None else last.grad_norm,
         learning_rate=None if last is None else last.learning_rate,
         model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.WINDOWED),

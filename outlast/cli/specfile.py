@@ -70,7 +70,9 @@ def load_spec(path: Path, assignments: Sequence[str] = (), nodes: Nodes | None =
         told = {problem.field for problem in problems}
         problems += [each for each in seen.problems if each.field not in told]
     if spec is None or problems:
-        raise CliError(describe_problems(path, SpecError(tuple(problems))))
+        told_too = [_wrapped(f"  warning: {line}") for line in seen.warnings]
+        lines = [describe_problems(path, SpecError(tuple(problems))), *told_too]
+        raise CliError("\n".join(lines))
     resolved = tuple(places.resolved_lines(spec, written))
     return Checked(spec=spec, document=document, resolved=resolved, seen=seen)
 

@@ -68,6 +68,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     if job.HasField("finished_s"):
         lines[-1] = ("took", f"{duration(until_s - job.submitted_s)} from submission to the end")
     lines += left_out(job)
+    lines += [("data", line) for line in job.data_left_out]
     return [*lines, *(("numerics", line) for line in numerics(job.environment_changes))]
 
 

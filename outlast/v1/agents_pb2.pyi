@@ -709,6 +709,7 @@ class ProgressMade(google.protobuf.message.Message):
     START_SPLIT_S_FIELD_NUMBER: builtins.int
     ENVIRONMENT_FIELD_NUMBER: builtins.int
     ENVIRONMENT_CHANGES_FIELD_NUMBER: builtins.int
+    DATA_LEFT_OUT_FIELD_NUMBER: builtins.int
     completed_step: builtins.int
     """Smallest step completed by every local rank of the attempt."""
     resumed_step: builtins.int
@@ -726,6 +727,10 @@ class ProgressMade(google.protobuf.message.Message):
     def environment_changes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What of it is no longer as it was when the state that was resumed from was saved."""
 
+    @property
+    def data_left_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What of the data source is not read, in words."""
+
     def __init__(
         self,
         *,
@@ -735,8 +740,9 @@ class ProgressMade(google.protobuf.message.Message):
         start_split_s: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         environment: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         environment_changes: collections.abc.Iterable[builtins.str] | None = ...,
+        data_left_out: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["completed_at_s", b"completed_at_s", "completed_step", b"completed_step", "environment", b"environment", "environment_changes", b"environment_changes", "resumed_step", b"resumed_step", "start_split_s", b"start_split_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["completed_at_s", b"completed_at_s", "completed_step", b"completed_step", "data_left_out", b"data_left_out", "environment", b"environment", "environment_changes", b"environment_changes", "resumed_step", b"resumed_step", "start_split_s", b"start_split_s"]) -> None: ...
 
 global___ProgressMade = ProgressMade
 

@@ -68,6 +68,7 @@ class Job(google.protobuf.message.Message):
     ETTR_LAST_HOUR_FIELD_NUMBER: builtins.int
     SKIPPED_FIELD_NUMBER: builtins.int
     CHECKPOINT_URL_FIELD_NUMBER: builtins.int
+    DATA_LEFT_OUT_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -132,6 +133,10 @@ class Job(google.protobuf.message.Message):
     def skipped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.StepRange]:
         """Steps that are left out because their batch gave no number twice, as it was decided."""
 
+    @property
+    def data_left_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What of the data source is not read, in words: files that are no text, what is cut."""
+
     def __init__(
         self,
         *,
@@ -169,9 +174,10 @@ class Job(google.protobuf.message.Message):
         ettr_last_hour: builtins.float = ...,
         skipped: collections.abc.Iterable[outlast.v1.common_pb2.StepRange] | None = ...,
         checkpoint_url: builtins.str = ...,
+        data_left_out: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "committed_step", b"committed_step", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload

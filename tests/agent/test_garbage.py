@@ -288,12 +288,15 @@ def test_what_a_worker_notes_of_its_environment_is_bounded(tmp_path: Path) -> No
     document = {
         "environment": {f"n{number}\ud800": "v" * 4_000 for number in range(1_000)},
         "changes": ["c" * 4_000] * 1_000,
+        "left_out": ["l" * 4_000] * 1_000,
         "skipped": [[2**70, "too far"], [-1, "before"], [8, "w" * 4_000]] * 1_000,
     }
     path.write_text(json.dumps(document))
     note = read_environment(path)
     progress = agents_pb2.ProgressMade(
-        environment=note.environment, environment_changes=note.changes
+        environment=note.environment,
+        environment_changes=note.changes,
+        data_left_out=note.left_out,
     )
     assert len(progress.SerializeToString()) < 2 * 2**20
     assert {step for step, _ in note.skipped} == {8}

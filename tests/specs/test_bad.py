@@ -150,3 +150,8 @@ def test_where_nodes_are_other_machines_their_files_are_warnings(here: Path) -> 
     done = outlast("plan", "job.yaml", "--state-dir", str(here / "none"))
     assert f"is '~/no/such/text', taken as '{os.path.expanduser('~')}" in done.stderr
     assert done.returncode == ExitCode.BAD_INPUT
+    # What is certain, and what may be wrong, at once.
+    spec.write_text("name: a\nsteps: 0\ndata: {source: /data/text}\n")
+    done = outlast("plan", "job.yaml", "--state-dir", str(here / "none"))
+    assert "  steps: is 0; allowed: " in done.stderr
+    assert "  warning: data.source is '/data/text', which is neither" in done.stderr

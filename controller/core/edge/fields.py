@@ -231,6 +231,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "start_split_s": Pairs(keys=Text(64), values=Number(0.0, MAX_DURATION_S), most=32),
         "environment": Pairs(keys=Text(128), values=Text(512), most=128),
         "environment_changes": Many(Text(1_024), 64),
+        "data_left_out": Many(Text(1_024), 64),
     },
     "LogChunk": {
         "query_id": Name(_ID),
