@@ -53,7 +53,9 @@ def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
         and not node.is_stuck
         and not node.has_left
     ]
-    found.sort(key=lambda node: (0 if node.node in job.nodes else rank[node.state], node.node))
+    # Thousands of nodes are held against thousands of places.
+    own = frozenset(job.nodes)
+    found.sort(key=lambda node: (0 if node.node in own else rank[node.state], node.node))
     return found
 
 
