@@ -8,6 +8,7 @@ killed instead, agents and training go on, and the next `run` finds them.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import os
@@ -165,6 +166,7 @@ async def run(
         stack.callback(http.close)
         controller = await stack.enter_async_context(_assemble(options))
         grpc = controller.bind(options.grpc)
+        _warn_if_open(grpc, "--grpc")
         running = Running(grpc=grpc, http=_name(http), term=controller.journal.term)
         lock.say(grpc=running.grpc, http=running.http)
         await controller.live(options, running, http, stop, on_ready)
@@ -373,6 +375,24 @@ def _raise_failure(parts: Sequence[asyncio.Task[None]]) -> None:
             ) from error
         if task.done():
             raise LoopEndedError(f"stopped, because its {task.get_name()} ended")
+
+
+def _warn_if_open(address: str, option: str) -> None:
+    """Say what it means when others than this machine can connect: nobody is asked who they are."""
+    host, _ = parse_address(address, option)
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    except ValueError:
+        if host == "localhost":
+            return
+    logger.warning(
+        "%s is %s: everyone who can reach this port can run programs on every node, as the user "
+        "of the agents; there is no authentication yet. Let only agents and clients reach it "
+        "(a firewall, or deploy/kubernetes/network.yaml), or listen on 127.0.0.1",
+        option,
+        address,
+    )
 
 
 def parse_address(address: str, option: str) -> tuple[str, int]:

@@ -19,6 +19,7 @@ import yaml
 from kubernetes import client
 
 import outlast
+from controller.kube.objects import METRICS_PORT, labels
 from controller.kube.observed import LABEL_JOB
 from tests.e2e.cluster import wait_for
 from tests.kube import played
@@ -64,6 +65,9 @@ def create(kube: Kube, document: Object) -> Object:
             made = apps.create_namespaced_deployment(namespace, document)
         case "PodDisruptionBudget":
             made = create_budget(kube, document)
+        case "NetworkPolicy":
+            networking = client.NetworkingV1Api(api)
+            made = networking.create_namespaced_network_policy(namespace, document)
         case kind:
             pytest.fail(f"nothing here makes a {kind}")
     return dict(api.sanitize_for_serialization(made))
@@ -230,6 +234,28 @@ def test_the_image_has_every_extra_that_its_users_need() -> None:
 
 def test_the_image_holds_the_tools_that_checks_start() -> None:
     assert "--no-install-recommends perftest" in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def test_only_agents_and_clients_may_connect_to_the_controller() -> None:
+    policies = {
+        document["metadata"]["name"]: document["spec"]
+        for document in documents()
+        if document["kind"] == "NetworkPolicy"
+    }
+    by_port = {
+        port["port"]: rule.get("from")
+        for rule in policies["outlast-controller"]["ingress"]
+        for port in rule["ports"]
+    }
+    who = [each["podSelector"]["matchLabels"] for each in by_port[7070]]
+    agent = labels("any")
+    assert who[0].items() <= agent.items()
+    assert who[1] == {"outlast.dev/client": "true"}
+    assert policies["outlast-agents"]["podSelector"]["matchLabels"].items() <= agent.items()
+    ports = [
+        port["port"] for rule in policies["outlast-agents"]["ingress"][1:] for port in rule["ports"]
+    ]
+    assert ports == [METRICS_PORT]
 
 
 def test_the_service_leads_to_the_controller() -> None:

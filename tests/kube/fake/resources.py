@@ -74,6 +74,12 @@ def resources(policy_version: str) -> tuple[Resource, ...]:
             counts_generations=True,
             needs_version=True,
         ),
+        Resource(
+            plural="networkpolicies",
+            kind="NetworkPolicy",
+            group="networking.k8s.io",
+            counts_generations=True,
+        ),
         Resource(plural="deployments", kind="Deployment", group=apps, counts_generations=True),
         Resource(plural="roles", kind="Role", group=rbac),
         Resource(plural="rolebindings", kind="RoleBinding", group=rbac),
