@@ -91,14 +91,33 @@ def joined(ctx: Context, event: NodeJoined) -> None:
             _begin_validation(ctx, node, "it joined again after it had been given up")
         elif node.state is NodeState.RELEASED:
             ctx.move_node(node, NodeState.READY, "joined")
+    is_new = known is not None and known.incarnation != event.incarnation
+    restarting = _drop_starts(ctx, event.node) if is_new else []
     for command_id in list(ctx.state.index.of_node.get(event.node, ())):
         ctx.send(ctx.state.commands[command_id])
     for job in list(ctx.state.jobs.values()):
         if job.state in TERMINAL and event.node in job.held_by:
             attempts.forget_on(ctx, job, event.node)
-    is_new = known is not None and known.incarnation != event.incarnation
     away_since_s = before.late_since_s if not before.connected else 0.0
-    _reconcile_workers(ctx, event, is_new=is_new, since_s=away_since_s or ctx.now_s)
+    since_s = away_since_s or ctx.now_s
+    _reconcile_workers(ctx, event, is_new=is_new, since_s=since_s, told=restarting)
+
+
+def _drop_starts(ctx: Context, node_id: NodeId) -> list[JobId]:
+    """Give up orders to start that were for the agent before; the jobs that start anew for it.
+
+    The endpoint of the rendezvous may be the dead agent's, and whether it had begun is not known.
+    """
+    restarting: list[JobId] = []
+    for command in ctx.commands_of(StartWorkers, node=node_id):
+        ctx.close_command(command.command_id, "it was for an agent that is gone")
+        job = None if command.job is None else ctx.state.jobs.get(command.job)
+        if job is not None and job.state in AT_WORK and command.attempt == job.attempt:
+            detail = f"the agent of {node_id} was restarted before its workers had started"
+            sign = attempts.sign(ctx, EvidenceKind.START_LOST, node_id, detail)
+            jobs.fault(ctx, job, sign)
+            restarting.append(job.job_id)
+    return restarting
 
 
 def closed(ctx: Context, event: NodeClosed) -> None:
@@ -222,13 +241,16 @@ def next_timer_s(ctx: Context) -> list[float]:
     ]
 
 
-def _reconcile_workers(ctx: Context, event: NodeJoined, *, is_new: bool, since_s: float) -> None:
+def _reconcile_workers(
+    ctx: Context, event: NodeJoined, *, is_new: bool, since_s: float, told: list[JobId]
+) -> None:
     """Compare what runs on a node with what should: adopt, stop, or call it a fault.
 
-    `is_new` says that the agent was restarted, some time after `since_s`.
+    `is_new` says that the agent was restarted, some time after `since_s`; of the jobs `told`
+    nothing more need be said.
     """
     node_id = event.node
-    told: list[JobId] = []
+    told = list(told)
     for status in event.statuses:
         job = ctx.state.jobs.get(status.job_id)
         current = (

@@ -44,8 +44,8 @@ _CLEARLY_WORSE = 0.8
 def decide(facts: Facts) -> Verdict:
     """The verdict on an incident whose workers are stopped."""
     # No rung of the ladder: nothing has failed.
-    if is_planned := planned.left_in_order(facts):
-        return is_planned
+    if blameless := planned.left_in_order(facts) or planned.start_lost(facts):
+        return blameless
     rules = (
         *(_refused, _nodes_missing, misfit.decide, unloadable.decide, _not_stored),
         *(_memory_damaged, _unhealthy, _drained, program_error.decide),

@@ -99,6 +99,7 @@ class EvidenceKind(StrEnum):
     NODE_LOST = "node_lost"
     NODE_LEFT = "node_left"
     START_FAILED = "start_failed"
+    START_LOST = "start_lost"
     NOT_STOPPED = "not_stopped"
     STALLED = "stalled"
     STACKS = "stacks"

@@ -117,3 +117,55 @@ def test_ranks_that_lose_each_other_again_have_all_nodes_checked() -> None:
         driver.now_s += 100.0
     assert driver.job().state is JobState.DIAGNOSING
     assert driver.incident(2).culprits == ()
+
+
+def rejoin(driver: Driver, node: str, incarnation: str, port: int) -> list[str]:
+    return driver.send(
+        ev.NodeJoined(
+            node=NodeId(node),
+            incarnation=incarnation,
+            address=f"{node}.example",
+            rendezvous_port=port,
+            workers=1,
+            statuses=(),
+        )
+    )
+
+
+def test_a_start_for_an_agent_that_is_gone_is_made_again_with_the_present_one() -> None:
+    """The order named the port of the dead agent: the attempt was lost, and a node suspected."""
+    driver = Driver().starting(spares=0)
+    lines = rejoin(driver, "n1", "two", 5151)
+    assert "send job/a1/start/n1" not in lines
+    driver.send(driver.exited(1, code=1, fault_class="cascade", detail="DistStoreError"))
+    driver.answer_all("/stop/")
+    job, incident = driver.job(), driver.incident()
+    assert (job.state, job.attempt) == (JobState.STARTING, 2)
+    assert driver.machine.state.attempts[job.job_id].rendezvous_port == 5151
+    assert incident.culprits == ()
+    assert "restarted before its workers had started" in incident.reason
+    assert [driver.node(node).state for node in ("n1", "n2")] == [NodeState.ASSIGNED] * 2
+
+
+def test_starts_that_end_their_agent_each_time_end_with_the_retry_budget() -> None:
+    driver = Driver().starting(spares=0, retry_budget=2)
+    for number in range(3):
+        rejoin(driver, "n1", f"agent {number}", 5151)
+        driver.answer_all("/stop/")
+    assert driver.job().state is JobState.FAILED
+    assert "the retry budget is spent" in driver.job().reason
+
+
+def test_agents_restarted_while_nodes_are_checked_start_with_their_new_ports() -> None:
+    driver = Driver().running(spares=0, in_place_restarts=0)
+    driver.send(driver.exited(1))
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+    for node in ("n1", "n2"):
+        driver.send(ev.NodeDisconnected(node=NodeId(node)))
+    rejoin(driver, "n2", "two", 6161)
+    driver.searched()
+    assert driver.job().state is not JobState.STARTING, "n1 is not here yet"
+    rejoin(driver, "n1", "two", 5151)
+    assert driver.job().state is JobState.STARTING
+    assert driver.machine.state.attempts[driver.job().job_id].rendezvous_port == 5151
