@@ -144,7 +144,8 @@ class Plant:
             **changes.pop("checkpoint", {}),
         }
         if self.disk.exists():
-            checkpoint["url"] = f"file://{self.disk}"
+            # Full to the end: the job waits for its last checkpoint, and is paused.
+            checkpoint |= {"url": f"file://{self.disk}", "last_timeout_s": 4}
         sections = {**_LAYOUTS[self.layout], "steps": NUM_STEPS, "checkpoint": checkpoint}
         if self._is_long:
             sections |= _LONG

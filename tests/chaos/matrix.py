@@ -52,6 +52,8 @@ class Fault(StrEnum):
     MEMORY_FLIP = "memory-flip"
     # Everything is stopped in order and started again, ten times.
     PLANNED = "planned-stops"
+    # Other jobs ask for memory and for GPUs that no node has; this one runs right after them.
+    MISFIT = "misfit-jobs"
 
 
 class Moment(StrEnum):
@@ -88,7 +90,11 @@ class Victim(StrEnum):
 
 STORE = (Fault.DISK_FULL, Fault.STORE_DOWN, Fault.STORE_SILENT)
 # These strike the control plane or the store, and so no rank in particular.
-WITHOUT_VICTIM = (Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, Fault.PLANNED, *STORE)
+WITHOUT_VICTIM = (
+    *(Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, Fault.PLANNED),
+    *STORE,
+    Fault.MISFIT,
+)
 # Carried out by the rank itself.
 INSIDE = (Fault.EXIT, Fault.EXCEPTION, Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
 _OF_A_STEP = (Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
@@ -135,6 +141,8 @@ def has_meaning(row: Row) -> bool:
         return row.moment is Moment.TWICE
     if row.fault is Fault.PLANNED:
         return row.moment is Moment.STEADY
+    if row.fault is Fault.MISFIT:
+        return row.moment is Moment.START
     if row.fault is Fault.EXCEPTION and row.moment in (Moment.START, Moment.FIRST_STEP):
         # Before the first step it ends the job, which rows are not about.
         return False

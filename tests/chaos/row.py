@@ -20,7 +20,7 @@ from tests.chaos.cluster import Plant, remains, small_disk
 from tests.chaos.expected import Outcome, SeenIncident
 from tests.chaos.matrix import Fault, LayoutName, Row, full, is_lasting, named
 from tests.chaos.orders import orders_for
-from tests.chaos.strikes import carry_out
+from tests.chaos.strikes import ask_too_much, carry_out
 from tests.e2e.cluster import wait_for
 
 TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED", "PAUSED")
@@ -77,6 +77,8 @@ def run(plant: Plant, row: Row, losses: dict[int, float]) -> Outcome:
             plant.join_by_hand()
             plant.cluster.wait_nodes(2)
             plant.note_sessions()
+            if row.fault is Fault.MISFIT:
+                ask_too_much(plant)
             plant.submit()
             struck = carry_out(plant, row)
         # The boundary of a row: whatever it is, it is this row's result.

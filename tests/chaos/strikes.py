@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -38,6 +39,18 @@ CLOCK_JUMP_S = 3600.0
 REACH_S = 150.0
 
 
+def ask_too_much(plant: Plant) -> None:
+    """Other jobs before the row's own ask for what no node has; nodes must not suffer."""
+    with plant.cluster.client as client:
+        for name, demand in _DEMANDS.items():
+            job = client.submit({"name": name, **demand}, wait_for_nodes=True)
+            assert job.state == "QUEUED", job.reason
+            assert "none fit" in job.reason, job.reason
+            client.cancel(job.job_id)
+        states = [node.state for node in client.nodes() if node.connected]
+    assert states == ["READY"] * len(states), states
+
+
 def carry_out(plant: Plant, row: Row) -> str:
     """Wait for the moment and strike; the node of the victim when it was struck."""
     desk = plant.desk
@@ -59,6 +72,13 @@ def carry_out(plant: Plant, row: Row) -> str:
     desk.release()
     _follow_up(plant, row, node)
     return node
+
+
+# Slots of terabytes, and devices that no node of a row has.
+_DEMANDS: dict[str, dict[str, Any]] = {
+    "oversized": {"model": {"layers": 96, "hidden": 16384, "heads": 128}},
+    "cuda-on-cpu": {"resources": {"device": "cuda"}},
+}
 
 
 def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
@@ -93,6 +113,9 @@ def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
             plant.cable.cut()
         case Fault.DISK_FULL:
             _fill(plant.disk)
+        case Fault.MISFIT:
+            # Other jobs asked for it, before this one began: see `ask_too_much`.
+            return
         case Fault.STORE_DOWN:
             desk.store("down")
         case Fault.STORE_SILENT:
@@ -134,6 +157,8 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
         case Fault.PARTITION:
             time.sleep(AWAY_S)
             plant.cable.mend()
+        case Fault.DISK_FULL:
+            _push_when_paused(plant)
         case Fault.STORE_DOWN | Fault.STORE_SILENT:
             # Uploads can wait; a start cannot go on without it.
             if row.moment in (Moment.START, Moment.RESTORE, Moment.RECOVERY):
@@ -141,6 +166,17 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
                 plant.desk.store("")
         case _:
             return
+
+
+def _push_when_paused(plant: Plant) -> None:
+    """Make room once the job has waited in vain, and upload what host memory holds."""
+    job = plant.cluster.wait_state(plant.job_id, "PAUSED")
+    assert "the last checkpoint is not in" in job.reason, job.reason
+    (plant.disk / "ballast").unlink()
+    with plant.cluster.client as client:
+        client.push_checkpoint(plant.job_id)
+    job = plant.cluster.wait_state(plant.job_id, "SUCCEEDED")
+    assert job.committed_step == job.total_steps, job.reason
 
 
 def _stop_in_order(plant: Plant) -> None:
