@@ -119,7 +119,8 @@ class DataSpec(Section):
         "python-stdlib",
         min_length=1,
         description="'python-stdlib' (the text that ships with Python), a text file, "
-        "or a folder whose text files are read.",
+        "or a folder whose text files are read. A relative path is below the submitter's folder; "
+        "every node must have it.",
     )
     tokenizer: Literal["byte"] = Field("byte", description="Bytes are the tokens.")
     global_batch: int = Field(8, ge=1, description="Sequences in one optimizer step.")
@@ -182,7 +183,8 @@ class CheckpointSpec(Section):
 
     url: str | None = Field(
         None,
-        description="fsspec URL of the checkpoint root; the controller's own folder unless given.",
+        description="fsspec URL of the checkpoint root (file, s3, gs, hdfs, webhdfs) or a path; "
+        "the controller's own folder unless given.",
     )
     load: str | None = Field(
         None,
