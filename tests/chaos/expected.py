@@ -118,7 +118,6 @@ _SIGNS = {
     Fault.MEMORY_FLIP: _Signs(causes=("silent_corruption",), names_victim=True),
     # Nothing has failed.
     Fault.PLANNED: _Signs(),
-    Fault.MISFIT: _Signs(),
 }
 
 

@@ -43,6 +43,7 @@ class Fault(StrEnum):
     SILENT = "controller-silent"
     # Alive, and out of reach.
     PARTITION = "controller-partitioned"
+    # To the end; and other jobs asked before for memory and GPUs that no node has.
     DISK_FULL = "disk-full"
     STORE_DOWN = "store-down"
     STORE_SILENT = "store-silent"
@@ -52,8 +53,6 @@ class Fault(StrEnum):
     MEMORY_FLIP = "memory-flip"
     # Everything is stopped in order and started again, ten times.
     PLANNED = "planned-stops"
-    # Other jobs ask for memory and for GPUs that no node has; this one runs right after them.
-    MISFIT = "misfit-jobs"
 
 
 class Moment(StrEnum):
@@ -93,7 +92,6 @@ STORE = (Fault.DISK_FULL, Fault.STORE_DOWN, Fault.STORE_SILENT)
 WITHOUT_VICTIM = (
     *(Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, Fault.PLANNED),
     *STORE,
-    Fault.MISFIT,
 )
 # Carried out by the rank itself.
 INSIDE = (Fault.EXIT, Fault.EXCEPTION, Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
@@ -141,8 +139,6 @@ def has_meaning(row: Row) -> bool:
         return row.moment is Moment.TWICE
     if row.fault is Fault.PLANNED:
         return row.moment is Moment.STEADY
-    if row.fault is Fault.MISFIT:
-        return row.moment is Moment.START
     if row.fault is Fault.EXCEPTION and row.moment in (Moment.START, Moment.FIRST_STEP):
         # Before the first step it ends the job, which rows are not about.
         return False

@@ -77,7 +77,7 @@ def run(plant: Plant, row: Row, losses: dict[int, float]) -> Outcome:
             plant.join_by_hand()
             plant.cluster.wait_nodes(2)
             plant.note_sessions()
-            if row.fault is Fault.MISFIT:
+            if row.fault is Fault.DISK_FULL:
                 ask_too_much(plant)
             plant.submit()
             struck = carry_out(plant, row)

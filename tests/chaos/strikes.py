@@ -113,9 +113,6 @@ def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
             plant.cable.cut()
         case Fault.DISK_FULL:
             _fill(plant.disk)
-        case Fault.MISFIT:
-            # Other jobs asked for it, before this one began: see `ask_too_much`.
-            return
         case Fault.STORE_DOWN:
             desk.store("down")
         case Fault.STORE_SILENT:
