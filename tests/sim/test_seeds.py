@@ -65,7 +65,8 @@ def test_seeds_are_as_large_as_promised(seeds: _Seeds) -> None:
         assert outcome.num_nodes >= 32
         assert outcome.hours >= 24.0
         assert len(outcome.struck) >= MIN_FAULTS
-        assert 1 <= len(outcome.jobs) <= 3
+        # One that does not fit its nodes may come on top.
+        assert 1 <= len(set(outcome.jobs) - {"misfit"}) <= 3
 
 
 @ALONE
