@@ -135,7 +135,7 @@ class Plant:
         recovery = {**_RECOVERY, **changes.pop("recovery", {})}
         if self.row is not None and self.row.moment is Moment.DIAGNOSIS:
             recovery["in_place_restarts"] = 0
-        if self.row is not None and self.row.fault is Fault.AGENT_BACK:
+        if self.row is not None and self.row.fault in (Fault.AGENT_BACK, Fault.TWIN):
             # An agent takes seconds to be back on a machine that does much else.
             recovery |= {"stop_timeout_s": 40, "heartbeat_lost_s": 30, "heartbeat_silent_s": 40}
         checkpoint: dict[str, Any] = {
@@ -183,16 +183,20 @@ class Plant:
             process.kill()
             process.wait()
 
-    def join(self, node: str) -> None:
-        """Start the agent of a node that joins by hand, or start it again."""
+    def join(self, node: str, *, folder: str = "") -> None:
+        """Start the agent of a node that joins by hand, or start it again.
+
+        In a `folder` of its own it is a second one beside the first.
+        """
+        folder = folder or node
         argv = [*self._agent_command, "--node", node]
         argv += ["--controller", self.cable.address, "--workers", str(self.workers_per_node)]
         argv += ["--controller-file", str(self._directions)]
-        argv += ["--state-dir", str(self.state_dir / "nodes" / node)]
-        argv += ["--memory-dir", str(self.folder / "memory" / node)]
+        argv += ["--state-dir", str(self.state_dir / "nodes" / folder)]
+        argv += ["--memory-dir", str(self.folder / "memory" / folder)]
         argv += ["--data-dir", str(self.state_dir / "data"), "--metrics-port", "0"]
         with (self.folder / f"{node}.log").open("ab") as log:
-            self._joined[node] = subprocess.Popen(
+            self._joined[folder] = subprocess.Popen(
                 argv,
                 cwd=ROOT,
                 env=self._environment(),
@@ -223,7 +227,7 @@ class Plant:
 
     @property
     def _is_by_hand(self) -> bool:
-        by_hand = (Fault.ZOMBIE, Fault.PARTITION, Fault.AGENT_BACK)
+        by_hand = (Fault.ZOMBIE, Fault.PARTITION, Fault.AGENT_BACK, Fault.TWIN)
         return self.row is not None and self.row.fault in by_hand
 
     @property

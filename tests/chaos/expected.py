@@ -116,6 +116,12 @@ _SIGNS = {
     Fault.STORE_SILENT: _Signs(causes=("storage",)),
     Fault.CLOCK: _Signs(),
     Fault.MEMORY_FLIP: _Signs(causes=("silent_corruption",), names_victim=True),
+    # The rank goes on, and what it notes next is true again.
+    Fault.GARBAGE: _Signs(),
+    # The newer one has no workers, nor what was in host memory.
+    Fault.TWIN: _Signs(
+        causes=("workers_missing",), also=_UPLOAD_LOST, actions=_RESTART, names_victim=True
+    ),
     # Nothing has failed.
     Fault.PLANNED: _Signs(),
 }
@@ -134,7 +140,8 @@ def expected(row: Row) -> Expectation:
     signs = _SIGNS[row.fault]
     causes, also, actions = signs.causes, signs.also, signs.actions
     names_victim = signs.names_victim
-    redone = _REDONE_FROM_STORAGE if row.fault in _KILLS_NODE else _REDONE_FROM_MEMORY
+    loses_memory = row.fault in (*_KILLS_NODE, Fault.TWIN)
+    redone = _REDONE_FROM_STORAGE if loses_memory else _REDONE_FROM_MEMORY
     if row.moment in (Moment.RESTORE, Moment.RECOVERY, Moment.DIAGNOSIS, Moment.TWICE):
         # The other fault of the row has an incident too, or shares this one.
         if row.fault in STORE and row.moment in (Moment.RESTORE, Moment.RECOVERY):

@@ -51,6 +51,10 @@ class Fault(StrEnum):
     CLOCK = "clock-jump"
     # A bit of the mantissa, in every slot of host memory that one rank has.
     MEMORY_FLIP = "memory-flip"
+    # Everything behind the magic word of a rank's black box.
+    GARBAGE = "garbage-box"
+    # A second agent of the node's name, from folders of its own.
+    TWIN = "twin-agent"
     # Everything is stopped in order and started again, ten times.
     PLANNED = "planned-stops"
 
@@ -137,6 +141,9 @@ def has_meaning(row: Row) -> bool:
     if row.fault is Fault.MEMORY_FLIP:
         # Nobody reads host memory before something else has the ranks start again.
         return row.moment is Moment.TWICE
+    if row.fault in (Fault.GARBAGE, Fault.TWIN):
+        # Whose box or name it is, makes no difference.
+        return row.moment is Moment.STEADY and row.victim is Victim.LAST
     if row.fault is Fault.PLANNED:
         return row.moment is Moment.STEADY
     if row.fault is Fault.EXCEPTION and row.moment in (Moment.START, Moment.FIRST_STEP):

@@ -35,6 +35,8 @@ STARVED_S = 5.0
 STRAGGLER_WITHIN_S = 120.0
 RUNS_S, WAITS_S = 0.02, 0.18
 CLOCK_JUMP_S = 3600.0
+# All of a black box's header but its identity, and its ring of steps.
+GARBAGE_FROM, GARBAGE_BYTES, GARBAGE_S = 64, 40_000, 1.0
 # A machine that does much else starts a job in a minute.
 REACH_S = 150.0
 
@@ -98,6 +100,15 @@ def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
             os.kill(plant.agents[node], signal.SIGKILL)
             plant.join(node)
             plant.note_sessions()
+        case Fault.GARBAGE:
+            _spoil_box(plant, row)
+        case Fault.TWIN:
+            plant.note_sessions()
+            older = plant.agents[node]
+            plant.join(node, folder=f"{node}-twin")
+            wait_for(lambda: not members_of([older]), "the end of the older agent and its workers")
+            # Nobody looks after the older one's folder any more.
+            shutil.rmtree(plant.folder / "memory" / node)
         case Fault.PLANNED:
             _stop_in_order(plant)
         case Fault.NODE:
@@ -174,6 +185,19 @@ def _push_when_paused(plant: Plant) -> None:
         client.push_checkpoint(plant.job_id)
     job = plant.cluster.wait_state(plant.job_id, "SUCCEEDED")
     assert job.committed_step == job.total_steps, job.reason
+
+
+def _spoil_box(plant: Plant, row: Row) -> None:
+    """Overwrite what a rank has noted; it stands still meanwhile, so nothing mends it."""
+    attempt, rank = plant.job().attempt, struck_rank(row)
+    name = f"nodes/*/jobs/{plant.job_id}/a{attempt}/rank-{rank:05d}.blackbox"
+    (path,) = plant.state_dir.glob(name)
+    with path.open("r+b") as file:
+        file.seek(GARBAGE_FROM)
+        file.write(b"\xab" * GARBAGE_BYTES)
+    # Many looks of the agent, which has five a second.
+    looked_s = time.monotonic() + GARBAGE_S
+    wait_for(lambda: time.monotonic() > looked_s, "looks of the agent")
 
 
 def _stop_in_order(plant: Plant) -> None:
