@@ -106,13 +106,31 @@ def test_a_new_job_goes_on_from_another_ones_checkpoint_with_fewer_nodes(cluster
 
 
 def test_user_error_before_the_first_step_fails_the_job_at_once(cluster: Cluster) -> None:
-    job_id = cluster.submit(data={"source": "/no/such/text"})
+    first = cluster.submit(steps=20)
+    cluster.wait_state(first, "SUCCEEDED")
+    folder = cluster.state_dir / "checkpoints" / first
+    wait_for((folder / "commits" / "00000020.json").exists, "the last checkpoint to be committed")
+    load = {"load": folder.as_uri(), "storage_interval_steps": 10}
+    # Only a rank that loads it can see that it was trained on samples in another order.
+    job_id = cluster.submit(steps=30, seed=4711, checkpoint=load)
     job = cluster.wait_state(job_id, "FAILED")
     assert job.attempt == 1
     assert "before the first step" in job.reason
     assert "rule" not in job.reason
-    assert "/no/such/text" in job.error
+    assert "was trained on other samples" in job.error
     assert "Traceback" in job.error
+
+
+def test_a_source_that_is_on_no_node_fails_the_job_before_any_rank_starts(
+    cluster: Cluster,
+) -> None:
+    job_id = cluster.submit(data={"source": "/no/such/text"})
+    job = cluster.wait_state(job_id, "FAILED")
+    assert job.attempt == 1
+    assert "data.source" in job.reason
+    assert "/no/such/text" in job.error
+    assert "Traceback" not in job.error
+    assert cluster.presents(job_id, 1) == []
 
 
 def test_text_that_changes_under_a_job_fails_it_instead_of_being_mixed_in(
@@ -154,28 +172,41 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk_stops_no_training_and_is_an_incident(
     cluster: Cluster, small_disk: Path, fault_free: dict[int, float]
 ) -> None:
-    job_id = cluster.submit(checkpoint={"url": f"file://{small_disk}"})
-    cluster.wait_state(job_id, "SUCCEEDED")
-    incidents = cluster.incidents(job_id)
-    assert [incident.cause for incident in incidents] == ["storage"]
-    assert "No space left" in incidents[0].reason
+    job_id = cluster.submit(checkpoint={"url": f"file://{small_disk}", "last_timeout_s": 3})
+    job = cluster.wait_state(job_id, "PAUSED")
+    # Every step was trained; only its checkpoint is missing.
     assert cluster.losses(job_id) == fault_free
+    assert not job.HasField("committed_step")
+    incidents = cluster.incidents(job_id)
+    assert {incident.cause for incident in incidents} == {"storage"}
+    assert "No space left" in incidents[0].reason
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
 
 
-def test_last_checkpoint_that_does_not_fit_is_an_incident_of_the_ended_job(
+def test_last_checkpoint_that_does_not_fit_is_pushed_once_there_is_room(
     cluster: Cluster, small_disk: Path
 ) -> None:
     job_id = cluster.submit(
-        checkpoint={"url": f"file://{small_disk}", "storage_interval_steps": 1000}
+        checkpoint={
+            "url": f"file://{small_disk}",
+            "storage_interval_steps": 1000,
+            "last_timeout_s": 3,
+        }
     )
-    cluster.wait_state(job_id, "SUCCEEDED")
+    job = cluster.wait_state(job_id, "PAUSED")
+    assert "the last checkpoint is not in" in job.reason
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    with cluster.client as client:
+        client.push_checkpoint(job_id)
+    job = cluster.wait_state(job_id, "SUCCEEDED")
+    assert job.committed_step == job.total_steps
     wait_for(
-        lambda: [incident.state for incident in cluster.incidents(job_id)] == ["CLOSED"],
-        "the incident of the last upload to be told",
+        lambda: {incident.state for incident in cluster.incidents(job_id)} == {"CLOSED"},
+        "the incidents of storage to be closed",
     )
-    (incident,) = cluster.incidents(job_id)
-    assert incident.cause == "storage"
-    assert "newest in storage: none" in incident.reason
+    assert {incident.cause for incident in cluster.incidents(job_id)} == {"storage"}
 
 
 def test_pause_and_resume_go_on_from_host_memory(
