@@ -9,12 +9,19 @@ from controller.sim.world import World
 
 # Stopped in order again and again, as a laptop is that is closed every evening.
 MOST_IN_A_ROW = 4
+# Of the agents that are stopped, those whose goodbye is held up, and for how long.
+UNHEARD_BACK_S = (5.0, 40.0)
+UNHEARD_S = 4.0
 
 
 def _agent_stops(world: World) -> None:
     """An agent is stopped in order, and sometimes started again."""
     node = some_node(world, used=world.random.random() < 0.8)
     back_s = world.random.choice((0.5, 5.0, 40.0, 600.0))
+    if back_s in UNHEARD_BACK_S:
+        # Its peers, which lose their connections to it, are heard before its goodbye.
+        world.cut(node)
+        world.timeline.after(UNHEARD_S, world.heal, node)
     world.stop_agent(node, back_s=back_s)
 
 

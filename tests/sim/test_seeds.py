@@ -83,11 +83,12 @@ def test_seeds_reach_every_state_fault_and_verdict(seeds: _Seeds) -> None:
     expected |= {f"incident CLOSED:{action}" for action in Action if action is not Action.DIAGNOSE}
     expected |= {f"incident {state}" for state in (IncidentState.OPEN, IncidentState.EVIDENCE)}
     expected |= {"job shrinks", "job grows"}
-    # The world's jobs are all valid, nothing in it is unexplained, and it has no figures.
+    # The world's jobs are all valid, nothing in it is unexplained, it has no figures, and its
+    # stores keep what was committed to them.
     found_in_figures = (Cause.SPIKE, Cause.STRAGGLER, Cause.DATA_STALL)
     of_hosts = (Cause.SLOWDOWN, Cause.HOST_MEMORY, Cause.DISK, Cause.NODE_CONDITION)
     in_logs = (Cause.KERNEL_LOG, Cause.WORKER_LOG)
-    unreached = (Cause.CONFIG, *found_in_figures, *of_hosts, *in_logs)
+    unreached = (Cause.CONFIG, Cause.CHECKPOINT, *found_in_figures, *of_hosts, *in_logs)
     expected |= {f"cause {cause}" for cause in Cause if cause not in unreached}
     missing = sorted(expected - set(seen))
     assert not missing, f"no seed reached: {missing}"
