@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outlast.cli.follow import Snapshot
+    from outlast.client import Client
     from outlast.spec import JobSpec
     from outlast.v1.incidents_pb2 import Incident
     from outlast.v1.jobs_pb2 import CheckFitResponse, Job
@@ -82,13 +83,13 @@ def submit(
         job = client.submit(
             checked.document, request_id=request_id or None, wait_for_nodes=wait_for_nodes
         )
-        fit = client.check_fit(checked.document)
-    missing = [f"{each.field} {each.description}; it waits in the queue" for each in fit.problems]
-    missing = missing or _missing_nodes(checked.spec, fit)
+        if not json:
+            # First: whatever happens from here on, the job is there.
+            print(f"submitted {job.job_id}", flush=True)
+        missing = _fit_warnings(client, checked.document, checked.spec)
     for line in (*checked.seen.warnings, *missing):
         print(f"warning: {line}", file=sys.stderr)
     if not json:
-        print(f"submitted {job.job_id}", flush=True)
         for line in checked.resolved:
             output.print_wrapped(line)
         print(f"checkpoints: {job.checkpoint_url}", flush=True)
@@ -250,6 +251,18 @@ def resume(
         if found.state in words.FINISHED:
             raise CliError(words.how_to_continue(found))
         _print_job(client.resume(found.job_id), json)
+
+
+def _fit_warnings(client: Client, document: dict[str, Any], spec: JobSpec) -> list[str]:
+    """What the connected nodes lack; nothing where the controller does not answer that."""
+    from outlast.errors import OutlastError
+
+    try:
+        fit = client.check_fit(document)
+    except OutlastError:
+        return []
+    lacking = [f"{each.field} {each.description}; it waits in the queue" for each in fit.problems]
+    return lacking or _missing_nodes(spec, fit)
 
 
 def _missing_nodes(spec: JobSpec, fit: CheckFitResponse) -> list[str]:

@@ -36,11 +36,17 @@ _MEANING = {
 
 def is_training(job: Job) -> bool:
     """Whether steps are being completed now."""
-    return job.state == "RUNNING"
+    return job.state == "RUNNING" and not _waits_for_last_checkpoint(job)
+
+
+def _waits_for_last_checkpoint(job: Job) -> bool:
+    return job.state == "RUNNING" and 0 < job.total_steps <= job.step
 
 
 def headline(job: Job) -> str:
     """One sentence: is it training, and if not, what is it doing?"""
+    if _waits_for_last_checkpoint(job):
+        return "It is not training: all steps are done, and the last checkpoint is being stored."
     return _MEANING.get(job.state, f"It is {job.state}.")
 
 

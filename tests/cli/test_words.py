@@ -84,6 +84,13 @@ def test_every_state_has_its_sentence(state: JobState) -> None:
     assert words.is_training(job(state=state.value)) == (state is JobState.RUNNING)
 
 
+def test_a_job_that_waits_for_its_last_checkpoint_is_not_called_training() -> None:
+    waiting = job(step=200, total_steps=200)
+    assert "all steps are done" in words.headline(waiting)
+    assert not words.is_training(waiting)
+    assert "rate" not in dict(words.job_lines(waiting, NOW_S))
+
+
 def test_finished_states_are_the_controllers_own() -> None:
     assert set(words.FINISHED) == {state.value for state in TERMINAL}
 
