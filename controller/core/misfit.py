@@ -54,8 +54,13 @@ def why_not(job: JobRecord, node: NodeRecord, now_s: float) -> str:
     if lacks:
         return lacks
     for known in job.misfits:
-        is_current = known.node == node.node and known.incarnation == node.incarnation
-        if is_current and (known.until_s is None or now_s < known.until_s):
+        if known.node != node.node:
+            # Nor does it fit where there is no more; a node that has changed is asked anew.
+            if is_no_larger(node.capacity, known.capacity):
+                return f"has no more than {known.node}: {known.detail}"
+        elif known.incarnation == node.incarnation and (
+            known.until_s is None or now_s < known.until_s
+        ):
             return known.detail
     return ""
 
@@ -110,10 +115,9 @@ def may_fit(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> boo
     if ctx.settings.brings_nodes or not refusals(evidence):
         return True
     noted = _noted(ctx, job, evidence)
-    left_out = {item.node for item in noted if item.until_s is None}
     needed = min((size.nodes for size in job.plan.sizes), default=job.plan.nodes)
     fitting = sum(
-        node.state not in AWAY and node.node not in left_out and _may_come_to_fit(job, node)
+        node.state not in AWAY and _may_come_to_fit(noted, node)
         for node in ctx.state.nodes.values()
     )
     return fitting >= needed
@@ -121,22 +125,21 @@ def may_fit(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> boo
 
 def leave(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> JobRecord:
     """Keep the job off the nodes that it does not fit, which are free for others."""
-    found = _noted(ctx, job, evidence)
-    names = {item.node for item in found}
+    noted = _noted(ctx, job, evidence)
+    unfit = set()
     for node_id in job.nodes:
         node = None if node_id is None else ctx.state.nodes.get(node_id)
-        if node is None or node.node not in names or node.job != job.job_id:
+        if node is None or fits(noted, node, ctx.now_s):
             continue
-        if node.state in PLACED and node.state is not NodeState.DRAINING:
+        unfit.add(node.node)
+        is_placed = node.state in PLACED and node.state is not NodeState.DRAINING
+        if is_placed and node.job == job.job_id:
             ctx.move_node(node, NodeState.READY, f"{job.job_id} does not fit here", job=None)
-    kept = tuple(item for item in job.misfits if item.node not in names)
-    places = tuple(None if node in names else node for node in job.nodes)
-    unchecked = tuple(node for node in job.unchecked if node not in names)
     return ctx.put_job(
         ctx.state.jobs[job.job_id],
-        misfits=(*kept, *found),
-        nodes=places,
-        unchecked=unchecked,
+        misfits=noted.misfits,
+        nodes=tuple(None if node in unfit else node for node in job.nodes),
+        unchecked=tuple(node for node in job.unchecked if node not in unfit),
     )
 
 
@@ -177,28 +180,26 @@ def _connected(ctx: Context) -> list[NodeRecord]:
     return [node for node in nodes if node.state not in AWAY and ctx.connected(node.node)]
 
 
-def _noted(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> tuple[Misfit, ...]:
-    """A note for each node that refused, and for nodes that have no more than one of those."""
+def _noted(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> JobRecord:
+    """The job, with a note for each node that refused it."""
     notes: dict[NodeId, Misfit] = {}
+    before = {known.node: known.times for known in job.misfits}
     for item in refusals(evidence):
         node = None if item.node is None else ctx.state.nodes.get(item.node)
-        if node is None:
+        if node is None or node.node in notes:
             continue
-        before = next((known.times for known in job.misfits if known.node == node.node), 0)
-        if item.fault_class == OCCUPIED and before + 1 < MAX_TIMES_OCCUPIED:
-            until_s = ctx.now_s + ctx.settings.occupied_retry_s * 2**before
-            note = replace(_note(node, item), until_s=until_s, times=before + 1)
-            notes.setdefault(node.node, note)
-            continue
-        for other in ctx.state.nodes.values():
-            is_same = other.node == node.node
-            if is_same or is_no_larger(other.capacity, node.capacity):
-                notes[other.node] = _note(other, item)
-    return tuple(notes.values())
-
-
-def _note(node: NodeRecord, item: Evidence) -> Misfit:
-    return Misfit(node=node.node, incarnation=node.incarnation, detail=item.detail)
+        note = Misfit(node=node.node, incarnation=node.incarnation, detail=item.detail)
+        if item.fault_class == MISFIT:
+            note = replace(note, capacity=node.capacity)
+        else:
+            times = before.get(node.node, 0)
+            wait_s = ctx.settings.occupied_retry_s * 2**times
+            may_be_asked = times + 1 < MAX_TIMES_OCCUPIED
+            until_s = ctx.now_s + wait_s if may_be_asked else None
+            note = replace(note, until_s=until_s, times=times + 1)
+        notes[node.node] = note
+    kept = tuple(known for known in job.misfits if known.node not in notes)
+    return replace(job, misfits=(*kept, *notes.values()))
 
 
 def _may_come_to_fit(job: JobRecord, node: NodeRecord) -> bool:

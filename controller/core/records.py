@@ -181,6 +181,8 @@ class Misfit:
     until_s: float | None = None
     # How often it has refused in a row.
     times: int = 1
+    # What it has, where that is too little: nodes with no more do not fit either.
+    capacity: Capacity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

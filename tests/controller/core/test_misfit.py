@@ -7,6 +7,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.capacity import Capacity, NodeNeed, capacities_in_words, is_no_larger, lacking
 from controller.core.context import Settings
+from controller.core.misfit import MAX_TIMES_OCCUPIED, why_not
 from controller.core.records import Action, Cause
 from controller.core.states import FREE, JobState, NodeState
 from outlast.ids import JobId, NodeId
@@ -150,6 +151,45 @@ def test_memory_that_something_else_uses_is_asked_for_again() -> None:
     driver.wait(2.0)
     driver.answer_all("/suite/")
     assert (driver.job().nodes, driver.job().attempt) == (("n1", "n2"), 2)
+    assert_no_node_is_blamed(driver)
+
+
+def test_a_node_that_stays_occupied_says_nothing_of_others_like_it() -> None:
+    driver = fleet(SMALL, SMALL)
+    driver.submit()
+    driver.answer_all("/suite/")
+    for times in range(MAX_TIMES_OCCUPIED):
+        refuse(driver, "n1", kind="occupied", detail="10 GiB are in use")
+        driver.wait(31.0 * 2**times)
+        driver.answer_all("/suite/")
+    job = driver.job()
+    # One of the two is given up, and there is no third.
+    assert job.state is JobState.FAILED
+    assert [known.node for known in job.misfits] == ["n1"]
+    driver = fleet(SMALL, SMALL, SMALL)
+    driver.submit()
+    driver.answer_all("/suite/")
+    for times in range(MAX_TIMES_OCCUPIED):
+        if "n1" in driver.job().nodes:
+            refuse(driver, "n1", kind="occupied", detail="10 GiB are in use")
+            driver.wait(31.0 * 2**times)
+            driver.answer_all("/suite/")
+    assert driver.job().state is JobState.STARTING
+    assert_no_node_is_blamed(driver)
+
+
+def test_a_node_that_is_brought_and_no_larger_is_not_tried() -> None:
+    driver = fleet(SMALL, SMALL, settings=Settings(brings_nodes=True))
+    driver.submit()
+    driver.answer_all("/suite/")
+    refuse(driver, "n1", detail="no room for slots")
+    for number in range(3, 9):
+        join(driver, f"n{number}", SMALL)
+    job = driver.job()
+    assert (job.state, job.attempt) == (JobState.PROVISIONING, 1)
+    assert "has no more than n1: no room for slots" in " ".join(
+        why_not(job, node, driver.now_s) for node in driver.machine.state.nodes.values()
+    )
     assert_no_node_is_blamed(driver)
 
 
