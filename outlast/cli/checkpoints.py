@@ -127,7 +127,9 @@ def verify(
 def pin(
     job: Folder,
     step: Step,
-    reason: Annotated[str, typer.Option("--reason", help="For whoever wonders later.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why it is kept; `ckpt show` prints it.")
+    ] = "",
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
@@ -193,7 +195,13 @@ def sweep(
 def copy(
     job: Folder,
     step: Step,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder of a job, as URL is.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="Folder to copy to: a path or an fsspec URL that ends in a job's id.",
+        ),
+    ],
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
@@ -202,7 +210,7 @@ def copy(
 
     with (
         _opened(job, controller, state_dir) as (source, url),
-        _opened(target, controller, state_dir) as (other, _),
+        _storage(target) as other,
     ):
         chosen = _chosen(source, catalog.listing(source), url, step)
         with bytes_bar(f"step {step}", chosen.size_bytes, quiet=False) as on_bytes:
@@ -212,15 +220,22 @@ def copy(
 
 @contextmanager
 def _opened(job: str, controller: str, state_dir: Path) -> Iterator[tuple[Storage, str]]:
-    """The storage of a job and its URL; errors of storage become messages."""
+    """The storage of a job and its URL."""
+    url = url_of(job, controller, state_dir)
+    with _storage(url) as storage:
+        yield storage, url
+
+
+@contextmanager
+def _storage(url: str) -> Iterator[Storage]:
+    """What is at a path or URL; errors of storage become messages."""
     from checkpoint.storage import Storage
     from outlast.errors import OutlastError
 
-    url = url_of(job, controller, state_dir)
     try:
         storage = Storage(url)
         try:
-            yield storage, url
+            yield storage
         finally:
             storage.close()
     except OutlastError as error:

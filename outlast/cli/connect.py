@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_LISTED = 8
 
 # `plan` works without a controller, and does not wait long for one.
-_LOOK_TIMEOUT_S = 5.0
+LOOK_TIMEOUT_S = 3.0
 
 
 def resolve_address(controller: str, state_dir: Path) -> str:
@@ -98,7 +98,7 @@ def where_nodes_are(controller: str, state_dir: Path) -> Nodes:
         return Nodes.ELSEWHERE
     try:
         with Client(address) as client:
-            found = [node.address for node in client.nodes(timeout_s=_LOOK_TIMEOUT_S)]
+            found = [node.address for node in client.nodes(timeout_s=LOOK_TIMEOUT_S)]
     except OutlastError:
         return Nodes.UNKNOWN
     if found:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlast.cli.connect import resolve_address
+from outlast.cli.connect import LOOK_TIMEOUT_S, resolve_address
 from outlast.cli.errors import CliError
 
 if TYPE_CHECKING:
     from outlast.v1.jobs_pb2 import CheckFitResponse
-
-# `plan` works without a controller, and does not wait long for one.
-_TIMEOUT_S = 3.0
 
 
 def asked_fit(document: dict[str, Any], controller: str, state_dir: Path) -> CheckFitResponse | str:
@@ -27,22 +24,22 @@ def asked_fit(document: dict[str, Any], controller: str, state_dir: Path) -> Che
         return "no controller was asked, as none runs here: see --controller"
     try:
         with Client(address) as client:
-            return client.check_fit(document, timeout_s=_TIMEOUT_S)
+            return client.check_fit(document, timeout_s=LOOK_TIMEOUT_S)
     except SpecError as error:
         # An older or newer controller, which knows other fields.
         return f"the controller at {address} does not take the spec: {error}"
-    except OutlastError:
-        return f"the controller at {address} was asked and did not answer"
+    except OutlastError as error:
+        return f"the controller at {address} could not check it: {error}"
 
 
 def fit_line(fit: CheckFitResponse | str) -> str:
     """How the job fits, in one line."""
     if isinstance(fit, str):
         return fit
-    needs = f"the job takes {fit.needed} with {fit.need} each"
+    needs = _needs(fit)
     if not fit.connected:
         return f"none is connected; {needs}"
-    return f"{fit.fitting} of {fit.connected} connected fit; {needs}; connected are {fit.nodes}"
+    return f"{fit.fitting} of {fit.connected} connected fit; {needs}; connected nodes: {fit.nodes}"
 
 
 def fit_warnings(fit: CheckFitResponse | str) -> list[str]:
@@ -50,16 +47,35 @@ def fit_warnings(fit: CheckFitResponse | str) -> list[str]:
     if isinstance(fit, str):
         return []
     problems = [f"{each.field} {each.description}" for each in fit.problems]
-    if fit.connected and fit.fitting < fit.needed and not problems:
-        problems = [
-            f"{fit.fitting} of {fit.connected} connected nodes have what the job needs, and it "
-            f"takes {fit.needed}: it would wait in the queue for others"
-        ]
+    if fit.connected and not problems:
+        problems = missing_nodes(fit, "would wait")
     elif problems and fit.brings_nodes:
         problems.append("the job would wait in the queue for nodes that the cluster brings")
     elif problems:
         problems.append(
             "`outlast submit` refuses the job while no connected node has what it needs; "
-            "--wait-for-nodes queues it all the same"
+            "--wait-for-nodes queues it anyway"
         )
     return problems
+
+
+def missing_nodes(fit: CheckFitResponse, waits: str) -> list[str]:
+    """That too few nodes are there for the job to start, and what to do about it."""
+    if fit.fitting >= fit.needed:
+        return []
+    remedy = (
+        "the cluster brings nodes by itself"
+        if fit.brings_nodes
+        else "`outlast agent --controller HOST:PORT` on a machine adds it as a node"
+    )
+    if not fit.connected:
+        return [f"no nodes are connected, and {_needs(fit)}: it {waits} in the queue; {remedy}"]
+    there = f"{fit.connected} {'node is' if fit.connected == 1 else 'nodes are'} connected"
+    if fit.fitting < fit.connected:
+        there = f"{fit.fitting} of {fit.connected} connected nodes have what the job needs"
+    return [f"{there}, and {_needs(fit)}: it {waits} for the others; {remedy}"]
+
+
+def _needs(fit: CheckFitResponse) -> str:
+    nodes = "1 node" if fit.needed == 1 else f"{fit.needed} nodes"
+    return f"the job needs {nodes} with {fit.need}{'' if fit.needed == 1 else ' each'}"

@@ -57,9 +57,9 @@ def cordon(
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Keep new work off a node; what runs there goes on."""
+    """Keep new work off a node; running work continues."""
     with controller_of(controller, state_dir) as client:
-        _print_node(client.cordon(node), json, "new work stays off it, what runs there continues")
+        _print_node(client.cordon(node), json, "new work stays off it, running work continues")
 
 
 def uncordon(
@@ -89,7 +89,7 @@ def forget(
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Take a retired node off the list, with all that was held against it.
+    """Remove a retired or released node and its history from the list.
 
     If it comes back, it joins as a new node.
     """

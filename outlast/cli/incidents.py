@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def list_incidents(
     job: Annotated[
         str,
-        typer.Argument(metavar="[JOB]", help="Only this job's.", autocompletion=completion.jobs),
+        typer.Argument(metavar="JOB", help="Only this job's.", autocompletion=completion.jobs),
     ] = "",
     json: Json = False,
     controller: Controller = "",

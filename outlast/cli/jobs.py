@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from outlast.cli.follow import Snapshot
     from outlast.client import Client
-    from outlast.spec import JobSpec
     from outlast.v1.incidents_pb2 import Incident
-    from outlast.v1.jobs_pb2 import CheckFitResponse, Job
+    from outlast.v1.jobs_pb2 import Job
 
 _HEADER = ("JOB", "STATE", "SINCE", "STEP", "LOSS", "REASON")
 
@@ -64,7 +63,7 @@ def submit(
         bool,
         typer.Option(
             "--wait-for-nodes",
-            help="Queue the job though no connected node has what each of its nodes needs.",
+            help="Queue the job even if no connected node has what it needs.",
         ),
     ] = False,
     json: Json = False,
@@ -86,7 +85,7 @@ def submit(
         if not json:
             # First: whatever happens from here on, the job is there.
             print(f"submitted {job.job_id}", flush=True)
-        missing = _fit_warnings(client, checked.document, checked.spec)
+        missing = _fit_warnings(client, checked.document)
     for line in (*checked.seen.warnings, *missing):
         print(f"warning: {line}", file=sys.stderr)
     if not json:
@@ -165,18 +164,23 @@ def logs(
     rank: Annotated[
         int, typer.Option("--rank", min=-1, metavar="RANK", help="Only this rank; -1: every rank.")
     ] = -1,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines.")
+    ] = False,
     tail_bytes: Annotated[
-        int, typer.Option("--tail-bytes", min=0, help="The end of each log; 0: 64 KiB.")
+        int,
+        typer.Option(
+            "--tail-bytes", min=0, metavar="BYTES", help="The end of each log; 0: 64 KiB."
+        ),
     ] = 0,
     attempt: Annotated[
         int,
-        typer.Option("--attempt", min=0, metavar="N", help="Only this attempt; 0: the newest."),
+        typer.Option("--attempt", min=0, metavar="N", help="Logs of this attempt; 0: the newest."),
     ] = 0,
     timestamps: Annotated[
         bool,
         typer.Option(
-            "--timestamps", "-t", help="When each line was written, to within a few seconds."
+            "--timestamps", "-t", help="Print when each line was written, to within a few seconds."
         ),
     ] = False,
     json: Json = False,
@@ -253,8 +257,9 @@ def resume(
         _print_job(client.resume(found.job_id), json)
 
 
-def _fit_warnings(client: Client, document: dict[str, Any], spec: JobSpec) -> list[str]:
+def _fit_warnings(client: Client, document: dict[str, Any]) -> list[str]:
     """What the connected nodes lack; nothing where the controller does not answer that."""
+    from outlast.cli.fit import missing_nodes
     from outlast.errors import OutlastError
 
     try:
@@ -262,21 +267,7 @@ def _fit_warnings(client: Client, document: dict[str, Any], spec: JobSpec) -> li
     except OutlastError:
         return []
     lacking = [f"{each.field} {each.description}; it waits in the queue" for each in fit.problems]
-    return lacking or _missing_nodes(spec, fit)
-
-
-def _missing_nodes(spec: JobSpec, fit: CheckFitResponse) -> list[str]:
-    """A job that cannot start says so at once, and not when somebody wonders why."""
-    if fit.fitting >= spec.num_nodes:
-        return []
-    needed = f"the job takes {spec.num_nodes} of {spec.workers_per_node} workers"
-    remedy = "`outlast agent --controller HOST:PORT` on a machine adds it as a node"
-    if not fit.connected:
-        return [f"no nodes are connected, and {needed}: it waits in the queue; {remedy}"]
-    there = f"{fit.connected} nodes are connected"
-    if fit.fitting < fit.connected:
-        there = f"{fit.fitting} of {fit.connected} connected nodes have what the job needs"
-    return [f"{there}, and {needed}: it waits for the others; {remedy}"]
+    return lacking or missing_nodes(fit, "waits")
 
 
 def _follow(job: Job, controller: str, state_dir: Path, *, json: bool) -> None:

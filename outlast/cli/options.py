@@ -41,8 +41,9 @@ JobName = Annotated[
 AnyJobName = Annotated[
     str,
     typer.Argument(
-        metavar="[JOB]",
-        help="Job id, name, or an unambiguous beginning of one; not needed where there is one job.",
+        metavar="JOB",
+        help="Job id, name, or an unambiguous beginning of one; may be left out where one job "
+        "exists or only one has not ended.",
         autocompletion=completion.jobs,
     ),
 ]

@@ -34,20 +34,6 @@ class Checked:
     seen: Seen
 
 
-def load_document(path: Path, assignments: Sequence[str] = ()) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file, with each `a.b=value` applied.
-
-    Raises:
-        CliError: the file cannot be read, is neither, is not a mapping, or gives a field twice.
-    """
-    from outlast.spec import SpecError
-
-    document, problems = _document(path, assignments)
-    if problems:
-        raise CliError(describe_problems(path, SpecError(tuple(problems))))
-    return document
-
-
 def load_spec(path: Path, assignments: Sequence[str] = (), nodes: Nodes | None = None) -> Checked:
     """The checked spec in a file, whose job is to run on `nodes`.
 

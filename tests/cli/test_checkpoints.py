@@ -126,6 +126,16 @@ def test_copy_makes_it_exist_elsewhere(url: str, tmp_path: Path) -> None:
     assert outlast("ckpt", "verify", target).stdout == "step 100: whole\n"
 
 
+def test_copy_takes_its_target_for_a_path_and_no_job(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Nobody is asked for a job of this name, and the folder is not there yet.
+    done = outlast("ckpt", "copy", url, "100", "backup", "--state-dir", "nowhere")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert Storage(f"{tmp_path}/backup").committed_steps() == [100]
+
+
 def test_unknown_kind_of_store_is_named(url: str) -> None:
     done = outlast("ckpt", "ls", "nosuch://bucket/job")
     assert done.returncode == ExitCode.BAD_INPUT

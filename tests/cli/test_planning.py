@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
 
 from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.fit import asked_fit, fit_warnings, missing_nodes
 from outlast.cli.planning import estimate, plan_facts
-from outlast.cli.specfile import load_document, load_spec
+from outlast.cli.specfile import load_spec
+from outlast.client import Client
+from outlast.errors import OutlastError
 from outlast.spec import JobSpec, parse_spec
+from outlast.v1 import jobs_pb2
 from tests.cli.running import outlast, outlast_json
 
 TINY = {
@@ -159,15 +164,15 @@ def test_what_is_no_spec_at_all_is_said_plainly(tmp_path: Path, text: str, messa
     path = tmp_path / "job.yaml"
     path.write_text(text)
     with pytest.raises(CliError, match=message) as caught:
-        load_document(path)
+        load_spec(path)
     assert caught.value.code == ExitCode.BAD_INPUT
 
 
 def test_missing_file_and_bad_assignment_are_named(tmp_path: Path, spec_file: Path) -> None:
     with pytest.raises(CliError, match=r"cannot read .*nothing\.yaml"):
-        load_document(tmp_path / "nothing.yaml")
+        load_spec(tmp_path / "nothing.yaml")
     with pytest.raises(CliError, match="expected path=value"):
-        load_document(spec_file, ["parallel.tp"])
+        load_spec(spec_file, ["parallel.tp"])
 
 
 def test_spec_can_come_from_standard_input() -> None:
@@ -222,3 +227,27 @@ def test_the_largest_specs_are_planned_in_seconds(sections: dict[str, Any]) -> N
     facts = plan_facts(spec, estimate(spec))
     assert facts["world_size"] == spec.layout.world_size
     assert facts["node_host_memory_bytes"] > 0
+
+
+def test_missing_nodes_are_said_with_what_the_job_needs() -> None:
+    fit = jobs_pb2.CheckFitResponse(connected=1, fitting=1, needed=2, need="2 worker places")
+    [line] = missing_nodes(fit, "waits")
+    needs = "the job needs 2 nodes with 2 worker places each"
+    assert line.startswith(f"1 node is connected, and {needs}: it waits for the others; `outlast ")
+    assert fit_warnings(fit) == missing_nodes(fit, "would wait")
+    fit.connected = 3
+    fit.brings_nodes = True
+    [line] = missing_nodes(fit, "waits")
+    assert line.startswith("1 of 3 connected nodes have what the job needs, and the job needs 2")
+    assert line.endswith("it waits for the others; the cluster brings nodes by itself")
+    fit.fitting = 2
+    assert missing_nodes(fit, "waits") == []
+
+
+def test_a_controller_that_refuses_to_check_a_spec_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = mock.Mock(side_effect=OutlastError("it is read-only"))
+    monkeypatch.setattr(Client, "check_fit", refused)
+    said = asked_fit({}, "127.0.0.1:1", tmp_path)
+    assert said == "the controller at 127.0.0.1:1 could not check it: it is read-only"
