@@ -177,7 +177,10 @@ class Agent:
         deadline_s = loop.time() + GOODBYE_S
         while self._session.is_connected and self._buffer.after(seq - 1):
             if loop.time() > deadline_s:
-                logger.warning("nobody took the goodbye: the next agent here will say it")
+                logger.warning(
+                    "planned stop not acknowledged by the controller; "
+                    "the next agent on this node reports it"
+                )
                 return
             await asyncio.sleep(0.01)
 

@@ -183,7 +183,7 @@ def why_not_forgotten(ctx: Context, node_id: NodeId) -> str:
     if job is not None:
         return f"it has ranks of job {job}"
     if node.state not in AWAY:
-        return f"it is {node.state}, not retired"
+        return f"it is {node.state}; only retired and released nodes can be forgotten"
     return ""
 
 

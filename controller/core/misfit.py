@@ -164,7 +164,7 @@ def in_words(ctx: Context, job: JobRecord) -> str:
         if any(node.node == known.node for node in unfit)
     ]
     refused = f" ({'; '.join(notes[:2])})" if notes else ""
-    return f"connected are {has}; {counted} fit{refused}"
+    return f"connected nodes: {has}; {counted} fit{refused}"
 
 
 def nodes_in_words(ctx: Context) -> str:

@@ -21,8 +21,7 @@ STANDBY = Counter("outlast_agent_standby_restarts_total", "Ends of the standby p
 MEMORY = Gauge("outlast_agent_host_memory_bytes", "Host memory that checkpoints take")
 MISTAKES = Counter(
     "outlast_agent_errors_total",
-    "Failures of parts of the agent that it goes on without, and starts again: black box, host, "
-    "standings, reporter, standby, ...",
+    "Errors in the agent's background tasks, which are restarted, by task",
     ("part",),
 )
 EXITS = Counter("outlast_agent_worker_exits_total", "Workers that ended, by how", ("outcome",))
@@ -33,12 +32,11 @@ UPLOADS = Counter(
 )
 SLOTS_GUARDED = Counter(
     "outlast_agent_slots_guarded_total",
-    "Slots of host memory: given checksums after the seal, overwritten before they had any, "
-    "refused because they did not hold what was sealed",
+    "Host-memory slots by outcome: checksummed, overwritten before that, or refused as damaged",
     ("outcome",),
 )
 GUARDED_BYTES = Counter(
-    "outlast_agent_slot_checksum_bytes_total", "Bytes of host memory that got checksums"
+    "outlast_agent_slot_checksum_bytes_total", "Bytes of host memory that were checksummed"
 )
 GUARD_DELAY = Counter(
     "outlast_agent_slot_checksum_delay_seconds_total",

@@ -326,7 +326,8 @@ def test_a_retired_node_is_forgotten_with_all_that_was_held_against_it() -> None
     driver = _quarantined()
     forget = ev.NodeForgetRequested(node=NodeId("n2"))
     assert driver.send(forget) == []
-    assert driver.machine.why_not_forgotten(NodeId("n2")) == "it is QUARANTINED, not retired"
+    why = driver.machine.why_not_forgotten(NodeId("n2"))
+    assert why == "it is QUARANTINED; only retired and released nodes can be forgotten"
     driver.wait(SETTINGS.abandon_s)
     assert driver.machine.why_not_forgotten(NodeId("n2")) == ""
     assert driver.send(forget) == ["n2 forgotten"]
