@@ -35,6 +35,8 @@ PLAN_FILE = "upload.json"
 DRAIN_MARGIN_S = 30.0
 # An upload from host memory takes seconds at least.
 _PUSH_POLL_S = 0.1
+# Over the time that a push is given: its end is seen between two looks at storage.
+PUSH_MARGIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class _Active:
 
     def stop(self) -> None:
         self.uploader.stop()
+        # Nobody looks after it any more: whoever waits for a push must hear of that.
+        self.uploader.insisting.end()
         self.guard.stop()
 
 
@@ -152,18 +156,26 @@ class Uploads:
         """Upload the newest step that host memory here holds; return once it is committed.
 
         Raises:
-            PushError: there is none, or it was not committed in time.
+            PushError: there is none, it was not committed in time, or the job goes on or ends.
         """
         active = self._active.get(job_id)
         plan = _kept_plan(job_id, memory_dir) if active is None else active.plan
         if plan is None:
             raise PushError(f"host memory here holds nothing of {job_id}")
         await self.follow(replace(plan, url=url, owner=owner or plan.owner))
-        uploader = self._active[job_id].uploader
-        insisting = uploader.insisting
+        active = self._active[job_id]
+        uploader, insisting = active.uploader, active.uploader.insisting
         insisting.begin(timeout_s)
-        while insisting.is_active:
-            await asyncio.sleep(_PUSH_POLL_S)
+        try:
+            # A call to storage may hang, and then nobody looks.
+            async with asyncio.timeout(timeout_s + PUSH_MARGIN_S):
+                while insisting.is_active:
+                    await asyncio.sleep(_PUSH_POLL_S)
+        except TimeoutError as error:
+            insisting.end()
+            raise PushError(f"the upload did not end within {timeout_s:g} s") from error
+        if self._active.get(job_id) is not active:
+            raise PushError("the uploader was stopped: the job goes on, or has ended")
         if insisting.step < 0:
             raise PushError(f"host memory here holds no whole step of {job_id}")
         if not insisting.is_committed:

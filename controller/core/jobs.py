@@ -92,6 +92,7 @@ def cancel_requested(ctx: Context, event: JobCancelRequested) -> None:
     job = ctx.state.jobs.get(event.job_id)
     if job is None or job.state in TERMINAL:
         return
+    last_checkpoint.close_pushes(ctx, job, "the job is cancelled")
     job = ctx.put_job(job, wanted=Wanted.CANCEL, needs_person=False)
     if job.state in AT_WORK:
         attempts.suspend(ctx, job, "cancelled by the user", graceful=False)
@@ -114,6 +115,7 @@ def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
     job = ctx.state.jobs.get(event.job_id)
     if job is None or job.wanted is not Wanted.PAUSE:
         return
+    last_checkpoint.close_pushes(ctx, job, "the job is resumed")
     # A person has looked at it, so it gets a whole budget again.
     job = ctx.put_job(
         job,
@@ -137,8 +139,10 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
         return
     if event.code == 0:
         done = ctx.state.done.get(job.job_id, {})
-        if event.rank not in done:
-            ctx.record(RanksDone(job_id=job.job_id, ranks=(event.rank,)))
+        if event.rank in done:
+            # Told again, as in every hello: it prolongs nothing.
+            return
+        ctx.record(RanksDone(job_id=job.job_id, ranks=(event.rank,)))
         if job.state in AT_WORK and last_checkpoint.are_steps_done(ctx, job):
             last_checkpoint.all_steps_done(ctx, job)
         return

@@ -140,6 +140,12 @@ def is_pushing(ctx: Context, job: JobRecord) -> bool:
     return bool(ctx.commands_of(PushCheckpoint, job=job.job_id))
 
 
+def close_pushes(ctx: Context, job: JobRecord, why: str) -> None:
+    """Wait for no upload any more that a person asked for: the job goes on, or ends."""
+    for command in ctx.commands_of(PushCheckpoint, job=job.job_id):
+        ctx.close_command(command.command_id, why)
+
+
 def _succeed(ctx: Context, job: JobRecord) -> None:
     reason = f"all {job.plan.total_steps} steps are done"
     if job.plan.last_checkpoint_s > 0:

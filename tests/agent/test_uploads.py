@@ -17,7 +17,7 @@ from checkpoint.damage import Damage, leave_note
 from checkpoint.errors import DamagedMemoryError
 from checkpoint.insisting import Insisting
 from controller.agent import uploads as uploads_module
-from controller.agent.uploads import UploadPlan, Uploads, delete_job_memory, held_bytes
+from controller.agent.uploads import PushError, UploadPlan, Uploads, delete_job_memory, held_bytes
 
 PLAN = UploadPlan(
     url="memory://checkpoints/job",
@@ -172,6 +172,47 @@ def test_damaged_memory_is_heard_in_the_event_loop_also_at_the_very_end(
     words = "step 30, host memory, slot 2 of rank 1: it is not what it was"
     assert damages == [("job", Damage(rank=1, slot=2, step=30, attempt=4, what=words))]
     assert heard.threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("way", ["drop", "finish", "stop"])
+def test_a_push_ends_with_its_uploader(notes: list[str], tmp_path: Path, way: str) -> None:
+    async def run() -> None:
+        uploads = Uploads(Heard())
+        plan = replace(PLAN, memory_dir=tmp_path)
+        await uploads.follow(plan)
+        push = asyncio.create_task(
+            uploads.push("job", tmp_path, url=plan.url, owner="", timeout_s=600.0)
+        )
+        await asyncio.sleep(0)
+        match way:
+            case "drop":
+                await uploads.drop("job")
+            case "finish":
+                await uploads.finish("job", tmp_path)
+            case _:
+                await uploads.stop()
+        async with asyncio.timeout(30.0):
+            with pytest.raises(PushError, match="the uploader was stopped"):
+                await push
+
+    asyncio.run(run())
+
+
+def test_a_push_has_a_deadline_of_its_own(
+    notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads_module, "PUSH_MARGIN_S", 0.0)
+
+    async def run() -> None:
+        uploads = Uploads(Heard())
+        plan = replace(PLAN, memory_dir=tmp_path)
+        await uploads.follow(plan)
+        # This uploader never looks, as one whose call to storage hangs.
+        with pytest.raises(PushError, match="did not end within"):
+            await uploads.push("job", tmp_path, url=plan.url, owner="", timeout_s=0.0)
+        await uploads.stop()
+
+    asyncio.run(run())
 
 
 def test_held_memory_is_counted_and_freed(tmp_path: Path) -> None:

@@ -70,6 +70,17 @@ def test_a_checkpoint_that_came_first_is_not_waited_for() -> None:
     assert driver.job().state is JobState.SUCCEEDED
 
 
+def test_an_exit_that_is_told_again_prolongs_nothing() -> None:
+    driver = trained()
+    upload_fails(driver)
+    before = driver.job()
+    driver.wait(WAIT_S / 2)
+    driver.send(driver.exited(1, code=0, completed_step=100))
+    assert (driver.job().deadline_s, driver.job().reason) == (before.deadline_s, before.reason)
+    driver.wait(WAIT_S / 2)
+    assert driver.job().state is JobState.SUSPENDING
+
+
 def test_a_job_that_names_no_place_for_checkpoints_waits_for_none() -> None:
     assert trained(last_checkpoint_s=0.0).job().state is JobState.SUCCEEDED
 
@@ -139,6 +150,16 @@ def test_a_push_asks_nobody_while_a_node_is_away_or_an_older_one_runs() -> None:
     driver.send(ev.NodeDisconnected(node=NodeId("n2")))
     push(driver)
     assert driver.job().num_pushes == 1
+
+
+def test_a_push_is_waited_for_no_more_once_the_job_is_resumed_or_cancelled() -> None:
+    for event in (ev.JobResumeRequested(job_id=JOB), ev.JobCancelRequested(job_id=JOB)):
+        driver = paused()
+        push(driver)
+        driver.send(event)
+        assert not any("/push1/" in command for command in driver.machine.state.commands)
+        driver.answer_all("/push1/")
+        assert driver.job().state is not JobState.PAUSED
 
 
 def test_room_that_comes_back_after_the_pause_ends_the_job_without_a_push() -> None:
