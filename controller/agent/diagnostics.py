@@ -59,13 +59,13 @@ class SuitePlace:
     """Module that runs the checks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Runner:
     """A runner that waits for an order or carries one out."""
 
     process: subprocess.Popen[bytes]
     reader: asyncio.StreamReader
-    transport: asyncio.ReadTransport
+    transport: asyncio.ReadTransport | None = None
 
 
 class Suites:
@@ -152,11 +152,12 @@ class Suites:
                 process_group=0,
             )
         reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        # Known before anything is awaited: a child that nobody knows is killed as an orphan.
+        runner = self._runner = _Runner(process=process, reader=reader)
+        runner.transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), process.stdout
         )
-        self._runner = _Runner(process=process, reader=reader, transport=transport)
-        return self._runner
+        return runner
 
     async def _carry_out(
         self,
@@ -211,7 +212,8 @@ class Suites:
             process.wait()
             logger.info("diagnostics runner ended: pid=%d", process.pid)
         await reap_group(process.pid)
-        runner.transport.close()
+        if runner.transport is not None:
+            runner.transport.close()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()

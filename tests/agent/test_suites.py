@@ -65,6 +65,28 @@ def test_runner_that_fails_says_nothing_about_the_node(
     assert left == []
 
 
+def test_a_runner_is_known_before_anything_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int | None] = []
+
+    async def run() -> None:
+        suites, loop = make(tmp_path), asyncio.get_running_loop()
+
+        async def connect(*_: object) -> None:
+            seen.append(suites.pid)
+            raise OSError("no pipe")
+
+        monkeypatch.setattr(loop, "connect_read_pipe", connect)
+        with pytest.raises(OSError, match="no pipe"):
+            await suites.run(order("preflight"))
+        assert suites.pid is None
+
+    asyncio.run(run())
+    assert len(seen) == 1
+    assert seen[0] is not None
+
+
 def test_cancelled_suite_is_killed(tmp_path: Path) -> None:
     suites = make(tmp_path)
 
