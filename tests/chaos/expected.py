@@ -111,7 +111,8 @@ _SIGNS = {
     Fault.CONTROLLER: _Signs(),
     Fault.SILENT: _Signs(),
     Fault.PARTITION: _Signs(),
-    Fault.DISK_FULL: _Signs(causes=("storage",)),
+    # Until there is room again, and what host memory holds is uploaded.
+    Fault.DISK_FULL: _Signs(causes=("storage",), actions=("pause",)),
     Fault.STORE_DOWN: _Signs(causes=("storage",)),
     Fault.STORE_SILENT: _Signs(causes=("storage",)),
     Fault.CLOCK: _Signs(),
