@@ -118,7 +118,7 @@ class Guard:
             while not self._stopping.is_set():
                 try:
                     # A slot of each rank in turn, for as long as there is one.
-                    while sum(self._sum_one(folder) for folder in folders):
+                    while self._sum_round(folders):
                         if self._stopping.is_set():
                             return
                     self._report()
@@ -131,6 +131,23 @@ class Guard:
             door.close()
             for folder in folders:
                 folder.close()
+
+    def _sum_round(self, folders: Sequence[WatchedFolder]) -> int:
+        """How many slots got checksums, one of each rank at most.
+
+        A rank where that fails keeps no other from its own.
+        """
+        count = 0
+        has_failed = False
+        for folder in folders:
+            try:
+                count += self._sum_one(folder)
+            except Exception:
+                logger.exception("no checksums: job=%s rank=%d", self._job_id, folder.rank)
+                has_failed = True
+        if has_failed and not count:
+            self._stopping.wait(_RETRY_AFTER_S)
+        return count
 
     def _sum_one(self, folder: WatchedFolder) -> bool:
         """Give one slot of a rank its checksums; False when all that are sealed have them."""

@@ -120,6 +120,9 @@ class SlotFile:
         if not is_ours or status.st_size != slot_bytes(payload_bytes, owned_bytes):
             self.close()
             raise ValueError(f"slot {path}: not a slot of this version")
+        # From now on these, which fit the file: the header may be damaged while it is mapped,
+        # and `header_fits` says so.
+        self._payload_bytes, self._owned_bytes = payload_bytes, owned_bytes
 
     def read(self) -> Slot:
         """What the header says now."""
@@ -157,27 +160,27 @@ class SlotFile:
     @property
     def payload(self) -> memoryview:
         """The payload's bytes. Release it before closing the slot."""
-        return self._bytes[PAYLOAD_AT : PAYLOAD_AT + self._words[_PAYLOAD_BYTES]]
+        return self._bytes[PAYLOAD_AT : PAYLOAD_AT + self._payload_bytes]
 
     @property
     def owned(self) -> memoryview:
         """The part of the payload that goes to storage. Release it before closing the slot."""
-        return self._bytes[PAYLOAD_AT : PAYLOAD_AT + self._words[_OWNED_BYTES]]
+        return self._bytes[PAYLOAD_AT : PAYLOAD_AT + self._owned_bytes]
 
     @property
     def payload_bytes(self) -> int:
         """Size of the payload."""
-        return self._words[_PAYLOAD_BYTES]
+        return self._payload_bytes
 
     @property
     def owned_bytes(self) -> int:
         """How much of the payload goes to storage."""
-        return self._words[_OWNED_BYTES]
+        return self._owned_bytes
 
     @property
     def sums(self) -> memoryview:
         """The words behind the payload, for `slot_sums`. Release them before closing the slot."""
-        with self._bytes[sums_at(self._words[_PAYLOAD_BYTES]) :] as behind:
+        with self._bytes[sums_at(self._payload_bytes) :] as behind:
             return behind.cast("Q")
 
     @property
@@ -228,6 +231,7 @@ class SlotFile:
         words[_STEP] = seal.step
         words[_TABLE_DIGEST] = seal.table_digest
         words[_SEALED_AT_NS] = seal.sealed_at_ns
+        words[_PAYLOAD_BYTES], words[_OWNED_BYTES] = self._payload_bytes, self._owned_bytes
         words[_UPLOAD] = seal.upload
         words[_REPLICA] = seal.replica
         words[_SEAL_ID] = self._sealed_words_id()

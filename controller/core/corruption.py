@@ -19,8 +19,10 @@ from controller.core.states import AT_WORK, IncidentState, JobState, NodeState
 from outlast.ids import NodeId
 
 # Slots of one rank, and ranks of one node, are found damaged one after another: a restore reads
-# them all, however large they are. What comes later is damage anew.
+# them all, however large they are. What comes later than this after the last is damage anew.
 SAME_OCCASION_S = 60.0
+# Damage that goes on and on is more than one occasion.
+LONGEST_OCCASION_S = 600.0
 
 
 def found(ctx: Context, job: JobRecord, event: Detected) -> None:
@@ -36,7 +38,7 @@ def found(ctx: Context, job: JobRecord, event: Detected) -> None:
         fault_class=str(Cause.SILENT_CORRUPTION),
     )
     last = _last_of(ctx, event.node)
-    is_same = last is not None and ctx.now_s - last.opened_s <= SAME_OCCASION_S
+    is_same = last is not None and _is_same_occasion(ctx, last, sign)
     if last is not None and is_same and last.job == job.job_id and _is_open(last):
         ctx.add_evidence(last, sign)
         return
@@ -70,6 +72,13 @@ def _last_of(ctx: Context, node: NodeId) -> IncidentRecord | None:
         if _is_ours(incident) and incident.evidence[0].node == node and not is_past(ctx, incident)
     )
     return max(ours, key=lambda incident: incident.opened_s, default=None)
+
+
+def _is_same_occasion(ctx: Context, last: IncidentRecord, sign: Evidence) -> bool:
+    """Whether a sign belongs to the newest damage on its node, by the clock of that node."""
+    kin = (item.at_s for item in last.evidence if item.fault_class == sign.fault_class)
+    since_s = sign.at_s - max(kin)
+    return since_s <= SAME_OCCASION_S and ctx.now_s - last.opened_s <= LONGEST_OCCASION_S
 
 
 def _is_ours(incident: IncidentRecord) -> bool:

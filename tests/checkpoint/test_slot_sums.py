@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint import slotfile
+from checkpoint import guarding, slotfile
 from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.core.blocks import blocks_of, num_blocks
 from checkpoint.core.manifest import BLOCK_BYTES
@@ -263,6 +263,39 @@ def test_what_a_rank_refuses_is_reported_by_its_agent_once(
     guard.stop()
     assert len(damages) == 1
     assert guard.counts().damaged == 1
+
+
+@pytest.mark.parametrize("word", [4, 9], ids=["payload", "owned"])
+@pytest.mark.parametrize(("byte", "bit"), [(0, 0), (2, 3), (7, 7)])
+def test_a_mapped_slot_whose_sizes_are_damaged_is_refused_and_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: int, byte: int, bit: int
+) -> None:
+    folder = tmp_path / memory_folder(0)
+    stager = make_stager(tmp_path, make_tensors(1))
+    for step in (1, 2):
+        assert stager.save(step, {}, upload=False, common_step=step - 1)
+    damages: list[Damage] = []
+    flipped: list[Path] = []
+
+    def flip_first(slot: SlotFile) -> bool:
+        if slot.read().step == 2 and not flipped:
+            flipped.append(slot.path)
+            flip(slot.path, 8 * word + byte, bit)
+        return has_sums(slot)
+
+    monkeypatch.setattr(guarding, "has_sums", flip_first)
+    guard = Guard("job-1", tmp_path, [0], damages.append)
+    guard.start()
+    wait_for(lambda: guard.counts().summed == 1, "checksums of step 1")
+    wait_for(lambda: damages != [], "the report")
+    guard.stop()
+    assert [damage.step for damage in damages] == [2]
+    assert "its header is not what was sealed" in damages[0].what
+    assert list(sealed_slots(folder)) == [1]
+    # Whoever fills it next makes it whole again.
+    assert stager.save(3, {}, upload=False, common_step=1)
+    assert stager.save(4, {}, upload=False, common_step=3)
+    assert flipped[0] in {slot.path for slot in sealed_slots(folder).values()}
 
 
 def test_a_slot_that_has_no_checksums_yet_is_taken_and_said_to_be(

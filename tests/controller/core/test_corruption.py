@@ -6,7 +6,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.context import Settings
-from controller.core.corruption import SAME_OCCASION_S
+from controller.core.corruption import LONGEST_OCCASION_S, SAME_OCCASION_S
 from controller.core.records import Action, Cause
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import NodeId
@@ -49,6 +49,25 @@ def test_all_slots_of_a_rank_are_one_occasion() -> None:
         driver.wait(10.0)
     assert driver.job().state is JobState.RUNNING
     assert [item.detail for item in driver.incident().evidence] == ["slot 0", "slot 1", "slot 2"]
+
+
+def test_a_restore_that_reads_large_slots_for_long_is_one_occasion() -> None:
+    driver = Driver().running()
+    for slot in range(4):
+        driver.send(damaged(driver, detail=f"slot {slot}"))
+        driver.wait(SAME_OCCASION_S - 10)
+    assert driver.job().state is JobState.RUNNING
+    assert len(driver.incident().evidence) == 4
+
+
+def test_damage_that_goes_on_and_on_replaces_the_node() -> None:
+    driver = Driver().running(spares=1)
+    begun_s = driver.now_s
+    while driver.job().state is JobState.RUNNING:
+        driver.send(damaged(driver, detail=f"at {driver.now_s}"))
+        assert driver.now_s - begun_s < LONGEST_OCCASION_S + SAME_OCCASION_S
+        driver.wait(SAME_OCCASION_S - 10)
+    assert driver.job().state is JobState.SUSPENDING
 
 
 def test_a_second_time_lately_replaces_the_node() -> None:
