@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from controller.agent.metrics.reading import Reading
+from controller.agent.mistakes import PARTS
 from controller.agent.uploads import held_bytes
 from controller.families import Counter, Family, Gauge
 
@@ -78,7 +79,8 @@ def collect(reading: Reading, memory_dir: Path) -> Iterator[Metric]:
     yield BUFFERED.value(reading.events_buffered)
     yield DROPPED.value(reading.events_dropped)
     yield STANDBY.value(reading.standby_restarts)
-    yield MISTAKES.of(((part,), count) for part, count in reading.mistakes.items())
+    mistakes = {**dict.fromkeys(PARTS, 0), **reading.mistakes}
+    yield MISTAKES.of(((part,), count) for part, count in mistakes.items())
     yield MEMORY.value(held_bytes([memory_dir]))
     yield EXITS.of(((outcome,), count) for outcome, count in reading.worker_exits.items())
     yield UPLOADS.of(((outcome,), count) for outcome, count in reading.uploads.items())
