@@ -212,7 +212,7 @@ def test_errors_of_observers_and_effects_are_counted_and_not_fatal(
             }
             assert samples["watch"] >= 1
             assert samples["effects"] >= 1
-            assert samples["kube"] == 0
+            assert samples["log"] == 0
             assert not found.loop.done()
 
     asyncio.run(scenario())
