@@ -30,7 +30,8 @@ from controller.core.states import TERMINAL
 from controller.effects import Effects
 from controller.guard import Guard
 from controller.poison import Poison, PoisonedError
-from controller.refusals import ReadOnlyError, ServiceStoppedError
+from controller.read_only import ReadOnly
+from controller.refusals import ServiceStoppedError
 from controller.store.curves import Curves, StepRow
 from controller.store.database import DiskFullError
 from controller.store.journal import Journal
@@ -59,8 +60,6 @@ LISTEN_AFTER_PAUSE_S = 1.0
 JUDGE_WITHIN_S = 5.0
 # So long events are handled in one turn; then agents and clients are read before the rest.
 TURN_S = 0.25
-# While the journal's disk is full, how often we look for room.
-ROOM_LOOK_S = 1.0
 # A timer of the machine that is due again at once would otherwise spin.
 SHORTEST_TIMER_S = 0.02
 
@@ -118,10 +117,7 @@ class Service:
         # longer than it may be, which is no reason to judge before listening.
         self._put_off_since_s: float | None = None
         self._was_away = False
-        self._reserve = reserve
-        # Why nothing is decided at present, "" when it is; and when to look for room.
-        self._read_only = ""
-        self._room_look_s = 0.0
+        self._read_only = ReadOnly(journal, reserve, self.changes.fire)
         # Items to be handled in turns of their own: one of them cannot be journalled.
         self._num_alone = 0
 
@@ -157,22 +153,16 @@ class Service:
     @property
     def read_only(self) -> str:
         """Why nothing is decided at present: the journal's disk is full. "" when it is."""
-        return self._read_only
+        return self._read_only.why
 
     @property
     def free_bytes(self) -> int | None:
         """Room on the journal's disk; None when nobody said which one that is."""
-        return None if self._reserve is None else self._reserve.free_bytes()
+        return self._read_only.free_bytes
 
     def begin_read_only(self, why: str) -> None:
-        """Decide nothing until there is room on the journal's disk.
-
-        Agents stay connected and train on, what they report waits, and everything can be read.
-        """
-        if not self._read_only:
-            logger.error("alert: read-only, the journal's disk is full: %s", why)
-            self.changes.fire()
-        self._read_only = why
+        """Decide nothing until there is room on the journal's disk."""
+        self._read_only.begin(why)
 
     def post(self, *events: Event) -> None:
         """Queue events that nobody waits for."""
@@ -216,12 +206,8 @@ class Service:
         """
         if self._stopping:
             raise ServiceStoppedError("the controller is stopping; try again when it is back")
-        if self._read_only and events:
-            raise ReadOnlyError(
-                f"the controller is read-only, because its disk is full ({self._read_only}); "
-                "training continues; free room there, and it takes requests again by itself",
-                after_s=10.0,
-            )
+        if events:
+            self._read_only.check()
         done = asyncio.Event()
         errors: list[PoisonedError] = []
         self.offer(events, durable=done.set, failed=errors.append)
@@ -245,7 +231,7 @@ class Service:
         self.post(ControllerStarted(term=self._journal.term))
         while not self._stopping:
             due_s = self._next_due_s(loop.time())
-            if not self._queue or self._read_only:
+            if not self._queue or self.read_only:
                 timer = loop.call_at(due_s, self._awake.set)
                 await self._awake.wait()
                 timer.cancel()
@@ -261,7 +247,7 @@ class Service:
 
     def _turn(self, now_s: float, due_s: float) -> None:
         self._note_pause(due_s, now_s)
-        if self._read_only and not self._has_room(now_s):
+        if self.read_only and not self._may_write_again(now_s):
             return
         self._look_around(now_s)
         items, facts = self._decide()
@@ -288,23 +274,13 @@ class Service:
         if facts or is_due:
             self.changes.fire()
 
-    def _has_room(self, now_s: float) -> bool:
-        """Whether the journal can be written again; looked at now and then."""
-        if now_s < self._room_look_s:
+    def _may_write_again(self, now_s: float) -> bool:
+        """Whether read-only mode has ended."""
+        if not self._read_only.has_ended(now_s):
             return False
-        self._room_look_s = now_s + ROOM_LOOK_S
-        if self._reserve is not None and not self._reserve.acquire():
-            return False
-        try:
-            self._journal.probe()
-        except DiskFullError:
-            return False
-        logger.warning("read-only mode ends: there is room for the journal again")
-        self._read_only = ""
         # What has arrived meanwhile comes first.
         self._judge_after_s = now_s + LISTEN_AFTER_PAUSE_S
         self._awake.set()
-        self.changes.fire()
         return True
 
     def _continue_snapshot(self) -> None:
@@ -313,8 +289,9 @@ class Service:
                 self._journal.begin_snapshot(self._machine.state)
             self._journal.continue_snapshot()
         except DiskFullError as error:
+            # The facts that it would have replaced are all there, and smaller than it.
+            logger.warning("no room for a snapshot of the journal, tried again later: %s", error)
             self._journal.drop_snapshot()
-            self.begin_read_only(str(error))
 
     def _refresh(self, facts: Sequence[Fact], now_s: float) -> None:
         changed = self._watch.refresh(facts, now_s)
@@ -438,7 +415,7 @@ class Service:
         try:
             self._journal.append(facts)
         except DiskFullError as error:
-            if self._reserve is None or not self._reserve.release():
+            if not self._read_only.give_up_reserve():
                 raise
             self._journal.append(facts)
             self.begin_read_only(str(error))
@@ -479,8 +456,8 @@ class Service:
 
     def _next_due_s(self, now_s: float) -> float:
         """When the loop must run at the latest, by the monotonic clock."""
-        if self._read_only:
-            return max(now_s, self._room_look_s)
+        if self.read_only:
+            return self._read_only.look_at_s(now_s)
         times = [now_s + TICK_S, self._stall_look_s]
         expiry_s = self._watch.next_expiry_s()
         if expiry_s is not None:

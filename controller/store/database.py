@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
+from controller.store.reserve import has_room
 from outlast.errors import FatalError
 
 SCHEMA_VERSION = 1
@@ -145,6 +146,18 @@ class DiskFullError(DatabaseError):
 
 # What SQLite says when a write, or its shared memory, finds no room.
 _FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+# What it says of any other error of a write, a used-up quota and a limit of file sizes among them,
+# and when it cannot make a file beside the database.
+_PERHAPS_FULL_CODES = (
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_FSYNC,
+    sqlite3.SQLITE_IOERR_TRUNCATE,
+    sqlite3.SQLITE_CANTOPEN,
+)
+# A transaction writes a few pages at least.
+_PROBE_BYTES = 2**20
+# What a snapshot has made of the log is given back when the log is begun anew.
+_LOG_BYTES = 8 * 2**20
 
 
 def _make_private(path: Path) -> None:
@@ -196,8 +209,22 @@ class Database:
             with self._connection.begin():
                 yield self._connection
         except SQLAlchemyError as error:
-            kind = DiskFullError if _is_full(error) else DatabaseError
+            kind = DiskFullError if self._is_full(error) else DatabaseError
             raise kind(f"{self._path}: {_cause(error)}") from error
+
+    def shrink_log(self) -> None:
+        """Give the disk back what a large transaction has made of the log, as far as possible."""
+        # Not in a transaction, which SQLAlchemy would begin.
+        driver = self._connection.connection.driver_connection
+        assert driver is not None
+        with contextlib.suppress(sqlite3.Error):
+            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _is_full(self, error: SQLAlchemyError) -> bool:
+        code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+        if code in _PERHAPS_FULL_CODES:
+            return not has_room(self._path.parent, _PROBE_BYTES)
+        return code in _FULL_CODES
 
     def _prepare(self) -> None:
         with self.transaction() as connection:
@@ -219,15 +246,12 @@ def _set_up_connection(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
     cursor.close()
 
 
 def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _is_full(error: SQLAlchemyError) -> bool:
-    return getattr(getattr(error, "orig", None), "sqlite_errorcode", None) in _FULL_CODES
 
 
 def _cause(error: SQLAlchemyError) -> str:

@@ -77,6 +77,8 @@ class Journal:
         self._bytes_since = 0
         self._snapshot_bytes = 0
         self._draft: _Draft | None = None
+        # What had gathered when a snapshot was given up.
+        self._given_up_bytes = 0
         self.term = 0
 
     def take_over(self) -> int:
@@ -111,7 +113,7 @@ class Journal:
                 sa.select(SNAPSHOTS.c.seq, SNAPSHOTS.c.facts).order_by(SNAPSHOTS.c.seq.desc())
             ).first()
             self._snapshot_bytes = 0 if snapshot is None else len(snapshot.facts)
-            self._bytes_since = 0
+            self._bytes_since = self._given_up_bytes = 0
             return fold(self._read(connection, snapshot))
 
     def _read(self, connection: sa.Connection, snapshot: sa.Row[Any, Any] | None) -> Iterator[Fact]:
@@ -148,6 +150,8 @@ class Journal:
     def snapshot_is_due(self) -> bool:
         """Whether enough has gathered since the last snapshot for another one."""
         least_bytes = max(self._least_bytes, SNAPSHOT_GROWTH * self._snapshot_bytes)
+        if self._given_up_bytes:
+            least_bytes = max(least_bytes, self._given_up_bytes + self._least_bytes)
         return self._draft is None and self._bytes_since >= least_bytes
 
     @property
@@ -185,11 +189,17 @@ class Journal:
             connection.execute(sa.delete(FACTS).where(FACTS.c.seq <= draft.seq))
         self._snapshot_bytes = len(text)
         self._bytes_since -= draft.bytes_then
+        self._given_up_bytes = 0
         self._draft = None
 
     def drop_snapshot(self) -> None:
-        """Give up a snapshot that was begun."""
+        """Give up a snapshot that was begun, with what the log has grown by for it.
+
+        It is tried again when more has gathered: until then it would fail the same way.
+        """
         self._draft = None
+        self._given_up_bytes = self._bytes_since
+        self._database.shrink_log()
 
     def write_snapshot(self, state: State) -> None:
         """A whole snapshot at once."""

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import resource
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
+from controller.core.facts import NodeForgotten, State
+from controller.store.database import Database, DiskFullError
+from controller.store.journal import Journal
 from controller.store.reserve import RESERVE_BYTES, Reserve
+from outlast.clock import SystemClock
+from outlast.ids import NodeId
 from outlast.v1 import jobs_pb2
 from outlast.v1.jobs_pb2_grpc import JobsStub
 from tests.controller.fakes import lab, submit_request, until
@@ -23,9 +32,15 @@ DISK_BYTES = RESERVE_BYTES + 8 * 2**20
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for the reserve and a small journal."""
-    folder = tmp_path / "disk"
+    with mounted(tmp_path / "disk", f"size={DISK_BYTES}") as folder:
+        yield folder
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """A file system of its own."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     try:
         subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -99,9 +114,131 @@ def test_reserve_is_taken_once_and_given_up_once(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path, size_bytes=2**16)
     assert reserve.acquire()
     assert reserve.acquire()
+    assert (tmp_path / "reserve").stat().st_size == 2**16
     assert reserve.release()
     assert not reserve.release()
     assert reserve.free_bytes() > 0
+
+
+def test_reserve_alone_is_no_room_while_the_disk_stays_full(small_disk: Path) -> None:
+    """It was: read-only mode ended, the next write failed, and so on each second."""
+    reserve = Reserve(small_disk)
+    assert reserve.acquire()
+    fill(small_disk)
+    assert not reserve.acquire()
+    # It is still there for the last that is decided.
+    assert (small_disk / "reserve").stat().st_size == RESERVE_BYTES
+    assert reserve.release()
+    assert not reserve.acquire()
+    assert not (small_disk / "reserve").exists()
+    (small_disk / "filler").unlink()
+    assert reserve.acquire()
+
+
+def test_reserve_is_missing_and_nothing_fails_where_no_file_can_be_made(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=64m,nr_inodes=8") as folder:
+        with pytest.raises(OSError, match="No space left"):
+            _make_files(folder)
+        reserve = Reserve(folder)
+        assert not reserve.acquire()
+        (folder / "0").unlink()
+        assert reserve.acquire()
+
+
+def _make_files(folder: Path) -> None:
+    for number in range(20):
+        (folder / str(number)).touch()
+
+
+@pytest.mark.parametrize("call", ["open", "posix_fallocate"])
+def test_used_up_quota_is_a_full_disk_to_the_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def used_up(*_: object) -> int:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    reserve = Reserve(tmp_path, size_bytes=2**16, margin_bytes=2**16)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, used_up)
+        assert not reserve.acquire()
+    assert not (tmp_path / "reserve").exists()
+    assert reserve.acquire()
+
+
+def test_snapshot_that_does_not_fit_waits_and_stops_nobody(small_disk: Path) -> None:
+    """It was tried in each turn, and each time the controller was read-only for a second."""
+    database = Database(small_disk / "journal.sqlite")
+    journal = Journal(database, SystemClock(), snapshot_least_bytes=4_096)
+    try:
+        journal.take_over()
+        facts = [NodeForgotten(node=NodeId(f"{number:01000}")) for number in range(100)]
+        journal.append(facts)
+        assert journal.snapshot_is_due()
+        fill(small_disk)
+        filler = small_disk / "filler"
+        os.truncate(filler, filler.stat().st_size - 2**20)
+        with pytest.raises(DiskFullError):
+            journal.write_snapshot(_Large(facts * 50))
+        journal.drop_snapshot()
+        assert not journal.snapshot_is_due()
+        # What the log had grown by for it is there for what is decided.
+        journal.append(facts[:5])
+        assert journal.snapshot_is_due()
+    finally:
+        database.close()
+
+
+class _Large(State):
+    """A state of so many facts."""
+
+    def __init__(self, facts: list[NodeForgotten]) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def as_facts(self) -> list[NodeForgotten]:  # type: ignore[override]  # narrower
+        return self._facts
+
+
+def test_limit_other_than_the_disk_s_makes_the_controller_read_only(tmp_path: Path) -> None:
+    """SQLite calls a used-up quota a failed write, as it does with a limit of file sizes."""
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            await bench.add_agents(2)
+            log_bytes = (tmp_path / "journal.sqlite-wal").stat().st_size
+            with _files_of_at_most(log_bytes + 2**16):
+                error = await _refusal(bench.jobs)
+                assert "its disk is full" in str(error.details())
+            request = submit_request("later", name="later")
+
+            async def is_taken() -> bool:
+                try:
+                    await bench.jobs.Submit(request)
+                except grpc.aio.AioRpcError:
+                    return False
+                return True
+
+            taken = asyncio.create_task(_again_until(is_taken))
+            await until(taken.done, "it takes requests again")
+            await taken
+
+    asyncio.run(scenario())
+
+
+async def _again_until(call: Callable[[], Awaitable[bool]]) -> None:
+    while not await call():
+        await asyncio.sleep(0.05)
+
+
+@contextmanager
+def _files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond that: a write fails with EFBIG, no signal comes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def _refusal(jobs: JobsStub) -> grpc.aio.AioRpcError:
