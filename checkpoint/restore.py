@@ -20,8 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from checkpoint import slotfile
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.reading import plan_reading
@@ -36,6 +34,7 @@ from checkpoint.errors import (
     LayoutMismatchError,
     StorageUnavailableError,
 )
+from checkpoint.hostcopy import copy_host_tensors
 from checkpoint.passing import Passing, Target
 from checkpoint.peers import Alone, Peers, agree, outcome
 from checkpoint.readahead import ReadAhead
@@ -304,13 +303,13 @@ def _copy_out(
     views = map_tensors(slot, places, tensors)
     in_order = sorted(range(len(places)), key=lambda index: places[index].byte_offset)
     verifier = Verifier(slot, sums or ())
-    with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="verify") as beside:
+    with ThreadPoolExecutor(1, thread_name_prefix="verify") as beside:
         ends = [places[index].byte_offset + places[index].nbytes for index in in_order]
         verified = [beside.submit(verifier.through, end) for end in ends if sums is not None]
         for number, index in enumerate(in_order):
             if sums is not None:
                 verified[number].result()
-            tensors[index].tensor.copy_(views[index])
+            copy_host_tensors([(tensors[index].tensor, views[index])])
     if sums is not None:
         verifier.through(slot.payload_bytes)
 

@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.checkpoint import checksums, restoring, saving, starting
+from bench.checkpoint import checksums, memory, restoring, saving, starting
 from bench.checkpoint.gpt import SIZES, SMALL
 from bench.checkpoint.options import Measured, Options
 from bench.results import Claim, write
@@ -21,6 +21,7 @@ from bench.results import Claim, write
 PARTS: Mapping[str, Callable[[Options], Measured]] = {
     "saving": saving.measure,
     "restoring": restoring.measure,
+    "memory": memory.measure,
     "starting": starting.measure,
     "checksums": checksums.measure,
 }

@@ -33,3 +33,10 @@ class Options:
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """The median of the ratios of what was measured in the same round."""
     return statistics.median(one / other for one, other in zip(above, below, strict=True))
+
+
+def quartiles(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """How far such ratios differ from each other: the lower quartile, the median, the upper."""
+    ratios = [one / other for one, other in zip(above, below, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return low, middle, high

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.checkpoint import restoring, saving
+from bench.checkpoint import memory, restoring, saving
 from bench.member import serve
 
 TASKS: Mapping[str, Callable[..., Any]] = {
     "saving": saving.run,
+    "memory": memory.run,
     "store": restoring.store,
     "restore": restoring.restore_all,
 }

@@ -45,12 +45,14 @@ class Ours:
 
     def __init__(self, tensors: Sequence[NamedTensor], extra: dict[str, Any], lane: Lane) -> None:
         self._memory = Path("/dev/shm") / f"outlast-bench-{uuid.uuid4().hex[:8]}"
+        self.folder = self._memory / memory_folder(0)
         self._extra = extra
         self.step = 0
+        self.attempt = 1
         self.stager = Stager(
-            self._memory / memory_folder(0),
+            self.folder,
             rank=0,
-            attempt=1,
+            attempt=self.attempt,
             world_size=1,
             tensors=tensors,
             lane=lane,
@@ -100,7 +102,7 @@ class Ours:
     @contextmanager
     def saved(self) -> Iterator[memoryview]:
         """What was saved last, where it lies in host memory, all of it mapped."""
-        slots = slotfile.open_existing(self._memory / memory_folder(0))
+        slots = slotfile.open_existing(self.folder)
         (slot,) = (slot for slot in slots if slot.read().step == self.step)
         with slot.owned as view:
             torch.frombuffer(view, dtype=torch.uint8)[:: mmap.PAGESIZE].sum()
@@ -118,7 +120,7 @@ class Ours:
     def checksum_delay_s(self) -> float:
         """From the seal of what was saved last until it had its checksums; waits for them."""
         deadline_s = time.monotonic() + _SUMMED_WITHIN_S
-        slots = slotfile.open_existing(self._memory / memory_folder(0))
+        slots = slotfile.open_existing(self.folder)
         try:
             (slot,) = (slot for slot in slots if slot.read().step == self.step)
             while not has_sums(slot):

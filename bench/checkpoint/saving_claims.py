@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.checkpoint.gpt import Size
-from bench.checkpoint.options import ratio
+from bench.checkpoint.options import quartiles, ratio
 from bench.checkpoint.training import BYTES_PER_S
 from bench.results import Claim
 
@@ -91,9 +91,9 @@ def _to_plain(row: dict[str, Any], name: str) -> float:
 def _quartiles(row: dict[str, Any], name: str) -> str:
     """How far pairs differ from each other."""
     group = next(group for group in row["blocked_s"] if name in group)
-    ratios = [one / other for one, other in zip(group[name], group["plain"], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return f"quartiles of {len(ratios)} pairs in random order {low:.2f}, {middle:.2f}, {high:.2f}"
+    low, middle, high = quartiles(group[name], group["plain"])
+    pairs = len(group["plain"])
+    return f"quartiles of {pairs} pairs in random order {low:.2f}, {middle:.2f}, {high:.2f}"
 
 
 def _durable(row: dict[str, Any], how: str) -> Claim:
