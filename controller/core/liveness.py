@@ -24,6 +24,14 @@ class Limits:
     lost_s: float = 15.0
     silent_s: float = 60.0
 
+    def is_shorter_than(self, other: Limits) -> bool:
+        """Whether a silence that `other` allows may be too long now."""
+        return (
+            self.late_s < other.late_s
+            or self.lost_s < other.lost_s
+            or self.silent_s < other.silent_s
+        )
+
 
 class _Level(IntEnum):
     HEARD = 0
@@ -37,17 +45,25 @@ class _Entry:
     heard_s: float
     level: _Level
     limits: Limits
+    # Since when these limits hold; an agent that was told to send more often from now on
+    # must not be late by what it was allowed before.
+    limited_s: float
+
+    @property
+    def counted_s(self) -> float:
+        """From when silence counts against the limits."""
+        return max(self.heard_s, self.limited_s)
 
     def next_s(self) -> float:
         """When it crosses its next limit, if nothing is heard until then."""
         limits = self.limits
         match self.level:
             case _Level.HEARD:
-                return self.heard_s + limits.late_s
+                return self.counted_s + limits.late_s
             case _Level.LATE:
-                return self.heard_s + limits.lost_s
+                return self.counted_s + limits.lost_s
             case _Level.LOST:
-                return self.heard_s + limits.silent_s
+                return self.counted_s + limits.silent_s
             case _Level.SILENT:
                 return math.inf
 
@@ -62,13 +78,18 @@ class LivenessTable:
         self._next_s = math.inf
 
     def expect(self, node: NodeId, now_s: float, limits: Limits) -> None:
-        """Start watching a node as if it had been heard now, or change its limits."""
+        """Start watching a node as if it had been heard now, or change its limits.
+
+        Where a limit becomes shorter, silence counts from now.
+        """
         entry = self._entries.get(node)
         if entry is None:
-            entry = _Entry(heard_s=now_s, level=_Level.HEARD, limits=limits)
+            entry = _Entry(heard_s=now_s, level=_Level.HEARD, limits=limits, limited_s=now_s)
             self._entries[node] = entry
         elif entry.limits == limits:
             return
+        elif limits.is_shorter_than(entry.limits):
+            entry.limited_s = now_s
         entry.limits = limits
         self._next_s = min(self._next_s, entry.next_s())
 
@@ -99,13 +120,13 @@ class LivenessTable:
             return []
         events: list[LivenessEvent] = []
         for node, entry in self._entries.items():
-            silent_s = now_s - entry.heard_s
+            counted_s, silent_s = now_s - entry.counted_s, now_s - entry.heard_s
             for level, limit_s, event in (
                 (_Level.LATE, entry.limits.late_s, NodeLate),
                 (_Level.LOST, entry.limits.lost_s, NodeLost),
                 (_Level.SILENT, entry.limits.silent_s, NodeSilent),
             ):
-                if silent_s >= limit_s and entry.level < level:
+                if counted_s >= limit_s and entry.level < level:
                     entry.level = level
                     events.append(event(node=node, silent_s=silent_s))
         self._next_s = min((entry.next_s() for entry in self._entries.values()), default=math.inf)

@@ -176,6 +176,20 @@ def test_a_long_sleep_tells_all_limits_at_once_in_their_order() -> None:
     assert kinds == [NodeLate, NodeLost, NodeSilent]
 
 
+def test_silence_counts_from_the_moment_at_which_a_limit_became_shorter() -> None:
+    """An agent that may send every 2 s is told to send every 0.5 s: it is not late at once."""
+    table = LivenessTable()
+    table.expect(N1, 0.0, Limits(late_s=6.0, lost_s=15.0))
+    table.expect(N1, 1.9, Limits(late_s=1.5, lost_s=3.0))
+    assert table.expire(3.3) == []
+    assert table.expire(3.5) == [NodeLate(node=N1, silent_s=3.5)]
+    assert table.expire(5.0) == [NodeLost(node=N1, silent_s=5.0)]
+    table.heard(N1, 6.0)
+    table.expect(N1, 7.0, Limits(late_s=6.0, lost_s=15.0))
+    assert table.expire(11.9) == []
+    assert table.expire(12.0) == [NodeLate(node=N1, silent_s=6.0)]
+
+
 @given(st.lists(st.floats(0.0, 1.9), min_size=1, max_size=50))
 def test_a_node_that_beats_in_time_never_makes_an_event(gaps: list[float]) -> None:
     """No healthy heartbeat reaches the machine."""
