@@ -51,11 +51,15 @@ class ReadOnly:
             ReadOnlyError: that is so now.
         """
         if self.why:
-            raise ReadOnlyError(
-                f"the controller is read-only, because its disk is full ({self.why}); "
-                "training continues; free room there, and it takes requests again by itself",
-                after_s=10.0,
-            )
+            raise self.refusal()
+
+    def refusal(self) -> ReadOnlyError:
+        """What a request is refused with."""
+        return ReadOnlyError(
+            f"the controller is read-only, because its disk is full ({self.why}); "
+            "training continues; free room there, and it takes requests again by itself",
+            after_s=10.0,
+        )
 
     def give_up_reserve(self) -> bool:
         """Make room for the last that was decided; whether there was any to give up."""

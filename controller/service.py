@@ -73,8 +73,8 @@ class _Item:
     durable: Callable[[], None] | None
     # Node, incarnation and number of the agent's message, "" for everything else.
     source: str = ""
-    # Called when the item was skipped.
-    failed: Callable[[PoisonedError], None] | None = None
+    # Called when nothing came of the item: somebody waits for it.
+    failed: Callable[[OutlastError], None] | None = None
 
 
 class Service:
@@ -163,6 +163,7 @@ class Service:
     def begin_read_only(self, why: str) -> None:
         """Decide nothing until there is room on the journal's disk."""
         self._read_only.begin(why)
+        self._refuse_requests(self._read_only.refusal())
 
     def post(self, *events: Event) -> None:
         """Queue events that nobody waits for."""
@@ -176,12 +177,13 @@ class Service:
         durable: Callable[[], None] | None = None,
         *,
         source: str = "",
-        failed: Callable[[PoisonedError], None] | None = None,
+        failed: Callable[[OutlastError], None] | None = None,
     ) -> None:
         """Queue what belongs together; `durable` is called when it is in the journal.
 
-        `failed` is called before when it was skipped. The caller bounds how much of its own
-        may be under way.
+        `failed` is called before when it was skipped, and instead when it is not even tried:
+        a request that somebody waits for is refused, not carried out an hour later. The caller
+        bounds how much of its own may be under way.
         """
         if self._stopping:
             return
@@ -205,12 +207,17 @@ class Service:
             PoisonedError: the controller failed on them; nothing has happened.
         """
         if self._stopping:
-            raise ServiceStoppedError("the controller is stopping; try again when it is back")
+            raise _stopped()
         if events:
             self._read_only.check()
         done = asyncio.Event()
-        errors: list[PoisonedError] = []
-        self.offer(events, durable=done.set, failed=errors.append)
+        errors: list[OutlastError] = []
+
+        def failed(error: OutlastError) -> None:
+            errors.append(error)
+            done.set()
+
+        self.offer(events, durable=done.set, failed=failed)
         await done.wait()
         for error in errors:
             raise error
@@ -221,6 +228,7 @@ class Service:
         From here on nothing that happens is a fault: the controller is leaving.
         """
         self._stopping = True
+        self._refuse_requests(_stopped())
         self._queue.clear()
         self._awake.set()
 
@@ -389,8 +397,8 @@ class Service:
             self._append_or_use_reserve(facts)
         except DiskFullError as error:
             # None of it has happened. It is tried again when there is room.
-            self.begin_read_only(str(error))
             self._queue.extendleft(reversed(items))
+            self.begin_read_only(str(error))
             self._restore()
             return False
         except OutlastError:
@@ -419,6 +427,14 @@ class Service:
                 raise
             self._journal.append(facts)
             self.begin_read_only(str(error))
+
+    def _refuse_requests(self, error: OutlastError) -> None:
+        """Nothing comes of the requests that wait; what agents report goes on waiting."""
+        requests = [item for item in self._queue if item.failed is not None]
+        self._queue = deque(item for item in self._queue if item.failed is None)
+        for request in requests:
+            if request.failed is not None:
+                request.failed(error)
 
     def _skip(self, item: _Item, event: Event, error: Exception) -> None:
         """Mark an event as poisonous, and continue from the journal without it."""
@@ -469,6 +485,10 @@ class Service:
             in_s = wake_at_s - self._clock.now_s()
             times.append(max(now_s + in_s, self._machine_waits_until_s))
         return max(now_s, min(times))
+
+
+def _stopped() -> ServiceStoppedError:
+    return ServiceStoppedError("the controller is stopping; try again when it is back")
 
 
 def _nothing(*_: object) -> None:

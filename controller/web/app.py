@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import outlast
+from controller.refusals import ReadOnlyError
 from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.store.journal import Journal
@@ -86,6 +87,8 @@ class Web:
             async with asyncio.timeout(ALIVE_WITHIN_S):
                 await self._service.tell()
             self._journal.probe()
+        except ReadOnlyError:
+            return JSONResponse({"ok": True, "read_only": self._service.read_only})
         except (TimeoutError, OutlastError) as error:
             reason = str(error) or f"the loop did not turn within {ALIVE_WITHIN_S:.0f} s"
             return JSONResponse({"ok": False, "reason": reason}, status_code=503)
