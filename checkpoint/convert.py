@@ -13,21 +13,19 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from checkpoint import dcp
-from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.core import names
-from checkpoint.core.manifest import BLOCK_BYTES, CommitRecord, Manifest, PartRecord
+from checkpoint.core.manifest import Manifest
 from checkpoint.core.ownership import check_owned_once
-from checkpoint.core.sealed import canonical, sha256
+from checkpoint.core.sealed import canonical
 from checkpoint.core.shards import Rectangle, ShardTable, lay_out
 from checkpoint.foreign import ForeignCheckpointError, ForeignChunk, parse_metadata
-from checkpoint.frames import frame_of
+from checkpoint.framed import OnBytes, PartDraft, commit, framed, write_part
 from checkpoint.storage import Storage
 
 # Both as torch's helpers and as we name what an optimizer keeps of a parameter.
@@ -35,9 +33,6 @@ _MOMENT = re.compile(r"optim(?:izer)?\.(?:state\.)?(.+)\.(exp_avg|exp_avg_sq)")
 _OF_OPTIMIZER = ("optim.", "optimizer.")
 # Nobody else writes into the folder of a step that does not exist.
 _ATTEMPT = 1
-_WRITE_BYTES = 16 * BLOCK_BYTES
-
-OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,32 +84,22 @@ def convert(
     table = _table(chunks)
     by_place = {(named, chunk.offsets): chunk for named, chunk in chunks}
     folder = names.attempt_folder(step, _ATTEMPT)
-    blocks: list[int] = []
-
-    def pieces() -> Iterator[bytes]:
-        end = 0
-        for shard in table.tensors:
-            frame = frame_of(getattr(torch, shard.dtype), shard.shape)
-            yield bytes(shard.frame_offset - end)
-            yield frame.prefix
-            yield _raw_bytes(_load(source, by_place[shard.name, shard.offsets]))
-            yield frame.suffix
-            end = shard.frame_end
-            on_bytes(shard.nbytes)
-
-    def summed() -> Iterator[memoryview]:
-        for chunk in _regrouped(pieces()):
-            blocks.extend(block_checksums(CHECKSUM, chunk, BLOCK_BYTES))
-            yield chunk
-
-    target.write_chunks(
-        f"{folder}/{names.payload_name(0)}",
-        summed(),
-        nbytes=table.owned_bytes,
-        part_bytes=_WRITE_BYTES,
+    draft = PartDraft(
+        step=step,
+        attempt=_ATTEMPT,
+        num_parts=1,
+        extra=canonical({"converted_from": source.url, "step": step}).decode(),
     )
-    manifest = _manifest(table, step, tuple(blocks), source.url)
-    _commit(target, manifest)
+    part = write_part(
+        target,
+        folder,
+        table,
+        lambda shard: [_raw_bytes(_load(source, by_place[shard.name, shard.offsets]))],
+        draft,
+        on_bytes,
+    )
+    manifest = Manifest(step=step, attempt=_ATTEMPT, world_size=1, parts=(part,))
+    commit(target, manifest)
     return Converted(
         step=step,
         num_tensors=len({shard.name for shard in table.tensors}),
@@ -172,16 +157,13 @@ def _table(chunks: Sequence[tuple[str, ForeignChunk]]) -> ShardTable:
 
 
 def _rectangle(name: str, chunk: ForeignChunk) -> Rectangle:
-    frame = frame_of(getattr(torch, chunk.dtype), chunk.shape)
-    return Rectangle(
-        name=name,
-        dtype=chunk.dtype,
+    return framed(
+        name,
+        chunk.dtype,
         global_shape=chunk.global_shape,
         offsets=chunk.offsets,
         shape=chunk.shape,
         nbytes=chunk.nbytes,
-        prefix_nbytes=len(frame.prefix),
-        suffix_nbytes=len(frame.suffix),
     )
 
 
@@ -210,54 +192,3 @@ def _load(source: Storage, chunk: ForeignChunk) -> Tensor:
 
 def _raw_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _regrouped(pieces: Iterator[bytes]) -> Iterator[memoryview]:
-    """The same bytes in writes of one size, of which the last may be shorter."""
-    held = bytearray()
-    for piece in pieces:
-        rest = memoryview(piece)
-        while rest:
-            part = rest[: _WRITE_BYTES - len(held)]
-            held += part
-            rest = rest[len(part) :]
-            if len(held) == _WRITE_BYTES:
-                yield memoryview(held)
-                held = bytearray()
-    if held:
-        yield memoryview(held)
-
-
-def _manifest(table: ShardTable, step: int, blocks: tuple[int, ...], source: str) -> Manifest:
-    part = PartRecord(
-        step=step,
-        attempt=_ATTEMPT,
-        rank=0,
-        world_size=1,
-        num_parts=1,
-        file=names.payload_name(0),
-        nbytes=table.payload_bytes,
-        block_bytes=BLOCK_BYTES,
-        checksum=CHECKSUM,
-        blocks=blocks,
-        tensors=table.tensors,
-        extra=canonical({"converted_from": source, "step": step}).decode(),
-    )
-    return Manifest(step=step, attempt=_ATTEMPT, world_size=1, parts=(part,))
-
-
-def _commit(target: Storage, draft: Manifest) -> None:
-    folder = names.attempt_folder(draft.step, draft.attempt)
-    description = dcp.describe(draft)
-    target.write_bytes(f"{folder}/{names.METADATA}", description)
-    raw = replace(draft, metadata_sha256=sha256(description)).to_json()
-    target.write_bytes(f"{folder}/{names.MANIFEST}", raw)
-    commit = CommitRecord(
-        step=draft.step,
-        attempt=draft.attempt,
-        world_size=draft.world_size,
-        size_bytes=draft.size_bytes,
-        manifest_sha256=sha256(raw),
-    )
-    if not target.put_if_absent(names.commit_path(draft.step), commit.to_json()):
-        raise ValueError(f"{target.url}: somebody else has just committed step {draft.step}")

@@ -11,6 +11,9 @@ What does not belong here: reading and writing files.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 from dataclasses import dataclass
 
 from checkpoint.core.sealed import Fields, canonical, checked, seal, sha256, unseal
@@ -27,6 +30,8 @@ from checkpoint.core.shards import (
 BLOCK_BYTES = 4 << 20
 # What blocks may be summed with; new ones are with the first.
 CHECKSUMS = ("xxh3_64", "crc32")
+# Keys are sorted, and this one is the first.
+_PART_BEGINS = re.compile(r'\{"attempt":')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +172,20 @@ class CommitRecord:
             size_bytes=fields.integer("size_bytes"),
             manifest_sha256=fields.text("manifest_sha256"),
         )
+
+
+def readable_parts(raw: bytes) -> tuple[PartRecord, ...]:
+    """The records of parts that can be read out of a damaged manifest.
+
+    Nothing vouches for them: what they say of bytes must be compared with the bytes.
+    """
+    text = raw.decode(errors="replace")
+    decoder = json.JSONDecoder()
+    found = []
+    for match in _PART_BEGINS.finditer(text):
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(_part_in(Fields(decoder.raw_decode(text, match.start())[0])))
+    return tuple(found)
 
 
 def _part_out(part: PartRecord) -> dict[str, object]:

@@ -36,6 +36,7 @@ _QUARANTINED = re.compile(r"(\d{8,})\.(\d+)\.json")
 _LEASE = re.compile(r"(\d{8,})\.([0-9a-f]+)\.json")
 _DRAFT = re.compile(r"\.(.+)\.([0-9a-f]{32})")
 _MEMORY = re.compile(r"rank-(\d{5,})")
+_PAYLOAD = re.compile(r"__(\d+)_0\.distcp")
 _PART = re.compile(r"rank-(\d{5,})\.json")
 
 
@@ -102,6 +103,12 @@ def parse_draft(name: str) -> tuple[str, str] | None:
 def payload_name(rank: int) -> str:
     """File of a rank's payload in its attempt folder."""
     return f"__{rank}_0.distcp"
+
+
+def parse_payload(name: str) -> int | None:
+    """Rank of a payload's file name; None for any other name."""
+    match = _PAYLOAD.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def part_name(rank: int) -> str:

@@ -16,6 +16,7 @@ from outlast.cli.job_folder import Folder, nothing_there, url_of
 from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
 from outlast.cli.progress import bytes_bar
 from outlast.cli.push import push
+from outlast.cli.salvage import salvage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
     group.command("copy")(copy)
     group.command("convert")(convert)
     group.command("push")(push)
+    group.command("salvage")(salvage)
     app.add_typer(group, name="ckpt")
 
 

@@ -94,8 +94,8 @@ def test_what_is_converted_is_readable_by_torch_again(tmp_path: Path, url: str) 
 def test_tensors_larger_than_a_block_are_summed_block_by_block(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("checkpoint.convert.BLOCK_BYTES", 64)
-    monkeypatch.setattr("checkpoint.convert._WRITE_BYTES", 256)
+    monkeypatch.setattr("checkpoint.framed.BLOCK_BYTES", 64)
+    monkeypatch.setattr("checkpoint.framed._WRITE_BYTES", 256)
     wanted = save_as_torch_does(tmp_path / "theirs")
     convert(Storage(str(tmp_path / "theirs")), Storage(url), step=1)
     found = blank(wanted)

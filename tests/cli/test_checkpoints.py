@@ -140,3 +140,36 @@ def test_unknown_kind_of_store_is_named(url: str) -> None:
     done = outlast("ckpt", "ls", "nosuch://bucket/job")
     assert done.returncode == ExitCode.BAD_INPUT
     assert "nosuch://bucket/job" in done.stderr
+
+
+def test_salvage_of_a_whole_checkpoint_is_one_to_go_on_with(url: str, tmp_path: Path) -> None:
+    done = outlast("ckpt", "salvage", url, "-o", f"{tmp_path}/saved")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "7 tensors whole" in done.stdout
+    assert f"outlast resume JOB --checkpoint {tmp_path}/saved" in " ".join(done.stdout.split())
+    assert Storage(f"{tmp_path}/saved").committed_steps() == [150]
+
+
+def test_salvage_says_what_is_lost_within_80_columns(url: str, tmp_path: Path) -> None:
+    path = Path(url.removeprefix("file://")) / "step-00000050.1/__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:300])
+    target = ["-o", f"{tmp_path}/saved", "--step", "50"]
+    done = outlast("ckpt", "salvage", url, *target, COLUMNS="80")
+    assert done.returncode == ExitCode.JOB_FAILED, done.stderr
+    assert "the file ends at byte 300" in " ".join(done.stdout.split())
+    rows = done.stdout.split("LOST\n")[1].splitlines()
+    assert rows[0].split() == ["32", "0", "model.weight[0:4,", "0:8]"]
+    links = [line for line in done.stdout.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, links)) <= 80
+    assert (tmp_path / "saved/salvage.json").exists()
+
+
+def test_salvage_refuses_a_folder_in_use_and_a_step_that_is_not_there(
+    url: str, tmp_path: Path
+) -> None:
+    done = outlast("ckpt", "salvage", url, "-o", f"{url}/saved")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "in the checkpoint's own folder" in done.stderr
+    done = outlast("ckpt", "salvage", url, "--step", "7", "-o", f"{tmp_path}/saved")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "has nothing of step 7" in done.stderr
