@@ -402,7 +402,7 @@ class Reader:
             # Not `written` at the end: were that garbage once, no later step would be read.
             self._steps_read = stored_index
             step, loss, grad_norm, learning_rate, tokens, start_ns, end_ns, eval_loss = fields
-            if not (0 <= step <= MAX_COUNT and tokens <= MAX_COUNT):
+            if not (0 <= step <= MAX_COUNT and 0 <= tokens <= MAX_COUNT):
                 continue
             if max(start_ns, end_ns) > _MAX_NS:
                 continue

@@ -27,6 +27,7 @@ from controller.agent.worker import WorkerPaths
 from controller.ranknodes import rank_nodes
 from outlast.errors import OutlastError
 from outlast.layout import Layout
+from outlast.notes import MAX_COUNT
 from outlast.spec import JobSpec, accepted_spec
 from outlast.v1 import agents_pb2
 
@@ -174,6 +175,7 @@ def make_launches(
                 requested_ns=requested_ns,
                 assignment=assignment,
                 stage=layout.coordinate(rank).pp,
+                total_steps=int(spec.get("steps", MAX_COUNT)),
             )
         )
     return launches

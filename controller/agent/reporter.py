@@ -65,7 +65,7 @@ class _Rank:
         """Take in the steps completed since the last look."""
         if self.is_read:
             return
-        records = self.worker.look(Reader.new_steps)
+        records = self._new_steps()
         present = self.worker.present() if records else None
         if not records or present is None:
             return
@@ -80,6 +80,16 @@ class _Rank:
         since_ns = records[-1].end_ns - LAST_STEPS_S * 1e9
         while is_connected and self.recent[0].end_ns < since_ns:
             self.recent.popleft()
+
+    def _new_steps(self) -> list[StepRecord]:
+        """Those that the job has: after one beyond them, no true one would count as progress."""
+        found = self.worker.look(Reader.new_steps) or []
+        records = [record for record in found if record.step <= self.worker.total_steps]
+        if len(records) < len(found):
+            most = max(record.step for record in found)
+            error = ValueError(f"step {most} of {self.worker.total_steps}; left out")
+            self.worker.mistakes.note("black box", self.worker.key, error)
+        return records
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from controller.agent.processes import child_pids, reap, reap_group, zombie_stat
 from controller.agent.standby_link import StandbyError, StandbyLink
 from controller.agent.worker import Worker, WorkerPaths, bare_exit, post_mortem
 from outlast.errors import RetryableError
+from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Launch:
     assignment: Mapping[str, object]
     stage: int = 0
     """Of the pipeline."""
+    total_steps: int = MAX_COUNT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ class Supervisor:
                     gone=loop.create_future(),
                     mistakes=self._mistakes,
                     stage=launch.stage,
+                    total_steps=launch.total_steps,
                 ),
                 launch,
             )

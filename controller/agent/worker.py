@@ -78,6 +78,8 @@ class Worker:
     gone: asyncio.Future[None]
     # Of the pipeline.
     stage: int = 0
+    # Of the job: a step beyond them is none.
+    total_steps: int = MAX_COUNT
     pid: int | None = None
     pidfd: int | None = None
     forked_ns: int = 0

@@ -106,6 +106,58 @@ def test_end_of_a_rank_tells_what_rank_0_may_not_have_told(
     assert steps_told(events) == list(told)
 
 
+def test_step_that_the_job_does_not_have_is_left_out_and_later_ones_count(
+    tmp_path: Path,
+) -> None:
+    paths = WorkerPaths.below(tmp_path, 0)
+    box = Writer(paths.blackbox, rank=0, world_size=1, attempt=1)
+    events: list[agents_pb2.AgentEvent] = []
+
+    def complete(step: int, *, tokens: int = 8) -> None:
+        box.completed(
+            StepRecord(
+                step=step,
+                loss=1.0,
+                grad_norm=1.0,
+                learning_rate=0.1,
+                tokens=tokens,
+                start_ns=SECOND_NS,
+                end_ns=2 * SECOND_NS,
+                eval_loss=None,
+            )
+        )
+
+    async def run() -> None:
+        reporter = Reporter(lambda event, weight: events.append(event), lambda: True)
+        worker = Worker(
+            job_id="job",
+            attempt=1,
+            rank=0,
+            paths=paths,
+            requested_ns=0,
+            gone=asyncio.get_running_loop().create_future(),
+            total_steps=60,
+        )
+        reporter.watch([worker])
+        box.resumed(0)
+        complete(2**40)
+        complete(1, tokens=-1)
+        reporter.look(10.0)
+        assert not events
+        complete(1)
+        reporter.look(20.0)
+        complete(2)
+        reporter.look(30.0)
+        assert worker.mistakes.counts == {"black box": 1}
+        worker.close()
+
+    asyncio.run(run())
+    box.close()
+    made = [event.progress.completed_step for event in events if event.HasField("progress")]
+    assert made == [1, 2]
+    assert steps_told(events) == [1, 2]
+
+
 def test_new_agent_finds_the_steps_of_the_newest_attempt_of_jobs_not_forgotten(
     tmp_path: Path,
 ) -> None:

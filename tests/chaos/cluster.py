@@ -12,18 +12,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from controller.local.cluster import LocalConfig
 from controller.local.processes import members_of
 from outlast.v1 import jobs_pb2
 from tests.chaos.cable import Cable
+from tests.chaos.expected import waits_for_store
 from tests.chaos.matrix import STORE, Fault, LayoutName, Moment, Row
 from tests.chaos.orders import UPLOADED_STEP, WORLD_SIZES, Desk
-from tests.controller.processes import ROOT, command, node_pids
+from tests.controller.processes import ROOT, command, is_alive, node_pids
 from tests.e2e.cluster import Cluster, wait_for
 
 NUM_STEPS = 60
@@ -31,6 +35,8 @@ NUM_STEPS = 60
 # share of them, and enough for three windows.
 _LONG: dict[str, Any] = {"steps": 300, "model": {"hidden": 128, "seq_len": 256}}
 STOP_S = 20.0
+# Where the store is gone to the end: the job waits so long for its last checkpoint, and pauses.
+LAST_TIMEOUT_S = 4
 # More than a checkpoint of the job takes, and less than two.
 _DISK_BYTES = 2**21
 
@@ -102,6 +108,30 @@ class Plant:
             return {node: process.pid for node, process in self._joined.items()}
         return node_pids(self.state_dir)
 
+    @property
+    def pids(self) -> dict[str, int | None]:
+        """Pids of the controller and of all agents that live, by name."""
+        controller = self.controller
+        is_there = controller is not None and controller.poll() is None
+        own = controller.pid if controller is not None and is_there else None
+        alive = {node: pid if is_alive(pid) else None for node, pid in self.agents.items()}
+        return {"controller": own, **alive}
+
+    def log(self, name: str) -> str:
+        """What a process of the row has logged so far."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """Values that the controller exposes, by name and labels."""
+        document = json.loads((self.state_dir / "controller.json").read_text())
+        with urllib.request.urlopen(f"http://{document['http']}/metrics", timeout=STOP_S) as answer:
+            text = answer.read().decode()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
     def job(self) -> jobs_pb2.Job:
         return self.cluster.job(self.job_id)
 
@@ -128,7 +158,7 @@ class Plant:
             self.join(f"node-{number}")
 
     def submit(self, **changes: Any) -> None:
-        """Submit the job; `changes` replace sections of its spec.
+        """Submit a job; `changes` replace sections of its spec. Only the first uses `disk`.
 
         In `recovery` and `checkpoint` they replace single values.
         """
@@ -143,15 +173,21 @@ class Plant:
             "upload_timeout_s": 6,
             **changes.pop("checkpoint", {}),
         }
-        if self.disk.exists():
-            # Full to the end: the job waits for its last checkpoint, and is paused.
-            checkpoint |= {"url": f"file://{self.disk}", "last_timeout_s": 4}
+        if self.row is not None and waits_for_store(self.row):
+            # Where a place is named, the job waits for its last checkpoint.
+            is_on_disk = self.disk.exists() and not self.job_id
+            place = self.disk if is_on_disk else self.state_dir / "checkpoints"
+            checkpoint |= {"url": f"file://{place}", "last_timeout_s": LAST_TIMEOUT_S}
         sections = {**_LAYOUTS[self.layout], "steps": NUM_STEPS, "checkpoint": checkpoint}
         if self._is_long:
             sections |= _LONG
         self.job_id = self.cluster.submit(
             **{"name": "chaos", **sections, "recovery": recovery, **changes}
         )
+
+    def submit_next(self) -> None:
+        """Submit the same job under another name; it never uses the small disk."""
+        self.submit(name="next")
 
     @property
     def disk(self) -> Path:

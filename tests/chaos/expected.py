@@ -10,7 +10,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.chaos.matrix import STORE, Fault, Moment, Row, Victim, is_lasting
+from tests.chaos.matrix import (
+    NODE_CLOCK_STEPS_S,
+    OWN_CLOCK_STEPS_S,
+    STORE,
+    Fault,
+    Moment,
+    Row,
+    Victim,
+    is_lasting,
+)
 
 # Host memory is sealed every step, and a rank may be struck between a step and its seal.
 _REDONE_FROM_MEMORY = 2
@@ -70,6 +79,8 @@ class Outcome:
     # Where they begin to differ.
     first_difference: int | None
     wall_s: float
+    # How long the job that follows waited for its nodes; None where none follows.
+    next_queued_s: float | None = None
     # What was found after everything had ended, or went wrong on the way.
     trouble: tuple[str, ...] = ()
 
@@ -115,7 +126,7 @@ _SIGNS = {
     Fault.DISK_FULL: _Signs(causes=("storage",), actions=("pause",)),
     Fault.STORE_DOWN: _Signs(causes=("storage",)),
     Fault.STORE_SILENT: _Signs(causes=("storage",)),
-    Fault.CLOCK: _Signs(),
+    **dict.fromkeys((*NODE_CLOCK_STEPS_S, *OWN_CLOCK_STEPS_S), _Signs()),
     Fault.MEMORY_FLIP: _Signs(causes=("silent_corruption",), names_victim=True),
     # The rank goes on, and what it notes next is true again.
     Fault.GARBAGE: _Signs(),
@@ -125,6 +136,7 @@ _SIGNS = {
     ),
     # Nothing has failed.
     Fault.PLANNED: _Signs(),
+    Fault.POISON: _Signs(),
 }
 
 
@@ -139,6 +151,8 @@ def expected(row: Row) -> Expectation:
             most_redone=_REDONE_FROM_STORAGE,
         )
     signs = _SIGNS[row.fault]
+    if waits_for_store(row):
+        signs = _SIGNS[Fault.DISK_FULL]
     causes, also, actions = signs.causes, signs.also, signs.actions
     names_victim = signs.names_victim
     loses_memory = row.fault in (*_KILLS_NODE, Fault.TWIN)
@@ -171,6 +185,17 @@ def expected(row: Row) -> Expectation:
         names_victim=names_victim and row.victim is not Victim.NOBODY,
         most_redone=redone,
     )
+
+
+def waits_for_store(row: Row) -> bool:
+    """Whether the job waits for its last checkpoint until a deadline, and is paused then.
+
+    Where the controller's clock steps, the store goes too, so that a deadline has to come; at
+    the other moments one is under way when it steps, and must not come.
+    """
+    if row.fault in OWN_CLOCK_STEPS_S:
+        return row.moment in (Moment.STEADY, Moment.UPLOAD)
+    return row.fault is Fault.DISK_FULL
 
 
 def problems(expectation: Expectation, outcome: Outcome) -> list[str]:

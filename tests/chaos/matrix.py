@@ -13,7 +13,7 @@ of it (`expected`).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
@@ -47,8 +47,18 @@ class Fault(StrEnum):
     DISK_FULL = "disk-full"
     STORE_DOWN = "store-down"
     STORE_SILENT = "store-silent"
-    # One node's wall clock goes forward by an hour.
+    # One node's wall clock goes forward by an hour; then by other amounts.
     CLOCK = "clock-jump"
+    CLOCK_BACK = "clock-hour-back"
+    CLOCK_DAY = "clock-day"
+    CLOCK_DAY_BACK = "clock-day-back"
+    # The controller's own.
+    OWN_CLOCK = "controller-clock-hour"
+    OWN_CLOCK_BACK = "controller-clock-hour-back"
+    OWN_CLOCK_DAY = "controller-clock-day"
+    OWN_CLOCK_DAY_BACK = "controller-clock-day-back"
+    # A rank's black box and its node's agent say what cannot be.
+    POISON = "poisoned-report"
     # A bit of the mantissa, in every slot of host memory that one rank has.
     MEMORY_FLIP = "memory-flip"
     # Everything behind the magic word of a rank's black box.
@@ -92,22 +102,45 @@ class Victim(StrEnum):
 
 
 STORE = (Fault.DISK_FULL, Fault.STORE_DOWN, Fault.STORE_SILENT)
+_HOUR_S, _DAY_S = 3_600.0, 86_400.0
+NODE_CLOCK_STEPS_S: Mapping[Fault, float] = {
+    Fault.CLOCK: _HOUR_S,
+    Fault.CLOCK_BACK: -_HOUR_S,
+    Fault.CLOCK_DAY: _DAY_S,
+    Fault.CLOCK_DAY_BACK: -_DAY_S,
+}
+OWN_CLOCK_STEPS_S: Mapping[Fault, float] = {
+    Fault.OWN_CLOCK: _HOUR_S,
+    Fault.OWN_CLOCK_BACK: -_HOUR_S,
+    Fault.OWN_CLOCK_DAY: _DAY_S,
+    Fault.OWN_CLOCK_DAY_BACK: -_DAY_S,
+}
 # These strike the control plane or the store, and so no rank in particular.
 WITHOUT_VICTIM = (
     *(Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, Fault.PLANNED),
-    *STORE,
+    *(*STORE, *OWN_CLOCK_STEPS_S),
 )
+# Their job is followed by another one: nothing of the fault may be left on the fleet.
+FOLLOWED = (
+    *(Fault.AGENT_BACK, Fault.DISK_FULL, Fault.MEMORY_FLIP, Fault.GARBAGE, Fault.TWIN),
+    *(Fault.PLANNED, Fault.POISON, *NODE_CLOCK_STEPS_S, *OWN_CLOCK_STEPS_S),
+)
+# Controller and agents live through these.
+ENDS_NOBODY = (Fault.GARBAGE, Fault.POISON, *NODE_CLOCK_STEPS_S, *OWN_CLOCK_STEPS_S)
 # Carried out by the rank itself.
 INSIDE = (Fault.EXIT, Fault.EXCEPTION, Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
 _OF_A_STEP = (Fault.DEADLOCK, Fault.NAN, Fault.BIT_FLIP)
 # What strikes something that is there while no rank runs.
 _WITHOUT_RANKS = (
-    *(Fault.STANDBY, Fault.AGENT, Fault.AGENT_BACK, Fault.NODE, Fault.CLOCK),
+    *(Fault.STANDBY, Fault.AGENT, Fault.AGENT_BACK, Fault.NODE, Fault.POISON),
     *(Fault.CONTROLLER, Fault.SILENT, Fault.PARTITION, *STORE),
+    *(*NODE_CLOCK_STEPS_S, *OWN_CLOCK_STEPS_S),
 )
 
 # While ranks run, or did a moment ago.
 _WITH_RANKS = (Moment.STEADY, Moment.STAGE_1, Moment.UPLOAD, Moment.DIAGNOSIS)
+# Each with other deadlines, and other things that are reported.
+_REPORTED = (Moment.START, Moment.STEADY, Moment.UPLOAD, Moment.DIAGNOSIS)
 
 # Properties whose pairs a subset covers. Faults by moments are left to the seeds: they alone
 # would be 147 rows.
@@ -146,6 +179,15 @@ def has_meaning(row: Row) -> bool:
         return row.moment is Moment.STEADY and row.victim is Victim.LAST
     if row.fault is Fault.PLANNED:
         return row.moment is Moment.STEADY
+    if row.fault is Fault.POISON:
+        return row.moment in _REPORTED
+    if row.fault in OWN_CLOCK_STEPS_S:
+        # How the ranks are spread, no clock knows.
+        return row.moment in _REPORTED and row.layout is LayoutName.DP2
+    if row.fault in NODE_CLOCK_STEPS_S and row.fault is not Fault.CLOCK:
+        # Of the node that reports the steps. An hour forward, every node has at every moment.
+        is_reporting = row.layout is LayoutName.DP2 and row.victim is Victim.FIRST
+        return row.moment in _REPORTED and is_reporting
     if row.fault is Fault.EXCEPTION and row.moment in (Moment.START, Moment.FIRST_STEP):
         # Before the first step it ends the job, which rows are not about.
         return False

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +56,8 @@ class Order:
     """`act` when `rank` of this attempt comes to the moment `at`, of this step if it has one.
 
     `at` is start, step, stage, upload or restore; `act` hold, kill, exit, raise, swap, nan,
-    wrong (in the last digits), spike or flip. Attempt 0 stands for every one.
+    wrong (in the last digits), spike, flip or poison (its black box). Attempt 0 stands for
+    every one.
     """
 
     name: str
@@ -87,7 +89,8 @@ def orders_for(row: Row) -> tuple[Order, ...]:
     if row.fault is Fault.PLANNED:
         return tuple(map(_held_stop, range(1, NUM_STOPS + 1)))
     if row.moment is Moment.DIAGNOSIS:
-        return (_kill(struck_rank(row)),)
+        kill = _kill(struck_rank(row))
+        return (_poisoned_box(kill), kill) if row.fault is Fault.POISON else (kill,)
     at, attempt, step = _MOMENTS[row.moment]
     act = _ACTS.get(row.fault, "hold")
     if row.moment is Moment.RECOVERY and act in ("swap", "nan", "flip"):
@@ -110,9 +113,18 @@ def orders_for(row: Row) -> tuple[Order, ...]:
                 attempt=1,
                 step=UPLOADED_STEP,
             )
-            return (upload, strike)
+            return (upload, *_boxes(row, strike), strike)
         case _:
-            return (strike,)
+            return (*_boxes(row, strike), strike)
+
+
+def _boxes(row: Row, strike: Order) -> tuple[Order, ...]:
+    return (_poisoned_box(strike),) if row.fault is Fault.POISON else ()
+
+
+def _poisoned_box(strike: Order) -> Order:
+    """Just before the strike, so that the box stays so for as long as the rank is held."""
+    return replace(strike, name="box", act="poison")
 
 
 def _loses_memory(row: Row) -> bool:
@@ -180,9 +192,15 @@ class Desk:
         """Make the store `down` or `silent`; "" makes it well again."""
         (self.folder / "store").write_text(mode)
 
-    def jump(self, node: str, seconds: float) -> None:
-        """Change what the clock shows on a node."""
-        (self.folder / f"clock-{node}").write_text(str(seconds))
+    def jump(self, host: str, seconds: float) -> None:
+        """Change what the clock shows on a node, or on the `controller`."""
+        (self.folder / f"clock-{host}").write_text(str(seconds))
+
+    def poison(self, node: str, case: Mapping[str, object]) -> None:
+        """Have a node's agent report what cannot be, with its next heartbeat."""
+        draft = self.folder / f"poison-{node}.new"
+        draft.write_text(json.dumps(case))
+        draft.rename(self.folder / f"poison-{node}")
 
     def slow_down(self, what: Literal["steps", "all"]) -> None:
         """Make steps, or also checkpoints and the store, slow, as large ones are."""

@@ -15,18 +15,21 @@ import traceback
 from pathlib import Path
 
 from checkpoint.storage import CorruptCheckpointError, Storage
-from outlast.v1 import incidents_pb2
 from tests.chaos.cluster import Plant, remains, small_disk
-from tests.chaos.expected import Outcome, SeenIncident
-from tests.chaos.matrix import Fault, LayoutName, Row, full, is_lasting, named
+from tests.chaos.expected import Outcome
+from tests.chaos.matrix import (
+    ENDS_NOBODY,
+    FOLLOWED,
+    Fault,
+    LayoutName,
+    Row,
+    full,
+    is_lasting,
+    named,
+)
 from tests.chaos.orders import orders_for
 from tests.chaos.strikes import ask_too_much, carry_out
-from tests.e2e.cluster import wait_for
-
-TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED", "PAUSED")
-ENDS_WITHIN_S = 90.0
-# A silent store is given up after several tries, and only then host memory is given back.
-CLOSES_WITHIN_S = 45.0
+from tests.chaos.watching import Seen, run_next, watch_to_the_end
 
 
 def main() -> int:
@@ -69,14 +72,17 @@ def run(plant: Plant, row: Row, losses: dict[int, float]) -> Outcome:
     begun_s = time.monotonic()
     plant.desk.give(orders_for(row))
     trouble: list[str] = []
-    seen: _Seen | None = None
+    seen = Seen(losses={})
     struck = ""
+    next_queued_s: float | None = None
+    pids: dict[str, int | None] = {}
     with small_disk(plant, wanted=row.fault is Fault.DISK_FULL):
         try:
             plant.start_controller()
             plant.join_by_hand()
             plant.cluster.wait_nodes(2)
             plant.note_sessions()
+            pids = plant.pids
             if row.fault is Fault.DISK_FULL:
                 ask_too_much(plant)
             plant.submit()
@@ -86,18 +92,22 @@ def run(plant: Plant, row: Row, losses: dict[int, float]) -> Outcome:
             trouble += _in_words("strike", error)
             plant.desk.release()
         try:
-            seen = _watch_to_the_end(plant)
+            seen = watch_to_the_end(plant)
             trouble += _bad_checkpoints(plant)
+            if row.fault in FOLLOWED and seen.state == "SUCCEEDED":
+                next_queued_s, wrong = run_next(plant, losses)
+                trouble += wrong
+            if row.fault in ENDS_NOBODY and plant.pids != pids:
+                trouble.append(f"processes were {pids}, and are {plant.pids}")
         except Exception as error:  # noqa: BLE001
             trouble += _in_words("end", error)
         left = plant.stop()
     if left:
         trouble.append(f"processes left: {left}")
     files = remains(plant)
-    if files and seen is not None and seen.state == "SUCCEEDED":
+    if files and seen.state == "SUCCEEDED":
         trouble.append(f"host memory left: {files[:4]}")
-    seen = seen or _Seen("", "", 0, {}, ())
-    differs = [step for step in losses if seen.losses.get(step) != losses[step]]
+    differs = seen.differing_steps(losses)
     return Outcome(
         state=seen.state,
         reason=seen.reason,
@@ -107,68 +117,8 @@ def run(plant: Plant, row: Row, losses: dict[int, float]) -> Outcome:
         losses_equal=not differs,
         first_difference=differs[0] if differs else None,
         wall_s=round(time.monotonic() - begun_s, 1),
+        next_queued_s=next_queued_s,
         trouble=tuple(trouble),
-    )
-
-
-class _Seen:
-    """A job that has ended."""
-
-    def __init__(
-        self,
-        state: str,
-        reason: str,
-        attempts: int,
-        losses: dict[int, float],
-        incidents: tuple[SeenIncident, ...],
-    ) -> None:
-        self.state = state
-        self.reason = reason
-        self.attempts = attempts
-        self.losses = losses
-        self.incidents = incidents
-
-
-def _watch_to_the_end(plant: Plant) -> _Seen:
-    wait_for(lambda: plant.job().state in TERMINAL, "the job to end", ENDS_WITHIN_S)
-    job = plant.job()
-    cluster = plant.cluster
-    # The last upload, and what it came to, are told after the end of the job.
-    deadline_s = time.monotonic() + CLOSES_WITHIN_S
-    while time.monotonic() < deadline_s and not _is_settled(plant):
-        time.sleep(0.1)
-    return _Seen(
-        job.state,
-        job.reason,
-        job.attempt,
-        cluster.losses(plant.job_id),
-        tuple(_seen_incident(incident) for incident in cluster.incidents(plant.job_id)),
-    )
-
-
-def _is_settled(plant: Plant) -> bool:
-    """Whether incidents are closed and, the last upload being over, host memory is given back."""
-    closed = all(item.state == "CLOSED" for item in plant.cluster.incidents(plant.job_id))
-    try:
-        return closed and not any(path.is_file() for path in plant.memory_dir.rglob("*"))
-    except FileNotFoundError:
-        # A folder went while it was looked into.
-        return False
-
-
-def _seen_incident(incident: incidents_pb2.Incident) -> SeenIncident:
-    def given(name: str) -> float | None:
-        return getattr(incident, name) if incident.HasField(name) else None  # type: ignore[arg-type]
-
-    redone = given("steps_redone")
-    return SeenIncident(
-        cause=incident.cause,
-        action=incident.action,
-        reason=incident.reason,
-        culprits=tuple(incident.culprit_nodes),
-        detection_s=given("detection_s"),
-        recovery_s=given("recovery_s"),
-        steps_redone=None if redone is None else int(redone),
     )
 
 

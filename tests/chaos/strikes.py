@@ -19,9 +19,20 @@ import psutil
 from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
 from checkpoint.slot_sums import has_sums
+from controller.core.edge.rules import Reason
 from controller.local.processes import members_of
-from tests.chaos.cluster import Plant
-from tests.chaos.matrix import INSIDE, STORE, Fault, Moment, Row, is_lasting
+from tests.chaos.cluster import LAST_TIMEOUT_S, NUM_STEPS, Plant
+from tests.chaos.expected import waits_for_store
+from tests.chaos.matrix import (
+    INSIDE,
+    NODE_CLOCK_STEPS_S,
+    OWN_CLOCK_STEPS_S,
+    STORE,
+    Fault,
+    Moment,
+    Row,
+    is_lasting,
+)
 from tests.chaos.orders import NUM_STOPS, STRUCK_STEP, other_rank, stop_name, struck_rank
 from tests.e2e.cluster import wait_for
 
@@ -34,9 +45,16 @@ STARVED_S = 5.0
 # Three windows of ten seconds, and what a busy machine adds.
 STRAGGLER_WITHIN_S = 120.0
 RUNS_S, WAITS_S = 0.02, 0.18
-CLOCK_JUMP_S = 3600.0
+# What a busy machine adds to a deadline of the controller, which is late by a tenth at most.
+LATE_S = 15.0
 # All of a black box's header but its identity, and its ring of steps.
 GARBAGE_FROM, GARBAGE_BYTES, GARBAGE_S = 64, 40_000, 1.0
+# What is wrong with reports, by the controller's counter.
+_REASONS = {
+    *(Reason.NON_FINITE, Reason.OUT_OF_RANGE, Reason.TOO_LONG, Reason.BAD_NAME),
+    *(Reason.UNKNOWN_WORD, Reason.UNKNOWN_KIND, Reason.UNKNOWN_JOB, Reason.UNKNOWN_ATTEMPT),
+    Reason.NOT_PLACED,
+}
 # A machine that does much else starts a job in a minute.
 REACH_S = 150.0
 
@@ -128,8 +146,14 @@ def _strike(plant: Plant, row: Row, node: str, pid: int) -> None:
             desk.store("down")
         case Fault.STORE_SILENT:
             desk.store("silent")
-        case Fault.CLOCK:
-            desk.jump(node, CLOCK_JUMP_S)
+        case fault if fault in NODE_CLOCK_STEPS_S:
+            desk.jump(node, NODE_CLOCK_STEPS_S[fault])
+        case fault if fault in OWN_CLOCK_STEPS_S:
+            if waits_for_store(row):
+                desk.store("down")
+            desk.jump("controller", OWN_CLOCK_STEPS_S[fault])
+        case Fault.POISON:
+            _poison(plant, row, node)
         case Fault.MEMORY_FLIP:
             _flip_memory(plant.memory_dir / node / plant.job_id / memory_folder(struck_rank(row)))
         case _:
@@ -166,7 +190,16 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
             time.sleep(AWAY_S)
             plant.cable.mend()
         case Fault.DISK_FULL:
-            _push_when_paused(plant)
+            _push_when_paused(plant, lambda: (plant.disk / "ballast").unlink())
+        case fault if fault in NODE_CLOCK_STEPS_S:
+            told = f"node clock is off and corrected for: node={node}"
+            wait_for(lambda: told in plant.log("controller"), "the node's clock to be told")
+        case fault if fault in OWN_CLOCK_STEPS_S:
+            name = "outlast_controller_clock_steps_total"
+            wait_for(lambda: plant.metrics()[name, frozenset()] == 1, "the step to be counted")
+            assert "alert: the wall clock stepped by" in plant.log("controller")
+            if waits_for_store(row):
+                _push_when_paused(plant, lambda: plant.desk.store(""))
         case Fault.STORE_DOWN | Fault.STORE_SILENT:
             # Uploads can wait; a start cannot go on without it.
             if row.moment in (Moment.START, Moment.RESTORE, Moment.RECOVERY):
@@ -176,15 +209,42 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
             return
 
 
-def _push_when_paused(plant: Plant) -> None:
-    """Make room once the job has waited in vain, and upload what host memory holds."""
+def _push_when_paused(plant: Plant, mend: Callable[[], None]) -> None:
+    """Mend the store once the job has waited in vain, and upload what host memory holds."""
+    plant.cluster.wait_step(plant.job_id, NUM_STEPS)
+    done_s = time.monotonic()
     job = plant.cluster.wait_state(plant.job_id, "PAUSED")
+    waited_s = time.monotonic() - done_s
+    assert waited_s < LAST_TIMEOUT_S + LATE_S, f"paused after {waited_s:.1f} s"
     assert "the last checkpoint is not in" in job.reason, job.reason
-    (plant.disk / "ballast").unlink()
+    mend()
     with plant.cluster.client as client:
         client.push_checkpoint(plant.job_id)
     job = plant.cluster.wait_state(plant.job_id, "SUCCEEDED")
     assert job.committed_step == job.total_steps, job.reason
+
+
+def _poison(plant: Plant, row: Row, node: str) -> None:
+    """Have the node's agent report what cannot be, until every kind of it is counted."""
+    case = {
+        "job_id": plant.job_id,
+        "attempt": plant.job().attempt,
+        "own": struck_rank(row),
+        "foreign": other_rank(row),
+    }
+    plant.desk.poison(node, case)
+
+    def counted() -> set[str]:
+        name = "outlast_controller_bad_reports_total"
+        found = plant.metrics().items()
+        return {
+            dict(labels)["reason"] for (each, labels), value in found if each == name and value > 0
+        }
+
+    wait_for(lambda: counted() >= _REASONS, "every bad report to be counted", REACH_S)
+    assert f"report dropped: node={node}" in plant.log("controller")
+    # Nothing of it got as far as to have the controller fail on it.
+    assert plant.metrics()["outlast_controller_poisoned_events_total", frozenset()] == 0
 
 
 def _spoil_box(plant: Plant, row: Row) -> None:

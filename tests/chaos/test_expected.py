@@ -68,6 +68,23 @@ def test_what_is_no_fault_of_the_job_must_leave_no_incident() -> None:
     assert "unexpected incident: worker_killed" in found(row, GOOD)
 
 
+def test_step_of_a_clock_is_no_incident_and_the_job_that_follows_must_be_well() -> None:
+    row = Row(Fault.OWN_CLOCK_DAY, Moment.START, LayoutName.DP2, Victim.NOBODY)
+    assert found(row, replace(GOOD, incidents=())) == ""
+    paused = replace(INCIDENT, cause="storage", action="pause", culprits=())
+    assert "unexpected incident: storage" in found(row, replace(GOOD, incidents=(paused,)))
+    # There the store is taken away, so that a deadline has to come.
+    row = replace(row, moment=Moment.STEADY)
+    assert found(row, replace(GOOD, incidents=(paused,))) == ""
+    assert "not detected" in found(row, replace(GOOD, incidents=()))
+
+
+def test_bad_reports_blame_nobody() -> None:
+    row = Row(Fault.POISON, Moment.STEADY, LayoutName.DP2, Victim.LAST)
+    assert found(row, replace(GOOD, incidents=())) == ""
+    assert "unexpected incident: worker_killed" in found(row, GOOD)
+
+
 def test_the_second_fault_of_a_row_may_have_its_own_incident() -> None:
     row = replace(ROW, fault=Fault.CONTROLLER, moment=Moment.RECOVERY, victim=Victim.NOBODY)
     assert found(row, GOOD) == ""

@@ -22,12 +22,13 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
-def run(desk: Desk | None, program: str) -> str:
+def run(desk: Desk | None, program: str, *, node: str | None = "node-1") -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SABOTAGE), str(ROOT)])}
     environment.pop("OUTLAST_CHAOS_DIR", None)
     if desk is not None:
         environment["OUTLAST_CHAOS_DIR"] = str(desk.folder)
-        environment["OUTLAST_LOCAL_NODE"] = "/somewhere/node-1"
+        if node is not None:
+            environment["OUTLAST_LOCAL_NODE"] = f"/somewhere/{node}"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=environment,
@@ -41,10 +42,11 @@ def run(desk: Desk | None, program: str) -> str:
 def test_everything_that_is_patched_is_there_to_be_patched(desk: Desk) -> None:
     program = (
         "import checkpoint.upload, trainer.worker as worker, checkpoint.stage as stage\n"
+        "from controller.agent.agent import Agent\n"
         "print(worker._train.__wrapped__.__name__, stage.Stager.save.__wrapped__.__name__,\n"
-        "      worker.restore.__wrapped__.__name__)"
+        "      worker.restore.__wrapped__.__name__, Agent._heartbeat.__wrapped__.__name__)"
     )
-    assert run(desk, program) == "_train save restore"
+    assert run(desk, program) == "_train save restore _heartbeat"
 
 
 def test_nothing_is_patched_without_orders() -> None:
@@ -59,6 +61,30 @@ def test_a_clock_jumps_on_the_node_that_is_meant_only(desk: Desk) -> None:
     assert float(run(desk, program)) - before_s < SLEEPS_S / 2
     desk.jump("node-1", SLEEPS_S)
     assert float(run(desk, program)) - before_s > SLEEPS_S / 2
+    assert float(run(desk, program, node=None)) - before_s < SLEEPS_S / 2
+    desk.jump("controller", -SLEEPS_S)
+    assert float(run(desk, program, node=None)) - before_s < -SLEEPS_S / 2
+    assert float(run(desk, program)) - before_s > SLEEPS_S / 2
+
+
+def test_bad_reports_are_refused_by_the_box_s_reader_and_can_be_sent(
+    desk: Desk, tmp_path: Path
+) -> None:
+    program = (
+        "import bad_reports\n"
+        "from outlast.blackbox import Phase, Reader, Writer\n"
+        f"box = Writer({str(tmp_path / 'box')!r}, rank=0, world_size=2, attempt=1)\n"
+        "box.resumed(0)\n"
+        "bad_reports.write_into(box)\n"
+        f"reader = Reader({str(tmp_path / 'box')!r})\n"
+        # A step that some other job may have is for those to refuse who know this one.
+        "assert {record.step for record in reader.new_steps()} <= {2**40}\n"
+        "assert reader.present().phase == -1 and reader.present().completed_step == -1\n"
+        "case = bad_reports.Case(job_id='job', attempt=1, own=0, foreign=1)\n"
+        "sent = [*bad_reports.events(case), *bad_reports.summaries(case)]\n"
+        "print(all(type(each)().FromString(each.SerializeToString()) for each in sent))"
+    )
+    assert run(desk, program) == "True"
 
 
 def test_a_store_that_is_down_refuses_and_one_that_is_silent_runs_into_its_deadline(

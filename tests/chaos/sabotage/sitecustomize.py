@@ -8,6 +8,7 @@ nothing of it. Without `OUTLAST_CHAOS_DIR` it does nothing. Orders are in that f
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -33,6 +34,8 @@ SLOW_EVERY_STEPS = 90
 _FACTORS = {"wrong": 1 + 2**-20, "spike": 8.0}
 # Which attempt this process belongs to, and as which rank: set when a worker begins.
 _here = {"rank": -1, "attempt": -1}
+# Its black box, from then on.
+_box: list[Any] = []
 # What the present step is to be spoilt with.
 _spoilt = {"by": ""}
 
@@ -72,11 +75,18 @@ def _obey(order: dict[str, Any], rank: int) -> str:
             os._exit(EXIT_CODE)
         case "raise":
             raise RuntimeError("ordered by tests/chaos")
+        case "poison":
+            _bad_reports().write_into(_box[0])
         case "swap":
             return "swap-here" if order["rank"] == rank else "swap-there"
         case act:
             return str(act)
     return ""
+
+
+def _bad_reports() -> ModuleType:
+    # Beside this file. Loaded only where it is needed: it needs the product's messages.
+    return importlib.import_module("bad_reports")
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -100,6 +110,7 @@ def _before(owner: Any, name: str, hook: Callable[..., None]) -> None:
 def _patch_worker(module: ModuleType) -> None:
     def begins(assignment: Any, box: Any) -> None:
         _here.update(rank=assignment.rank, attempt=assignment.attempt)
+        _box[:] = [box]
         _reach("start", _here["rank"], _here["attempt"], None)
 
     # Inside `run`, which reports what is raised.
@@ -251,9 +262,31 @@ def _slow() -> str:
         return ""
 
 
+def _patch_agent(module: ModuleType) -> None:
+    heartbeat = module.Agent._heartbeat
+
+    @functools.wraps(heartbeat)
+    def beaten(agent: Any) -> Any:
+        beat = heartbeat(agent)
+        ordered = Path(FOLDER, f"poison-{agent._config.node}")
+        if ordered.exists():
+            bad_reports = _bad_reports()
+            case = bad_reports.Case(**json.loads(ordered.read_text()))
+            ordered.unlink()
+            for event in bad_reports.events(case):
+                agent._emit(event, module.Weight.LASTING)
+            # Before and behind what is true: the last word on a rank may be the bad one.
+            true = [*beat.ranks]
+            del beat.ranks[:]
+            beat.ranks.extend([*bad_reports.summaries(case), *true, *bad_reports.summaries(case)])
+        return beat
+
+    module.Agent._heartbeat = beaten
+
+
 def _patch_clock() -> None:
-    """A wall clock that jumps when the node's file says so; the monotonic one never does."""
-    node = Path(os.environ.get("OUTLAST_LOCAL_NODE", "")).name
+    """A wall clock that jumps when its host's file says so; the monotonic one never does."""
+    node = Path(os.environ.get("OUTLAST_LOCAL_NODE", "controller")).name
     path = Path(FOLDER, f"clock-{node}")
     now, now_ns = time.time, time.time_ns
 
@@ -268,6 +301,7 @@ def _patch_clock() -> None:
 
 
 _PATCHES = {
+    "controller.agent.agent": _patch_agent,
     "trainer.worker": _patch_worker,
     "trainer.loop": _patch_loop,
     "trainer.parallel.pipeline": _patch_pipeline,
