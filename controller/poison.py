@@ -1,4 +1,8 @@
-"""Events on which a turn of the machine failed: marked in the journal, and skipped once.
+"""What made a turn of the machine fail, and what is done about it.
+
+An event that is the cause is marked in the journal and skipped once. A job whose state is the
+cause is set aside: nothing is decided about it until a person asks for something or the
+controller is started again, and events are handled as ever.
 
 After such a turn nothing in memory is trusted: the machine is built anew from the journal,
 as after a restart of the process, and agents say again what is true on their nodes. An
@@ -14,16 +18,21 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
-from controller.core.events import Event
+from controller.core.events import CommandFinished, Event, TimePassed
+from controller.core.facts import State
+from controller.core.machine import OF_PERSONS, Machine
 from controller.store.database import DiskFullError
 from controller.store.journal import Journal
 from outlast.errors import FatalError, RetryableError
+from outlast.ids import JobId
 
 logger = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
 # Poisoned events of one node in a window, after which it is refused until the window is over.
 MAX_OF_NODE = 3
+# Of one job in a window, after which the job is set aside: its state is more likely the cause.
+MAX_OF_JOB = 3
 # Of all in a window: more than some node or user provokes by one mistake of ours.
 MAX_OF_ALL = 16
 _MAX_EVENT_CHARS = 4_000
@@ -38,6 +47,40 @@ class NodeRefusedError(RetryableError):
     """The node's messages have made turns fail lately."""
 
 
+def job_at_fault(machine: Machine, state: State, event: Event) -> JobId | None:
+    """The job whose state made `machine` fail on an event; None when the event is the cause.
+
+    `state` is what the journal has, from before the event.
+
+    Raises:
+        Exception: whatever the event is, turns fail, and on no job's own state.
+    """
+    job_id = machine.job_at_work
+    about = getattr(event, "job_id", None)
+    # What an agent answers is about a job, too, and does not say which.
+    if job_id is not None and about != job_id and not isinstance(event, CommandFinished):
+        return job_id
+    trial = machine.with_state(state)
+    try:
+        trial.handle(TimePassed(), 0.0)
+    except Exception:
+        if trial.job_at_work is None:
+            raise
+        return trial.job_at_work
+    return None
+
+
+def set_aside(machine: Machine, job_id: JobId, error: Exception) -> None:
+    """Have nothing decided about a job on whose state the machine fails, and say so."""
+    why = (
+        f"set aside: the controller fails on the state of this job ({error!r:.200}), so nothing is "
+        "decided about it; what trains continues; cancel it, or start a controller that is "
+        "repaired (the log of this one has the stack, after `job set aside`)"
+    )
+    logger.error("alert: job set aside: job=%s", job_id, exc_info=error)
+    machine.set_aside(job_id, why)
+
+
 class Poison:
     """What was skipped, and who sent it."""
 
@@ -49,7 +92,9 @@ class Poison:
         self._monotonic = monotonic
         # Sent again, it must not be handled again: neither now nor by the next controller.
         self._known = set(journal.poisoned_sources())
-        self._times: deque[tuple[float, str]] = deque()
+        # Jobs of which no event is handled.
+        self._ignored: dict[JobId, None] = {}
+        self._times: deque[tuple[float, str, JobId | None]] = deque()
 
     def is_known(self, source: str) -> bool:
         """Whether a message from `source` (node/incarnation/number) is to be skipped."""
@@ -62,7 +107,7 @@ class Poison:
             NodeRefusedError: not for a while.
         """
         self._forget_old()
-        times = [at_s for at_s, source in self._times if source.partition("/")[0] == node]
+        times = [at_s for at_s, source, _ in self._times if source.partition("/")[0] == node]
         if len(times) >= MAX_OF_NODE:
             after_s = times[0] + WINDOW_S - self._monotonic()
             raise NodeRefusedError(
@@ -71,6 +116,30 @@ class Poison:
                 f"{after_s:.0f} s more",
                 after_s=after_s,
             )
+
+    def ignores(self, event: Event) -> bool:
+        """Whether an event is about a job whose events have made turns fail too often.
+
+        A person's request is one more try.
+        """
+        job_id = getattr(event, "job_id", None)
+        if job_id in self._ignored and isinstance(event, OF_PERSONS):
+            del self._ignored[job_id]
+        return job_id in self._ignored
+
+    def ignore_if_too_often(self, machine: Machine, event: Event, error: Exception) -> None:
+        """Set the job of a marked event aside, with its events, when they are too many."""
+        self._forget_old()
+        job_id = getattr(event, "job_id", None)
+        num_marked = sum(job == job_id for _, _, job in self._times)
+        if num_marked < MAX_OF_JOB or job_id not in machine.state.jobs:
+            return
+        set_aside(machine, job_id, error)
+        self._ignored[job_id] = None
+        # It was the job, and not the nodes that spoke of it.
+        self._times = deque(
+            (at_s, "" if job == job_id else source, job) for at_s, source, job in self._times
+        )
 
     def mark(self, event: Event, source: str, error: Exception) -> None:
         """Journal that an event is to be skipped.
@@ -81,7 +150,7 @@ class Poison:
         self._forget_old()
         if len(self._times) >= MAX_OF_ALL:
             raise error
-        self._times.append((self._monotonic(), source))
+        self._times.append((self._monotonic(), source, getattr(event, "job_id", None)))
         what = "".join(traceback.format_exception(error))
         logger.error("poisoned event, skipped: source=%s event=%.500r\n%s", source, event, what)
         try:

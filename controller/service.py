@@ -5,10 +5,11 @@ it, appends the facts of all of it in one commit, and only then runs the other
 effects and tells whoever offered the events that they are durable. Deciding and
 committing happen without yielding: nobody can see a state that is not durable.
 
-A controller that limps on could act on a state that its journal does not have. So when
-the machine fails on an event, the event is marked in the journal and skipped, and the
-machine is built anew from the journal (`poison`). Mistakes of what only observes cost that
-look (`guard`). Every other error ends the process: `run` lets it out.
+A controller that limps on could act on a state that its journal does not have. So when the
+machine fails on an event, the event is marked in the journal and skipped, or the job whose
+state is the cause is set aside, and the machine is built anew from the journal (`poison`).
+Mistakes of what only observes cost that look (`guard`). Every other error ends the process:
+`run` lets it out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from controller.changes import Changes
@@ -29,7 +30,8 @@ from controller.core.machine import Machine
 from controller.core.states import TERMINAL
 from controller.effects import Effects
 from controller.guard import Guard
-from controller.poison import Poison, PoisonedError
+from controller.listening import Listening
+from controller.poison import Poison, PoisonedError, job_at_fault, set_aside
 from controller.read_only import ReadOnly
 from controller.refusals import ServiceStoppedError
 from controller.store.curves import Curves, StepRow
@@ -51,13 +53,6 @@ BATCH_ITEMS = 256
 CURVES_PERIOD_S = 0.1
 # The loop wakes at least this often, so that a pause of the process is noticed.
 TICK_S = 1.0
-# A turn that begins so late means that we were not listening: nobody is called silent
-# before what has arrived meanwhile is read.
-PAUSE_S = 0.5
-LISTEN_AFTER_PAUSE_S = 1.0
-# However often that happens, nodes are judged so long after the first of such pauses: what
-# keeps the loop busy must not keep failures from being found.
-JUDGE_WITHIN_S = 5.0
 # So long events are handled in one turn; then agents and clients are read before the rest.
 TURN_S = 0.25
 # A timer of the machine that is due again at once would otherwise spin.
@@ -112,11 +107,7 @@ class Service:
         self._flush_at_s: float | None = None
         self._stall_look_s = 0.0
         self._machine_waits_until_s = 0.0
-        self._judge_after_s = 0.0
-        # Since when judging is put off, None while it is not; and whether we were away for
-        # longer than it may be, which is no reason to judge before listening.
-        self._put_off_since_s: float | None = None
-        self._was_away = False
+        self._listening = Listening()
         self._read_only = ReadOnly(journal, reserve, self.changes.fire)
         # Items to be handled in turns of their own: one of them cannot be journalled.
         self._num_alone = 0
@@ -144,6 +135,11 @@ class Service:
     def brings_nodes(self) -> bool:
         """Whether the cluster brings nodes by itself."""
         return self._machine.settings.brings_nodes
+
+    @property
+    def num_aside(self) -> int:
+        """How many jobs are set aside, because the machine fails on their states."""
+        return len(self._machine.aside)
 
     @property
     def is_blind(self) -> bool:
@@ -250,11 +246,11 @@ class Service:
                 break
             now_s = loop.time()
             self._turn(now_s, due_s)
-            self._note_pause(now_s, loop.time())
+            self._listening.note_pause(now_s, loop.time())
         self._write_curves()
 
     def _turn(self, now_s: float, due_s: float) -> None:
-        self._note_pause(due_s, now_s)
+        self._listening.note_pause(due_s, now_s)
         if self.read_only and not self._may_write_again(now_s):
             return
         self._look_around(now_s)
@@ -286,8 +282,7 @@ class Service:
         """Whether read-only mode has ended."""
         if not self._read_only.has_ended(now_s):
             return False
-        # What has arrived meanwhile comes first.
-        self._judge_after_s = now_s + LISTEN_AFTER_PAUSE_S
+        self._listening.begin_anew(now_s)
         self._awake.set()
         return True
 
@@ -306,23 +301,9 @@ class Service:
         if changed:
             self.on_refreshed(changed)
 
-    def _note_pause(self, then_s: float, now_s: float) -> None:
-        """Between these two moments we did not listen."""
-        pause_s = now_s - then_s
-        if pause_s <= PAUSE_S:
-            return
-        is_away = pause_s > JUDGE_WITHIN_S
-        if self._put_off_since_s is None or (is_away and not self._was_away):
-            self._put_off_since_s = now_s
-            self._was_away = is_away
-        latest_s = self._put_off_since_s + JUDGE_WITHIN_S
-        self._judge_after_s = min(now_s + LISTEN_AFTER_PAUSE_S, latest_s)
-
     def _look_around(self, now_s: float) -> None:
         """Queue what follows from nothing but the passing of time."""
-        if now_s >= self._judge_after_s:
-            self._put_off_since_s = None
-            self._was_away = False
+        if self._listening.may_judge(now_s):
             expired = self.guard.call("watch", None, lambda: self._watch.expire(now_s))
             self.post(*expired or ())
         if now_s >= self._stall_look_s:
@@ -366,10 +347,12 @@ class Service:
         """Let the machine handle the last item; False when it failed, and the item was skipped."""
         item = items[-1]
         for event in item.events:
+            if self.poison.ignores(event):
+                continue
             try:
                 batch = self._machine.handle(event, self._clock.now_s())
             except Exception as error:
-                if isinstance(event, ControllerStarted):
+                if isinstance(event, ControllerStarted) and self._machine.job_at_work is None:
                     raise  # Not the event is at fault, but the state.
                 # Those before it are whole. Their effects are done when the machine looks anew,
                 # as after a crash between the two.
@@ -378,7 +361,7 @@ class Service:
                     items.clear()
                     facts.clear()
                     return False
-                self._skip(item, event, error)
+                self._skip_cause(item, event, error)
                 return False
             for effect in batch:
                 if isinstance(effect, Persist):
@@ -436,6 +419,20 @@ class Service:
             if request.failed is not None:
                 request.failed(error)
 
+    def _skip_cause(self, item: _Item, event: Event, error: Exception) -> None:
+        """Continue without what made the machine fail: this event, or a job's state."""
+        job_id = job_at_fault(self._machine, self._journal.load(), event)
+        if job_id is None:
+            self._skip(item, event, error)
+            self.poison.ignore_if_too_often(self._machine, event, error)
+            return
+        set_aside(self._machine, job_id, error)
+        if not isinstance(event, ControllerStarted):
+            # The item's events before this one are in the journal.
+            rest = item.events[item.events.index(event) :]
+            self._queue.appendleft(replace(item, events=rest))
+        self._restore()
+
     def _skip(self, item: _Item, event: Event, error: Exception) -> None:
         """Mark an event as poisonous, and continue from the journal without it."""
         self.poison.mark(event, item.source, error)
@@ -477,7 +474,7 @@ class Service:
         times = [now_s + TICK_S, self._stall_look_s]
         expiry_s = self._watch.next_expiry_s()
         if expiry_s is not None:
-            times.append(max(expiry_s, self._judge_after_s))
+            times.append(max(expiry_s, self._listening.judge_after_s))
         if self._flush_at_s is not None:
             times.append(self._flush_at_s)
         wake_at_s = self._machine.wake_at()

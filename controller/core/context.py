@@ -109,6 +109,8 @@ class Context:
     awaited: str = ""
     # Do not call it blindness again before the last suspicion is well over.
     trusting_until_s: float = 0.0
+    # Jobs on whose state the machine has failed, and how: nothing is decided about them.
+    aside: dict[JobId, str] = field(default_factory=dict)
     # Searches that were asked for since the controller started.
     asked_searches: list[str] = field(default_factory=list)
     # Whether anything has changed that nodes which wait may depend on.

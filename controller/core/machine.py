@@ -11,6 +11,7 @@ State that is decided lives in `facts.State`; see `context` for what is merely s
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import assert_never
 
 from controller.core import (
@@ -31,11 +32,14 @@ from controller.core.context import Context, Settings, Sight
 from controller.core.effects import Effect
 from controller.core.facts import State
 from controller.core.states import TERMINAL
-from outlast.ids import NodeId
+from outlast.ids import JobId, NodeId
 
 # What ranks and agents say in thousands at once after a fault. Whatever follows from it for
 # nodes that wait is a fact about a node, a job or a command of theirs.
 _OF_WORKERS = (ev.WorkerExited, ev.CommandFinished, ev.JobAdvanced, ev.CheckpointCommitted)
+
+# A person's requests for a job.
+OF_PERSONS = (ev.JobCancelRequested, ev.JobPauseRequested, ev.JobResumeRequested)
 
 
 class Machine:
@@ -45,6 +49,7 @@ class Machine:
         self._ctx = Context(settings=settings or Settings(), state=state or State())
         # When time brings some node on.
         self._fleet_timer_s = math.inf
+        self._job_at_work: JobId | None = None
 
     @property
     def state(self) -> State:
@@ -70,6 +75,9 @@ class Machine:
         ctx = self._ctx
         # Time never runs backwards in here, whatever the clock does.
         ctx.now_s = max(ctx.now_s, now_s)
+        self._job_at_work = None
+        if isinstance(event, OF_PERSONS):
+            ctx.aside.pop(event.job_id, None)
         # What was due while no controller was there waits until reality is known.
         if not isinstance(event, ev.ControllerStarted):
             self._wake()
@@ -78,7 +86,7 @@ class Machine:
         self._dispatch(event)
         self._tend_fleet()
         for job_id in list(ctx.state.jobs):
-            steps.advance(ctx, job_id)
+            self._advance(job_id)
         self._tend_fleet()
         incidents.tend(ctx)
         detections.tend(ctx)
@@ -104,8 +112,41 @@ class Machine:
             sights=sights,
             now_s=old.now_s,
             awaited=old.awaited,
+            aside=old.aside,
         )
         self._fleet_timer_s = math.inf
+        self._job_at_work = None
+
+    @property
+    def job_at_work(self) -> JobId | None:
+        """After `handle` has failed: the job on whose own state it was at work, if on one's."""
+        return self._job_at_work
+
+    @property
+    def aside(self) -> dict[JobId, str]:
+        """Jobs that are set aside, and why. Read only."""
+        return self._ctx.aside
+
+    def set_aside(self, job_id: JobId, why: str) -> None:
+        """Decide nothing about a job from now on: its state makes `handle` fail.
+
+        Its workers train on, and what is heard of it is noted. A person's request for it is one
+        more try.
+        """
+        self._ctx.aside[job_id] = why
+
+    def with_state(self, state: State) -> Machine:
+        """A machine that has seen the same as this one, for a trial."""
+        old = self._ctx
+        other = Machine(state, old.settings)
+        ctx = other._ctx
+        for node, sight in old.sights.items():
+            ctx.sights[node] = replace(sight)
+        ctx.now_s, ctx.awaited, ctx.aside = old.now_s, old.awaited, dict(old.aside)
+        ctx.reconciling_until_s, ctx.blind_until_s = old.reconciling_until_s, old.blind_until_s
+        for node in state.nodes:
+            ctx.saw(node)
+        return other
 
     def wake_at(self) -> float | None:
         """When `TimePassed` is due at the latest; None when nothing waits for time."""
@@ -121,6 +162,17 @@ class Machine:
             times.append(self._fleet_timer_s)
         times += [at_s for at_s in (ctx.reconciling_until_s, ctx.blind_until_s) if at_s is not None]
         return min(times, default=None)
+
+    def _advance(self, job_id: JobId) -> None:
+        """Move a job on, unless that has failed before."""
+        ctx = self._ctx
+        why = ctx.aside.get(job_id)
+        if why is not None:
+            ctx.explain(ctx.state.jobs[job_id], why)
+            return
+        self._job_at_work = job_id
+        steps.advance(ctx, job_id)
+        self._job_at_work = None
 
     def _tend_fleet(self) -> None:
         """Look after nodes that wait, unless nothing can have changed for any of them."""
@@ -142,8 +194,11 @@ class Machine:
         if ctx.reconciling_until_s is not None:
             return
         for job in list(ctx.state.jobs.values()):
-            if job.deadline_s is not None and job.deadline_s <= ctx.now_s:
+            is_due = job.deadline_s is not None and job.deadline_s <= ctx.now_s
+            if is_due and job.job_id not in ctx.aside:
+                self._job_at_work = job.job_id
                 jobs.deadline_passed(ctx, job)
+                self._job_at_work = None
 
     def _dispatch(self, event: ev.Event) -> None:
         ctx = self._ctx

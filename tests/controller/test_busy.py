@@ -14,7 +14,8 @@ from controller.core import events as ev
 from controller.core.effects import SearchFaults
 from controller.core.machine import Machine
 from controller.effects import Effects, UnmanagedCluster
-from controller.service import BATCH_ITEMS, JUDGE_WITHIN_S, TURN_S, Service
+from controller.listening import JUDGE_WITHIN_S
+from controller.service import BATCH_ITEMS, TURN_S, Service
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.journal import Journal

@@ -15,11 +15,12 @@ import pytest
 from controller.core.facts import JobPut, NodePut
 from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
+from controller.listening import JUDGE_WITHIN_S
 from controller.rpc import job_views
 from controller.rpc.jobs import JobsService
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import Sessions
-from controller.service import JUDGE_WITHIN_S, Service
+from controller.service import Service
 from controller.store.curves import StepRow
 from controller.watch import Watch
 from outlast.ids import Attempt, JobId, NodeId

@@ -31,6 +31,9 @@ POISONED = Counter(
     "outlast_controller_poisoned_events_total",
     "Events that were skipped because the controller failed on them",
 )
+ASIDE = Gauge(
+    "outlast_jobs_set_aside", "Jobs about which nothing is decided, as their states are the error"
+)
 ERRORS = Counter(
     "outlast_controller_internal_errors_total",
     "Errors in parts of the controller that only observe; the rest continued",
@@ -56,6 +59,7 @@ FAMILIES: tuple[Family, ...] = (
     COMMIT,
     BAD_REPORTS,
     POISONED,
+    ASIDE,
     ERRORS,
     CLOCK_STEPS,
     CLOCK_OFFSET,
@@ -74,6 +78,7 @@ def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
     counts = sources.incoming.counts
     # All of them from the start: the first one is already a rise.
     yield POISONED.value(sources.service.poison.num_marked)
+    yield ASIDE.value(sources.service.num_aside)
     yield CLOCK_STEPS.value(sources.clock.num_steps)
     yield CLOCK_OFFSET.value(sources.clock.offset_s)
     yield READ_ONLY.value(bool(sources.service.read_only))

@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from controller.core import steps
 from controller.core.context import Context
 from controller.core.events import (
     CheckpointCommitted,
     Event,
     JobCancelRequested,
+    NodeCordonRequested,
     NodeJoined,
 )
 from controller.core.machine import Machine
+from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.effects import Effects
-from controller.poison import MAX_OF_NODE, PoisonedError
+from controller.poison import MAX_OF_JOB, MAX_OF_NODE, PoisonedError
 from controller.watch import Watch
+from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2
 from tests.controller.edge.bench import Bench, bench
 
@@ -143,6 +147,103 @@ def test_node_whose_messages_fail_turns_again_and_again_is_refused(
             await _until(found, lambda: _state(found) == "RUNNING", "the others train")
             assert len(failed) == MAX_OF_NODE
             assert "n2" not in found.sessions.incarnations()
+
+    asyncio.run(scenario())
+
+
+def _fail_on_state(
+    monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[JobRecord], bool]
+) -> list[JobId]:
+    """Have the machine fail when it would move certain jobs on; the jobs on which it did."""
+    advance, failed = steps.advance, []
+
+    def mistaken(ctx: Context, job_id: JobId) -> None:
+        job = ctx.state.jobs[job_id]
+        if is_bad(job):
+            failed.append(job_id)
+            ctx.put_job(job, high_step=10**6)
+            raise ZeroDivisionError("our own mistake")
+        advance(ctx, job_id)
+
+    monkeypatch.setattr(steps, "advance", mistaken)
+    return failed
+
+
+def test_job_on_whose_state_the_machine_fails_is_set_aside_and_no_event_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was: each event of any node was marked as poisonous, and after 16 the end came."""
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            (job_id,) = found.service.state.jobs
+            failed = _fail_on_state(monkeypatch, lambda job: job.job_id == job_id)
+            found.streams[0].send(_checkpoint(found, 7))
+            await _until(found, lambda: bool(failed), "the machine fails")
+            await _until(found, lambda: len(found.sessions) == 3, "all are back")
+            for step in range(8, 11):
+                found.streams[0].send(_checkpoint(found, step))
+            await _until(
+                found,
+                lambda: found.service.state.jobs[job_id].committed_step == 10,
+                "all of them are handled",
+            )
+            assert found.service.poison.num_marked == 0
+            assert "set aside" in found.service.state.jobs[job_id].reason
+            assert found.service.num_aside == 1
+            assert len(failed) <= 2
+            # All else is decided upon as ever.
+            await found.service.tell(NodeCordonRequested(node=NodeId("n2")))
+            assert found.service.state.nodes[NodeId("n2")].cordoned
+            # A person's request is one more try, now with a controller that can.
+            monkeypatch.undo()
+            await found.service.tell(JobCancelRequested(job_id=job_id))
+            await _until(
+                found,
+                lambda: found.service.state.jobs[job_id].state is JobState.CANCELLED,
+                "it is cancelled",
+            )
+            assert found.service.num_aside == 0
+
+    asyncio.run(scenario())
+
+
+def test_controller_starts_on_a_job_state_that_makes_it_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+        _fail_on_state(monkeypatch, lambda job: True)
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: found.service.num_aside == 1, "it is set aside")
+            await _until(found, lambda: len(found.sessions) == 3, "agents are welcome")
+            assert found.service.poison.num_marked == 0
+            assert not found.loop.done()
+
+    asyncio.run(scenario())
+
+
+def test_job_whose_events_fail_again_and_again_is_set_aside_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = _fail_on(monkeypatch, lambda event: isinstance(event, CheckpointCommitted))
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            stream = found.streams[0]
+            for step in range(7, 11):
+                sessions, number = stream.num_sessions, len(failed)
+                stream.send(_checkpoint(found, step))
+                await found.settle()
+                await found.service.tell()
+                if len(failed) > number:
+                    await _until(found, lambda: len(found.sessions) == 3, "all are back")
+                    assert stream.num_sessions > sessions
+            assert len(failed) == found.service.poison.num_marked == MAX_OF_JOB
+            assert found.service.num_aside == 1
 
     asyncio.run(scenario())
 
