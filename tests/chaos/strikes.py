@@ -225,7 +225,12 @@ def _push_when_paused(plant: Plant, mend: Callable[[], None]) -> None:
 
 
 def _poison(plant: Plant, row: Row, node: str) -> None:
-    """Have the node's agent report what cannot be, until every kind of it is counted."""
+    """Have the node's agent report what cannot be, until every kind of it is counted.
+
+    The rank's box says such things already.
+    """
+    log = plant.state_dir / "nodes" / node / "agent.log"
+    wait_for(lambda: "black box failed (1 so far)" in log.read_text(), "the box to be noted")
     case = {
         "job_id": plant.job_id,
         "attempt": plant.job().attempt,
