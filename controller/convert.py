@@ -158,6 +158,7 @@ def worker_exited(
             code=exit_.code,
             exception_type=exit_.exception_type,
             exception_message=exit_.exception_message,
+            traceback=exit_.traceback,
             stderr_tail=exit_.stderr_tail,
             out_of_memory=exit_.out_of_memory,
         )

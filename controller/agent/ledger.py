@@ -58,6 +58,8 @@ class ErrorKind(StrEnum):
     # The job asks for more than the node has; or the node has it, but it is in use.
     MISFIT = "misfit"
     OCCUPIED = "occupied"
+    # A place that the job names is not there: on this node, or on any.
+    MISSING = "missing"
     # The node cannot though it should.
     RESOURCE = "resource"
     STALE = "stale"

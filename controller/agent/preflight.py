@@ -47,17 +47,19 @@ class Preflight:
         job_id = command.job_id
         source = ("data.source", spec.data.source, job_id)
         problems = await self._once(source, lambda: _source(spec))
-        if problems and command.attempt > 1:
-            raise StartRefusedError(ErrorKind.RESOURCE, _in_words(problems))
+        kind = ErrorKind.MISSING if problems else ErrorKind.CONFIG
         if launch.should_try_storage(command):
-            problems += await self._storage(start.checkpoint_url, command, spec)
+            elsewhere = await self._storage(start.checkpoint_url, command, spec)
             load = spec.checkpoint.load
             if load is not None:
-                problems += await self._once(
+                elsewhere += await self._once(
                     ("checkpoint.load", load, job_id), lambda: _load(spec, load)
                 )
+            if elsewhere:
+                # Of those no other node has a better sight.
+                kind, problems = ErrorKind.CONFIG, [*problems, *elsewhere]
         if problems:
-            raise StartRefusedError(ErrorKind.CONFIG, _in_words(problems))
+            raise StartRefusedError(kind, _in_words(problems))
 
     async def _storage(
         self, url: str, command: agents_pb2.Command, spec: JobSpec

@@ -62,6 +62,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         attempt=attempt,
         stalled_s=0.0,
         grow_step=None,
+        lacking=(),
         held_by=tuple(dict.fromkeys((*job.held_by, *places))),
         restarts=job.restarts + (job.attempt > NO_ATTEMPT),
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,

@@ -244,7 +244,7 @@ class CommandFinished:
     command_id: CommandId
     node: NodeId
     ok: bool
-    # config, misfit, occupied, resource, stale or internal when not ok.
+    # config, misfit, occupied, missing, resource, stale or internal when not ok.
     error_kind: str
     detail: str
     # For StopWorkers: last step that any local rank completed, -1 when none.

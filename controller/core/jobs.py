@@ -32,6 +32,7 @@ from controller.core.events import (
     WorkerExited,
 )
 from controller.core.facts import JobForgotten, JobPut, NodeChecked, RanksDone, State
+from controller.core.missing import MISSING
 from controller.core.records import (
     CommandRecord,
     Evidence,
@@ -242,6 +243,10 @@ def fault(ctx: Context, job: JobRecord, evidence: Evidence) -> None:
         return
     if job.state in AT_WORK:
         job = incidents.open_for(ctx, job, evidence)
+        for sign in job.lacking:
+            incident = ctx.incident_of(job)
+            assert incident is not None
+            ctx.add_evidence(incident, sign)
         attempts.suspend(
             ctx,
             job,
@@ -275,8 +280,8 @@ def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished
         return
     match record.command:
         case StartWorkers():
-            if not event.ok and record.attempt == job.attempt and job.state in AT_WORK:
-                fault(ctx, job, _start_failure(ctx, record, event))
+            if record.attempt == job.attempt and job.state in AT_WORK:
+                _start_answered(ctx, job, record, event)
         case StopWorkers():
             if not event.ok:
                 _not_stopped(ctx, job, record, event.detail)
@@ -350,6 +355,21 @@ def _not_stopped(ctx: Context, job: JobRecord, record: CommandRecord, why: str) 
     if record.attempt == job.attempt and job.state is JobState.SUSPENDING:
         sign = attempts.sign(ctx, EvidenceKind.NOT_STOPPED, record.node, detail)
         fault(ctx, job, sign)
+
+
+def _start_answered(
+    ctx: Context, job: JobRecord, record: CommandRecord, event: CommandFinished
+) -> None:
+    """A node has started its ranks, or could not."""
+    if not event.ok:
+        sign = _start_failure(ctx, record, event)
+        if sign.fault_class != MISSING:
+            fault(ctx, job, sign)
+            return
+        # The job's mistake or this node's: the others' answers tell.
+        job = ctx.put_job(job, lacking=(*job.lacking, sign))
+    if job.lacking and not ctx.commands_of(StartWorkers, job=job.job_id):
+        fault(ctx, job, job.lacking[0])
 
 
 def _start_failure(ctx: Context, record: CommandRecord, event: CommandFinished) -> Evidence:

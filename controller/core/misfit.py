@@ -20,6 +20,8 @@ from controller.core.capacity import (
     lacking,
 )
 from controller.core.context import Context
+from controller.core.missing import MISSING, lacks
+from controller.core.program_error import plain
 from controller.core.records import (
     Action,
     Cause,
@@ -78,6 +80,11 @@ def refusals(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     return found
 
 
+def speaks_of_nodes(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """The signs after which a job is kept off the nodes that they come from."""
+    return refusals(evidence) or lacks(evidence)
+
+
 def decide(facts: Facts) -> Verdict | None:
     """What to do about a job that does not fit; None when it fits as far as is known."""
     found = refusals(facts.evidence)
@@ -112,7 +119,7 @@ ADVICE = (
 
 def may_fit(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> bool:
     """Whether enough nodes may still fit once those that these signs speak of are left out."""
-    if ctx.settings.brings_nodes or not refusals(evidence):
+    if ctx.settings.brings_nodes or not speaks_of_nodes(evidence):
         return True
     noted = _noted(ctx, job, evidence)
     needed = min((size.nodes for size in job.plan.sizes), default=job.plan.nodes)
@@ -184,13 +191,15 @@ def _noted(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> JobR
     """The job, with a note for each node that refused it."""
     notes: dict[NodeId, Misfit] = {}
     before = {known.node: known.times for known in job.misfits}
-    for item in refusals(evidence):
+    for item in speaks_of_nodes(evidence):
         node = None if item.node is None else ctx.state.nodes.get(item.node)
         if node is None or node.node in notes:
             continue
         note = Misfit(node=node.node, incarnation=node.incarnation, detail=item.detail)
         if item.fault_class == MISFIT:
             note = replace(note, capacity=node.capacity)
+        elif item.fault_class == MISSING:
+            note = replace(note, detail=plain(item.detail), is_missing_file=True)
         else:
             times = before.get(node.node, 0)
             wait_s = ctx.settings.occupied_retry_s * 2**times

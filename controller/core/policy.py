@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from controller.core import misfit, planned, program_error, remedies, reproducing, unloadable
+from controller.core import (
+    misfit,
+    missing,
+    planned,
+    program_error,
+    remedies,
+    reproducing,
+    unloadable,
+)
 from controller.core.evidence import NOT_STORED, nodes_with_odd_stacks
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
@@ -20,6 +28,8 @@ from outlast.ids import NodeId
 
 _CAUSE_OF_CLASS = {
     "user_error": Cause.USER_ERROR,
+    "program_error": Cause.USER_ERROR,
+    missing.MISSING: Cause.USER_ERROR,
     "cuda_oom": Cause.OUT_OF_MEMORY,
     "oom_host": Cause.OUT_OF_MEMORY,
     "storage": Cause.STORAGE,
@@ -36,7 +46,7 @@ _CAUSE_OF_CLASS = {
 }
 _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
-_DETERMINISTIC = ("user_error", "cuda_oom")
+_DETERMINISTIC = ("user_error", "program_error", missing.MISSING, "cuda_oom")
 # Figures of healthy nodes differ by more than a tenth from run to run.
 _CLEARLY_WORSE = 0.8
 
@@ -47,7 +57,7 @@ def decide(facts: Facts) -> Verdict:
     if blameless := planned.left_in_order(facts) or planned.start_lost(facts):
         return blameless
     rules = (
-        *(_refused, _nodes_missing, misfit.decide, unloadable.decide, _not_stored),
+        *(_refused, _nodes_missing, misfit.decide, missing.decide, unloadable.decide, _not_stored),
         *(_memory_damaged, _unhealthy, _drained, program_error.decide),
         *(*reproducing.RULES, _repeated, _exhausted),
     )
@@ -96,7 +106,7 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
         EvidenceKind.START_FAILED: Cause.NODE_UNHEALTHY,
     }
     # A node that refused because the job does not fit it is well.
-    misfits = misfit.refusals(facts.evidence)
+    misfits = (*misfit.refusals(facts.evidence), *missing.lacks(facts.evidence))
     found = [
         item
         for item in facts.evidence

@@ -26,28 +26,48 @@ def when(fault_step: int) -> str:
 
 
 def decide(facts: Facts) -> Verdict | None:
-    """An exception of the program before the job has ever completed a step.
+    """An exception of the program that another try would only raise again.
 
-    The same program on the same input would raise it again. Later it may be a matter of one
-    batch or moment: such a failure is tried once more, in `policy`.
+    Of some exceptions that is known whenever they come (class `program_error`: a missing key, a
+    wrong type or value, a failed assertion), but for what `_need_not_come_again` leaves out. Any
+    other exception of the program counts only before the job has ever completed a step; later it
+    may be a matter of the moment, and is tried once more, in `policy`.
     """
     root = root_failure(facts.evidence)
-    if root is None or not _is_certain(root):
+    if root is None or root.kind is not EvidenceKind.WORKER_EXIT or not root.fingerprint:
         return None
-    has_trained = facts.fault_step >= 1 or facts.last_fault_step >= 1 or facts.committed_step
-    if has_trained:
+    match root.fault_class:
+        case "program_error":
+            is_certain = not _need_not_come_again(facts, root)
+        case "user_error":
+            has_trained = max(facts.fault_step, facts.last_fault_step) >= 1 or facts.committed_step
+            is_certain = not has_trained
+        case _:
+            return None
+    if not is_certain:
         return None
+    checked = "; checks of its nodes found nothing" if facts.findings else ""
     return Verdict(
         action=Action.FAIL,
         cause=Cause.USER_ERROR,
-        reason=f"the job's own program failed before the first step, on rank {root.rank}: "
-        f"{plain(root.detail)}; it would fail again, so it is not retried",
+        reason=f"the job's own program failed {when(facts.fault_step)}, on rank {root.rank}: "
+        f"{plain(root.detail)}; it would fail again, so it is not retried{checked}",
         fingerprint=root.fingerprint,
         error=root.traceback or plain(root.detail),
     )
 
 
-def _is_certain(root: Evidence) -> bool:
-    """Whether an exception of the interpreter says that it is the program."""
-    is_exit = root.kind is EvidenceKind.WORKER_EXIT
-    return is_exit and root.fault_class == "user_error" and root.fingerprint != ""
+def _need_not_come_again(facts: Facts, root: Evidence) -> bool:
+    """Whether something speaks against the node rather than against the program.
+
+    Memory that changes by itself can make any error: a wrong index, a key that is not there. The
+    program may have been right as long as the same steps were done before without the error, or
+    while there are other signs against the node and its checks have not run.
+    """
+    was_past_here = facts.fault_step < max(facts.last_fault_step, facts.committed_step or 0)
+    is_looked_into = facts.replayed_step is not None or root.node in facts.unreproduced
+    is_suspect = not facts.findings and (
+        root.node in facts.suspects
+        or any(item.kind is EvidenceKind.DETECTED for item in facts.evidence)
+    )
+    return was_past_here or is_looked_into or is_suspect

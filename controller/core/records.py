@@ -172,7 +172,9 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """A node that refused a job for want of capacity, as long as its agent is the same."""
+    """A node that a job is kept off as long as its agent is the same: for want of capacity, or of
+    a file that other nodes have.
+    """
 
     node: NodeId
     incarnation: str
@@ -183,6 +185,8 @@ class Misfit:
     times: int = 1
     # What it has, where that is too little: nodes with no more do not fit either.
     capacity: Capacity | None = None
+    # It has the room, and something that the job reads is not there.
+    is_missing_file: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +255,8 @@ class JobRecord:
     stalled_s: float = 0.0
     # Nodes that do not fit it, found out when it was to start there.
     misfits: tuple[Misfit, ...] = ()
+    # Answers to this attempt's starts by nodes on which a file is missing, until all have answered.
+    lacking: tuple[Evidence, ...] = ()
     # Uploads from host memory that a person asked for; makes command ids unique.
     num_pushes: int = 0
 

@@ -316,7 +316,11 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
         rollback_steps=job.plan.rollback_steps,
         free_nodes=len(nodes.free_nodes(ctx, job)),
         may_fit=misfit.may_fit(ctx, job, incident.evidence),
-        nodes_in_words=misfit.nodes_in_words(ctx) if misfit.refusals(incident.evidence) else "",
+        nodes_in_words=misfit.nodes_in_words(ctx)
+        if misfit.speaks_of_nodes(incident.evidence)
+        else "",
+        num_nodes=job.plan.nodes,
+        lacking_before=tuple(known.node for known in job.misfits if known.is_missing_file),
     )
 
 

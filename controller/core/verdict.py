@@ -59,6 +59,9 @@ class Facts:
     # the nodes have.
     may_fit: bool = True
     nodes_in_words: str = ""
+    # How many nodes the job has, and those that a file was missing on before.
+    num_nodes: int = 1
+    lacking_before: tuple[NodeId, ...] = ()
 
     @property
     def nothing_failed(self) -> bool:

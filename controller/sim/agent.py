@@ -339,7 +339,7 @@ class Agent:
             failed = Result(ok=False, detail="no host memory", error_kind=ErrorKind.RESOURCE)
             self._done(command, failed)
             return
-        refused = self._lacks_memory(job)
+        refused = self._lacks_file() or self._lacks_memory(job)
         if refused is not None:
             self._done(command, refused)
             return
@@ -370,6 +370,13 @@ class Agent:
         self._done(command, Result(ok=True))
         if self.node.device_exit:
             self.meet_broken_devices(lambda: 0.1)
+
+    def _lacks_file(self) -> Result | None:
+        """What preflight says where a mount has gone; None where it is there."""
+        if not self.node.lacks_file:
+            return None
+        detail = "data.source is '/data', which is not there"
+        return Result(ok=False, detail=detail, error_kind=ErrorKind.MISSING)
 
     def _lacks_memory(self, job: JobId) -> Result | None:
         """The refusal of a job that needs more host memory than there is; None when it fits."""

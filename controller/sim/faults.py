@@ -7,6 +7,7 @@ end; a plan draws a dozen of them over half a day.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from random import Random
 
 from controller.core import events as ev
 from controller.core.states import TERMINAL, JobState, NodeState
@@ -365,9 +366,13 @@ def _stuck(world: World) -> None:
 
 
 def _refuses(world: World) -> None:
-    """No room in host memory: starts fail there."""
+    """No room in host memory, or a mount that jobs read is gone: starts fail there."""
     node = some_node(world, used=True)
-    world.nodes[node].refuses_start = True
+    # Of the name, so that it takes no draw of those that the rest of the story hangs on.
+    if Random(node).random() < 0.5:
+        world.nodes[node].lacks_file = True
+    else:
+        world.nodes[node].refuses_start = True
     world.timeline.after(world.random.uniform(600.0, 3600.0), world.repair_node, node)
     kill_worker_of(world, node)
 

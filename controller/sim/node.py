@@ -40,6 +40,8 @@ class Node:
     check_delay_s: float = 0.0
     is_stuck: bool = False
     refuses_start: bool = False
+    # A mount that jobs read has gone.
+    lacks_file: bool = False
     standby_until_s: float = 0.0
     ledger: dict[str, object] = field(default_factory=dict)
     # The incarnation of its last agent, if that one ended in order.

@@ -358,7 +358,7 @@ class Trainings:
         if training.is_training:
             rank = training.job.error_step or 0
             worker = training.joined[rank % training.world_size]
-            worker.end(1, "user_error", "f00d", "ValueError: bad sample")
+            worker.end(1, "program_error", "f00d", "ValueError: bad sample")
 
     def _no_number(self, training: Training) -> None:
         if training.is_training:

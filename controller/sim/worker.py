@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Exits that a node's hardware may have brought about.
 _OF_HARDWARE = ("device", "nccl", "unknown")
+# Exits of which a traceback says where the program was.
+_RAISED = ("user_error", "program_error", "missing")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,7 +71,7 @@ class Worker:
             fault_class=fault_class,
             fingerprint=fingerprint,
             detail=f"{detail} (rank {self.rank})" if code else "",
-            traceback=f"Traceback: {detail}" if fault_class == "user_error" else "",
+            traceback=f"Traceback: {detail}" if fault_class in _RAISED else "",
             completed_step=self.completed_step,
             at_s=world.now_s,
             stopped=self.told and code in (-9, 75),

@@ -239,7 +239,7 @@ class World:
         node = self.nodes[name]
         node.sickness, node.check_delay_s = "", 0.0
         node.device_exit = ""
-        node.is_corrupt = node.refuses_start = False
+        node.is_corrupt = node.refuses_start = node.lacks_file = False
         node.passes_checks = node.hides_workers = False
         self.unstick(name)
         if not node.is_on:

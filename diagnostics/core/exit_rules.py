@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # Version of `RULES`; raised with every change, so that an incident says by which it is.
-RULES_VERSION = 2
+RULES_VERSION = 3
 
 
 class ExitClass(StrEnum):
     """What kind of failure ended a worker."""
 
     CLEAN = "clean"  # it did not fail
-    USER_ERROR = "user_error"  # the user's code or settings
+    USER_ERROR = "user_error"  # the user's code or settings, perhaps at this moment only
+    PROGRAM_ERROR = "program_error"  # the user's code: the same input would raise it again
+    MISSING = "missing"  # a file or module is not there, or may not be read
     CASCADE = "cascade"  # another rank died or hangs, this one noticed
     OOM_HOST = "oom_host"  # host memory ran out
     CUDA_OOM = "cuda_oom"  # device memory ran out
@@ -156,12 +158,14 @@ RULES: tuple[Rule, ...] = (
         pattern=re.compile(
             r"uncorrectable (?:NVLink|ECC) error|ECC error encountered|fallen off the bus|"
             r"Invalid access of peer GPU memory|"
-            r"all CUDA-capable devices are busy|device not ready|no CUDA-capable device"
+            r"all CUDA-capable devices are busy|device not ready|no CUDA-capable device|"
+            r"only supported with GPUs, no GPUs found"
         ),
         matches=(
             "RuntimeError: CUDA error: uncorrectable ECC error encountered",
             "RuntimeError: CUDA error: uncorrectable NVLink error was detected",
             "RuntimeError: No CUDA GPUs are available: no CUDA-capable device is detected",
+            "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         ),
         misses=(
             "RuntimeError: CUDA error: an illegal memory access was encountered",
@@ -398,7 +402,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="shapes and arguments",
-        exit_class=ExitClass.USER_ERROR,
+        exit_class=ExitClass.PROGRAM_ERROR,
         pattern=re.compile(
             r"shapes cannot be multiplied|must match the size of tensor|"
             r"shape '\[.*\]' is invalid for input|size mismatch|inconsistent tensor size|"
@@ -416,21 +420,45 @@ RULES: tuple[Rule, ...] = (
         in_stderr=False,
     ),
     Rule(
-        name="interpreter",
-        exit_class=ExitClass.USER_ERROR,
+        name="not there",
+        exit_class=ExitClass.MISSING,
         pattern=re.compile(
-            r"^(?:KeyError|IndexError|ImportError|ModuleNotFoundError|AttributeError|TypeError|"
-            r"ValueError|NameError|UnboundLocalError|AssertionError|ZeroDivisionError|"
-            r"SyntaxError|IndentationError|RecursionError|NotImplementedError|UnicodeDecodeError|"
-            r"FileNotFoundError|PermissionError|IsADirectoryError|NotADirectoryError)\b"
+            r"^(?:FileNotFoundError|PermissionError|IsADirectoryError|NotADirectoryError|"
+            r"ImportError|ModuleNotFoundError)\b"
+        ),
+        matches=(
+            "FileNotFoundError: [Errno 2] No such file or directory: 'train.txt'",
+            "PermissionError: [Errno 13] Permission denied: '/data/train.txt'",
+            "ModuleNotFoundError: No module named 'flash_attn'",
+            "ImportError: libcudart.so.12: cannot open shared object file",
+        ),
+        misses=(
+            "OSError: [Errno 5] Input/output error",
+            "ValueError: FileNotFoundError in a message",
+        ),
+        in_stderr=False,
+    ),
+    Rule(
+        name="interpreter",
+        exit_class=ExitClass.PROGRAM_ERROR,
+        pattern=re.compile(
+            r"^(?:KeyError|IndexError|AttributeError|TypeError|ValueError(?!: (?:cannot )?mmap )|"
+            r"NameError|UnboundLocalError|AssertionError|ZeroDivisionError|SyntaxError|"
+            r"IndentationError|RecursionError|NotImplementedError)\b"
         ),
         matches=(
             "KeyError: 'input_ids'",
-            "ModuleNotFoundError: No module named 'flash_attn'",
             "AssertionError: heads must divide by tp",
-            "FileNotFoundError: [Errno 2] No such file or directory: 'train.txt'",
+            "SyntaxError: invalid syntax (model.py, line 3)",
         ),
-        misses=("RuntimeError: KeyError in a message", "OSError: [Errno 5] Input/output error"),
+        misses=(
+            "RuntimeError: KeyError in a message",
+            "OSError: [Errno 5] Input/output error",
+            # Of what was read, which may be damaged.
+            "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0",
+            "ValueError: cannot mmap an empty file",
+            "ValueError: mmap length is greater than file size",
+        ),
         in_stderr=False,
     ),
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from diagnostics.core.exit_rules import RULES, RULES_VERSION, ExitClass, Rule
@@ -35,7 +35,10 @@ _NATIVE = re.compile(r"\.(?:cc|cpp|cu|cuh|h|hpp):\d+|^c10::|^\[enforce fail")
 _ENVIRONMENT = ("OSError", "TimeoutError", "InterruptedError", "BlockingIOError")
 # Modules whose own exception classes say nothing about the user's code.
 _OURS = ("outlast.", "trainer.", "checkpoint.", "controller.", "diagnostics.", "torch.")
-
+# A line of a traceback that names an exception: its own, or one that it came from.
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout)\b.*")
+_FRAME = re.compile(r'^  File "([^"]+)", line', re.MULTILINE)
+_OUR_FILE = re.compile(r"/(?:outlast|trainer|checkpoint|diagnostics)/[\w/]+\.py$")
 
 # Classes that any better evidence may replace.
 _SOFT = (ExitClass.CASCADE, ExitClass.UNKNOWN)
@@ -59,6 +62,8 @@ class ExitFacts:
     # First exception, as `module.Class` and its message.
     exception_type: str = ""
     exception_message: str = ""
+    # Of that exception, with those that it came from.
+    traceback: str = ""
     # End of its standard error.
     stderr_tail: str = ""
     # By which of the kernel's counts it was killed for want of memory, by nobody else.
@@ -129,11 +134,33 @@ def _exception(facts: ExitFacts) -> Classification | None:
     rule = match(_ADVICE.sub("", text))
     reason = text.splitlines()[0][:300]
     if rule is not None:
-        return _by_rule(rule, Where.EXCEPTION, reason)
+        found = _by_rule(rule, Where.EXCEPTION, reason)
+        is_doubtful = _came_of_others(facts) or _is_our_assertion(facts)
+        if found.exit_class is ExitClass.PROGRAM_ERROR and is_doubtful:
+            return replace(found, exit_class=ExitClass.USER_ERROR)
+        return found
     is_native = bool(_NATIVE.search(facts.exception_message))
     is_user_error = not is_native and kind not in _ENVIRONMENT and not kind.startswith(_OURS)
     exit_class = ExitClass.USER_ERROR if is_user_error else ExitClass.UNKNOWN
     return _classification(exit_class, Where.EXCEPTION, reason)
+
+
+def _came_of_others(facts: ExitFacts) -> bool:
+    """Whether an exception that the program made came from one that it need not have made.
+
+    `except OSError: raise ValueError` says what the program made of a failure, not what failed.
+    The traceback shows the exceptions that one came from, also those of a data loader's process.
+    """
+    raised = (line for line in facts.traceback.splitlines() if _RAISED.match(line))
+    rules = (match(_ADVICE.sub("", line.removeprefix("builtins."))) for line in raised)
+    return any(rule is None or rule.exit_class is not ExitClass.PROGRAM_ERROR for rule in rules)
+
+
+def _is_our_assertion(facts: ExitFacts) -> bool:
+    """Whether one of our own modules found what cannot be: our mistake, or bits that changed."""
+    kind = facts.exception_type.removeprefix("builtins.")
+    frames = _FRAME.findall(facts.traceback)
+    return kind == "AssertionError" and bool(frames) and bool(_OUR_FILE.search(frames[-1]))
 
 
 def _stderr(facts: ExitFacts) -> Classification | None:

@@ -521,8 +521,9 @@ class CommandResult(google.protobuf.message.Message):
     """For StopWorkers: the last step that any local rank completed; -1 when none."""
     error_kind: builtins.str
     """When ok is false: config (the user must change something), misfit (the job asks for more
-    than this node has), occupied (it has it, but something else uses it now), resource (this
-    node cannot though it should), stale (an older attempt), internal.
+    than this node has), occupied (it has it, but something else uses it now), missing (a
+    place that the job names is not there), resource (this node cannot though it should), stale (an
+    older attempt), internal.
     """
     @property
     def findings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.diagnostics_pb2.Finding]:

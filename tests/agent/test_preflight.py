@@ -89,6 +89,10 @@ def test_only_the_node_of_rank_0_tries_the_store(tmp_path: Path) -> None:
     check(tmp_path, ranks=(2, 3), checkpoint=checkpoint, data={"source": text_file(tmp_path)})
 
 
-def test_a_source_that_is_missing_on_a_later_attempt_is_the_nodes_problem(tmp_path: Path) -> None:
-    error = refused(tmp_path, attempt=2, data={"source": "/nowhere/text.txt"})
-    assert error.kind is ErrorKind.RESOURCE
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_whose_problem_missing_data_is_the_other_nodes_answers_tell(
+    tmp_path: Path, attempt: int
+) -> None:
+    error = refused(tmp_path, attempt=attempt, data={"source": "/nowhere/text.txt"})
+    assert error.kind is ErrorKind.MISSING
+    assert "/nowhere/text.txt" in str(error)

@@ -90,7 +90,7 @@ def test_exception_beats_noise_in_standard_error() -> None:
         exception_message="'input_ids'",
         stderr_tail="NCCL WARN something odd\nOut of memory: Killed process 3 (cc1plus)",
     )
-    assert classify(facts).exit_class is ExitClass.USER_ERROR
+    assert classify(facts).exit_class is ExitClass.PROGRAM_ERROR
 
 
 def test_cascade_stays_a_cascade_when_the_agent_then_kills_the_worker() -> None:
@@ -143,7 +143,7 @@ def test_other_ends_are_not_explained_by_a_count() -> None:
     mistaken = classify(
         ExitFacts(code=-signal.SIGKILL, exception_type="KeyError", out_of_memory=COUNTED)
     )
-    assert mistaken.exit_class is ExitClass.USER_ERROR
+    assert mistaken.exit_class is ExitClass.PROGRAM_ERROR
 
 
 def test_sigkill_is_not_explained_by_earlier_warnings() -> None:
@@ -192,3 +192,67 @@ def test_unknown_failure_below_the_user_s_code_is_not_blamed_on_it(kind: str, me
 def test_exit_code_without_a_word_is_unknown() -> None:
     found = classify(ExitFacts(code=3))
     assert (found.exit_class, found.reason) == (ExitClass.UNKNOWN, "exit code 3 without a word")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "traceback", "certain"),
+    [
+        ("KeyError", "'text'", "", True),
+        (
+            "ValueError",
+            "bad row 7",
+            "KeyError: 'row'\n\nDuring handling\nValueError: bad row 7",
+            True,
+        ),
+        (
+            "KeyError",
+            "Caught KeyError in DataLoader worker process 0.",
+            "KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most "
+            "recent call last):\n  File \"data.py\", line 3, in get\nKeyError: 'text'\n",
+            True,
+        ),
+        # What the program makes of a failure is not what failed.
+        (
+            "ValueError",
+            "no row",
+            "OSError: [Errno 5] Input/output error\n\nValueError: no row",
+            False,
+        ),
+        ("ValueError", "no row", "my.CacheError: timed out\n\nValueError: no row", False),
+        (
+            "ValueError",
+            "no row",
+            "torch.AcceleratorError: new\n\nbuiltins.ValueError: no row",
+            False,
+        ),
+        ("AssertionError", "", '  File "/x/model.py", line 3, in f\nAssertionError', True),
+        # It cannot be, our own code says: a mistake of ours, or bits that changed.
+        ("AssertionError", "", '  File "/x/trainer/loop.py", line 3, in f\nAssertionError', False),
+    ],
+)
+def test_an_exception_of_the_program_is_certain_unless_it_came_of_another_one(
+    kind: str, message: str, traceback: str, certain: bool
+) -> None:
+    facts = ExitFacts(code=1, exception_type=kind, exception_message=message, traceback=traceback)
+    expected = ExitClass.PROGRAM_ERROR if certain else ExitClass.USER_ERROR
+    assert classify(facts).exit_class is expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_class"),
+    [
+        ("MemoryError", ExitClass.OOM_HOST),
+        ("ConnectionResetError", ExitClass.CASCADE),
+        ("FileNotFoundError", ExitClass.MISSING),
+        ("ImportError", ExitClass.MISSING),
+        ("OSError", ExitClass.UNKNOWN),
+        ("RuntimeError", ExitClass.USER_ERROR),
+        ("UnicodeDecodeError", ExitClass.USER_ERROR),
+        ("json.decoder.JSONDecodeError", ExitClass.USER_ERROR),
+    ],
+)
+def test_what_a_node_or_the_moment_can_cause_is_no_certain_error_of_the_program(
+    kind: str, exit_class: ExitClass
+) -> None:
+    facts = ExitFacts(code=1, exception_type=kind, exception_message="x")
+    assert classify(facts).exit_class is exit_class

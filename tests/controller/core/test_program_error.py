@@ -39,7 +39,45 @@ def test_an_error_before_the_first_step_fails_the_job_at_once_in_plain_words() -
     assert "rule 'interpreter'" in driver.incident().evidence[0].detail, "for who looks into it"
 
 
-def test_an_error_after_a_step_is_tried_once_more_and_told_without_the_table() -> None:
+def test_an_error_that_the_same_input_makes_again_fails_the_job_after_a_step_too() -> None:
+    driver = Driver().running(spares=0)
+    fail(driver, fault_class="program_error", completed_step=10)
+    job = driver.job()
+    assert (job.state, job.attempt) == (JobState.FAILED, 1)
+    assert job.error == "Traceback: KeyError: 'text'"
+    assert job.reason == (
+        "the job's own program failed after step 10, on rank 1: KeyError: 'text'; it would fail "
+        "again, so it is not retried"
+    )
+    assert driver.incident().action is Action.FAIL
+
+
+def test_an_error_in_steps_that_were_done_before_without_it_is_tried_again() -> None:
+    """The same program was right on the same input: bits may have changed."""
+    driver = Driver().running(spares=0)
+    driver.send(driver.exited(0, completed_step=50))
+    driver.answer_all("/stop/")
+    driver.answer_all("/start/")
+    # The restart went on from step 40.
+    fail(driver, fault_class="program_error", completed_step=45)
+    assert driver.job().state is not JobState.FAILED
+
+
+def test_an_error_on_a_node_with_an_earlier_fault_waits_for_the_checks_of_that_node() -> None:
+    driver = Driver().running(spares=0)
+    driver.send(driver.exited(1, completed_step=10))
+    driver.answer_all("/stop/")
+    driver.answer_all("/start/")
+    fail(driver, fault_class="program_error", completed_step=20)
+    assert driver.job().state is JobState.DIAGNOSING
+    driver.searched()
+    assert driver.job().state is JobState.FAILED
+    assert "checks of its nodes found nothing" in driver.job().reason
+
+
+def test_an_error_of_the_moment_after_a_step_is_tried_once_more_and_told_without_the_table() -> (
+    None
+):
     driver = Driver().running(spares=0)
     fail(driver, completed_step=10)
     assert driver.incident().action is Action.RESTART_IN_PLACE
