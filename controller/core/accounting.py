@@ -30,7 +30,8 @@ class Part(StrEnum):
     """What a second of a job was spent on."""
 
     PRODUCTIVE = "productive"  # steps trained for the first time
-    CHECKPOINT = "checkpoint"  # training waits for a checkpoint's first stage
+    # Training waits for a checkpoint's first stage, or the finished job for its last upload.
+    CHECKPOINT = "checkpoint"
     DETECT = "detect"  # from a fault until it is noticed
     DIAGNOSE = "diagnose"  # workers are stopped, evidence gathered, nodes checked
     PROVISION = "provision"  # waiting for nodes and for their checks

@@ -8,7 +8,7 @@ same place or another. Whenever it is committed, the job has succeeded.
 
 from __future__ import annotations
 
-from controller.core import attempts, incidents
+from controller.core import accounting, attempts, incidents
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CheckpointPushRequested, CommandFinished
 from controller.core.evidence import NOT_STORED
@@ -38,6 +38,8 @@ def all_steps_done(ctx: Context, job: JobRecord) -> None:
     ctx.put_job(
         job,
         reason=_waiting(job, why),
+        # No step is trained any more.
+        account=accounting.moved(job.account, accounting.Part.CHECKPOINT, ctx.now_s),
         deadline_s=ctx.now_s + job.plan.last_checkpoint_s,
     )
 

@@ -64,7 +64,8 @@ def _need_not_come_again(facts: Facts, root: Evidence) -> bool:
     program may have been right as long as the same steps were done before without the error, or
     while there are other signs against the node and its checks have not run.
     """
-    was_past_here = facts.fault_step < max(facts.last_fault_step, facts.committed_step or 0)
+    committed_step = -1 if facts.committed_step is None else facts.committed_step
+    was_past_here = facts.fault_step < max(facts.last_fault_step, committed_step)
     is_looked_into = facts.replayed_step is not None or root.node in facts.unreproduced
     is_suspect = not facts.findings and (
         root.node in facts.suspects

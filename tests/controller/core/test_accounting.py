@@ -108,6 +108,37 @@ def test_waits_for_checkpoints_are_counted_as_commits_tell_of_them() -> None:
     assert driver.job().account.part is Part.PRODUCTIVE
 
 
+def test_the_wait_for_the_last_checkpoint_is_not_productive() -> None:
+    driver = Driver().running(spares=0, last_checkpoint_s=600.0)
+    driver.wait(100.0)
+    for rank in (0, 1):
+        driver.send(driver.exited(rank, code=0, completed_step=100))
+    before = _parts(driver)
+    assert driver.job().account.part is Part.CHECKPOINT
+    driver.wait(40.0)
+    # Some other checkpoint changes nothing of that.
+    driver.send(ev.CheckpointCommitted(job_id=JOB, step=50, attempt=1, stalled_s=30.0))
+    driver.wait(10.0)
+    driver.commit(100)
+    parts = _parts(driver)
+    assert driver.job().account.ended_s is not None
+    assert parts[Part.PRODUCTIVE] == before[Part.PRODUCTIVE] > 0
+    assert parts[Part.CHECKPOINT] == pytest.approx(before[Part.CHECKPOINT] + 50.0)
+    assert accounting.ettr(parts) == pytest.approx(parts[Part.PRODUCTIVE] / sum(parts.values()))
+
+
+def test_ranks_lost_during_that_wait_are_accounted_for_as_ever() -> None:
+    driver = Driver().running(spares=1, last_checkpoint_s=600.0)
+    for rank in (0, 1):
+        driver.send(driver.exited(rank, code=0, completed_step=100))
+    driver.wait(40.0)
+    driver.lose("n1")
+    driver.wait(20.0)
+    assert driver.job().account.part is not Part.CHECKPOINT
+    assert _parts(driver)[Part.CHECKPOINT] >= 40.0
+    assert sum(_parts(driver).values()) == pytest.approx(driver.now_s - driver.job().submitted_s)
+
+
 def test_a_pause_is_paused_and_waiting_for_nodes_is_provision() -> None:
     driver = Driver().running()
     driver.send(ev.JobPauseRequested(job_id=JOB))

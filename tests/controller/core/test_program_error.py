@@ -24,10 +24,13 @@ def fail(driver: Driver, **changes: object) -> None:
     driver.answer_all("/stop/")
 
 
-def test_an_error_before_the_first_step_fails_the_job_at_once_in_plain_words() -> None:
+@pytest.mark.parametrize("fault_class", ["program_error", "user_error"])
+def test_an_error_before_the_first_step_fails_the_job_at_once_in_plain_words(
+    fault_class: str,
+) -> None:
     driver = Driver().starting(spares=0)
     driver.answer_all("/start/")
-    fail(driver)
+    fail(driver, fault_class=fault_class)
     job = driver.job()
     assert (job.state, job.attempt) == (JobState.FAILED, 1)
     assert job.error == "Traceback: KeyError: 'text'"
