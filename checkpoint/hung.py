@@ -1,4 +1,4 @@
-"""Calls to storage that did not come back, counted by store.
+"""Calls that did not come back, counted by store, or by name where no store is asked.
 
 A call that hangs in the kernel or in a client cannot be ended: its thread is left behind. A
 store that never answers must not cost a thread per try for ever, so beyond a number of such
@@ -23,17 +23,17 @@ def store_of(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}" if separator and rest[:1] != "/" else url
 
 
-def num_hung(store: str) -> int:
-    """Calls to this store that were given up and have not come back."""
+def num_hung(kind: str) -> int:
+    """Calls to this store, or of this name, that were given up and have not come back."""
     with _lock:
-        return _counts[store]
+        return _counts[kind]
 
 
 class CallWatch:
     """One call: whether its caller waits for it, and whether it has come back."""
 
-    def __init__(self, store: str) -> None:
-        self._store = store
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
         self._is_left = False
         self._is_back = False
 
@@ -42,13 +42,13 @@ class CallWatch:
         with _lock:
             if not self._is_back and not self._is_left:
                 self._is_left = True
-                _counts[self._store] += 1
+                _counts[self._kind] += 1
 
     def come_back(self) -> None:
         """It has ended, in time or not."""
         with _lock:
             self._is_back = True
             if self._is_left:
-                _counts[self._store] -= 1
-                if not _counts[self._store]:
-                    del _counts[self._store]
+                _counts[self._kind] -= 1
+                if not _counts[self._kind]:
+                    del _counts[self._kind]

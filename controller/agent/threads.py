@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+from checkpoint.hung import MAX_HUNG_CALLS, CallWatch, num_hung
 from outlast.errors import RetryableError
 
-# Of one name. What hangs in the kernel cannot be ended, so it must not be tried for ever.
-MAX_HUNG_CALLS = 16
-
 Answer = TypeVar("Answer")
-
-# Only the loop's thread changes it.
-_hung = Counter[str]()
 
 
 class HungCallsError(RetryableError):
@@ -33,18 +27,18 @@ async def run_blocking(call: Callable[[], Answer], name: str) -> Answer:
     Raises:
         HungCallsError: so many earlier calls of this name hang that no more are made.
     """
-    if _hung[name] >= MAX_HUNG_CALLS:
+    # No store has a name like it, whose calls are counted beside these.
+    kind = f"agent: {name}"
+    if num_hung(kind) >= MAX_HUNG_CALLS:
         raise HungCallsError(
             f"{name}: {MAX_HUNG_CALLS} earlier calls have not come back; the disk or store "
             "behind them does not answer"
         )
-    is_left = False
+    watch = CallWatch(kind)
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Answer] = loop.create_future()
 
     def settle(value: Answer | None, error: BaseException | None) -> None:
-        if is_left:
-            _hung[name] -= 1
         if answer.done():
             return
         if error is not None:
@@ -59,6 +53,8 @@ async def run_blocking(call: Callable[[], Answer], name: str) -> Answer:
         # Whatever it is, it belongs to whoever waits.
         except Exception as raised:  # noqa: BLE001
             error = raised
+        # Not in the loop: a task that is cancelled as the answer arrives leaves nothing behind.
+        watch.come_back()
         try:
             loop.call_soon_threadsafe(settle, value, error)
         except RuntimeError:
@@ -69,6 +65,5 @@ async def run_blocking(call: Callable[[], Answer], name: str) -> Answer:
     try:
         return await answer
     except asyncio.CancelledError:
-        is_left = True
-        _hung[name] += 1
+        watch.leave()
         raise

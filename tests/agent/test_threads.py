@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 
 import pytest
 
-from controller.agent.threads import MAX_HUNG_CALLS, HungCallsError, run_blocking
+from checkpoint.hung import MAX_HUNG_CALLS
+from controller.agent.threads import HungCallsError, run_blocking
 
 
 def test_blocking_call_returns_or_raises_where_it_is_awaited() -> None:
@@ -56,5 +58,27 @@ def test_calls_that_hang_are_not_made_for_ever() -> None:
                     return
                 except HungCallsError:
                     await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_call_that_is_given_up_as_its_answer_arrives_does_not_count_as_hung() -> None:
+    async def give_up_in_the_turn_of_the_answer() -> None:
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[int]] = []
+
+        def call() -> int:
+            # The loop handles the answer between these two.
+            loop.call_soon_threadsafe(lambda: loop.call_soon(tasks[0].cancel))
+            return 1
+
+        tasks.append(asyncio.create_task(run_blocking(call, "given up late")))
+        with contextlib.suppress(asyncio.CancelledError):
+            await tasks[0]
+
+    async def run() -> None:
+        for _ in range(2 * MAX_HUNG_CALLS):
+            await give_up_in_the_turn_of_the_answer()
+        assert await run_blocking(lambda: 2, "given up late") == 2
 
     asyncio.run(run())
