@@ -6,8 +6,9 @@ controller is started again, and events are handled as ever.
 
 After such a turn nothing in memory is trusted: the machine is built anew from the journal,
 as after a restart of the process, and agents say again what is true on their nodes. An
-agent that provokes this again and again is refused for a while. When turns fail whatever
-the event is, the state itself is at fault, and the controller ends, as it must.
+agent that provokes this again and again is refused for a while, and so is a kind of request
+of clients. When turns fail whatever the event is, the state itself is at fault, and the
+controller ends, as it must.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ WINDOW_S = 600.0
 MAX_OF_NODE = 3
 # Of one job in a window, after which the job is set aside: its state is more likely the cause.
 MAX_OF_JOB = 3
-# Of all in a window: more than some node or user provokes by one mistake of ours.
+# Of one kind of request about one job or node in a window, after which it is refused.
+MAX_OF_REQUEST = 3
+# Of one kind of request about whatever: each submission is about a job of its own.
+MAX_OF_REQUEST_KIND = 6
+# Of all that nodes and time bring in a window: more than one mistake of ours provokes. Requests
+# of clients do not count, as no number of them says anything about the state.
 MAX_OF_ALL = 16
 _MAX_EVENT_CHARS = 4_000
 _MAX_ERROR_CHARS = 16_000
@@ -45,6 +51,14 @@ class PoisonedError(FatalError):
 
 class NodeRefusedError(RetryableError):
     """The node's messages have made turns fail lately."""
+
+
+def failed_request(error: Exception) -> PoisonedError:
+    """What a client hears whose request made the controller fail."""
+    return PoisonedError(
+        f"the controller failed on this request and skipped it ({error!r}); nothing has "
+        "happened; its log has the stack, after `poisoned event`"
+    )
 
 
 def job_at_fault(machine: Machine, state: State, event: Event) -> JobId | None:
@@ -95,6 +109,8 @@ class Poison:
         # Jobs of which no event is handled.
         self._ignored: dict[JobId, None] = {}
         self._times: deque[tuple[float, str, JobId | None]] = deque()
+        # When a client's request failed, what kind it was and about which job or node.
+        self._requests: deque[tuple[float, str, str]] = deque()
 
     def is_known(self, source: str) -> bool:
         """Whether a message from `source` (node/incarnation/number) is to be skipped."""
@@ -116,6 +132,33 @@ class Poison:
                 f"{after_s:.0f} s more",
                 after_s=after_s,
             )
+
+    def check_request(self, event: Event) -> None:
+        """Let a client's request be handled.
+
+        Raises:
+            PoisonedError: not for a while.
+        """
+        self._forget_old()
+        kind, about = _kind_and_subject(event)
+        of_kind = [at_s for at_s, other, _ in self._requests if other == kind]
+        of_same = [at_s for at_s, *other in self._requests if other == [kind, about]]
+        if len(of_same) >= MAX_OF_REQUEST:
+            times, what = of_same, f"{kind} for {about}"
+        elif len(of_kind) >= MAX_OF_REQUEST_KIND:
+            times, what = of_kind, kind
+        else:
+            return
+        raise PoisonedError(
+            f"the controller failed on this request (`{what}`) {len(times)} times within "
+            f"{WINDOW_S:.0f} s and refuses it for {times[0] + WINDOW_S - self._monotonic():.0f} s "
+            "more; nothing has happened; its log has the stack, after `poisoned event`"
+        )
+
+    def count_request(self, event: Event) -> None:
+        """Note that a client's request made the controller fail."""
+        kind, about = _kind_and_subject(event)
+        self._requests.append((self._monotonic(), kind, about))
 
     def ignores(self, event: Event) -> bool:
         """Whether an event is about a job whose events have made turns fail too often.
@@ -141,16 +184,21 @@ class Poison:
             (at_s, "" if job == job_id else source, job) for at_s, source, job in self._times
         )
 
-    def mark(self, event: Event, source: str, error: Exception) -> None:
-        """Journal that an event is to be skipped.
+    def mark(
+        self, event: Event, source: str, error: Exception, *, is_request: bool = False
+    ) -> None:
+        """Journal that an event is to be skipped; a client waits for it if it is a request.
 
         Raises:
             Exception: `error`, when turns fail so often that the events cannot be the reason.
         """
         self._forget_old()
-        if len(self._times) >= MAX_OF_ALL:
+        if is_request:
+            self.count_request(event)
+        elif len(self._times) >= MAX_OF_ALL:
             raise error
-        self._times.append((self._monotonic(), source, getattr(event, "job_id", None)))
+        else:
+            self._times.append((self._monotonic(), source, getattr(event, "job_id", None)))
         what = "".join(traceback.format_exception(error))
         logger.error("poisoned event, skipped: source=%s event=%.500r\n%s", source, event, what)
         try:
@@ -164,5 +212,14 @@ class Poison:
         self.num_marked += 1
 
     def _forget_old(self) -> None:
-        while self._times and self._times[0][0] < self._monotonic() - WINDOW_S:
+        since_s = self._monotonic() - WINDOW_S
+        while self._times and self._times[0][0] < since_s:
             self._times.popleft()
+        while self._requests and self._requests[0][0] < since_s:
+            self._requests.popleft()
+
+
+def _kind_and_subject(event: Event) -> tuple[str, str]:
+    """What kind of request it is, and the job or node that it is about."""
+    about = getattr(event, "job_id", None) or getattr(event, "node", None) or ""
+    return type(event).__name__, str(about)

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from controller.changes import Changes
@@ -26,12 +26,13 @@ from controller.chronicle import Chronicle
 from controller.core.effects import Effect, Persist
 from controller.core.events import ControllerStarted, Event, TimePassed
 from controller.core.facts import Fact, JobPut, State
-from controller.core.machine import Machine
+from controller.core.machine import OF_PERSONS, Machine
 from controller.core.states import TERMINAL
 from controller.effects import Effects
 from controller.guard import Guard
+from controller.items import Item
 from controller.listening import Listening
-from controller.poison import Poison, PoisonedError, job_at_fault, set_aside
+from controller.poison import Poison, failed_request, job_at_fault, set_aside
 from controller.read_only import ReadOnly
 from controller.refusals import ServiceStoppedError
 from controller.store.curves import Curves, StepRow
@@ -57,19 +58,6 @@ TICK_S = 1.0
 TURN_S = 0.25
 # A timer of the machine that is due again at once would otherwise spin.
 SHORTEST_TIMER_S = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Item:
-    """What one message brought, and who wants to know that it is durable."""
-
-    events: tuple[Event, ...]
-    rows: tuple[StepRow, ...]
-    durable: Callable[[], None] | None
-    # Node, incarnation and number of the agent's message, "" for everything else.
-    source: str = ""
-    # Called when nothing came of the item: somebody waits for it.
-    failed: Callable[[OutlastError], None] | None = None
 
 
 class Service:
@@ -100,7 +88,7 @@ class Service:
         self._effects = effects
         self._clock = clock
         self._chronicle = Chronicle(machine.state)
-        self._queue: deque[_Item] = deque()
+        self._queue: deque[Item] = deque()
         self._awake = asyncio.Event()
         self._stopping = False
         self._not_written: list[Callable[[], None]] = []
@@ -184,7 +172,7 @@ class Service:
         if self._stopping:
             return
         self._queue.append(
-            _Item(
+            Item(
                 events=tuple(events),
                 rows=tuple(rows),
                 durable=durable,
@@ -200,12 +188,15 @@ class Service:
         Raises:
             ServiceStoppedError: the controller is stopping; they may or may not be.
             ReadOnlyError: the journal's disk is full; they are not.
-            PoisonedError: the controller failed on them; nothing has happened.
+            PoisonedError: the controller failed on them, or on their like again and again;
+                nothing has happened.
         """
         if self._stopping:
             raise _stopped()
         if events:
             self._read_only.check()
+        for event in events:
+            self.poison.check_request(event)
         done = asyncio.Event()
         errors: list[OutlastError] = []
 
@@ -317,14 +308,14 @@ class Service:
             self._machine_waits_until_s = now_s + SHORTEST_TIMER_S
             self.post(TimePassed())
 
-    def _decide(self) -> tuple[list[_Item], list[Fact]]:
+    def _decide(self) -> tuple[list[Item], list[Fact]]:
         """Let the machine handle what waits, journal its facts, then run the rest.
 
         What was handled, and the facts.
         """
         clock_s = asyncio.get_running_loop().time
         until_s = clock_s() + TURN_S
-        items: list[_Item] = []
+        items: list[Item] = []
         facts: list[Fact] = []
         effects: list[Effect] = []
         most = 1 if self._num_alone else BATCH_ITEMS
@@ -343,7 +334,7 @@ class Service:
             reach(CrashPoint.EFFECTS_RUN)
         return items, facts
 
-    def _handle(self, items: list[_Item], facts: list[Fact], effects: list[Effect]) -> bool:
+    def _handle(self, items: list[Item], facts: list[Fact], effects: list[Effect]) -> bool:
         """Let the machine handle the last item; False when it failed, and the item was skipped."""
         item = items[-1]
         for event in item.events:
@@ -370,7 +361,7 @@ class Service:
                     effects.append(effect)
         return True
 
-    def _append(self, items: Sequence[_Item], facts: Sequence[Fact]) -> bool:
+    def _append(self, items: Sequence[Item], facts: Sequence[Fact]) -> bool:
         """Journal facts; False when they cannot be written down, and are gone.
 
         Then the items are tried again one by one, and the one alone is skipped.
@@ -413,13 +404,12 @@ class Service:
 
     def _refuse_requests(self, error: OutlastError) -> None:
         """Nothing comes of the requests that wait; what agents report goes on waiting."""
-        requests = [item for item in self._queue if item.failed is not None]
-        self._queue = deque(item for item in self._queue if item.failed is None)
+        requests = [item for item in self._queue if item.is_request]
+        self._queue = deque(item for item in self._queue if not item.is_request)
         for request in requests:
-            if request.failed is not None:
-                request.failed(error)
+            request.refuse(error)
 
-    def _skip_cause(self, item: _Item, event: Event, error: Exception) -> None:
+    def _skip_cause(self, item: Item, event: Event, error: Exception) -> None:
         """Continue without what made the machine fail: this event, or a job's state."""
         job_id = job_at_fault(self._machine, self._journal.load(), event)
         if job_id is None:
@@ -427,22 +417,20 @@ class Service:
             self.poison.ignore_if_too_often(self._machine, event, error)
             return
         set_aside(self._machine, job_id, error)
-        if not isinstance(event, ControllerStarted):
+        if isinstance(event, OF_PERSONS) and event.job_id == job_id:
+            # It was one more try, and would be one again.
+            self.poison.count_request(event)
+            item.refuse(failed_request(error))
+        elif not isinstance(event, ControllerStarted):
             # The item's events before this one are in the journal.
             rest = item.events[item.events.index(event) :]
             self._queue.appendleft(replace(item, events=rest))
         self._restore()
 
-    def _skip(self, item: _Item, event: Event, error: Exception) -> None:
+    def _skip(self, item: Item, event: Event, error: Exception) -> None:
         """Mark an event as poisonous, and continue from the journal without it."""
-        self.poison.mark(event, item.source, error)
-        if item.failed is not None:
-            item.failed(
-                PoisonedError(
-                    f"the controller failed on this request and skipped it ({error!r}); nothing "
-                    "has happened; its log has the stack, after `poisoned event`"
-                )
-            )
+        self.poison.mark(event, item.source, error, is_request=item.is_request)
+        item.refuse(failed_request(error))
         self._restore()
 
     def _restore(self) -> None:
@@ -451,9 +439,7 @@ class Service:
         self._chronicle = Chronicle(self._machine.state)
         self._watch.expect_known(asyncio.get_running_loop().time())
         self.on_restored()
-        self._queue.appendleft(
-            _Item(events=(ControllerStarted(term=self._journal.term),), rows=(), durable=None)
-        )
+        self._queue.appendleft(Item(events=(ControllerStarted(term=self._journal.term),)))
         self.changes.fire()
 
     def _write_curves(self) -> None:

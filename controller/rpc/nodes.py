@@ -90,7 +90,7 @@ class NodesService(NodesServicer):
             await refused(
                 context, f"node {node.node} is not forgotten: {why_not}", reason="NODE_IN_USE"
             )
-        await self._service.tell(NodeForgetRequested(node=node.node))
+        await tell(context, self._service, NodeForgetRequested(node=node.node))
         return nodes_pb2.ForgetNodeResponse()
 
     async def _known(self, name: str, context: Context) -> NodeRecord:

@@ -15,13 +15,22 @@ from controller.core.events import (
     Event,
     JobCancelRequested,
     NodeCordonRequested,
+    NodeDrainRequested,
     NodeJoined,
+    NodeUncordonRequested,
 )
 from controller.core.machine import Machine
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.effects import Effects
-from controller.poison import MAX_OF_JOB, MAX_OF_NODE, PoisonedError
+from controller.poison import (
+    MAX_OF_ALL,
+    MAX_OF_JOB,
+    MAX_OF_NODE,
+    MAX_OF_REQUEST,
+    MAX_OF_REQUEST_KIND,
+    PoisonedError,
+)
 from controller.watch import Watch
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2
@@ -42,6 +51,11 @@ async def _until(found: Bench, condition: Callable[[], bool], what: str) -> None
 
 def _state(found: Bench) -> str:
     return " ".join(str(job.state) for job in found.service.state.jobs.values())
+
+
+def _committed_step(found: Bench) -> int | None:
+    (job,) = found.service.state.jobs.values()
+    return job.committed_step
 
 
 def _fail_on(monkeypatch: pytest.MonkeyPatch, is_bad: IsBad) -> list[Event]:
@@ -134,6 +148,52 @@ def test_client_whose_request_fails_a_turn_is_told(
     asyncio.run(scenario())
 
 
+def test_clients_whose_requests_fail_again_and_again_are_refused_and_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = (NodeCordonRequested, NodeUncordonRequested, NodeDrainRequested)
+    failed = _fail_on(monkeypatch, lambda event: isinstance(event, kinds) and event.node != "n2")
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            for kind in kinds:
+                for node in ("n0", "n1"):
+                    for _ in range(MAX_OF_REQUEST):
+                        with pytest.raises(PoisonedError, match="skipped it"):
+                            await found.service.tell(kind(node=NodeId(node)))
+                    with pytest.raises(PoisonedError, match=f"`{kind.__name__}.*and refuses it"):
+                        await found.service.tell(kind(node=NodeId(node)))
+                    await _until(found, lambda: len(found.sessions) == 3, "all are back")
+            assert len(failed) == len(kinds) * MAX_OF_REQUEST_KIND > MAX_OF_ALL
+            # What agents report is taken in as ever, and nothing of the job was set aside.
+            found.streams[0].send(_checkpoint(found, 8))
+            await _until(found, lambda: _committed_step(found) == 8, "step 8")
+            assert _state(found) == "RUNNING"
+            assert found.service.num_aside == 0
+
+    asyncio.run(scenario())
+
+
+def test_request_about_one_node_is_not_refused_for_failures_about_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail_on(
+        monkeypatch, lambda event: isinstance(event, NodeCordonRequested) and event.node == "n0"
+    )
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            for _ in range(MAX_OF_REQUEST + 1):
+                with pytest.raises(PoisonedError):
+                    await found.service.tell(NodeCordonRequested(node=NodeId("n0")))
+            await found.service.tell(NodeCordonRequested(node=NodeId("n2")))
+            assert found.service.state.nodes[NodeId("n2")].cordoned
+
+    asyncio.run(scenario())
+
+
 def test_node_whose_messages_fail_turns_again_and_again_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +265,25 @@ def test_job_on_whose_state_the_machine_fails_is_set_aside_and_no_event_is_marke
                 "it is cancelled",
             )
             assert found.service.num_aside == 0
+
+    asyncio.run(scenario())
+
+
+def test_request_for_a_job_that_still_fails_is_refused_and_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _until(found, lambda: _state(found) == "RUNNING", "it trains")
+            (job_id,) = found.service.state.jobs
+            failed = _fail_on_state(monkeypatch, lambda job: job.job_id == job_id)
+            async with asyncio.timeout(30):
+                for _ in range(MAX_OF_REQUEST + 1):
+                    with pytest.raises(PoisonedError, match="nothing has happened"):
+                        await found.service.tell(JobCancelRequested(job_id=job_id))
+            assert found.service.num_aside == 1
+            # The trial that says whether it is the job or the request fails, too.
+            assert len(failed) <= 2 * MAX_OF_REQUEST + 2
 
     asyncio.run(scenario())
 
