@@ -17,6 +17,7 @@ from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
 from outlast.cli.progress import bytes_bar
 from outlast.cli.push import push
 from outlast.cli.salvage import salvage
+from outlast.cli.usage import Commands
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ Steps = Annotated[list[int], typer.Argument(metavar="STEP", min=0, help="Steps o
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(
+    group = Commands(
         no_args_is_help=True, help="Checkpoints in storage: look after them, move them."
     )
     group.command("ls")(list_checkpoints)
@@ -130,7 +131,8 @@ def pin(
     job: Folder,
     step: Step,
     reason: Annotated[
-        str, typer.Option("--reason", help="Why it is kept; `ckpt show` prints it.")
+        str,
+        typer.Option("--reason", metavar="WORDS", help="Why it is kept; `ckpt show` prints it."),
     ] = "",
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -180,7 +182,12 @@ def sweep(
     job: Folder,
     idle_s: Annotated[
         float,
-        typer.Option("--idle-s", min=0, help="Only what nobody has written to for so long."),
+        typer.Option(
+            "--idle-s",
+            metavar="SECONDS",
+            min=0,
+            help="Only what nobody has written to for so long.",
+        ),
     ] = 7200.0,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,

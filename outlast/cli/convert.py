@@ -30,7 +30,12 @@ _Target = Annotated[
 ]
 _Step = Annotated[
     int,
-    typer.Option("--step", min=1, help="The step that the state is of: training goes on after it."),
+    typer.Option(
+        "--step",
+        metavar="STEP",
+        min=1,
+        help="The step that the state is of: training goes on after it.",
+    ),
 ]
 _Renames = Annotated[
     list[str],

@@ -10,8 +10,8 @@ import typer
 
 from outlast.cli import output, words
 from outlast.cli.connect import controller_of
-from outlast.cli.group import ListingGroup
 from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, NodeName, StateDir
+from outlast.cli.usage import Commands, ListingGroup
 
 if TYPE_CHECKING:
     from outlast.v1.nodes_pb2 import Node
@@ -23,7 +23,7 @@ _NODE_HEADER = ("NODE", "STATE", "SINCE", "SILENT", "WORKERS", "JOB", "REASON")
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(
+    group = Commands(
         cls=ListingGroup,
         no_args_is_help=False,
         help="The fleet, and taking nodes out and back. `outlast nodes` is `outlast nodes list`.",

@@ -9,8 +9,8 @@ import typer
 
 from outlast.cli import completion, incident_words, output, words
 from outlast.cli.connect import controller_of, find_incident, find_job
-from outlast.cli.group import ListingGroup
 from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
+from outlast.cli.usage import Commands, ListingGroup
 
 if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Incident
@@ -20,7 +20,7 @@ _HEADER = ("INCIDENT", "OPENED", "STATE", "CAUSE", "WHAT WAS DONE")
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(
+    group = Commands(
         cls=ListingGroup,
         no_args_is_help=False,
         help="What went wrong, what was done, and what it cost. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +86,7 @@ def submit(
             print(f"submitted {job.job_id}", flush=True)
         missing = _fit_warnings(client, checked.document)
     for line in (*checked.seen.warnings, *missing):
-        print(f"warning: {line}", file=sys.stderr)
+        output.print_message(f"warning: {line}")
     if not json:
         for line in checked.resolved:
             output.print_wrapped(line)
@@ -215,7 +214,7 @@ def logs(
     if is_empty and not json:
         who = "any rank" if rank < 0 else f"rank {rank}"
         there = f" in attempt {attempt} that is still there" if attempt else ""
-        print(f"nothing was written by {who}{there}", file=sys.stderr)
+        output.print_message(f"nothing was written by {who}{there}")
 
 
 def cancel(

@@ -13,10 +13,21 @@ from typing import Annotated
 import typer
 
 from outlast import __version__
-from outlast.cli import checkpoints, diagnose, fleet, incidents, jobs, planning, report, serve
+from outlast.cli import (
+    checkpoints,
+    diagnose,
+    fleet,
+    incidents,
+    jobs,
+    output,
+    planning,
+    report,
+    serve,
+)
 from outlast.cli.demo import command as demo
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.simulation import command as simulation
+from outlast.cli.usage import Commands, UsageError, print_usage_error
 from outlast.startup import ShadowedError, check_packages
 
 _EPILOG = (
@@ -24,7 +35,7 @@ _EPILOG = (
     "3 no controller answers; 130 interrupted."
 )
 
-app = typer.Typer(
+app = Commands(
     name="outlast",
     help="Keep large training jobs running through failures.",
     epilog=_EPILOG,
@@ -39,13 +50,18 @@ def main() -> None:
     """Run the command line; the process's exit code says how it went."""
     try:
         check_packages()
-        app(prog_name="outlast")
+        # Left to itself it prints errors, too, in lines of any length.
+        code = app(prog_name="outlast", standalone_mode=False)
+        sys.exit(ExitCode.OK if code is None else code)
     except ShadowedError as error:
-        print(f"outlast: {error}", file=sys.stderr)
+        output.print_message(f"outlast: {error}")
         sys.exit(ExitCode.BAD_INPUT)
     except CliError as error:
-        print(f"outlast: {error}", file=sys.stderr)
+        output.print_message(f"outlast: {error}")
         sys.exit(error.code)
+    except UsageError as error:
+        print_usage_error(error)
+        sys.exit(ExitCode.BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
 

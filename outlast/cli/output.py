@@ -22,6 +22,8 @@ MIN_WIDTH = 40
 MIN_LAST = 24
 VERBATIM = ("stacks", "error")
 _GAP = "  "
+# Further lines of a problem in a list of problems.
+_HANG = 4
 _QUANTITY = re.compile(r"(\d) (?=%|(?:[num]?s|min|h|d|[KMGTP]?i?B|steps?|times|ranks?|nodes?)\b)")
 
 
@@ -73,6 +75,32 @@ def print_wrapped(text: str) -> None:
     """A sentence or two, wrapped at the terminal's width."""
     for line in text.splitlines():
         print("\n".join(_wrapped(line, 0)))
+
+
+def print_message(text: str) -> None:
+    """What a person is told beside the facts, to standard error.
+
+    Wrapped where that is a terminal; whole lines for a pipe, which a program may search.
+    """
+    is_terminal = sys.stderr.isatty()
+    columns = max(MIN_WIDTH, shutil.get_terminal_size().columns)
+    for line in text.splitlines():
+        is_long = is_terminal and len(line) > columns
+        print(_filled(line, columns) if is_long else line, file=sys.stderr)
+
+
+def _filled(line: str, columns: int) -> str:
+    # What stands below a line, such as one problem of many, is told from it when it wraps.
+    lead = len(line) - len(line.lstrip())
+    # A first word such as "outlast:" is not left alone by a long path.
+    joined = line if lead else line.replace(" ", "\0", 1)
+    return textwrap.fill(
+        joined,
+        width=columns,
+        subsequent_indent=" " * (lead + _HANG if lead else 0),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).replace("\0", " ")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:

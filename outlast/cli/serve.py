@@ -60,11 +60,16 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Local nodes for jobs.")] = 4,
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", min=1, help="Local nodes for jobs.")
+    ] = 4,
     workers_per_node: Annotated[
-        int, typer.Option("--workers-per-node", min=1, help="Ranks that a node can run.")
+        int,
+        typer.Option("--workers-per-node", metavar="N", min=1, help="Ranks that a node can run."),
     ] = 2,
-    standby: Annotated[int, typer.Option("--standby", min=0, help="Spare local nodes.")] = 1,
+    standby: Annotated[
+        int, typer.Option("--standby", metavar="N", min=0, help="Spare local nodes.")
+    ] = 1,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
@@ -144,7 +149,9 @@ def agent(
             help="The controller to join.",
         ),
     ],
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Ranks this node can run.")],
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="Ranks this node can run.")
+    ],
     node: Annotated[
         str, typer.Option("--node", metavar="NAME", help="This node's name; by default its host's.")
     ] = "",
@@ -152,7 +159,10 @@ def agent(
         str, typer.Option("--address", metavar="HOST", help="Where other nodes reach this one.")
     ] = "127.0.0.1",
     metrics_port: Annotated[
-        int, typer.Option("--metrics-port", min=-1, help="Serve metrics here; 0: any, -1: not.")
+        int,
+        typer.Option(
+            "--metrics-port", metavar="PORT", min=-1, help="Serve metrics here; 0: any, -1: not."
+        ),
     ] = -1,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +14,6 @@ if TYPE_CHECKING:
     from outlast.cli.places import Nodes, Seen
     from outlast.problems import FieldProblem
     from outlast.spec import JobSpec, SpecError
-
-# Narrower terminals wrap by themselves.
-_MIN_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +50,7 @@ def load_spec(path: Path, assignments: Sequence[str] = (), nodes: Nodes | None =
         told = {problem.field for problem in problems}
         problems += [each for each in seen.problems if each.field not in told]
     if spec is None or problems:
-        told_too = [_wrapped(f"  warning: {line}") for line in seen.warnings]
+        told_too = [f"  warning: {line}" for line in seen.warnings]
         lines = [describe_problems(path, SpecError(tuple(problems))), *told_too]
         raise CliError("\n".join(lines))
     resolved = tuple(places.resolved_lines(spec, written))
@@ -89,20 +83,7 @@ def describe_problems(what: Path | str, error: SpecError) -> str:
     from outlast.problems import described
 
     name = "standard input" if str(what) == "-" else what
-    return "\n".join(map(_wrapped, described(name, error.problems).splitlines()))
-
-
-def _wrapped(line: str) -> str:
-    """A line of the list, as wide as the terminal that it goes to; whole for a pipe."""
-    if not sys.stderr.isatty():
-        return line
-    return textwrap.fill(
-        line,
-        width=max(_MIN_WIDTH, shutil.get_terminal_size().columns),
-        subsequent_indent="      ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return described(name, error.problems)
 
 
 def _document(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], list[FieldProblem]]:

@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    seed: Annotated[int, typer.Option("--seed", help="Draws when and whom the faults hit.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Draws when and whom the faults hit.")
+    ] = 1,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where the report and all state go.")
     ] = Path("runs/demo"),

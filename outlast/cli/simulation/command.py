@@ -23,21 +23,30 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    nodes: Annotated[int, typer.Option("--nodes", help="Nodes of the job.")] = 1536,
-    gpus: Annotated[int, typer.Option("--gpus", help="GPUs of a node.")] = 8,
-    days: Annotated[float, typer.Option("--days", help="Virtual days.")] = 54.0,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Nodes of the job.")] = 1536,
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs of a node.")] = 8,
+    days: Annotated[float, typer.Option("--days", metavar="DAYS", help="Virtual days.")] = 54.0,
     mix: Annotated[
-        str, typer.Option("--mix", help="Published faults: llama3, byterobust or ft-hsdp.")
+        str,
+        typer.Option(
+            "--mix", metavar="NAME", help="Published faults: llama3, byterobust or ft-hsdp."
+        ),
     ] = "llama3",
-    rate: Annotated[float, typer.Option("--rate", help="Times the mix's own rate.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", help="Everything random follows from it.")] = 0,
+    rate: Annotated[
+        float, typer.Option("--rate", metavar="TIMES", help="Times the mix's own rate.")
+    ] = 1.0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Everything random follows from it.")
+    ] = 0,
     step: Annotated[float, typer.Option("--step", metavar="S", help="Length of a step.")] = 6.0,
     interval: Annotated[
         float, typer.Option("--interval", metavar="S", help="Between checkpoints in storage.")
     ] = 600.0,
     standbys: Annotated[
         int | None,
-        typer.Option("--standbys", help="Nodes held ready; by default computed from the rate."),
+        typer.Option(
+            "--standbys", metavar="N", help="Nodes held ready; by default computed from the rate."
+        ),
     ] = None,
     heartbeat: Annotated[
         float, typer.Option("--heartbeat", metavar="S", help="Period of heartbeats.")
@@ -56,6 +65,7 @@ def simulate(
         int,
         typer.Option(
             "--mass",
+            metavar="N",
             help="So many racks lose power, the controller is cut off so often, and dies so often.",
         ),
     ] = 1,
