@@ -126,30 +126,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divides:
-    """A rule: `by` must divide the value of `field`."""
-
-    field: str
-    value: int
-    by_name: str
-    by: int
-
-    def problems(self) -> list[FieldProblem]:
-        """What is wrong, with the nearest values of both that would be right."""
-        if self.value % self.by == 0:
-            return []
-        near = nearest_multiples(self.value, self.by)
-        allowed = ", ".join(str(n) for n in closest(divisors(self.value), self.by))
-        return [
-            FieldProblem(
-                field=self.field,
-                message=f"is {self.value}, which {self.by_name} = {self.by} does not divide; "
-                f"allowed near it: {near}, or {self.by_name} in {{{allowed}}}",
-            )
-        ]
-
-
 @functools.lru_cache(maxsize=256)
 def divisors(number: int) -> tuple[int, ...]:
     """The divisors of `number`, ascending.
@@ -172,10 +148,10 @@ def doublings(one: int, other: int) -> float:
     return abs(math.log2(one) - math.log2(other))
 
 
-def nearest_multiples(value: int, by: int) -> str:
-    """The multiples of `by` on both sides of `value`, in words."""
+def multiples_beside(value: int, by: int) -> list[int]:
+    """The multiples of `by` on both sides of `value`, those above 0."""
     below = value // by * by
-    return " or ".join(str(n) for n in (below, below + by) if n > 0)
+    return [n for n in (below, below + by) if n > 0]
 
 
 def changed(section: object) -> dict[str, object]:

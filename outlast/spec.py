@@ -23,8 +23,8 @@ from outlast.problems import (
     SpecError,
     Unread,
     UnreadError,
+    multiples_beside,
     name_of,
-    nearest_multiples,
     shown,
 )
 from outlast.recovery import RecoverySpec
@@ -441,7 +441,7 @@ def _replicas_on(spec: JobSpec, nodes: int) -> tuple[int, list[FieldProblem]]:
             field="resources.nodes",
             message=f"is {shown(nodes)}; at {per_node} workers per node that is {shown(ranks)} "
             f"ranks, which replicas of tp x pp = {shown(per_replica)} ranks do not fill; allowed: "
-            f"ranks in {{{nearest_multiples(ranks, per_replica)}, ...}}",
+            f"ranks in {{{' or '.join(map(str, multiples_beside(ranks, per_replica)))}, ...}}",
         )
         return 0, [problem]
     return ranks // per_replica, []

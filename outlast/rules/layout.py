@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.problems import Divides, FieldProblem, closest, collect, divisors, only_with, shown
+from outlast.problems import FieldProblem, closest, collect, divisors, only_with, shown
+from outlast.rules.divides import Divides
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlast.problems import Divides, FieldProblem, changed, only_with
+from outlast.problems import FieldProblem, changed, only_with
+from outlast.rules.divides import Divides
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
