@@ -87,8 +87,11 @@ def _read(path: Path | str, name: str) -> bytes:
                 data = file.read(MAX_SPEC_BYTES + 1)
     except IsADirectoryError as error:
         found = sorted(each.name for each in Path(path).glob("*.y*ml"))[:5]
-        inside = f" in it: {', '.join(found)}" if found else ", which has none"
-        raise SpecFileError(f"{name} is a folder; give a job spec{inside}") from error
+        inside = f"such as {Path(name) / found[0]}" if found else "a YAML or JSON file"
+        others = f" (also in it: {', '.join(found[1:])})" if found[1:] else ""
+        raise SpecFileError(
+            f"{name} is a folder; give the path of a job spec, {inside}{others}"
+        ) from error
     except FileNotFoundError as error:
         raise SpecFileError(f"cannot read {name}: no such file{_near(Path(path))}") from error
     except OSError as error:

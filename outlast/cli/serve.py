@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from outlast.cli import kube
 from outlast.cli.errors import CliError
 from outlast.cli.options import DEFAULT_STATE_DIR, StateDir
+from outlast.cli.specfile import EXAMPLE
 
 if TYPE_CHECKING:
     from controller.app import Options, Running
@@ -35,6 +37,7 @@ Fresh = Annotated[
         help="Forget all jobs and nodes, and host memory of local ones; checkpoints stay.",
     ),
 ]
+_EXAMPLE = "examples/gpt-tiny.yaml"
 DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
 
@@ -252,7 +255,9 @@ def ready_lines(options: Options, running: Running) -> list[str]:
         lines.append(f"Nodes come from the Kubernetes namespace {options.kube.namespace}.")
     else:
         lines.append(f"Add nodes with: outlast agent --controller {running.grpc} --workers N")
-    lines.append(f"Train with: outlast submit examples/gpt-tiny.yaml --watch{found}")
+    # In a clone of the repository, as its pages have it; else where the package has it.
+    example = _EXAMPLE if Path(_EXAMPLE).is_file() else shlex.quote(str(EXAMPLE))
+    lines.append(f"Train with: outlast submit {example} --watch{found}")
     if options.kube is None:
         lines.append("Ctrl-C stops everything; the next start goes on with the jobs.")
     else:

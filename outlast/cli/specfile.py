@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from outlast.problems import FieldProblem
     from outlast.spec import JobSpec, SpecError
 
+# A job that trains on a laptop, which comes with the package; the same as the one in examples/.
+EXAMPLE = Path(__file__).resolve().parent / "templates" / "gpt-tiny.yaml"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:

@@ -124,7 +124,11 @@ def test_a_file_of_100_mb_is_not_read(here: Path, state_dir: Path) -> None:
 
 def test_a_folder_and_a_missing_file_say_what_is_there(here: Path, state_dir: Path) -> None:
     (here / "gpt.yaml").write_text("name: a")
-    assert "is a folder; give a job spec in it: gpt.yaml" in refused(here, state_dir)
+    assert f"is a folder; give the path of a job spec, such as {here}/gpt.yaml" in refused(
+        here, state_dir
+    )
+    empty = f"outlast: {here}/empty is a folder; give the path of a job spec, a YAML or JSON file"
+    assert refused(here / "empty", state_dir).strip() == empty
     assert "no such file (did you mean gpt.yaml?)" in refused("gtp.yaml", state_dir)
 
 

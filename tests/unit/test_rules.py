@@ -279,3 +279,16 @@ def test_copies_of_more_ranks_than_can_be_placed_are_refused() -> None:
     )
     allowed = "is 1, in a job of 262144 ranks; allowed: 0, or at most 131072 ranks"
     assert found == {"checkpoint.replicas": allowed}
+
+
+@pytest.mark.parametrize("field", ["hidden", "heads"])
+def test_a_size_beyond_its_limit_is_one_problem(field: str) -> None:
+    """What would divide a number that is not allowed is no help."""
+    found = problems(model={field: 2**63 - 1})
+    assert set(found) == {f"model.{field}"}
+    assert found[f"model.{field}"].startswith(f"is {2**63 - 1}; allowed: at most")
+
+
+def test_values_beyond_the_limit_of_a_field_are_not_offered() -> None:
+    found = problems(parallel={"tp": 2**63 - 1})["model.heads"]
+    assert found.endswith("does not divide; allowed: parallel.tp in {1, 2, 4, 8}")

@@ -35,7 +35,7 @@ def demo(
     ] = Path("runs/demo"),
     spec: Annotated[
         Path | None,
-        typer.Option("--spec", metavar="SPEC", help="The job; examples/gpt-tiny.yaml by default."),
+        typer.Option("--spec", metavar="SPEC", help="The job; the example gpt-tiny by default."),
     ] = None,
     set_: Assignments = [],  # noqa: B006
     keep: Annotated[
@@ -53,9 +53,9 @@ def demo(
     from outlast.cli.demo import summary
     from outlast.cli.demo.faults import plan_faults
     from outlast.cli.places import Nodes
-    from outlast.cli.specfile import load_spec
+    from outlast.cli.specfile import EXAMPLE, load_spec
 
-    read = load_spec(spec or _default_spec(), set_, Nodes.HERE)
+    read = load_spec(spec or EXAMPLE, set_, Nodes.HERE)
     checked, document = read.spec, read.document
     _check_memory(checked)
     out = out.resolve()
@@ -96,11 +96,6 @@ def _run(
     if recorded.succeeded and not keep:
         shutil.rmtree(state_dir, ignore_errors=True)
     return recorded
-
-
-def _default_spec() -> Path:
-    """The example that comes with the package."""
-    return Path(__file__).resolve().parents[1] / "templates" / "gpt-tiny.yaml"
 
 
 def _check_memory(spec: JobSpec) -> None:
