@@ -20,8 +20,9 @@ from outlast import blackbox
 from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
 
-# How a worker ends that was told to: killed, before it could listen, or gracefully.
-_STOPPED_CODES = (-signal.SIGKILL, -signal.SIGTERM, 75)
+# How a worker ends that was told to: killed, before it could listen, gracefully, or as it ended
+# anyway. Whether it had done all steps by then is another matter.
+_STOPPED_CODES = (-signal.SIGKILL, -signal.SIGTERM, 75, 0)
 # Of what a worker writes about its environment: ten times what it says.
 _MAX_NOTES = 256
 _MAX_NOTE_CHARS = 2_000

@@ -15,6 +15,7 @@ from controller.core import (
     incidents,
     last_checkpoint,
     nodes,
+    program_error,
     replays,
     searching,
 )
@@ -138,7 +139,7 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
     # Quick where it matters: thousands of ranks end at once.
     if nodes.placed(ctx, job, event.node) is None and event.node not in job.nodes:
         return
-    if event.code == 0:
+    if event.code == 0 and event.completed_step >= job.plan.total_steps:
         done = ctx.state.done.get(job.job_id, {})
         if event.rank in done:
             # Told again, as in every hello: it prolongs nothing.
@@ -153,20 +154,19 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
             detail = f"the agent of {event.node} stopped its workers by itself"
             fault(ctx, job, attempts.sign(ctx, EvidenceKind.WORKERS_MISSING, event.node, detail))
         return
-    fault(
-        ctx,
-        job,
-        Evidence(
-            kind=EvidenceKind.WORKER_EXIT,
-            node=event.node,
-            rank=event.rank,
-            detail=event.detail,
-            at_s=event.at_s,
-            fault_class=event.fault_class,
-            fingerprint=event.fingerprint,
-            traceback=event.traceback,
-        ),
+    sign = Evidence(
+        kind=EvidenceKind.WORKER_EXIT,
+        node=event.node,
+        rank=event.rank,
+        detail=event.detail,
+        at_s=event.at_s,
+        fault_class=event.fault_class,
+        fingerprint=event.fingerprint,
+        traceback=event.traceback,
     )
+    if event.code == 0:
+        sign = program_error.ended_early(sign, event.completed_step, job.plan.total_steps)
+    fault(ctx, job, sign)
     incidents.reached(ctx, ctx.state.jobs[job.job_id], event.completed_step)
 
 

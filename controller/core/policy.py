@@ -30,6 +30,7 @@ _CAUSE_OF_CLASS = {
     "user_error": Cause.USER_ERROR,
     "program_error": Cause.USER_ERROR,
     missing.MISSING: Cause.USER_ERROR,
+    program_error.ENDED_EARLY: Cause.USER_ERROR,
     "cuda_oom": Cause.OUT_OF_MEMORY,
     "oom_host": Cause.OUT_OF_MEMORY,
     "storage": Cause.STORAGE,
@@ -46,7 +47,11 @@ _CAUSE_OF_CLASS = {
 }
 _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 # Deterministic in the user's own code or settings: repeating them changes nothing.
-_DETERMINISTIC = ("user_error", "program_error", missing.MISSING, "cuda_oom")
+_DETERMINISTIC = (
+    *("user_error", "program_error", missing.MISSING, program_error.ENDED_EARLY, "cuda_oom"),
+)
+# Of no node in particular.
+_NOBODYS = (*ANYONES, program_error.ENDED_EARLY)
 # Figures of healthy nodes differ by more than a tenth from run to run.
 _CLEARLY_WORSE = 0.8
 
@@ -385,7 +390,7 @@ def _culprits(facts: Facts) -> tuple[NodeId, ...]:
         return ()
     stalled = [item for item in facts.evidence if item.kind is EvidenceKind.STALLED]
     root = root_failure(facts.evidence)
-    if root is not None and root.fault_class in ANYONES:
+    if root is not None and root.fault_class in _NOBODYS:
         return ()
     # Every node has stacks, and who lost a peer did nothing: neither is a sign against a node.
     others = [

@@ -7,10 +7,14 @@ than nodes have (`misfit`).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from controller.core.records import Action, Cause, Evidence, EvidenceKind
 from controller.core.verdict import Facts, Verdict, root_failure
 
+# Class of a rank whose program ended without an error before the job's last step. Whatever made it
+# do so (`sys.exit(0)` in a library) is the program: no node makes a process end like that.
+ENDED_EARLY = "ended_early"
 # What decided a class is for those who look into an incident; see `diagnostics.core.exits`.
 _SOURCE = re.compile(r" \([a-z' ]+, class '[a-z_]+', rule '[^']+' of table \d+\)")
 
@@ -23,6 +27,18 @@ def plain(detail: str) -> str:
 def when(fault_step: int) -> str:
     """How far training was."""
     return "before the first step" if fault_step < 1 else f"after step {fault_step}"
+
+
+def ended_early(sign: Evidence, completed_step: int, total_steps: int) -> Evidence:
+    """The sign of a rank that ended with exit code 0 before all steps were done."""
+    reached = f"after step {completed_step}" if completed_step > 0 else "before its first step"
+    return replace(
+        sign,
+        detail=f"its process ended with exit code 0 {reached} of {total_steps}, without an error "
+        "(does anything call sys.exit or os._exit?)",
+        fault_class=ENDED_EARLY,
+        fingerprint=ENDED_EARLY,
+    )
 
 
 def decide(facts: Facts) -> Verdict | None:
@@ -39,7 +55,7 @@ def decide(facts: Facts) -> Verdict | None:
     match root.fault_class:
         case "program_error":
             is_certain = not _need_not_come_again(facts, root)
-        case "user_error":
+        case "user_error" | "ended_early":
             has_trained = max(facts.fault_step, facts.last_fault_step) >= 1 or facts.committed_step
             is_certain = not has_trained
         case _:

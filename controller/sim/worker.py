@@ -74,10 +74,10 @@ class Worker:
             traceback=f"Traceback: {detail}" if fault_class in _RAISED else "",
             completed_step=self.completed_step,
             at_s=world.now_s,
-            stopped=self.told and code in (-9, 75),
+            stopped=self.told and code in (-9, 75, 0),
         )
         world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
-        if world.fidelity.idle_messages or not self.exit.stopped:
+        if world.fidelity.idle_messages or code == 0 or not self.exit.stopped:
             self.agent.emit(self.exit, Weight.LASTING)
 
     def vanish(self, *, silently: bool) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from controller.core import events as ev
 from controller.core.records import Action, Cause, Rung
-from controller.core.states import JobState
-from tests.controller.core.driver import Driver
+from controller.core.states import JobState, NodeState
+from tests.controller.core.driver import JOB, Driver
 
 DETAIL = "KeyError: 'text' (exception, class 'user_error', rule 'interpreter' of table 2)"
 
@@ -124,3 +125,65 @@ def test_a_failure_that_repeats_before_the_first_step_says_so_in_words() -> None
         driver.answer_all("/start/")
     reason = "rank 1 failed in the same way 3 times before the first step: Error: x"
     assert driver.job().reason == reason
+
+
+def early(driver: Driver, rank: int = 1, step: int = 10, **changes: object) -> None:
+    driver.send(driver.exited(rank, code=0, fault_class="clean", completed_step=step, **changes))
+
+
+def test_ranks_that_end_well_before_the_last_step_are_no_success() -> None:
+    driver = Driver().running(spares=0)
+    early(driver, 0)
+    early(driver, 1)
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.STARTING
+    incident = driver.incident()
+    assert (incident.cause, incident.action) == (Cause.USER_ERROR, Action.RESTART_IN_PLACE)
+    assert incident.culprits == ()
+    assert "rank 0 on n1 failed: its process ended with exit code 0 after step 10 of 100" in (
+        incident.reason
+    )
+
+
+def test_a_rank_that_ends_early_is_the_first_failure_and_those_that_lose_it_are_not() -> None:
+    driver = Driver().running(spares=0)
+    driver.send(driver.exited(0, code=1, fault_class="cascade", detail="connection closed"))
+    early(driver, at_s=driver.now_s + 0.1)
+    driver.answer_all("/stop/")
+    assert driver.incident().culprits == ()
+    assert driver.incident().cause is Cause.USER_ERROR
+    assert "rank 1 on n2 failed" in driver.incident().reason
+
+
+def test_a_program_that_ends_early_again_fails_the_job_and_no_node_is_checked() -> None:
+    driver = Driver().running(spares=0)
+    for _ in range(2):
+        early(driver)
+        driver.answer_all("/stop/")
+        assert {driver.node(node).state for node in ("n1", "n2")} <= {
+            NodeState.ASSIGNED,
+            NodeState.READY,
+        }
+        driver.answer_all("/start/")
+    assert driver.job().state is JobState.FAILED
+    assert driver.job().reason.startswith("rank 1 failed in the same way 2 times after step 10")
+
+
+@pytest.mark.parametrize("step", [-1, 0])
+def test_a_program_that_ends_before_its_first_step_fails_the_job_at_once(step: int) -> None:
+    driver = Driver().starting(spares=0)
+    driver.answer_all("/start/")
+    early(driver, step=step)
+    driver.answer_all("/stop/")
+    job = driver.job()
+    assert (job.state, job.attempt) == (JobState.FAILED, 1)
+    assert "its process ended with exit code 0 before its first step of 100" in job.reason
+
+
+def test_a_worker_that_was_stopped_and_ended_with_0_is_no_fault() -> None:
+    driver = Driver().running(spares=0)
+    driver.send(ev.JobPauseRequested(job_id=JOB))
+    early(driver, stopped=True)
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.PAUSED
+    assert driver.job().num_incidents == 0
