@@ -22,6 +22,7 @@ def parse(arguments: list[str] | None) -> app.Options:
     parser.add_argument("--local-nodes", type=int, default=0, help="nodes to run here")
     parser.add_argument("--workers-per-node", type=int, default=1)
     parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
+    parser.add_argument("--join-token-file", type=Path, help="what agents must show to join")
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
     )
@@ -36,6 +37,7 @@ def parse(arguments: list[str] | None) -> app.Options:
         workers_per_node=given.workers_per_node,
         standby=given.standby,
         fresh=given.fresh,
+        join_token_file=given.join_token_file,
     )
     if given.agent_command:
         return replace(options, agent_command=tuple(shlex.split(given.agent_command)))

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from controller import join_token
 from controller.clock import SteadyClock
 from controller.core.context import Settings
 from controller.core.events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
@@ -83,6 +84,8 @@ class Options:
     """The Kubernetes cluster that nodes come from; it has none of local nodes then."""
     fresh: bool = False
     """Forget the jobs, end what runs, and empty the host memory of local nodes first."""
+    join_token_file: Path | None = None
+    """What agents must show; made when it is missing. With local nodes there is always one."""
     settings: Settings = field(default_factory=Settings)
     """Bounds of the fleet as a whole."""
     agent_command: tuple[str, ...] = python_command("controller.agent")
@@ -97,6 +100,13 @@ class Options:
             raise ValueError(f"workers_per_node is {self.workers_per_node}; allowed: 1 or more")
         for name in ("grpc", "http"):
             parse_address(getattr(self, name), f"--{name}")
+
+    @property
+    def token_file(self) -> Path | None:
+        """The file of join tokens; None when agents need none."""
+        if self.join_token_file is None and self.local_nodes + self.standby:
+            return self.state_dir.resolve() / join_token.FILE_NAME
+        return None if self.join_token_file is None else self.join_token_file.resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +172,14 @@ async def run(
         stack.callback(lock.close)
         if options.fresh:
             _forget_jobs(options.state_dir)
+        if options.token_file is not None:
+            join_token.make_if_missing(options.token_file)
+            join_token.read(options.token_file)
         http = _bind_http(options.http)
         stack.callback(http.close)
         controller = await stack.enter_async_context(_assemble(options))
         grpc = controller.bind(options.grpc)
-        _warn_if_open(grpc, "--grpc")
+        _warn_if_open(grpc, "--grpc", has_token=options.token_file is not None)
         running = Running(grpc=grpc, http=_name(http), term=controller.journal.term)
         lock.say(grpc=running.grpc, http=running.http)
         await controller.live(options, running, http, stop, on_ready)
@@ -261,6 +274,7 @@ class _Controller:
             nodes=options.local_nodes + options.standby,
             workers_per_node=options.workers_per_node,
             controller_address=grpc,
+            join_token_file=options.token_file,
             agent_command=options.agent_command,
         )
         return LocalCluster(config, gone)
@@ -347,6 +361,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             checkpoint_root=checkpoints.as_uri(),
             tally=tally,
             incoming=incoming,
+            join_token_file=options.token_file,
         )
         yield _Controller(
             service=service,
@@ -377,8 +392,8 @@ def _raise_failure(parts: Sequence[asyncio.Task[None]]) -> None:
             raise LoopEndedError(f"stopped, because its {task.get_name()} ended")
 
 
-def _warn_if_open(address: str, option: str) -> None:
-    """Say what it means when others than this machine can connect: nobody is asked who they are."""
+def _warn_if_open(address: str, option: str, *, has_token: bool) -> None:
+    """Say what it means when others than this machine can connect: clients are not asked."""
     host, _ = parse_address(address, option)
     try:
         if ipaddress.ip_address(host).is_loopback:
@@ -387,12 +402,19 @@ def _warn_if_open(address: str, option: str) -> None:
         if host == "localhost":
             return
     logger.warning(
-        "%s is %s: everyone who can reach this port can run programs on every node, as the user "
-        "of the agents; there is no authentication yet. Let only agents and clients reach it "
-        "(a firewall, or deploy/kubernetes/network.yaml), or listen on 127.0.0.1",
+        "%s is %s: everyone who can reach this port can submit jobs, and so run programs on every "
+        "node, as the user of the agents; there is no authentication of clients yet. Let only "
+        "agents and clients reach it (a firewall, or deploy/kubernetes/network.yaml), or listen "
+        "on 127.0.0.1",
         option,
         address,
     )
+    if not has_token:
+        logger.warning(
+            "everyone who can reach %s can join as a node, too, and is given jobs with what is in "
+            "their specs; give a --join-token-file that agents must show",
+            address,
+        )
 
 
 def parse_address(address: str, option: str) -> tuple[str, int]:

@@ -42,6 +42,9 @@ def parse(arguments: list[str] | None) -> AgentConfig:
     parser.add_argument(
         "--controller-file", type=Path, help="JSON with the controller's present grpc address"
     )
+    parser.add_argument(
+        "--join-token-file", type=Path, help="the join token, where the controller asks for one"
+    )
     parser.add_argument("--metrics-port", type=int, help="serve metrics here; 0 takes a free port")
     # For tests: handed to the standby process as they are; another module of checks.
     parser.add_argument("--standby-argument", action="append", default=[], help=argparse.SUPPRESS)
@@ -56,6 +59,7 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         workers=given.workers,
         address=given.address,
         controller_file=given.controller_file,
+        join_token_file=given.join_token_file,
         metrics_port=given.metrics_port,
         standby_arguments=tuple(given.standby_argument),
         suite_runner=given.suite_runner,

@@ -49,6 +49,8 @@ class AgentConfig:
     """Where other nodes reach rank 0's rendezvous on this one."""
     controller_file: Path | None = None
     """JSON with the controller's present `grpc` address, read before each connection."""
+    join_token_file: Path | None = None
+    """What the controller wants to see before it lets this agent in; read at each connection."""
     metrics_port: int | None = None
     """Port of the metrics page; 0 takes a free one, None serves none."""
     standby_arguments: tuple[str, ...] = ()

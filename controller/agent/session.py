@@ -26,8 +26,10 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from controller import join_token
 from controller.agent.config import AgentConfig
 from controller.agent.ledger import EventBuffer
+from controller.join_token import JoinTokenError
 from outlast.errors import FatalError, RetryableError
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
@@ -65,10 +67,16 @@ _CHANNEL_OPTIONS = (
 
 # How a controller refuses an agent whose place a newer one has taken.
 _STALE_REASON = "STALE_INCARNATION"
+# What a controller takes from an agent that it does not know yet.
+MAX_HELLO_BYTES = 4_096
 
 
 class ReplacedError(FatalError):
     """Another agent of this node's name has taken its place; there can be only one."""
+
+
+class NotAdmittedError(FatalError):
+    """The controller lets no agent in without a join token, and this one has not the right one."""
 
 
 class SessionLostError(RetryableError):
@@ -142,6 +150,7 @@ class Session:
 
         Raises:
             ReplacedError: the controller has a newer agent of this node.
+            NotAdmittedError: this agent has never been let in, for want of the join token.
         """
         self._start_absence()
         failures = 0
@@ -153,14 +162,9 @@ class Session:
                 await self._run_once(address)
                 reason = "the controller ended the session"
             except grpc.aio.AioRpcError as error:
-                if _is_stale(error):
-                    raise ReplacedError(
-                        f"another agent called {self._config.node} has joined the controller "
-                        f"at {address} after this one, which stops its workers and ends; give "
-                        "each agent a --node of its own"
-                    ) from error
+                self._end_if_refused(address, error)
                 reason = f"{error.code().name}: {error.details()}"
-            except (TimeoutError, SessionLostError) as error:
+            except (TimeoutError, SessionLostError, JoinTokenError) as error:
                 reason = str(error) or "no welcome in time"
             except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
                 # How gRPC refuses to write to a stream that has just ended.
@@ -176,6 +180,23 @@ class Session:
             log("no controller: node=%s address=%s %s", self._config.node, address, reason)
             failures = 0 if was_connected else failures + 1
             await asyncio.sleep(self._backoff_s(failures))
+
+    def _end_if_refused(self, address: str, error: grpc.aio.AioRpcError) -> None:
+        """Raise what another connection would not change."""
+        if _is_stale(error):
+            raise ReplacedError(
+                f"another agent called {self._config.node} has joined the controller "
+                f"at {address} after this one, which stops its workers and ends; give "
+                "each agent a --node of its own"
+            ) from error
+        # One that was let in before has workers, and the right token may come into its file.
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and self.num_sessions == 0:
+            path = self._config.join_token_file
+            shown = "none was given" if path is None else f"it showed that of {path}"
+            raise NotAdmittedError(
+                f"the controller at {address} lets {self._config.node} not in: "
+                f"{error.details()} ({shown})"
+            ) from error
 
     def _controller_address(self) -> str:
         """Where the controller is now: it may have come back on another port."""
@@ -199,9 +220,12 @@ class Session:
         async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
             stub = cast("AgentsAsyncStub", AgentsStub(channel))
             # Without an iterator we write ourselves; grpc-stubs does not know that way.
-            call = stub.Session()  # type: ignore[call-arg]
+            call = stub.Session(  # type: ignore[call-arg]
+                metadata=join_token.metadata(self._config.join_token_file)
+            )
             try:
-                await call.write(agents_pb2.AgentMessage(hello=self._events.hello()))
+                for message in _introduction(self._events.hello()):
+                    await call.write(message)
                 async with asyncio.timeout(WELCOME_TIMEOUT_S):
                     first = await call.read()
                 if not isinstance(first, agents_pb2.ControllerMessage):
@@ -329,6 +353,20 @@ class Session:
                     await self._period_changed.wait()
                 # A new period starts with a heartbeat.
                 due_s = loop.time()
+
+
+def _introduction(hello: agents_pb2.Hello) -> list[agents_pb2.AgentMessage]:
+    """A hello within the bounds of a first message, and what has no room in it."""
+    whole = agents_pb2.AgentMessage(hello=hello)
+    if whole.ByteSize() <= MAX_HELLO_BYTES:
+        return [whole]
+    inventory = agents_pb2.Inventory(worker_statuses=hello.worker_statuses)
+    hello.ClearField("worker_statuses")
+    hello.inventory_follows = True
+    return [
+        agents_pb2.AgentMessage(hello=hello),
+        agents_pb2.AgentMessage(inventory=inventory),
+    ]
 
 
 def _is_stale(error: grpc.aio.AioRpcError) -> bool:

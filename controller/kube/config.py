@@ -61,6 +61,8 @@ class KubeConfig:
     """How many each host has; 0 for hosts without devices."""
     shared_memory: str = "16Gi"
     """Of the host's memory, for checkpoints and for the workers of a node."""
+    join_token_secret: str = ""
+    """Secret whose key `token` agents show the controller; "" where it asks for none."""
     pod_template: Mapping[str, object] = field(default_factory=dict)
     """Merged into the manifest of each pod: selectors, tolerations, volumes, resources."""
     closing_conditions: tuple[ClosingCondition, ...] = COMMON

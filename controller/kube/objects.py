@@ -30,6 +30,7 @@ COMPONENT = "agent"
 CONTAINER = "agent"
 METRICS_PORT = 7072
 STATE_DIR = "/var/lib/outlast"
+_JOIN_TOKEN_DIR = "/etc/outlast/join"
 MEMORY_DIR = "/dev/shm"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
@@ -153,6 +154,8 @@ def agent_pod(
             ],
         },
     }
+    if config.join_token_secret:
+        pod = cast(Json, merge(pod, _with_join_token(config.join_token_secret)))
     pod = cast(Json, merge(pod, config.pod_template, "pod"))
     if not avoid:
         return pod
@@ -268,6 +271,18 @@ def _container(config: KubeConfig) -> Json:
             {"name": "memory", "mountPath": MEMORY_DIR},
         ],
     }
+
+
+def _with_join_token(secret: str) -> Json:
+    """What an agent shows the controller, as a file: the kubelet replaces it with the Secret."""
+    # For the pod's user and group, which is fsGroup's.
+    volume = {"name": "join-token", "secret": {"secretName": secret, "defaultMode": 0o440}}
+    container = {
+        "name": CONTAINER,
+        "args": ["--join-token-file", f"{_JOIN_TOKEN_DIR}/token"],
+        "volumeMounts": [{"name": "join-token", "mountPath": _JOIN_TOKEN_DIR, "readOnly": True}],
+    }
+    return {"spec": {"containers": [container], "volumes": [volume]}}
 
 
 def _from_field(name: str, path: str) -> Json:

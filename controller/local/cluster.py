@@ -61,6 +61,8 @@ class LocalConfig:
     workers_per_node: int
     controller_address: str
     """Where agents connect first; later they read controller.json."""
+    join_token_file: Path | None = None
+    """What agents show the controller."""
     agent_command: tuple[str, ...] = python_command("controller.agent")
     memory_root: Path = SHARED_MEMORY
 
@@ -232,6 +234,8 @@ class LocalCluster:
             *("--workers", str(config.workers_per_node)),
             *("--metrics-port", "0"),
         ]
+        if config.join_token_file is not None:
+            command += ["--join-token-file", str(config.join_token_file)]
         with (folder / "agent.log").open("ab") as log:
             node.child = subprocess.Popen(
                 command,

@@ -29,6 +29,7 @@ from controller.diagnosis.runs import DiagnosticRuns
 from controller.poison import NodeRefusedError
 from controller.rpc.errors import Context, abort, bad_field, unavailable
 from controller.rpc.incoming import Incoming
+from controller.rpc.listening import within
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationError
 from controller.service import Service
@@ -42,7 +43,10 @@ from outlast.v1.agents_pb2_grpc import AgentsServicer
 
 logger = logging.getLogger(__name__)
 
-HELLO_TIMEOUT_S = 10.0
+# A peer that has not said who it is has so long.
+HELLO_TIMEOUT_S = 2.0
+# Tracebacks of many workers, from an agent that has.
+INVENTORY_TIMEOUT_S = 10.0
 MAX_NODES = 16_384
 _NODE_PATTERN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?")
 
@@ -117,10 +121,11 @@ class AgentsService(AgentsServicer):
         self, messages: AsyncIterator[agents_pb2.AgentMessage], context: Context
     ) -> agents_pb2.Hello:
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                first = await anext(messages)
+            first = await within(HELLO_TIMEOUT_S, anext(messages))
         except (TimeoutError, StopAsyncIteration):
-            await bad_field(context, "hello", "must be the first message, within 10 s")
+            await bad_field(
+                context, "hello", f"must be the first message, within {HELLO_TIMEOUT_S:g} s"
+            )
         hello = first.hello
         if first.WhichOneof("kind") != "hello":
             await bad_field(context, "hello", "must be the first message")
@@ -151,7 +156,28 @@ class AgentsService(AgentsServicer):
                 f"{MAX_NODES} nodes are connected already",
                 reason="TOO_MANY_NODES",
             )
+        if hello.inventory_follows:
+            await self._add_inventory(hello, messages, context)
         return hello
+
+    async def _add_inventory(
+        self,
+        hello: agents_pb2.Hello,
+        messages: AsyncIterator[agents_pb2.AgentMessage],
+        context: Context,
+    ) -> None:
+        """Read what had no room in a hello, now that it is known to be a valid one."""
+        try:
+            second = await within(INVENTORY_TIMEOUT_S, anext(messages))
+        except (TimeoutError, StopAsyncIteration):
+            await bad_field(
+                context, "inventory", f"must follow the hello within {INVENTORY_TIMEOUT_S:g} s"
+            )
+        if second.WhichOneof("kind") != "inventory":
+            await bad_field(context, "inventory", "must be the second message, as announced")
+        unfit = self._incoming.inventory(hello, second.inventory, self._service.now_s)
+        if unfit is not None:
+            await bad_field(context, unfit.field, f"cannot be taken in ({unfit.reason})")
 
     def _welcome(self, session: AgentSession, hello: agents_pb2.Hello) -> None:
         node = session.node

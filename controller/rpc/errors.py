@@ -81,8 +81,8 @@ async def tell(context: Context, service: Service, *events: Event) -> None:
         await abort(context, grpc.StatusCode.INTERNAL, str(error), reason="POISONED")
 
 
-async def bad_request(context: Context, error: SpecError) -> NoReturn:
-    """Every field that is wrong, at once."""
+async def bad_request(context: Context, error: SpecError, message: str = "") -> NoReturn:
+    """Every field that is wrong, at once; `message` is for requests that have no spec."""
     violations = [
         error_details_pb2.BadRequest.FieldViolation(
             field=problem.field, description=problem.message
@@ -92,7 +92,7 @@ async def bad_request(context: Context, error: SpecError) -> NoReturn:
     await abort(
         context,
         grpc.StatusCode.INVALID_ARGUMENT,
-        str(error),
+        message or str(error),
         reason="INVALID_SPEC",
         details=[error_details_pb2.BadRequest(field_violations=violations)],
     )
@@ -100,4 +100,5 @@ async def bad_request(context: Context, error: SpecError) -> NoReturn:
 
 async def bad_field(context: Context, field: str, message: str) -> NoReturn:
     """One field of a request is wrong."""
-    await bad_request(context, SpecError((FieldProblem(field=field, message=message),)))
+    error = SpecError((FieldProblem(field=field, message=message),))
+    await bad_request(context, error, f"{field}: {message}")

@@ -76,6 +76,20 @@ class Incoming:
         _keep(hello.worker_statuses, self._fit_statuses(node, hello))
         return None
 
+    def inventory(
+        self, hello: agents_pb2.Hello, inventory: agents_pb2.Inventory, now_s: float
+    ) -> Unfit | None:
+        """Check what had no room in a hello, and add it there; as `hello` otherwise."""
+        node = NodeId(hello.node_id)
+        try:
+            _PLANS["Inventory"].check(inventory, _Check(self, node, now_s, 0.0))
+        except Unfit as unfit:
+            self.dropped(node, unfit.reason, unfit.field)
+            return unfit
+        hello.worker_statuses.extend(inventory.worker_statuses)
+        _keep(hello.worker_statuses, self._fit_statuses(node, hello))
+        return None
+
     def accepts(self, node: NodeId, message: agents_pb2.AgentMessage, now_s: float) -> bool:
         """Check any later message, in place; whether anything of it is left to be taken in.
 
@@ -86,7 +100,8 @@ class Incoming:
             self._note_clock(node, message.heartbeat.at_s, now_s)
         check = _Check(self, node, now_s, self._offsets_s.get(node, 0.0))
         try:
-            if kind is None:
+            if kind in (None, "hello", "inventory"):
+                # The latter two only begin a session.
                 raise Unfit(Reason.UNKNOWN_KIND, "kind")
             _PLANS["AgentMessage"].check(message, check)
             if kind == "heartbeat":

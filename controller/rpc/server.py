@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -11,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
+from controller.rpc.admission import Admission
 from controller.rpc.agents import AgentsService
 from controller.rpc.diagnostics import DiagnosticsService
 from controller.rpc.incidents import IncidentsService
@@ -25,13 +27,13 @@ from controller.watch import Watch
 from outlast.clock import Clock
 from outlast.errors import FatalError
 from outlast.v1 import agents_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
-from outlast.v1.agents_pb2_grpc import add_AgentsServicer_to_server
 from outlast.v1.diagnostics_pb2_grpc import add_DiagnosticsServicer_to_server
 from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
 from outlast.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from outlast.v1.nodes_pb2_grpc import add_NodesServicer_to_server
 
-# A hello of a node with many dead workers carries a traceback of each.
+# The inventory of a node with many dead workers carries a traceback of each. What is taken from
+# agents before they are known is less: see `admission`.
 MAX_INBOUND_BYTES = 16 * 2**20
 # A curve of a million steps.
 MAX_OUTBOUND_BYTES = 128 * 2**20
@@ -43,6 +45,8 @@ _OPTIONS = (
     ("grpc.max_send_message_length", MAX_OUTBOUND_BYTES),
     # Two controllers on one port would each get half of the agents.
     ("grpc.so_reuseport", 0),
+    # A peer that connects and does not speak HTTP/2 is let go.
+    ("grpc.server_handshake_timeout_ms", 5_000),
     # A peer that is gone without a word is noticed, and its call freed.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -68,6 +72,8 @@ class Parts:
     checkpoint_root: str
     tally: Tally
     incoming: Incoming
+    # What agents must show to be let in; None when nobody is asked.
+    join_token_file: Path | None = None
 
 
 class Server:
@@ -91,7 +97,8 @@ class Server:
         )
         jobs = JobsService(service, sessions, parts.watch, logs, parts.checkpoint_root)
         nodes = NodesService(service, sessions, parts.watch, parts.clock)
-        add_AgentsServicer_to_server(agents, self._server)
+        admission = Admission(agents, parts.join_token_file)
+        self._server.add_generic_rpc_handlers((admission.handler(),))
         add_JobsServicer_to_server(jobs, self._server)
         add_NodesServicer_to_server(nodes, self._server)
         add_IncidentsServicer_to_server(IncidentsService(service), self._server)

@@ -60,6 +60,14 @@ SharedMemory = Annotated[
         help="Host memory of a pod for checkpoints and its workers.",
     ),
 ]
+JoinToken = Annotated[
+    str,
+    typer.Option(
+        "--kube-join-token",
+        metavar="SECRET",
+        help="The Secret of the namespace whose key `token` is the content of --join-token-file.",
+    ),
+]
 PodTemplate = Annotated[
     Path | None,
     typer.Option(
@@ -106,6 +114,7 @@ def cluster(
     devices: int,
     agents_dial: str,
     shared_memory: str,
+    join_token_secret: str,
     pod_template: Path | None,
     conditions: list[str] | None,
     config_file: Path | None,
@@ -123,6 +132,8 @@ def cluster(
     if not namespace:
         if image:
             raise CliError("--kube-image is given without --kube-namespace")
+        if join_token_secret:
+            raise CliError("--kube-join-token is given without --kube-namespace")
         return None
     _, _, port = grpc.rpartition(":")
     if not agents_dial and port == "0":
@@ -140,6 +151,7 @@ def cluster(
             device=device,
             num_devices=workers if devices < 0 else devices,
             shared_memory=shared_memory,
+            join_token_secret=join_token_secret,
             pod_template=_template(pod_template),
             closing_conditions=tuple(map(parse, conditions)) if conditions else COMMON,
             config_file=config_file,

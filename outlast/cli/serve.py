@@ -38,6 +38,15 @@ Fresh = Annotated[
     ),
 ]
 _EXAMPLE = "examples/gpt-tiny.yaml"
+JoinTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--join-token-file",
+        envvar="OUTLAST_JOIN_TOKEN_FILE",
+        metavar="FILE",
+        help="A token that agents must show to join; a fresh one is written if FILE is missing.",
+    ),
+]
 DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
 
@@ -53,6 +62,7 @@ class _Wanted:
     standby: int = 0
     kube: KubeConfig | None = None
     observe: bool = False
+    join_token_file: Path | None = None
 
 
 def register(app: typer.Typer) -> None:
@@ -106,6 +116,7 @@ def controller(
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     fresh: Fresh = False,
+    join_token_file: JoinTokenFile = None,
     kube_namespace: kube.Namespace = "",
     kube_image: kube.Image = "",
     kube_fleet: kube.Fleet = "outlast",
@@ -114,6 +125,7 @@ def controller(
     kube_devices: kube.Devices = -1,
     kube_controller: kube.AgentsDial = "",
     kube_shared_memory: kube.SharedMemory = "16Gi",
+    kube_join_token: kube.JoinToken = "",
     kube_pod_template: kube.PodTemplate = None,
     kube_condition: kube.Conditions = None,
     kube_config: kube.ConfigFile = None,
@@ -133,13 +145,28 @@ def controller(
         devices=kube_devices,
         agents_dial=kube_controller,
         shared_memory=kube_shared_memory,
+        join_token_secret=kube_join_token,
         pod_template=kube_pod_template,
         conditions=kube_condition,
         config_file=kube_config,
         idle_s=kube_idle_s,
         grpc=grpc,
     )
-    _run(_Wanted(state_dir=state_dir, grpc=grpc, http=http, fresh=fresh, kube=cluster))
+    if cluster is not None and bool(join_token_file) != bool(kube_join_token):
+        raise CliError(
+            "--join-token-file and --kube-join-token go together: the first is what this "
+            "controller asks for, the second the Secret from which agents' pods have it"
+        )
+    _run(
+        _Wanted(
+            state_dir=state_dir,
+            grpc=grpc,
+            http=http,
+            fresh=fresh,
+            kube=cluster,
+            join_token_file=join_token_file,
+        )
+    )
 
 
 def agent(
@@ -167,6 +194,16 @@ def agent(
             "--metrics-port", metavar="PORT", min=-1, help="Serve metrics here; 0: any, -1: not."
         ),
     ] = -1,
+    join_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--join-token-file",
+            envvar="OUTLAST_JOIN_TOKEN_FILE",
+            metavar="FILE",
+            help="What the controller wants to see; by default that of a controller with the same "
+            "--state-dir.",
+        ),
+    ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Run the agent of one node in the foreground.
@@ -175,11 +212,15 @@ def agent(
     finds what it left there when it is started again.
     """
     from controller.agent.__main__ import main
+    from controller.join_token import FILE_NAME
 
     name = node or socket.gethostname().partition(".")[0].lower()
     arguments = agent_arguments(name, state_dir.expanduser().resolve())
     arguments += ["--controller", controller_address, "--workers", str(workers)]
     arguments += ["--address", address]
+    beside = state_dir.expanduser() / FILE_NAME
+    if join_token_file is not None or beside.exists():
+        arguments += ["--join-token-file", str(join_token_file or beside)]
     if metrics_port >= 0:
         arguments += ["--metrics-port", str(metrics_port)]
     raise typer.Exit(main(arguments))
@@ -212,6 +253,7 @@ def _run(wanted: _Wanted) -> None:
             standby=wanted.standby,
             fresh=wanted.fresh,
             kube=wanted.kube,
+            join_token_file=wanted.join_token_file,
         )
     except ValueError as error:
         raise CliError(str(error)) from error
@@ -254,7 +296,11 @@ def ready_lines(options: Options, running: Running) -> list[str]:
     elif options.kube is not None:
         lines.append(f"Nodes come from the Kubernetes namespace {options.kube.namespace}.")
     else:
-        lines.append(f"Add nodes with: outlast agent --controller {running.grpc} --workers N")
+        token = options.token_file
+        shown = "" if token is None else f" --join-token-file {token}"
+        lines.append(
+            f"Add nodes with: outlast agent --controller {running.grpc} --workers N{shown}"
+        )
     # In a clone of the repository, as its pages have it; else where the package has it.
     example = _EXAMPLE if Path(_EXAMPLE).is_file() else shlex.quote(str(EXAMPLE))
     lines.append(f"Train with: outlast submit {example} --watch{found}")

@@ -23,6 +23,7 @@ class AgentMessage(google.protobuf.message.Message):
     EVENT_FIELD_NUMBER: builtins.int
     LOG_CHUNK_FIELD_NUMBER: builtins.int
     CHECK_REPORT_FIELD_NUMBER: builtins.int
+    INVENTORY_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -33,6 +34,8 @@ class AgentMessage(google.protobuf.message.Message):
     def log_chunk(self) -> global___LogChunk: ...
     @property
     def check_report(self) -> global___CheckReport: ...
+    @property
+    def inventory(self) -> global___Inventory: ...
     def __init__(
         self,
         *,
@@ -41,10 +44,11 @@ class AgentMessage(google.protobuf.message.Message):
         event: global___AgentEvent | None = ...,
         log_chunk: global___LogChunk | None = ...,
         check_report: global___CheckReport | None = ...,
+        inventory: global___Inventory | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["check_report", b"check_report", "event", b"event", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "log_chunk", b"log_chunk"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["check_report", b"check_report", "event", b"event", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "log_chunk", b"log_chunk"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "event", "log_chunk", "check_report"] | None: ...
+    def HasField(self, field_name: typing.Literal["check_report", b"check_report", "event", b"event", "heartbeat", b"heartbeat", "hello", b"hello", "inventory", b"inventory", "kind", b"kind", "log_chunk", b"log_chunk"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["check_report", b"check_report", "event", b"event", "heartbeat", b"heartbeat", "hello", b"hello", "inventory", b"inventory", "kind", b"kind", "log_chunk", b"log_chunk"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "event", "log_chunk", "check_report", "inventory"] | None: ...
 
 global___AgentMessage = AgentMessage
 
@@ -84,7 +88,9 @@ global___ControllerMessage = ControllerMessage
 
 @typing.final
 class Hello(google.protobuf.message.Message):
-    """The first message of a session: who the agent is and what is true on its node."""
+    """The first message of a session: who the agent is and what is true on its node. It has 4 KiB at
+    most and comes within 2 s.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -100,6 +106,7 @@ class Hello(google.protobuf.message.Message):
     REPLICA_TOKEN_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
     PREDECESSOR_FIELD_NUMBER: builtins.int
+    INVENTORY_FOLLOWS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     incarnation: builtins.str
     """Fresh at every start of the agent process."""
@@ -116,6 +123,8 @@ class Hello(google.protobuf.message.Message):
     """What they must say there."""
     predecessor: builtins.str
     """Incarnation of the agent before this one on the node, if that one ended in order."""
+    inventory_follows: builtins.bool
+    """An Inventory is the second message: the worker statuses do not fit in here."""
     @property
     def worker_statuses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerStatus]:
         """Everything that the controller may have missed: level, not edge."""
@@ -139,11 +148,30 @@ class Hello(google.protobuf.message.Message):
         replica_token: builtins.str = ...,
         capacity: outlast.v1.common_pb2.NodeCapacity | None = ...,
         predecessor: builtins.str = ...,
+        inventory_follows: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capacity", b"capacity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "node_id", b"node_id", "predecessor", b"predecessor", "rendezvous_port", b"rendezvous_port", "replica_port", b"replica_port", "replica_token", b"replica_token", "version", b"version", "worker_statuses", b"worker_statuses", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "incarnation", b"incarnation", "inventory_follows", b"inventory_follows", "metrics_address", b"metrics_address", "node_id", b"node_id", "predecessor", b"predecessor", "rendezvous_port", b"rendezvous_port", "replica_port", b"replica_port", "replica_token", b"replica_token", "version", b"version", "worker_statuses", b"worker_statuses", "workers", b"workers"]) -> None: ...
 
 global___Hello = Hello
+
+@typing.final
+class Inventory(google.protobuf.message.Message):
+    """What a Hello has no room for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_STATUSES_FIELD_NUMBER: builtins.int
+    @property
+    def worker_statuses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerStatus]: ...
+    def __init__(
+        self,
+        *,
+        worker_statuses: collections.abc.Iterable[global___WorkerStatus] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["worker_statuses", b"worker_statuses"]) -> None: ...
+
+global___Inventory = Inventory
 
 @typing.final
 class WorkerStatus(google.protobuf.message.Message):

@@ -50,8 +50,8 @@ class _Channel:
     async def __aexit__(self, *raised: object) -> None:
         pass
 
-    def stream_stream(self, *_: object, **__: object) -> Callable[[], _RefusedAsItIsCancelled]:
-        return lambda: _RefusedAsItIsCancelled(self._writes)
+    def stream_stream(self, *_: object, **__: object) -> Callable[..., _RefusedAsItIsCancelled]:
+        return lambda **_: _RefusedAsItIsCancelled(self._writes)
 
     unary_unary = unary_stream = stream_unary = stream_stream
 

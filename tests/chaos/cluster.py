@@ -27,7 +27,7 @@ from tests.chaos.cable import Cable
 from tests.chaos.expected import waits_for_store
 from tests.chaos.matrix import STORE, Fault, LayoutName, Moment, Row
 from tests.chaos.orders import UPLOADED_STEP, WORLD_SIZES, Desk
-from tests.controller.processes import ROOT, command, is_alive, node_pids
+from tests.controller.processes import ROOT, command, is_alive, join_arguments, node_pids
 from tests.e2e.cluster import Cluster, wait_for
 
 NUM_STEPS = 60
@@ -231,6 +231,7 @@ class Plant:
         argv += ["--state-dir", str(self.state_dir / "nodes" / folder)]
         argv += ["--memory-dir", str(self.folder / "memory" / folder)]
         argv += ["--data-dir", str(self.state_dir / "data"), "--metrics-port", "0"]
+        argv += join_arguments(self.state_dir)
         with (self.folder / f"{node}.log").open("ab") as log:
             self._joined[folder] = subprocess.Popen(
                 argv,

@@ -12,11 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from controller import join_token
 from controller.agent.processes import process_name, zombie_status
 from controller.local.processes import members_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
+
+
+def join_arguments(state_dir: Path) -> list[str]:
+    """Options of an agent that joins the controller of a state directory."""
+    token = state_dir / join_token.FILE_NAME
+    return ["--join-token-file", str(token)] if token.exists() else []
 
 
 class Controller:
@@ -59,6 +66,11 @@ class Controller:
     @property
     def http(self) -> str:
         return str(self.file()["http"])
+
+    @property
+    def join_arguments(self) -> list[str]:
+        """What an agent that is started by hand must show."""
+        return join_arguments(self.state_dir)
 
     def kill(self) -> None:
         """SIGKILL, with no chance to clean up."""

@@ -30,7 +30,7 @@ class HandNodes:
         command += ["--controller", self._process.grpc]
         command += ["--controller-file", str(self._process.state_dir / "controller.json")]
         command += ["--state-dir", str(own / "state"), "--memory-dir", str(own / "memory")]
-        command += ["--data-dir", str(self._folder / "data")]
+        command += ["--data-dir", str(self._folder / "data"), *self._process.join_arguments]
         with (own / "agent.log").open("ab") as log:
             self.agents[node] = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True

@@ -56,7 +56,7 @@ def joined(process: Controller, folder: Path) -> Iterator[None]:
     command: list[Any] = [sys.executable, "-m", "controller.agent", "--node", "node-9"]
     command += ["--controller", process.grpc, "--workers", "1"]
     command += ["--state-dir", folder / "agent", "--memory-dir", folder / "memory"]
-    command += ["--data-dir", process.state_dir / "data"]
+    command += ["--data-dir", process.state_dir / "data", *process.join_arguments]
     with (folder / "agent.log").open("wb") as log:
         agent = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:

@@ -283,6 +283,6 @@ def start_agent(process: Controller, folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "controller.agent", "--node", "node-9"]
     command += ["--controller", process.grpc, "--workers", "1"]
     command += ["--state-dir", str(folder / "agent"), "--memory-dir", str(folder / "memory")]
-    command += ["--data-dir", str(process.state_dir / "data")]
+    command += ["--data-dir", str(process.state_dir / "data"), *process.join_arguments]
     with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

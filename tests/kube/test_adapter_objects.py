@@ -104,6 +104,20 @@ def test_probe_goes_to_its_host_past_cordon_and_taint() -> None:
     assert "outlast.dev/fault" not in {item["key"] for item in ordinary["spec"]["tolerations"]}
 
 
+def test_pod_mounts_the_secret_of_the_join_token_and_shows_it() -> None:
+    made = objects.agent_pod(replace(CONFIG, join_token_secret="join"), "outlast-agent-0", "uid")
+    (container,) = made["spec"]["containers"]
+    (mount,) = [item for item in container["volumeMounts"] if item["name"] == "join-token"]
+    (volume,) = [item for item in made["spec"]["volumes"] if item["name"] == "join-token"]
+    assert volume["secret"]["secretName"] == "join"
+    assert mount["readOnly"]
+    shown = container["args"][container["args"].index("--join-token-file") + 1]
+    assert shown == f"{mount['mountPath']}/token"
+    plain = objects.agent_pod(CONFIG, "outlast-agent-0", "uid")["spec"]
+    assert "--join-token-file" not in plain["containers"][0]["args"]
+    assert "join-token" not in [item["name"] for item in plain["volumes"]]
+
+
 def test_template_is_merged_by_name() -> None:
     config = replace(
         CONFIG,

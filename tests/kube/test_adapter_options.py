@@ -9,9 +9,9 @@ import pytest
 from controller.app import Options, Running
 from controller.kube.config import KubeConfig
 from outlast.cli import kube
-from outlast.cli.errors import CliError
+from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.serve import ready_lines
-from tests.cli.running import outlast_process
+from tests.cli.running import outlast, outlast_process
 
 
 def cluster(**changes: object) -> KubeConfig | None:
@@ -24,6 +24,7 @@ def cluster(**changes: object) -> KubeConfig | None:
         "devices": -1,
         "agents_dial": "",
         "shared_memory": "16Gi",
+        "join_token_secret": "",
         "pod_template": None,
         "conditions": None,
         "config_file": None,
@@ -49,8 +50,21 @@ def test_port_that_agents_cannot_know_is_refused() -> None:
     assert cluster(grpc="0.0.0.0:0", agents_dial="10.0.0.1:99") is not None
 
 
+def test_secret_of_the_join_token_needs_the_controller_s_own_file(tmp_path: Path) -> None:
+    config = cluster(join_token_secret="outlast-join-token")
+    assert config is not None
+    assert config.join_token_secret == "outlast-join-token"
+    for given in (["--kube-join-token", "one"], ["--join-token-file", str(tmp_path / "token")]):
+        arguments = ["controller", "--state-dir", str(tmp_path), "--kube-namespace", "train"]
+        refused = outlast(*arguments, "--kube-image", "outlast:1", *given)
+        assert refused.returncode == ExitCode.BAD_INPUT
+        assert "--join-token-file and --kube-join-token go together" in refused.stderr
+
+
 def test_without_a_namespace_there_is_no_cluster() -> None:
     assert cluster(namespace="", image="") is None
+    with pytest.raises(CliError, match="--kube-join-token"):
+        cluster(namespace="", image="", join_token_secret="one")
     with pytest.raises(CliError, match="--kube-namespace"):
         cluster(namespace="")
 

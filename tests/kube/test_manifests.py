@@ -43,9 +43,12 @@ def the(kind: str, name: str) -> Object:
 
 
 def container() -> Object:
-    found: Object = the("Deployment", "outlast-controller")["spec"]["template"]["spec"]
-    (only,) = found["containers"]
+    (only,) = _pod()["containers"]
     return dict(only)
+
+
+def _pod() -> Object:
+    return dict(the("Deployment", "outlast-controller")["spec"]["template"]["spec"])
 
 
 def create(kube: Kube, document: Object) -> Object:
@@ -308,6 +311,7 @@ class Deployed:
             "--http": "127.0.0.1:0",
             "--kube-namespace": kube.namespace,
             "--kube-pod-template": str(template),
+            "--join-token-file": str(folder / "join-token"),
         }
         given = dict(argument.split("=", 1) for argument in container()["args"])
         # What a pod finds in its own file system has to be elsewhere here, and nothing else.
@@ -387,6 +391,11 @@ def test_the_example_job_brings_pods_with_all_devices_and_the_template(
         assert {"cpu", "memory"} <= agent.resources.requests.keys()
         assert "/checkpoints" in [mount.mount_path for mount in agent.volume_mounts]
         assert found.spec.security_context.run_as_user == 10001
+        # The Secret that the controller itself has its token from.
+        (join,) = [each.secret for each in found.spec.volumes if each.name == "join-token"]
+        (mounted,) = [each for each in _pod()["volumes"] if "secret" in each]
+        assert join.secret_name == mounted["secret"]["secretName"]
+        assert "--join-token-file" in agent.args
         dialled = agent.args[agent.args.index("--controller") + 1]
         assert dialled.partition(":")[0] == f"outlast-controller.{kube.namespace}"
     assert kube.missing_rights() == set()

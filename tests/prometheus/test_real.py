@@ -286,6 +286,6 @@ def _join(process: Controller, folder: Path) -> subprocess.Popen[bytes]:
     command: list[Any] = [sys.executable, "-m", "controller.agent", "--node", "node-9"]
     command += ["--controller", process.grpc, "--workers", "2", "--metrics-port", "0"]
     command += ["--state-dir", folder / "agent", "--memory-dir", folder / "memory"]
-    command += ["--data-dir", process.state_dir / "data"]
+    command += ["--data-dir", process.state_dir / "data", *process.join_arguments]
     with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

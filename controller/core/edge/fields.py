@@ -71,7 +71,9 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "event": Part(),
         "log_chunk": Part(),
         "check_report": Part(),
+        "inventory": Part(),
     },
+    "Inventory": {"worker_statuses": Many(Part(), 4 * MAX_RANKS)},
     "Hello": {
         "node_id": Name(_NODE),
         "incarnation": Name(re.compile(r"[-A-Za-z0-9_.]{1,128}")),
@@ -85,6 +87,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "replica_token": Name(_TOKEN, instead=""),
         "predecessor": Name(re.compile(r"[-A-Za-z0-9_.]{0,128}"), instead=""),
         "capacity": Part(),
+        "inventory_follows": Flag(),
     },
     "NodeCapacity": {
         "gpus": Number(0, MAX_RANKS, instead=0),

@@ -20,4 +20,4 @@ def test_address_beyond_loopback_is_explained_at_the_start(
         await app.run(options, lambda running: stop.set(), stop=stop)
 
     asyncio.run(scenario())
-    assert ("can run programs on every node" in caplog.text) is is_open
+    assert ("run programs on every node" in caplog.text) is is_open

@@ -1,0 +1,113 @@
+"""Who is let in at the agents' service, and how little is taken from others.
+
+Before any message is read an agent must have shown the join token, where one is asked for.
+Then it has two seconds for a hello of at most 4 KiB; a node that has more to say of its workers
+announces that, and it is read from those who said a valid hello only. gRPC's own limit of a
+message's size is one for the whole server, so messages of this service come as bytes and are
+measured here before they are parsed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from controller import join_token
+from controller.ratelimit import RateLimitedLog
+from controller.rpc.agents import AgentsService
+from controller.rpc.errors import Context, abort
+from outlast.v1 import agents_pb2
+
+logger = logging.getLogger(__name__)
+
+# Names, addresses and what the node has come to 3 KiB where each is as long as it may be.
+MAX_HELLO_BYTES = 4_096
+SERVICE, METHOD = "outlast.v1.Agents", "Session"
+
+
+class Admission:
+    """The agents' service behind its checks."""
+
+    def __init__(self, agents: AgentsService, token_file: Path | None) -> None:
+        self._agents = agents
+        self._token_file = token_file
+        self._log = RateLimitedLog(logger)
+
+    def handler(self) -> grpc.GenericRpcHandler[bytes, agents_pb2.ControllerMessage]:
+        """What a server calls for the service."""
+        session = grpc.stream_stream_rpc_method_handler(
+            self._session,
+            # None: as bytes.
+            request_deserializer=None,
+            response_serializer=agents_pb2.ControllerMessage.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {METHOD: session})
+
+    async def _session(
+        self, messages: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[agents_pb2.ControllerMessage]:
+        await self._check_token(context)
+        async for answer in self._agents.Session(_parsed(messages, context), context):
+            yield answer
+
+    async def _check_token(self, context: Context) -> None:
+        if self._token_file is None:
+            return
+        try:
+            tokens = join_token.read(self._token_file)
+        except join_token.JoinTokenError as error:
+            # Nobody is let in for want of something to compare with.
+            self._log.warning(("file",), "no agent can join: %s", error)
+            await abort(
+                context,
+                grpc.StatusCode.UNAVAILABLE,
+                "the controller cannot read its join token; its log says why",
+                reason="NO_JOIN_TOKEN",
+            )
+        given = dict(context.invocation_metadata() or ()).get(join_token.HEADER, "")
+        given = given.decode(errors="replace") if isinstance(given, bytes) else given
+        if join_token.is_right(given, tokens):
+            return
+        what = "wrong" if given else "missing"
+        peer = context.peer()
+        # Its port is another one each time.
+        self._log.warning(
+            (what, peer.rpartition(":")[0]), "agent refused: join token %s: peer=%s", what, peer
+        )
+        await abort(
+            context,
+            grpc.StatusCode.UNAUTHENTICATED,
+            f"the join token is {what}; {join_token.REMEDY}",
+            reason=f"JOIN_TOKEN_{what.upper()}",
+        )
+
+
+async def _parsed(
+    messages: AsyncIterator[bytes], context: Context
+) -> AsyncIterator[agents_pb2.AgentMessage]:
+    is_first = True
+    async for data in messages:
+        if is_first and len(data) > MAX_HELLO_BYTES:
+            await abort(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the first message has {len(data)} bytes; allowed: {MAX_HELLO_BYTES}; what does "
+                "not fit comes in an inventory after the hello",
+                reason="HELLO_TOO_LARGE",
+            )
+        is_first = False
+        try:
+            message = agents_pb2.AgentMessage.FromString(data)
+        except DecodeError:
+            await abort(
+                context,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "a message is none of outlast.v1.AgentMessage",
+                reason="UNREADABLE",
+            )
+        yield message
