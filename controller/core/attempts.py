@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from controller.core import incidents, nodes, searching
+from controller.core import incidents, misfit, nodes, searching
 from controller.core.context import Context
 from controller.core.facts import AttemptPut
+from controller.core.naming import names
 from controller.core.records import (
     NO_ATTEMPT,
     AttemptRecord,
@@ -207,6 +209,13 @@ def exclude(ctx: Context, job: JobRecord, node: NodeRecord, reason: str) -> None
 
 
 def preflight_timed_out(ctx: Context, job: JobRecord) -> None:
+    """Go on without the nodes whose checks are not done in time.
+
+    A job that allows less than the fleet does says nothing of them: they are free for others.
+    """
+    if job.plan.preflight_timeout_s < ctx.settings.fleet_check_timeout_s:
+        _leave_unchecked(ctx, job)
+        return
     for node_id in job.unchecked:
         node = nodes.placed(ctx, job, node_id)
         if node is not None:
@@ -214,6 +223,19 @@ def preflight_timed_out(ctx: Context, job: JobRecord) -> None:
     job = ctx.state.jobs[job.job_id]
     if job.state is JobState.PREFLIGHT and job.deadline_s is not None:
         ctx.put_job(job, deadline_s=max(nodes.breaker_opens_s(ctx), ctx.now_s + 1.0))
+
+
+def _leave_unchecked(ctx: Context, job: JobRecord) -> None:
+    limit_s = job.plan.preflight_timeout_s
+    detail = f"its checks took longer than recovery.preflight_timeout_s, {limit_s:g} s"
+    late = [node for node in job.unchecked if nodes.placed(ctx, job, node) is not None]
+    for node_id in late:
+        for command in ctx.commands_of(RunSuite, node=node_id, job=job.job_id):
+            ctx.close_command(command.command_id, f"job {job.job_id} no longer waits for it")
+    signs = (sign(ctx, EvidenceKind.START_FAILED, node, detail) for node in late)
+    evidence = tuple(replace(item, fault_class=misfit.OCCUPIED) for item in signs)
+    job = misfit.leave(ctx, job, evidence)
+    ctx.move_job(job, JobState.PROVISIONING, f"without {names(late)}: {detail}")
 
 
 def close_starts(ctx: Context, job: JobRecord) -> None:

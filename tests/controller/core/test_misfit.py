@@ -265,3 +265,30 @@ def test_a_node_is_no_larger_than_itself_and_than_larger_ones() -> None:
     assert is_no_larger(SMALL, LARGE)
     assert not is_no_larger(LARGE, SMALL)
     assert not is_no_larger(None, SMALL)
+
+
+def test_checks_longer_than_the_job_allows_cost_no_node() -> None:
+    """They were all cordoned, one after another, and stayed so when the job was gone."""
+    driver = fleet(*[SMALL] * 4)
+    driver.submit(preflight_timeout_s=0.01)
+    for _ in range(20 * MAX_TIMES_OCCUPIED):
+        driver.wait(60.0)
+        assert_no_node_is_blamed(driver)
+    job = driver.job()
+    assert job.state in (JobState.QUEUED, JobState.PROVISIONING)
+    assert "its checks took longer than recovery.preflight_timeout_s, 0.01 s" in job.reason
+    assert "none fit" in job.reason
+    driver.submit(OTHER_JOB)
+    driver.answer_all("/suite/")
+    assert driver.job(OTHER_JOB).state is JobState.STARTING
+
+
+def test_a_node_whose_checks_the_job_did_not_wait_for_is_asked_again() -> None:
+    driver = fleet(SMALL, SMALL)
+    driver.submit(preflight_timeout_s=5.0)
+    driver.wait(6.0)
+    assert driver.job().state is not JobState.PREFLIGHT
+    driver.wait(31.0)
+    assert driver.job().state is JobState.PREFLIGHT
+    driver.answer_all("/suite/")
+    assert driver.job().state is JobState.STARTING
