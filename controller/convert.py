@@ -77,8 +77,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
         shrink_after_s=recovery.elastic.after_s,
         grow_after_s=recovery.elastic.grow_after_s,
         need=need_of(spec),
-        # Who names no place does not wait for the copy there.
-        last_checkpoint_s=0.0 if spec.checkpoint.url is None else spec.checkpoint.last_timeout_s,
+        last_checkpoint_s=spec.checkpoint.last_timeout_s,
     )
 
 

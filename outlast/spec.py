@@ -221,7 +221,7 @@ class CheckpointSpec(Section):
     last_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="With checkpoint.url: a job has succeeded when the checkpoint of its last step "
+        description="A job has succeeded when the checkpoint of its last step "
         "is stored. Uploads of it that fail are tried again for so long; then the job is paused, "
         "and its state kept in host memory for `outlast ckpt push`.",
     )

@@ -201,8 +201,7 @@ def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec)
         keep_best=spec.checkpoint.keep_best,
         memory_bytes=spec.checkpoint.upload_memory_bytes,
         bytes_per_s=spec.checkpoint.upload_bytes_per_s,
-        # Who names no place does not wait for the copy there.
-        last_step=None if spec.checkpoint.url is None else spec.steps,
+        last_step=spec.steps,
         last_timeout_s=spec.checkpoint.last_timeout_s,
         owner=start.owner,
     )

@@ -1,9 +1,9 @@
 """A job has succeeded when its last checkpoint is in storage, not when its last step is done.
 
-Where the spec names a place for checkpoints, a job whose ranks have done all steps waits until
-the last one is committed; agents try again meanwhile. If that takes too long it is paused: its
-state stays in the host memory of its nodes, from where `outlast ckpt push` uploads it, to the
-same place or another. Whenever it is committed, the job has succeeded.
+A job whose ranks have done all steps waits until the last checkpoint is committed; agents try
+again meanwhile. If that takes too long it is paused: its state stays in the host memory of its
+nodes, from where `outlast ckpt push` uploads it, to the same place or another. Whenever it is
+committed, the job has succeeded.
 """
 
 from __future__ import annotations

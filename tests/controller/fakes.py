@@ -162,6 +162,13 @@ class FakeAgent:
             )
         )
 
+    async def commit(self, job_id: str, step: int, *, attempt: int = 1) -> int:
+        """A checkpoint is in storage."""
+        committed = agents_pb2.CheckpointCommitted(step=step, size_bytes=1)
+        return await self.send(
+            agents_pb2.AgentEvent(job_id=job_id, attempt=attempt, checkpoint_committed=committed)
+        )
+
     async def exit(self, rank: int, code: int, *, step: int = 0, **facts: object) -> int:
         """A worker ends."""
         job_id, attempt = self.running.pop(rank)

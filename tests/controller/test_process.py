@@ -91,6 +91,7 @@ def test_killed_controller_comes_back_and_the_job_runs_on(tmp_path: Path) -> Non
             # And it goes on deciding: the rest of the job's life.
             for rank, agent in enumerate(agents):
                 await agent.exit(rank, 0, step=10)
+            await agents[0].commit(job_id, 10)
             await _reach(address, job_id, "SUCCEEDED")
             await asyncio.gather(*(agent.stop() for agent in agents))
 

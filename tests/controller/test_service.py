@@ -38,6 +38,7 @@ def test_job_survives_a_worker_and_succeeds(tmp_path: Path) -> None:
             await first.report(2.0, first_step=4)
             await first.exit(0, 0, step=10)
             await second.exit(1, 0, step=10)
+            await first.commit(job_id, 10, attempt=2)
             job = await bench.reach(job_id, "SUCCEEDED")
             assert job.step == 4
             await until(lambda: first.count("forget_job") == 1, "the job is forgotten")
@@ -176,7 +177,7 @@ def test_worker_that_was_told_to_stop_is_no_evidence(tmp_path: Path) -> None:
             await second.exit(1, -9, step=1, stopped=True)
             for agent in (first, second):
                 await agent.answer(agent.last("stop_workers"))
-            await bench.started(2)
+            await bench.reach(job_id, "FAILED")
             found = await IncidentsStub(bench.channel).ListIncidents(
                 incidents_pb2.ListIncidentsRequest(job_id=job_id)
             )
@@ -209,6 +210,7 @@ def test_curve_is_exact_and_the_watch_brings_all_of_it(tmp_path: Path) -> None:
             await first.report(*losses[2:], first_step=3)
             await first.exit(0, 0, step=10)
             await second.exit(1, 0, step=10)
+            await first.commit(job_id, 10)
             await watcher
             request = jobs_pb2.GetJobRequest(job_id=job_id, with_steps=True)
             curve = [report.loss for report in (await bench.jobs.GetJob(request)).steps]

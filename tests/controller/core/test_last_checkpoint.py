@@ -81,7 +81,7 @@ def test_an_exit_that_is_told_again_prolongs_nothing() -> None:
     assert driver.job().state is JobState.SUSPENDING
 
 
-def test_a_job_that_names_no_place_for_checkpoints_waits_for_none() -> None:
+def test_a_job_of_a_journal_that_knows_no_such_wait_waits_for_none() -> None:
     assert trained(last_checkpoint_s=0.0).job().state is JobState.SUCCEEDED
 
 
