@@ -4,7 +4,7 @@ Importing torch and the trainer costs seconds; forking a process
 that has imported it costs milliseconds. The node agent starts one standby
 process per node and asks it, over a socket pair, for every worker:
 
-    agent -> standby  {"op": "fork", "key": K, "assignment": {...}}
+    agent -> standby  {"op": "fork", "key": K, "assignment": {...}, "cgroup": G}
                       {"op": "adopt", "key": K, "pid": P}   (a child of a standby that died)
                       {"op": "exit"}
     standby -> agent  {"event": "ready", "pid": P}
@@ -103,6 +103,8 @@ class _Child:
     pid: int
     # False for a worker taken over from a standby that died: not ours to reap.
     own: bool
+    # Folder of its cgroup, "" when it has none of its own.
+    cgroup: str = ""
 
 
 class Standby:
@@ -141,7 +143,7 @@ class Standby:
             request = json.loads(line)
             match request["op"]:
                 case "fork":
-                    self._fork(request["key"], request["assignment"])
+                    self._fork(request["key"], request["assignment"], request.get("cgroup", ""))
                 case "adopt":
                     self._adopt(request["key"], request["pid"])
                 case "exit":
@@ -150,7 +152,7 @@ class Standby:
                     raise ValueError(f"request from the agent: unknown op {unknown!r}")
         return True
 
-    def _fork(self, key: str, assignment: dict[str, Any]) -> None:
+    def _fork(self, key: str, assignment: dict[str, Any], cgroup: str) -> None:
         threads = os.listdir("/proc/self/task")
         if len(threads) != 1:
             detail = (
@@ -167,15 +169,16 @@ class Standby:
             self._tell(event="refused", key=key, detail=f"cannot fork: {error}")
             return
         if pid == 0:
-            self._become_worker(key, {**assignment, "forked_at_ns": forked_at_ns})
+            self._become_worker(key, {**assignment, "forked_at_ns": forked_at_ns}, cgroup)
         reach(CrashPoint.STANDBY_FORKED)
-        self._watch(_Child(key, pid, own=True))
+        self._watch(_Child(key, pid, own=True, cgroup=cgroup))
         self._tell(event="forked", key=key, pid=pid, at_ns=forked_at_ns)
 
-    def _become_worker(self, key: str, assignment: dict[str, Any]) -> None:
+    def _become_worker(self, key: str, assignment: dict[str, Any], cgroup: str) -> None:
         """The rest of a child's life; never returns."""
         code = 1
         try:
+            _write(cgroup, "cgroup.procs", "0")
             _enter_child(key, assignment, self._rendezvous_fd)
             reach(CrashPoint.WORKER_FORKED)
             code = self._entry(assignment)
@@ -210,6 +213,7 @@ class Standby:
 
     def _kill_children(self) -> None:
         for handle, child in self._children.items():
+            _write(child.cgroup, "cgroup.kill", "1")
             try:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
                 # What it started, too: nobody else looks after that.
@@ -218,6 +222,7 @@ class Standby:
                 continue
             if child.own:
                 os.waitpid(child.pid, 0)
+            _remove(child.cgroup)
 
     def _tell(self, **event: object) -> None:
         # An agent that is gone cannot read; the end of the socket says so next.
@@ -248,6 +253,25 @@ def _enter_child(key: str, assignment: dict[str, Any], rendezvous_fd: int) -> No
             os.close(int(name))
         except OSError:
             continue
+
+
+def _write(cgroup: str, name: str, value: str) -> None:
+    """Write to a file of a cgroup, if there is one; what that does is then done without it."""
+    if not cgroup:
+        return
+    try:
+        with open(f"{cgroup}/{name}", "w", encoding="ascii") as file:
+            file.write(value)
+    except OSError:
+        return
+
+
+def _remove(cgroup: str) -> None:
+    """Remove a cgroup if it is empty by now; else the next agent on this node does."""
+    try:
+        os.rmdir(cgroup)
+    except OSError:
+        return
 
 
 def _report_failure(error: BaseException, assignment: dict[str, Any]) -> None:

@@ -46,9 +46,11 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         "--join-token-file", type=Path, help="the join token, where the controller asks for one"
     )
     parser.add_argument("--metrics-port", type=int, help="serve metrics here; 0 takes a free port")
-    # For tests: handed to the standby process as they are; another module of checks.
+    # For tests: handed to the standby process as they are; another module of checks; a node that
+    # does not permit cgroups.
     parser.add_argument("--standby-argument", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--suite-runner", default="diagnostics.runner", help=argparse.SUPPRESS)
+    parser.add_argument("--no-cgroups", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     return AgentConfig(
         node=given.node,
@@ -63,6 +65,7 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         metrics_port=given.metrics_port,
         standby_arguments=tuple(given.standby_argument),
         suite_runner=given.suite_runner,
+        cgroups=not given.no_cgroups,
     )
 
 

@@ -24,6 +24,7 @@ import outlast
 from checkpoint.commit import Committed
 from checkpoint.damage import Damage
 from controller.agent.capacity import NodeCapacity
+from controller.agent.cgroups import WorkerCgroups
 from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands, Parts
 from controller.agent.config import AgentConfig
@@ -88,6 +89,7 @@ class Agent:
         self._mistakes = Mistakes()
         self._standby = self._make_standby()
         oom_kills = OomKills()
+        self._cgroups = WorkerCgroups(config.state_dir, is_wanted=config.cgroups)
         self._supervisor = Supervisor(
             limits=config.limits,
             standby=self._standby,
@@ -97,6 +99,7 @@ class Agent:
                 changed=self._processes_changed,
             ),
             oom_kills=oom_kills,
+            cgroups=self._cgroups,
             mistakes=self._mistakes,
         )
         self._uploads = Uploads(self)
@@ -202,6 +205,7 @@ class Agent:
         await self._suites.close()
         await self._supervisor.stop_all()
         await self._standby.stop(timeout_s)
+        self._cgroups.close()
         await self._orphans.end(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):

@@ -55,6 +55,8 @@ class AgentConfig:
     """Port of the metrics page; 0 takes a free one, None serves none."""
     standby_arguments: tuple[str, ...] = ()
     """Handed on to `python -m trainer.standby`."""
+    cgroups: bool = True
+    """Give each worker a cgroup of its own where this node permits it."""
     suite_runner: str = "diagnostics.runner"
     """Module that runs suites of checks."""
     limits: Limits = Limits()

@@ -11,8 +11,9 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from controller.agent.cgroup_paths import folder_of, groups_of
 from controller.agent.metrics.host import number_table
 from diagnostics.core.oom import KillCount
 
@@ -52,7 +53,7 @@ class OomKills:
 
     def began(self, key: str, pid: int) -> None:
         """There is a new worker."""
-        groups = _groups(self._root, str(pid)) or _groups(self._root, "self")
+        groups = groups_of(self._root, str(pid)) or groups_of(self._root, "self")
         group = _group_file(self._root, groups)
         path = group or self._root / _NODE
         # What was counted before was not this one.
@@ -103,61 +104,20 @@ def _printable(path: Path) -> str:
     return os.fsencode(path).decode(errors="replace")
 
 
-def _lines(path: Path) -> list[str]:
-    """Lines of a table that has names in it, which may be any bytes; none if it is not there."""
-    try:
-        text = path.read_text(errors="surrogateescape")
-    except OSError:
-        return []
-    # Not `splitlines`: a name may have what ends a line elsewhere.
-    return [line for line in text.split("\n") if line]
-
-
-def _groups(root: Path, process: str) -> list[str]:
-    """The cgroups that a process is in; none if it has gone, or says nothing."""
-    return _lines(root / "proc" / process / "cgroup")
-
-
 def _group_file(root: Path, groups: list[str]) -> Path | None:
     """The table of the memory cgroup among `groups` that has the count; None if none has."""
-    mounts = _lines(root / "proc/self/mountinfo")
     # A machine may have both versions mounted, and then memory is in one of them.
     for version, name in _FILES.items():
-        group, where = _group_of(groups, version), _mounted(mounts, version)
-        # Some paths lead out of what a container sees.
-        if group is None or where is None or ".." in group.parts:
+        where = folder_of(root, groups, version)
+        if where is None:
             continue
-        top, mount = where
-        if not group.is_relative_to(top):
-            continue
-        mounted = root / mount.lstrip("/")
-        folder = mounted / group.relative_to(top)
         # A group without a memory controller of its own is counted in one above it.
-        inside = (above for above in (folder, *folder.parents) if above.is_relative_to(mounted))
+        inside = (
+            above
+            for above in (where.folder, *where.folder.parents)
+            if above.is_relative_to(where.mounted)
+        )
         found = next((above / name for above in inside if count_of(above / name) is not None), None)
         if found is not None:
             return found
-    return None
-
-
-def _group_of(groups: list[str], version: str) -> PurePosixPath | None:
-    """The path of a process's memory cgroup, from lines of `number:controllers:path`."""
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        # Version 2 names no controllers there.
-        if "memory" in controllers.split(",") if version == "cgroup" else not controllers:
-            return PurePosixPath(path)
-    return None
-
-
-def _mounted(mounts: list[str], version: str) -> tuple[str, str] | None:
-    """Which cgroup is mounted where, of the hierarchy that may have memory."""
-    for line in mounts:
-        before, _, after = line.partition(" - ")
-        # Type, source, options; a source may be empty.
-        file_system, *_, options = (*after.split(" "), "")[:3]
-        is_memory = version == "cgroup2" or "memory" in options.split(",")
-        if file_system == version and is_memory:
-            _, _, _, top, mount = before.split(" ")[:5]
-            return top, mount
     return None

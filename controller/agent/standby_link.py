@@ -152,8 +152,10 @@ class StandbyLink:
         finally:
             self._waiting.discard(waiting)
 
-    async def fork(self, key: str, assignment: Mapping[str, object]) -> Forked:
-        """A new worker.
+    async def fork(
+        self, key: str, assignment: Mapping[str, object], *, cgroup: Path | None = None
+    ) -> Forked:
+        """A new worker, in a cgroup if one is given.
 
         Raises:
             StandbyError: the standby refused, died or did not answer.
@@ -162,7 +164,7 @@ class StandbyLink:
             raise StandbyError(f"worker {key}: the standby process is not ready")
         waiting: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         self._forks[key] = waiting
-        self._tell(op="fork", key=key, assignment=assignment)
+        self._tell(op="fork", key=key, assignment=assignment, cgroup=str(cgroup or ""))
         try:
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await waiting

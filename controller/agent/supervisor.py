@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from controller.agent.cgroups import WorkerCgroups
 from controller.agent.config import Limits
 from controller.agent.mistakes import Mistakes
 from controller.agent.oom import OomKills
@@ -74,15 +75,17 @@ class Supervisor:
         standby: StandbyLink,
         events: WorkerEvents,
         oom_kills: OomKills,
+        cgroups: WorkerCgroups,
         mistakes: Mistakes,
     ) -> None:
         self._limits = limits
         self._standby = standby
         self._events = events
         self._oom_kills = oom_kills
+        self._cgroups = cgroups
         self._mistakes = mistakes
         self._workers: dict[str, Worker] = {}
-        # Ends of what workers left in their process groups.
+        # Ends of what workers left in their cgroups and process groups.
         self._families: set[asyncio.Task[None]] = set()
 
     def workers(self) -> list[Worker]:
@@ -209,9 +212,12 @@ class Supervisor:
         raise failures[0]
 
     async def _fork(self, worker: Worker, launch: Launch) -> None:
+        worker.cgroup = self._cgroups.make()
         try:
-            forked = await self._standby.fork(worker.key, launch.assignment)
+            forked = await self._standby.fork(worker.key, launch.assignment, cgroup=worker.cgroup)
         except StandbyError:
+            # It may have forked all the same, and died before it said so.
+            self._end_family(worker)
             worker.close()
             del self._workers[worker.key]
             worker.gone.set_result(None)
@@ -290,8 +296,11 @@ class Supervisor:
             worker.close()
 
     def _end_family(self, worker: Worker) -> None:
+        ends = [] if worker.cgroup is None else [self._cgroups.end(worker.cgroup)]
         if worker.pid is not None:
-            task = asyncio.create_task(reap_group(worker.pid), name=f"family-{worker.key}")
+            ends.append(reap_group(worker.pid))
+        for end in ends:
+            task = asyncio.create_task(end, name=f"family-{worker.key}")
             self._families.add(task)
             task.add_done_callback(self._families.discard)
 

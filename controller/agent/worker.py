@@ -81,6 +81,8 @@ class Worker:
     stage: int = 0
     # Of the job: a step beyond them is none.
     total_steps: int = MAX_COUNT
+    # Its own, where the agent may make one.
+    cgroup: Path | None = None
     pid: int | None = None
     pidfd: int | None = None
     forked_ns: int = 0

@@ -59,6 +59,8 @@ def run(assignment: dict[str, Any]) -> int:
     box.resumed(max(0, assignment["committed_step"]))
     if behaviour == "family":
         start_family(Path(assignment["data_dir"]) / f"family-{rank}")
+    if behaviour == "forked daemon":
+        fork_daemon(Path(assignment["data_dir"]) / f"family-{rank}")
     if behaviour == "garbage":
         return write_garbage(Path(assignment["blackbox_path"]))
     return train(box, behaviour, stop, first=max(0, assignment["committed_step"]) + 1)
@@ -106,6 +108,17 @@ def start_family(path: Path) -> None:
         check=True,
     )
     path.write_text(f"{child.pid} {grandchild} {int(daemon.stdout)}\n")
+
+
+def fork_daemon(path: Path) -> None:
+    """A process that leaves tree, group and session without an exec; says who it is."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            path.write_text(f"{os.getpid()}\n")
+            time.sleep(1000)
+        os._exit(0)
+    os.wait()
 
 
 def write_garbage(path: Path) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from controller.agent import launch, supervisor
+from controller.agent.cgroups import WorkerCgroups
 from controller.agent.config import AgentConfig, Limits
 from controller.agent.mistakes import Mistakes
 from controller.agent.oom import OomKills
@@ -81,6 +82,7 @@ def test_start_beside_a_call_that_fails_leaves_nothing_and_the_next_one_works(
                     changed=lambda: None,
                 ),
                 oom_kills=OomKills(),
+                cgroups=WorkerCgroups(tmp_path),
                 mistakes=Mistakes(),
             )
             link.start()
