@@ -24,6 +24,7 @@ import fsspec
 
 from checkpoint.backend import Backend, Entry, FileWriter, Unfinished
 from checkpoint.core import names
+from checkpoint.drivers import missing_driver
 from checkpoint.errors import StorageUnavailableError
 from checkpoint.hdfs import create_by_rename, has_rename
 from checkpoint.local import LocalFolder
@@ -53,7 +54,8 @@ def open_store(url: str, *, single_writer: bool, deadline_s: float) -> Backend:
     try:
         fs, root = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError, OSError) as error:
-        raise StorageUnavailableError(f"checkpoint storage {url}: {error}", lasting=True) from error
+        why = missing_driver(url) or error
+        raise StorageUnavailableError(f"checkpoint storage {url}: {why}", lasting=True) from error
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
     if "file" in protocols:
         return LocalFolder(Path(root))

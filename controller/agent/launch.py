@@ -116,7 +116,10 @@ async def check_storage(url: str, owner: Owner | None, timeout_s: float) -> None
         raise StartRefusedError(
             ErrorKind.CONFIG, f"checkpoint storage {url}: no answer in {timeout_s:.0f} s"
         ) from error
-    except (OutlastError, ValueError, OSError) as error:
+    except OutlastError as error:
+        # It names the storage itself.
+        raise StartRefusedError(ErrorKind.CONFIG, str(error)) from error
+    except (ValueError, OSError) as error:
         raise StartRefusedError(ErrorKind.CONFIG, f"checkpoint storage {url}: {error}") from error
 
 

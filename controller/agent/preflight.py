@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from checkpoint.drivers import missing_driver
 from checkpoint.storage import Storage
 from controller.agent import launch
 from controller.agent.launch import StartRefusedError
@@ -18,14 +19,13 @@ from controller.agent.threads import run_blocking
 from outlast.errors import OutlastError
 from outlast.problems import FieldProblem, shown
 from outlast.rules.data import check_tokens
+from outlast.rules.places import wrong_with_steps
 from outlast.sources import survey
 from outlast.spec import JobSpec
 from outlast.v1 import agents_pb2
 
 # Places that were found right; a node that forgets one looks again.
 _MAX_KNOWN = 1_000
-# Steps of another job's checkpoints; more would not help a person.
-_NUM_STEPS = 8
 
 
 class Preflight:
@@ -70,7 +70,11 @@ class Preflight:
         try:
             await launch.check_storage(url, launch.owner_of(command), self._probe_s)
         except StartRefusedError as error:
-            given = "is not given" if spec.checkpoint.url is None else f"is {shown(url)}"
+            given = (
+                "is not given"
+                if spec.checkpoint.url is None
+                else f"is {shown(spec.checkpoint.url)}"
+            )
             return [FieldProblem(field="checkpoint.url", message=f"{given}; {error}")]
         self._note(key)
         return []
@@ -110,6 +114,9 @@ def _source(spec: JobSpec) -> list[FieldProblem]:
 
 
 def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
+    missing = missing_driver(url)
+    if missing is not None:
+        return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {missing}")]
     try:
         steps = sorted(Storage(url).committed_steps())
     except ValueError as error:
@@ -124,11 +131,9 @@ def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
             "`outlast status JOB` prints where its checkpoints lie"
         )
         return [FieldProblem(field="checkpoint.load", message=message)]
-    if wanted is None or wanted in steps:
-        return []
-    near = ", ".join(map(str, steps[-_NUM_STEPS:]))
-    message = f"is {wanted}, and {url} has no checkpoint of that step; allowed: {near}"
-    return [FieldProblem(field="checkpoint.load_step", message=message)]
+    wrong = wrong_with_steps(url, steps, wanted, spec.steps)
+    field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
+    return [] if wrong is None else [FieldProblem(field=field, message=wrong)]
 
 
 def _in_words(problems: list[FieldProblem]) -> str:

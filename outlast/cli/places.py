@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.core import names
+from checkpoint.drivers import missing_driver
 from outlast.problems import FieldProblem, collect, shown
 from outlast.rules.data import check_tokens
-from outlast.rules.places import local_path, wrong_with_place
+from outlast.rules.places import local_path, wrong_with_place, wrong_with_steps
 from outlast.sources import Source, survey
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 _OWNERS = {"model.seq_len": "data.source", "checkpoint.load_step": "checkpoint.load"}
 _UNCERTAIN = "(on this machine; what counts is what the nodes have)"
-# Steps of another job's checkpoints; more would not help a person.
-_NUM_STEPS = 8
 
 
 class Nodes(Enum):
@@ -52,6 +51,7 @@ def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
     source: list[Source] = []
     rules: tuple[Callable[[JobSpec], list[FieldProblem]], ...] = (
         lambda spec: _look_at_source(spec, source),
+        _look_at_drivers,
         _look_at_url,
         _look_at_load,
     )
@@ -105,6 +105,20 @@ def _look_at_source(spec: JobSpec, found: list[Source]) -> list[FieldProblem]:
     return check_tokens(spec, held.nbytes, f"all of data.source = {source}")
 
 
+def _look_at_drivers(spec: JobSpec) -> list[FieldProblem]:
+    """Packages that read the stores of the spec, before a node misses one."""
+    found = []
+    for name in ("url", "load"):
+        url: str | None = getattr(spec.checkpoint, name)
+        if url is None or wrong_with_place(url, ""):
+            continue
+        missing = missing_driver(url)
+        if missing is not None:
+            message = f"is {shown(url)}; {missing}"
+            found.append(FieldProblem(field=f"checkpoint.{name}", message=message))
+    return found
+
+
 def _look_at_url(spec: JobSpec) -> list[FieldProblem]:
     url = spec.checkpoint.url
     path = None if url is None or wrong_with_place(url, "") else local_path(url)
@@ -134,7 +148,7 @@ def _unwritable(folder: Path) -> str | None:
 def _look_at_load(spec: JobSpec) -> list[FieldProblem]:
     url = spec.checkpoint.load
     path = None if url is None or wrong_with_place(url, "") else local_path(url)
-    if path is None:
+    if path is None or url is None:
         return []
     root = Path(path)
     steps = _committed(root)
@@ -147,11 +161,9 @@ def _look_at_load(spec: JobSpec) -> list[FieldProblem]:
             why += f", such as {root / min(inside)}"
     else:
         wanted = spec.checkpoint.load_step
-        if wanted is None or wanted in steps:
-            return []
-        near = ", ".join(map(str, steps[-_NUM_STEPS:]))
-        message = f"is {wanted}, and {root} has no checkpoint of that step; allowed: {near}"
-        return [FieldProblem(field="checkpoint.load_step", message=message)]
+        wrong = wrong_with_steps(url, steps, wanted, spec.steps)
+        field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
+        return [] if wrong is None else [FieldProblem(field=field, message=wrong)]
     remedy = "" if ";" in why else "; `outlast status JOB` prints where a job's checkpoints lie"
     return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}, {why}{remedy}")]
 

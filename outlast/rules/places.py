@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 
 from outlast.problems import shown
 
@@ -11,6 +12,8 @@ from outlast.problems import shown
 SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "hdfs", "webhdfs")
 # Others that `checkpoint.stores` takes: within one process, and an alias of fsspec's.
 _ALSO_TAKEN = ("memory", "local")
+# Steps of another job's checkpoints; more would not help a person.
+_NUM_STEPS = 8
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -26,6 +29,25 @@ def local_path(url: str) -> str | None:
         return url
     scheme, _, rest = url.partition("://")
     return rest if scheme in ("file", "local") and rest.startswith("/") else None
+
+
+def wrong_with_steps(url: str, steps: Sequence[int], wanted: int | None, end: int) -> str | None:
+    """Why a job of `end` steps cannot begin with a checkpoint at `url`, which holds `steps`.
+
+    `steps` are ascending, and one at least.
+    """
+    near = ", ".join(map(str, steps[-_NUM_STEPS:]))
+    if wanted is not None:
+        missing = f"is {wanted}, and {url} has no checkpoint of that step; allowed: {near}"
+        return None if wanted in steps else missing
+    if steps[-1] < end:
+        return None
+    earlier = [step for step in steps if step < end]
+    remedy = f", or checkpoint.load_step: {earlier[-1]}" if earlier else ""
+    return (
+        f"is {shown(url)}, whose newest checkpoint is of step {steps[-1]}, which leaves nothing to "
+        f"train as steps = {end}; allowed: more than {steps[-1]} steps{remedy}"
+    )
 
 
 def wrong_with_place(url: str, example: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,22 @@ def test_every_place_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     assert "which has no committed checkpoint" in words
 
 
+def test_a_store_whose_package_is_not_installed_is_named_once_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("s3fs", "gcsfs"):
+        # As an import finds it where it is not installed.
+        monkeypatch.setitem(sys.modules, module, None)
+    places = {"url": "s3://bucket/jobs", "load": "gs://bucket/jobs/other"}
+    error = refused(tmp_path, data={"source": text_file(tmp_path)}, checkpoint=places)
+    assert str(error) == (
+        "checkpoint.url is 's3://bucket/jobs'; checkpoint storage s3://bucket/jobs/job-1: s3:// "
+        "URLs need the package s3fs, which is not installed; remedy: pip install s3fs; "
+        "checkpoint.load is 'gs://bucket/jobs/other'; gs:// URLs need the package gcsfs, which "
+        "is not installed; remedy: pip install gcsfs"
+    )
+
+
 def test_a_sequence_longer_than_the_data_is_found(tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("only a few words")
@@ -80,6 +97,19 @@ def test_a_step_that_the_other_job_does_not_have_is_found(tmp_path: Path) -> Non
     error = refused(tmp_path, checkpoint=checkpoint, data={"source": text_file(tmp_path)})
     assert "checkpoint.load_step is 50" in str(error)
     assert "allowed: 40" in str(error)
+
+
+def test_a_checkpoint_that_is_not_before_the_end_of_the_job_is_found(tmp_path: Path) -> None:
+    other, source = f"file://{tmp_path}/other", {"source": text_file(tmp_path)}
+    for step in (20, 240):
+        Storage(other).put_if_absent(f"commits/{step:08d}.json", b"{}")
+    error = refused(tmp_path, checkpoint={"load": other}, data=source, steps=240)
+    assert error.kind is ErrorKind.CONFIG
+    assert "checkpoint.load is 'file://" in str(error)
+    assert "whose newest checkpoint is of step 240, which leaves nothing to train" in str(error)
+    assert "steps = 240; allowed: more than 240 steps, or checkpoint.load_step: 20" in str(error)
+    check(tmp_path, checkpoint={"load": other, "load_step": 20}, data=source, steps=240)
+    check(tmp_path, checkpoint={"load": other}, data=source, steps=241)
 
 
 def test_only_the_node_of_rank_0_tries_the_store(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,6 +137,35 @@ def test_standard_input_is_called_so(here: Path, state_dir: Path) -> None:
     assert "standard input has a problem:\n  steps: is 0" in refused(
         "-", state_dir, stdin="name: a\nsteps: 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "url", "package"),
+    [
+        ("checkpoint.url", "s3://bucket/jobs", "s3fs"),
+        ("checkpoint.load", "gs://bucket/jobs/a", "gcsfs"),
+        ("checkpoint.url", "hdfs://name:8020/jobs", "hdfs-native"),
+    ],
+)
+def test_a_store_whose_package_is_not_installed_comes_with_the_remedy(
+    field: str,
+    url: str,
+    package: str,
+    here: Path,
+    state_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As an import finds it where it is not installed.
+    monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
+    section, name = field.split(".")
+    (here / "job.yaml").write_text(f"name: a\n{section}: {{{name}: '{url}'}}\n")
+    words = f"  {field}: is {url!r}; {url.partition(':')[0]}:// URLs need the package {package}, "
+    remedy = f"which is not installed; remedy: pip install {package}\n"
+    assert refused("job.yaml", state_dir).endswith(f"has a problem:\n{words}{remedy}")
+    # Nodes elsewhere may have it.
+    done = outlast("plan", "job.yaml", "--state-dir", str(here / "none"))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert f"warning: {field} is {url!r}; " in done.stdout
 
 
 def test_where_nodes_are_other_machines_their_files_are_warnings(here: Path) -> None:
