@@ -13,7 +13,7 @@ import logging
 from collections.abc import Collection
 
 from checkpoint.core import names
-from checkpoint.core.manifest import Manifest
+from checkpoint.core.manifest import CommitRecord, Manifest
 from checkpoint.core.retention import (
     AttemptFolder,
     CommittedStep,
@@ -21,9 +21,11 @@ from checkpoint.core.retention import (
     is_abandoned,
     plan_cleanup,
 )
+from checkpoint.core.sealed import RecordError
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.keeping import drop_expired_leases, leased_steps, pinned_steps
 from checkpoint.storage import Storage
+from outlast.chosen import ChosenStart, is_given_up
 from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
@@ -35,8 +37,16 @@ class Cleaner:
     `grace_s` is how long after its last sign of life a writer may still be alive.
     """
 
-    def __init__(self, storage: Storage, policy: RetentionPolicy, *, grace_s: float) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        policy: RetentionPolicy,
+        *,
+        grace_s: float,
+        chosen: tuple[ChosenStart, ...] = (),
+    ) -> None:
         self._storage = storage
+        self._chosen = chosen
         self._policy = policy
         self._grace_s = grace_s
         # Records never change, so each is read once.
@@ -99,6 +109,13 @@ class Cleaner:
             known = self._known.get(step) or self._read(step)
             if known.attempt is not None:
                 self._known[step] = known
+                if is_given_up(self._chosen, step, known.attempt):
+                    # Its upload was under way when a person chose to go on elsewhere. It would
+                    # count as one of the newest, and keep this step from being committed anew.
+                    logger.info("given-up checkpoint set aside: step %d", step)
+                    self._storage.quarantine_step(step)
+                    del self._known[step]
+                    continue
             found.append(
                 CommittedStep(
                     step=step,
@@ -136,6 +153,18 @@ def attempt_folders(storage: Storage) -> list[AttemptFolder]:
         if entry.is_folder and (found := names.parse_attempt_folder(entry.name)) is not None
     )
     return [AttemptFolder(step=step, attempt=attempt) for step, attempt in parsed]
+
+
+def committed_by(storage: Storage, step: int) -> int:
+    """The attempt whose checkpoint of `step` is committed.
+
+    Where the record of that cannot be read, it is the newest that has a folder of the step.
+    """
+    try:
+        return CommitRecord.from_json(storage.read_bytes(names.commit_path(step))).attempt
+    except (RecordError, FileNotFoundError):
+        folders = (folder.attempt for folder in attempt_folders(storage) if folder.step == step)
+        return max(folders, default=0)
 
 
 def quarantined(storage: Storage) -> set[tuple[int, int]]:

@@ -25,6 +25,7 @@ from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.describe import Describer
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
+from outlast.chosen import ChosenStart, is_given_up
 from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class CommitRules:
     """This one must get to storage; None: none must."""
     last_timeout_s: float = 0.0
     """How long that is tried."""
+    chosen: tuple[ChosenStart, ...] = ()
+    """Where persons let the job go on: what is given up is not committed any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class Committed:
     upload_s: float
     total_s: float
     is_behind: bool
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +114,10 @@ class Coordinator:
         self._timeout_s = rules.timeout_s
         self._cadence = Cadence(rules.interval_steps)
         # Nobody writes on after its own deadline; twice that, for what it was late to hear of.
-        self._cleaner = Cleaner(storage, rules.retention, grace_s=2 * rules.timeout_s)
+        self._cleaner = Cleaner(
+            storage, rules.retention, grace_s=2 * rules.timeout_s, chosen=rules.chosen
+        )
+        self._chosen = rules.chosen
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._is_clean = True
 
@@ -156,8 +163,10 @@ class Coordinator:
             if folder.step == newest:
                 self._delete(f"{names.attempt_folder(*astuple(folder))}/{names.PARTS}")
             # What was found corrupt must not come back under another record.
-            is_corrupt = (folder.step, folder.attempt) in corrupt
-            if folder.step > newest and not is_corrupt:
+            is_out = (folder.step, folder.attempt) in corrupt or is_given_up(
+                self._chosen, folder.step, folder.attempt
+            )
+            if folder.step > newest and not is_out:
                 self._pending.setdefault(
                     (folder.step, folder.attempt),
                     _Pending(
@@ -284,6 +293,7 @@ class Coordinator:
             upload_s=time.monotonic() - pending.began_s,
             total_s=max(0.0, (time.time_ns() - pending.sealed_at_ns) / 1e9),
             is_behind=self._cadence.is_behind_after(winner.step, time.monotonic()),
+            attempt=winner.attempt,
         )
 
     def _put_manifest(self, manifest: Manifest) -> bytes:

@@ -43,6 +43,7 @@ from checkpoint.slotfile import SlotFile
 from checkpoint.storage import CALL_DEADLINE_S, Storage
 from checkpoint.transfer import OnPart, StoppedError, Transfer
 from checkpoint.watched import WatchedFolder
+from outlast.chosen import is_given_up
 from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
@@ -252,6 +253,8 @@ class Uploader:
         return UploadState.DONE
 
     def _try(self, part: _Part) -> None:
+        if is_given_up(self._rules.chosen, part.facts.step, part.facts.attempt):
+            return
         deadline_s = time.monotonic() + self._rules.timeout_s
         for num_failures in range(1, _NUM_TRIES + 1):
             try:

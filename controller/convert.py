@@ -35,6 +35,7 @@ from diagnostics.core.exits import ExitFacts, classify
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
 from diagnostics.core.stacks import fingerprint_of
 from diagnostics.core.verdicts import NodeVerdict, fold
+from outlast.chosen import ChosenStart
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 from outlast.rules.elastic import smaller_sizes
 from outlast.spec import JobSpec
@@ -299,6 +300,7 @@ def command_message(
                     ],
                     replayed_step=attempt.replayed_step or 0,
                     suspect_nodes=attempt.suspects,
+                    chosen_starts=chosen_messages(attempt.chosen),
                 )
             )
         case StopWorkers() as stop:
@@ -372,3 +374,13 @@ def _word(kind: type[_Word], text: str, other: _Word) -> _Word:
         return kind(text)
     except ValueError:
         return other
+
+
+def chosen_messages(chosen: Iterable[ChosenStart]) -> list[common_pb2.ChosenStart]:
+    """Where persons let a job go on."""
+    return [
+        common_pb2.ChosenStart(
+            step=each.step, attempt=each.attempt, url=each.url, url_step=each.url_step
+        )
+        for each in chosen
+    ]

@@ -177,9 +177,27 @@ class Client:
         """Stop a job so that it can go on later."""
         return self._call(self._jobs.PauseJob, jobs_pb2.PauseJobRequest(job_id=job_id)).job
 
-    def resume(self, job_id: str) -> jobs_pb2.Job:
-        """Let a paused job go on."""
-        return self._call(self._jobs.ResumeJob, jobs_pb2.ResumeJobRequest(job_id=job_id)).job
+    def resume(
+        self,
+        job_id: str,
+        *,
+        from_scratch: bool = False,
+        checkpoint_step: int | None = None,
+        checkpoint_url: str = "",
+    ) -> jobs_pb2.Job:
+        """Let a paused job go on, from its newest state unless told otherwise.
+
+        `from_scratch`: as when it was submitted. `checkpoint_step`: from its own committed
+        checkpoint of that step. `checkpoint_url`: from another root's newest, or from that of
+        `checkpoint_step` there. Newer states of its own are given up.
+        """
+        request = jobs_pb2.ResumeJobRequest(
+            job_id=job_id,
+            from_scratch=from_scratch,
+            checkpoint_step=checkpoint_step,
+            checkpoint_url=checkpoint_url,
+        )
+        return self._call(self._jobs.ResumeJob, request).job
 
     def push_checkpoint(
         self, job_id: str, *, url: str = "", timeout_s: float = 0.0

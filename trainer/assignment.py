@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outlast.chosen import ChosenStart
 from outlast.skipped import StepRange
 from outlast.spec import JobSpec, accepted_spec
 
@@ -40,6 +41,8 @@ class Assignment:
     """A step that gave no number and is done again; 0 for none."""
     suspects: tuple[str, ...]
     """Nodes that had a part in it then."""
+    chosen: tuple[ChosenStart, ...]
+    """Where persons let the job go on, oldest first."""
     checkpoint_url: str
     forked_at_ns: int
     device: str
@@ -76,6 +79,7 @@ class Assignment:
             ),
             replayed_step=int(fields["replayed_step"]),
             suspects=tuple(fields["suspects"]),
+            chosen=tuple(ChosenStart(**each) for each in fields["chosen"]),
             checkpoint_url=str(fields["checkpoint_url"]),
             forked_at_ns=int(fields["forked_at_ns"]),
             device=str(fields["device"]),

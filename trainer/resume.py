@@ -10,7 +10,8 @@ Nobody can know what storage holds that does not answer, and to begin anew would
 may be there: all ranks wait for it together, for a while.
 
 Where training went back past batches that are left out, states that were reached within
-them do not count, wherever they are (`outlast.skipped`).
+them do not count, wherever they are (`outlast.skipped`). Neither do those of a history that a
+person gave up (`outlast.chosen`); the first attempt after that loads what they chose, or fails.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from checkpoint.cleaning import committed_by
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.pacing import backoff_s
 from checkpoint.errors import NoCheckpointError, StorageUnavailableError
@@ -46,6 +48,7 @@ from checkpoint.restore import (
 )
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
+from outlast.chosen import ChosenStart, is_given_up
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError
 from outlast.skipped import StepRange, is_undone
@@ -79,11 +82,19 @@ class OtherJob:
     """The checkpoints of another job that this one begins with.
 
     `step` None: the newest. It must come before `last_step`, at which this job ends.
+    `is_chosen` says that a person chose it later, and not the spec.
     """
 
     url: str
     step: int | None
     last_step: int
+    is_chosen: bool = False
+
+    def failure(self, what: str) -> FatalError:
+        """The error of a checkpoint that cannot be begun with: a choice can be made anew."""
+        if self.is_chosen:
+            return NoCheckpointError(f"resume --checkpoint: {what}")
+        return FatalError(f"checkpoint.load: {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +104,9 @@ class Sources:
     `committed_step` is the newest that the controller knows to be in the job's own
     storage. `join` makes the group of all ranks, which only storage needs; those of `node`
     pass on what they read through the memory that they share. `skipped` are steps that are
-    left out. Storage that does not answer is asked again for `patience_s`.
+    left out, and `chosen` says what was given up. `only_step` is the step that must be loaded,
+    where there is one; 0: none of its own. Storage that does not answer is asked again for
+    `patience_s`.
     """
 
     memory_dir: Path
@@ -103,11 +116,20 @@ class Sources:
     join: Callable[[], Peers]
     node: Node | None = None
     skipped: tuple[StepRange, ...] = ()
+    chosen: tuple[ChosenStart, ...] = ()
+    only_step: int | None = None
     patience_s: float = 0.0
 
     def counts(self, step: int) -> bool:
         """Whether a state after `step` is one of this job's history."""
         return not is_undone(self.skipped, step)
+
+    def may_load(self, sealed: SealedStep) -> bool:
+        """Whether a state in host memory is of this job's history, and new enough."""
+        if self.only_step is not None or is_given_up(self.chosen, sealed.step, sealed.attempt):
+            return False
+        is_newest = sealed.step >= self.committed_step or not self.counts(self.committed_step)
+        return is_newest and self.counts(sealed.step)
 
     @property
     def is_stored(self) -> bool:
@@ -119,16 +141,16 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
     """Load the newest common state into `tensors`; None when there is none at all.
 
     Raises:
-        NoCheckpointError: the job's own were committed, and none of them can be loaded.
-        FatalError: the same of those that it was told to begin with.
+        NoCheckpointError: the job's own were committed, and none of them can be loaded; or the
+            one that a person chose.
+        FatalError: the same of those that its spec tells it to begin with.
         StorageUnavailableError: storage refuses, or still does not answer.
     """
     in_memory = _common(mesh, sealed_steps(sources.memory_dir, tensors))
     loads = [
         (sealed.step, partial(load_memory, sources.memory_dir, sealed, tensors))
         for sealed in in_memory
-        if sources.counts(sealed.step)
-        and (sealed.step >= sources.committed_step or not sources.counts(sources.committed_step))
+        if sources.may_load(sealed)
     ]
     restored, _ = _first_loadable(mesh, loads, "host memory")
     if restored is not None:
@@ -190,11 +212,14 @@ def _from_own(
                 reach(CrashPoint.RESTORE_SET_ASIDE)
             agree(peers, step, problem)
 
+        over = _given_up(storage, committed, peers, sources)
         for step in committed:
-            if not sources.counts(step):
+            if step in over or not sources.counts(step):
                 # Or retention would keep it instead of one that can be gone back to.
                 quarantine(step)
-        steps = [step for step in committed if sources.counts(step)]
+        steps = [step for step in committed if step not in over and sources.counts(step)]
+        if sources.only_step is not None:
+            steps = [step for step in steps if step == sources.only_step]
         loads = _loads(storage, manifest_of, steps, tensors, peers, sources.node)
         restored, skipped = _first_loadable(mesh, loads, "storage", drop=quarantine)
     if restored is not None:
@@ -208,6 +233,25 @@ def _from_own(
     return None
 
 
+def _given_up(
+    storage: Storage, committed: Sequence[int], peers: Peers, sources: Sources
+) -> frozenset[int]:
+    """Steps that were committed in a history that is over, as rank 0 sees them."""
+    if not sources.chosen:
+        return frozenset()
+
+    def look() -> list[int]:
+        return [
+            step
+            for step in committed
+            if is_given_up(sources.chosen, step, committed_by(storage, step))
+        ]
+
+    found = outcome(look) if peers.rank == 0 else []
+    agree(peers, 0, found if isinstance(found, Exception) else None)
+    return frozenset(json.loads(peers.from_rank_0(json.dumps(found).encode())))
+
+
 def _from_other(
     tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, other: OtherJob, node: Node | None
 ) -> Restored:
@@ -216,17 +260,17 @@ def _from_other(
     with _opened(peers, lookout) as (storage, committed, manifest_of):
         steps = [step for step in committed if other.step in (None, step)]
         if steps and steps[0] >= other.last_step:
-            raise FatalError(
-                f"checkpoint.load: step {steps[0]} below {other.url} is not before the end of this "
-                f"job, steps = {other.last_step}; raise steps, or say an earlier load_step"
+            raise other.failure(
+                f"step {steps[0]} below {other.url} is not before the end of this job, steps = "
+                f"{other.last_step}; raise steps, or say an earlier load_step"
             )
         # It is not ours: a corrupt one is left as it is.
         loads = _loads(storage, manifest_of, steps, tensors, peers, node)
         restored, skipped = _first_loadable(mesh, loads, storage.url)
     if restored is None:
         wanted = "no checkpoint" if other.step is None else f"no checkpoint of step {other.step}"
-        raise FatalError(
-            f"checkpoint.load: {wanted} below {other.url} can be loaded (committed: {committed}"
+        raise other.failure(
+            f"{wanted} below {other.url} can be loaded (committed: {committed}"
             f"{_in_words(skipped)}); a checkpoint root is checkpoint.url of the other job with "
             "its job id"
         )

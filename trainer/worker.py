@@ -43,6 +43,7 @@ from checkpoint.restore import Node
 from checkpoint.slotfile import TABLE_FILE, read_table
 from checkpoint.stage import NamedTensor, Stager
 from outlast.blackbox import Phase, StartMark, Writer
+from outlast.chosen import must_start_at
 from outlast.crashpoints import CrashPoint, reach
 from trainer import evidence, rehearsal
 from trainer.assignment import Assignment
@@ -248,19 +249,14 @@ def _restore(
     mesh: Mesh = state.mesh
     _check_same_data(state)
     await_fetched(assignment.memory_dir, assignment.spec.recovery.first_step_timeout_s)
-    load = assignment.spec.checkpoint.load
     sources = Sources(
         memory_dir=assignment.memory_dir,
         own=lookout,
         committed_step=assignment.committed_step,
         skipped=assignment.skipped,
-        other=None
-        if load is None
-        else OtherJob(
-            url=load,
-            step=assignment.spec.checkpoint.load_step,
-            last_step=assignment.spec.steps,
-        ),
+        chosen=assignment.chosen,
+        only_step=must_start_at(assignment.chosen, assignment.attempt),
+        other=_other_job(assignment),
         join=join,
         node=Node(folder=assignment.memory_dir.parent, ranks=frozenset(assignment.node_ranks)),
         # What is left of a start's time is for loading.
@@ -290,6 +286,19 @@ def _restore(
     }
     _write_whole(assignment.environment_path, document)
     return 0 if restored is None else restored.step
+
+
+def _other_job(assignment: Assignment) -> OtherJob | None:
+    """The checkpoints of another job to begin with: a person's choice, else the spec's."""
+    spec, choice = assignment.spec, assignment.chosen[-1:]
+    for each in choice:
+        if each.url:
+            step = None if each.url_step < 0 else each.url_step
+            return OtherJob(url=each.url, step=step, last_step=spec.steps, is_chosen=True)
+    if spec.checkpoint.load is None:
+        return None
+    step = spec.checkpoint.load_step
+    return OtherJob(url=spec.checkpoint.load, step=step, last_step=spec.steps)
 
 
 def write_error(path: Path, error: BaseException) -> None:

@@ -5,7 +5,7 @@
     step-00000050.2/__3_0.distcp            payload of one rank
     step-00000050.2/parts/rank-00003.json   its record, until the manifest has it
     step-00000050.2/.metadata               for torch's tools: what lies where, once more
-    quarantine/00000050.2.json              commit record of a checkpoint found corrupt
+    quarantine/00000050.2.json              commit record of a checkpoint found corrupt, or given up
     pins/00000050.json                      a person wants to keep the checkpoint of step 50
     leases/00000050.<token>.json            somebody is reading it
     owner.json                              which job this root belongs to

@@ -363,6 +363,7 @@ class Agent:
             total_s=committed.total_s,
             is_behind=committed.is_behind,
             stalled_s=self._stalled_s(job_id),
+            saved_by_attempt=committed.attempt,
         )
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=message))
         self._upload_ends["committed"] += 1

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from checkpoint.claiming import Owner, claim
@@ -25,6 +26,7 @@ from controller.agent.threads import run_blocking
 from controller.agent.uploads import UploadPlan, held_bytes
 from controller.agent.worker import WorkerPaths
 from controller.ranknodes import rank_nodes
+from outlast.chosen import ChosenStart
 from outlast.errors import OutlastError
 from outlast.layout import Layout
 from outlast.notes import MAX_COUNT
@@ -164,6 +166,7 @@ def make_launches(
             "skipped": [[each.first, each.last] for each in start.skipped],
             "replayed_step": start.replayed_step,
             "suspects": list(start.suspect_nodes),
+            "chosen": [asdict(each) for each in chosen_of(start)],
             "checkpoint_url": start.checkpoint_url,
             # The standby process puts the real moment here.
             "forked_at_ns": 0,
@@ -207,6 +210,15 @@ def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec)
         last_step=spec.steps,
         last_timeout_s=spec.checkpoint.last_timeout_s,
         owner=start.owner,
+        chosen=chosen_of(start),
+    )
+
+
+def chosen_of(start: agents_pb2.StartWorkers) -> tuple[ChosenStart, ...]:
+    """Where persons let the job go on."""
+    return tuple(
+        ChosenStart(step=each.step, attempt=each.attempt, url=each.url, url_step=each.url_step)
+        for each in start.chosen_starts
     )
 
 

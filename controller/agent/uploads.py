@@ -25,6 +25,7 @@ from checkpoint.damage import Damage
 from checkpoint.guarding import Guard, GuardCounts
 from checkpoint.upload import Uploader
 from controller.agent.threads import run_blocking
+from outlast.chosen import ChosenStart
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import RetryableError
 
@@ -61,6 +62,8 @@ class UploadPlan:
     last_timeout_s: float = 0.0
     owner: str
     """The job's mark in its checkpoint root; empty where its controller knows of none."""
+    chosen: tuple[ChosenStart, ...] = ()
+    """Where persons let the job go on: what is given up is not uploaded."""
 
 
 class PushError(RetryableError):
@@ -227,6 +230,7 @@ class Uploads:
                 interval_steps=plan.interval_steps,
                 last_step=plan.last_step,
                 last_timeout_s=plan.last_timeout_s,
+                chosen=plan.chosen,
             ),
             on_committed=committed,
             on_trouble=trouble,
@@ -256,8 +260,9 @@ def _kept_plan(job_id: str, memory_dir: Path) -> UploadPlan | None:
     except FileNotFoundError:
         return None
     ranks = {name: tuple(document[name]) for name in ("local_ranks", "saver_ranks")}
+    chosen = tuple(ChosenStart(**each) for each in document.get("chosen", ()))
     # What an older agent kept has no owner.
-    known = {"owner": "", **document, **ranks}
+    known = {"owner": "", **document, **ranks, "chosen": chosen}
     return UploadPlan(**{**known, "memory_dir": memory_dir, "job_id": job_id})
 
 

@@ -85,6 +85,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
                 skipped=job.skipped,
                 replayed_step=job.replayed_step,
                 suspects=job.replayed_on,
+                chosen=job.chosen,
             )
         )
     )

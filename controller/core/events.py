@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from controller.core.capacity import Capacity
 from controller.core.records import Cause, JobPlan
+from outlast.chosen import ChosenStart
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 
@@ -50,7 +51,13 @@ class JobPauseRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResumeRequested:
+    """A user lets a paused job go on: from its newest state, or from where they have chosen.
+
+    A choice holds for the attempt that it names as the last one before; of another it is late.
+    """
+
     job_id: JobId
+    chosen: ChosenStart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +367,8 @@ class CheckpointCommitted:
     is_behind: bool = False
     attempt: int = 0
     stalled_s: float = 0.0
+    # The attempt whose state it is; 0 from an agent that does not say.
+    saved_by: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from controller.core.records import (
     TimelineEntry,
 )
 from controller.core.states import TERMINAL, IncidentState, JobState
+from outlast.chosen import is_given_up
 from outlast.ids import NodeId, incident_id
 
 _MAX_NOTE = 4_000
@@ -114,6 +115,9 @@ def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> bool:
     """
     job = ctx.state.jobs.get(event.job_id)
     if job is None or (job.committed_step is not None and event.step <= job.committed_step):
+        return False
+    if is_given_up(job.chosen, event.step, event.saved_by or event.attempt):
+        # Its upload was under way when a person chose to go on elsewhere.
         return False
     job = ctx.put_job(
         job,

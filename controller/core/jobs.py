@@ -54,6 +54,7 @@ from controller.core.states import (
     JobState,
 )
 from controller.core.verdict import is_follower
+from outlast.chosen import ChosenStart
 
 # Where the workers stand is all that can be known of such a fault.
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
@@ -117,6 +118,10 @@ def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
     job = ctx.state.jobs.get(event.job_id)
     if job is None or job.wanted is not Wanted.PAUSE:
         return
+    chosen = event.chosen
+    if chosen is not None and (job.state is not JobState.PAUSED or chosen.attempt != job.attempt):
+        # It has changed since the choice was made.
+        return
     last_checkpoint.close_pushes(ctx, job, "the job is resumed")
     # A person has looked at it, so it gets a whole budget again.
     job = ctx.put_job(
@@ -127,8 +132,30 @@ def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
         faults_in_row=0,
         misfits=(),
     )
+    if chosen is not None:
+        job = _begin_at(ctx, job, chosen)
     if job.state is JobState.PAUSED:
-        ctx.move_job(job, JobState.QUEUED, "resumed by the user")
+        how = "" if chosen is None else f" {chosen}"
+        ctx.move_job(job, JobState.QUEUED, f"resumed by the user{how}")
+
+
+def _begin_at(ctx: Context, job: JobRecord, chosen: ChosenStart) -> JobRecord:
+    """Forget how far the job had come; what had failed there may fail anew.
+
+    `high_step` stays: what is trained again was trained before, and costs time for nothing new.
+    """
+    # Of a choice that no attempt has followed nothing has come.
+    before = tuple(each for each in job.chosen if each.attempt < chosen.attempt)
+    return ctx.put_job(
+        job,
+        chosen=(*before, chosen),
+        committed_step=chosen.step or None,
+        replayed_step=None,
+        replayed_on=(),
+        last_fingerprint="",
+        last_fault_step=-1,
+        same_failures=0,
+    )
 
 
 def worker_exited(ctx: Context, event: WorkerExited) -> None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from controller.core.accounting import NOTHING_YET, Account
 from controller.core.capacity import NOTHING_NEEDED, Capacity, NodeNeed
 from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
+from outlast.chosen import ChosenStart
 from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
 from outlast.layout import Layout
 from outlast.skipped import StepRange
@@ -240,6 +241,8 @@ class JobRecord:
     unreproduced: tuple[NodeId, ...] = ()
     # Steps that are left out, in the order in which that was decided.
     skipped: tuple[StepRange, ...] = ()
+    # Where persons let it go on, oldest first.
+    chosen: tuple[ChosenStart, ...] = ()
     restarts: int = 0
     # What decides the bits of the present attempt, and where that changed, in words.
     environment: str = ""
@@ -441,6 +444,7 @@ class AttemptRecord:
     # A step that gave no number and is done again, and the nodes that had a part in it then.
     replayed_step: int | None = None
     suspects: tuple[NodeId, ...] = ()
+    chosen: tuple[ChosenStart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

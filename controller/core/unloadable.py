@@ -13,8 +13,9 @@ from controller.core.verdict import Facts, Verdict, root_failure
 CLASS = "checkpoint"
 _ERROR = "checkpoint.core.errors.NoCheckpointError: "
 _ADVICE = (
-    "repair or bring back what is damaged (`outlast ckpt verify` lists it) and resume the job, or "
-    "submit a new one with checkpoint.load of another checkpoint"
+    "repair or bring back what is damaged (`outlast ckpt verify JOB` lists it; `outlast ckpt "
+    "salvage JOB -o FOLDER` saves the rest) and resume the job, or begin elsewhere: `outlast "
+    "resume JOB --checkpoint STEP` or URL, or `--from-scratch`"
 )
 
 

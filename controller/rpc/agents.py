@@ -340,6 +340,7 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
                     is_behind=event.checkpoint_committed.is_behind,
                     attempt=event.attempt,
                     stalled_s=event.checkpoint_committed.stalled_s,
+                    saved_by=event.checkpoint_committed.saved_by_attempt,
                 )
             ]
         case "checkpoint_trouble":

@@ -26,6 +26,7 @@ from controller.core.jobs import named
 from controller.core.naming import names
 from controller.core.records import JobRecord, Wanted
 from controller.core.states import TERMINAL, JobState
+from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
 from controller.rpc.errors import (
     Context,
     abort,
@@ -44,6 +45,7 @@ from controller.service import Service
 from controller.specs import spec_of
 from controller.store.curves import PAGE_ROWS
 from controller.watch import Watch
+from outlast.chosen import ChosenStart
 from outlast.ids import JobId, job_id
 from outlast.rules.places import wrong_with_place
 from outlast.spec import JobSpec, SpecError, parse_spec
@@ -221,16 +223,49 @@ class JobsService(JobsServicer):
     async def ResumeJob(
         self, request: jobs_pb2.ResumeJobRequest, context: Context
     ) -> jobs_pb2.ResumeJobResponse:
-        """Let a paused job go on."""
+        """Let a paused job go on, from its newest state or from where the request says."""
         job = await self._known(request.job_id, context)
         if job.state in TERMINAL or job.wanted is Wanted.CANCEL:
             await self._refuse_ended(job, "resumed", context)
         if job.wanted is not Wanted.PAUSE:
             await refused(
-                context, f"job {job.job_id} is {job.state}, not paused", reason="JOB_NOT_PAUSED"
+                context,
+                f"job {job.job_id} is {job.state}, not paused; `outlast pause {job.job_id}` pauses "
+                "one that runs",
+                reason="JOB_NOT_PAUSED",
             )
-        await tell(context, self._service, JobResumeRequested(job_id=job.job_id))
+        chosen = await self._choice(job, request, context) if is_choice(request) else None
+        await tell(context, self._service, JobResumeRequested(job_id=job.job_id, chosen=chosen))
+        if chosen is not None and chosen not in self._service.state.jobs[job.job_id].chosen:
+            await refused(
+                context,
+                f"job {job.job_id} has changed meanwhile and was left as it is; look at its "
+                "status, and ask again",
+                reason="JOB_CHANGED",
+            )
         return jobs_pb2.ResumeJobResponse(job=self._present(job.job_id))
+
+    async def _choice(
+        self, job: JobRecord, request: jobs_pb2.ResumeJobRequest, context: Context
+    ) -> ChosenStart:
+        """Where the request says that the job is to go on."""
+        if job.state is not JobState.PAUSED:
+            await refused(
+                context,
+                f"job {job.job_id} is {job.state} and not yet PAUSED: its workers are being "
+                "stopped; ask again in a moment",
+                reason="JOB_NOT_PAUSED",
+            )
+        url = request.checkpoint_url
+        if url:
+            wrong = wrong_with_place(url, "checkpoints")
+            if wrong is not None:
+                await bad_field(context, "checkpoint_url", wrong)
+            url = root_of(url)
+        try:
+            return await chosen_start(job, request, url)
+        except ChoiceError as error:
+            await bad_field(context, error.field, error.message)
 
     async def PushCheckpoint(
         self, request: jobs_pb2.PushCheckpointRequest, context: Context

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from google.protobuf import json_format, struct_pb2
 
-from controller.convert import capacity_message
+from controller.convert import capacity_message, chosen_messages
 from controller.core import accounting, cost
 from controller.core.environments import device_in
 from controller.core.facts import State
@@ -68,6 +68,7 @@ def brief_job(
         ettr=accounting.ettr(parts) or 0.0,
         ettr_last_hour=accounting.ettr(accounting.window(job.account, now_s)) or 0.0,
         checkpoint_url=job.checkpoint_url,
+        chosen_starts=chosen_messages(job.chosen),
         skipped=[common_pb2.StepRange(first=each.first, last=each.last) for each in job.skipped],
     )
     if device is not None:

@@ -244,16 +244,61 @@ def pause(
 
 def resume(
     job: JobName,
+    from_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--from-scratch",
+            help="Begin anew, as when the job was submitted. Its checkpoints are set aside.",
+        ),
+    ] = False,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint",
+            metavar="STEP|URL",
+            help="Go on from its own committed checkpoint of STEP, setting newer ones aside; or "
+            "from the newest in another folder of checkpoints.",
+        ),
+    ] = "",
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=1, metavar="N", help="With --checkpoint URL: of this step."),
+    ] = None,
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Continue a paused job."""
+    """Continue a paused job from its newest state, or from where you choose.
+
+    What was trained beyond a chosen point is given up: checkpoints in storage are set aside
+    (folder quarantine), not deleted, and never loaded again.
+    """
+    own_step, url = _choice(checkpoint, step, from_scratch=from_scratch)
     with controller_of(controller, state_dir) as client:
         found = find_job(client, job)
         if found.state in words.FINISHED:
             raise CliError(words.how_to_continue(found))
-        _print_job(client.resume(found.job_id), json)
+        resumed = client.resume(
+            found.job_id, from_scratch=from_scratch, checkpoint_step=own_step, checkpoint_url=url
+        )
+        _print_job(resumed, json)
+
+
+def _choice(checkpoint: str, step: int | None, *, from_scratch: bool) -> tuple[int | None, str]:
+    """Step and URL of what --checkpoint and --step name; a local path becomes absolute."""
+    from pathlib import Path
+
+    if from_scratch and checkpoint:
+        raise CliError("--from-scratch and --checkpoint exclude each other; give one of them")
+    if checkpoint.isdecimal():
+        if step is not None:
+            raise CliError(f"--step goes with --checkpoint URL; --checkpoint is {checkpoint}")
+        return int(checkpoint), ""
+    if step is not None and not checkpoint:
+        raise CliError("--step goes with --checkpoint URL, which is not given")
+    if not checkpoint or "://" in checkpoint:
+        return step, checkpoint
+    return step, str(Path(checkpoint).expanduser().resolve())
 
 
 def _fit_warnings(client: Client, document: dict[str, Any]) -> list[str]:

@@ -57,6 +57,10 @@ def facts(job: Job, incidents: Sequence[Incident]) -> dict[str, Any]:
         "ettr": job.ettr,
         "ettr_last_hour": job.ettr_last_hour,
         "steps_lost": steps_lost(incidents),
+        "chosen_starts": [
+            {"attempt": each.attempt + 1, "step": each.step, "url": each.url}
+            for each in job.chosen_starts
+        ],
         "steps_left_out": [[each.first, each.last] for each in job.skipped],
         "causes": [
             {"cause": cause, "incidents": count, "mttr_s": mttr_s, "lost_s": lost_s}
@@ -121,6 +125,7 @@ def _print(job: Job, incidents: Sequence[Incident]) -> None:
                 for part, seconds in shown_parts(job)
             ),
             ("steps lost", str(steps_lost(incidents))),
+            *words.chosen(job),
             *words.left_out(job),
         ]
     )

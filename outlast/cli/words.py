@@ -73,6 +73,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     ]
     if job.HasField("finished_s"):
         lines[-1] = ("took", f"{duration(until_s - job.submitted_s)} from submission to the end")
+    lines += chosen(job)
     lines += left_out(job)
     lines += [("data", line) for line in job.data_left_out]
     return [*lines, *(("numerics", line) for line in numerics(job.environment_changes))]
@@ -201,6 +202,19 @@ def how_to_continue(job: Job) -> str:
         f"{ended}. To train on from its checkpoint of step {step:,}: outlast submit SPEC "
         f"--set checkpoint.load={job.checkpoint_url}{more} (steps counts from the beginning)"
     )
+
+
+def chosen(job: Job) -> list[tuple[str, str]]:
+    """Where people let the job go on, and what was given up for that."""
+    lines = []
+    for each in job.chosen_starts:
+        which = f"{each.url_step:,}" if each.url_step >= 0 else "(the newest)"
+        where = f"from checkpoint {each.step:,}" if each.step else "from scratch"
+        if each.url:
+            where = f"from checkpoint {which} in {each.url}"
+        beyond = f"what was trained beyond step {each.step:,}" if each.step else "all before it"
+        lines.append(f"attempt {each.attempt + 1} began {where}, as chosen; {beyond} is given up")
+    return [("chosen", line) for line in lines]
 
 
 def left_out(job: Job) -> list[tuple[str, str]]:

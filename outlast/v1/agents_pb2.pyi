@@ -653,6 +653,7 @@ class CheckpointCommitted(google.protobuf.message.Message):
     TOTAL_S_FIELD_NUMBER: builtins.int
     IS_BEHIND_FIELD_NUMBER: builtins.int
     STALLED_S_FIELD_NUMBER: builtins.int
+    SAVED_BY_ATTEMPT_FIELD_NUMBER: builtins.int
     step: builtins.int
     size_bytes: builtins.int
     upload_s: builtins.float
@@ -661,6 +662,8 @@ class CheckpointCommitted(google.protobuf.message.Message):
     """Storage has been too slow for the interval that the spec asks for, for a while."""
     stalled_s: builtins.float
     """For how long this attempt's training has waited for copies to host memory so far."""
+    saved_by_attempt: builtins.int
+    """The attempt that saved it."""
     def __init__(
         self,
         *,
@@ -670,8 +673,9 @@ class CheckpointCommitted(google.protobuf.message.Message):
         total_s: builtins.float = ...,
         is_behind: builtins.bool = ...,
         stalled_s: builtins.float = ...,
+        saved_by_attempt: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["is_behind", b"is_behind", "size_bytes", b"size_bytes", "stalled_s", b"stalled_s", "step", b"step", "total_s", b"total_s", "upload_s", b"upload_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_behind", b"is_behind", "saved_by_attempt", b"saved_by_attempt", "size_bytes", b"size_bytes", "stalled_s", b"stalled_s", "step", b"step", "total_s", b"total_s", "upload_s", b"upload_s"]) -> None: ...
 
 global___CheckpointCommitted = CheckpointCommitted
 
@@ -836,6 +840,7 @@ class StartWorkers(google.protobuf.message.Message):
     REPLAYED_STEP_FIELD_NUMBER: builtins.int
     SUSPECT_NODES_FIELD_NUMBER: builtins.int
     PACKED_NODES_FIELD_NUMBER: builtins.int
+    CHOSEN_STARTS_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     """The validated spec, canonical JSON."""
     world_size: builtins.int
@@ -874,6 +879,10 @@ class StartWorkers(google.protobuf.message.Message):
     def suspect_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Nodes that had a part in it when it gave none."""
 
+    @property
+    def chosen_starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.ChosenStart]:
+        """Where persons let the job go on, oldest first; the same in every later attempt."""
+
     def __init__(
         self,
         *,
@@ -891,8 +900,9 @@ class StartWorkers(google.protobuf.message.Message):
         replayed_step: builtins.int = ...,
         suspect_nodes: collections.abc.Iterable[builtins.str] | None = ...,
         packed_nodes: builtins.bytes = ...,
+        chosen_starts: collections.abc.Iterable[outlast.v1.common_pb2.ChosenStart] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "owner", b"owner", "packed_nodes", b"packed_nodes", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replayed_step", b"replayed_step", "replica_peers", b"replica_peers", "skipped", b"skipped", "spec_json", b"spec_json", "suspect_nodes", b"suspect_nodes", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "owner", b"owner", "packed_nodes", b"packed_nodes", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replayed_step", b"replayed_step", "replica_peers", b"replica_peers", "skipped", b"skipped", "spec_json", b"spec_json", "suspect_nodes", b"suspect_nodes", "world_size", b"world_size"]) -> None: ...
 
 global___StartWorkers = StartWorkers
 

@@ -95,6 +95,38 @@ class StepRange(google.protobuf.message.Message):
 global___StepRange = StepRange
 
 @typing.final
+class ChosenStart(google.protobuf.message.Message):
+    """Where a person let a job go on. What attempts up to this one had saved beyond the step is
+    given up: it is not loaded any more.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    URL_FIELD_NUMBER: builtins.int
+    URL_STEP_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """0: from the beginning."""
+    attempt: builtins.int
+    """The last attempt before."""
+    url: builtins.str
+    """Begin with a checkpoint of another checkpoint root; empty for none."""
+    url_step: builtins.int
+    """Which one; -1 for the newest."""
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        attempt: builtins.int = ...,
+        url: builtins.str = ...,
+        url_step: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "step", b"step", "url", b"url", "url_step", b"url_step"]) -> None: ...
+
+global___ChosenStart = ChosenStart
+
+@typing.final
 class StepReport(google.protobuf.message.Message):
     """A span of training, as the last pipeline stage measured it."""
 

@@ -69,6 +69,7 @@ class Job(google.protobuf.message.Message):
     SKIPPED_FIELD_NUMBER: builtins.int
     CHECKPOINT_URL_FIELD_NUMBER: builtins.int
     DATA_LEFT_OUT_FIELD_NUMBER: builtins.int
+    CHOSEN_STARTS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -137,6 +138,10 @@ class Job(google.protobuf.message.Message):
     def data_left_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What of the data source is not read, in words: files that are no text, what is cut."""
 
+    @property
+    def chosen_starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.ChosenStart]:
+        """Where persons let it go on with `resume --from-scratch` or `--checkpoint`, oldest first."""
+
     def __init__(
         self,
         *,
@@ -175,9 +180,10 @@ class Job(google.protobuf.message.Message):
         skipped: collections.abc.Iterable[outlast.v1.common_pb2.StepRange] | None = ...,
         checkpoint_url: builtins.str = ...,
         data_left_out: collections.abc.Iterable[builtins.str] | None = ...,
+        chosen_starts: collections.abc.Iterable[outlast.v1.common_pb2.ChosenStart] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "committed_step", b"committed_step", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload
@@ -527,16 +533,34 @@ global___PauseJobResponse = PauseJobResponse
 
 @typing.final
 class ResumeJobRequest(google.protobuf.message.Message):
+    """With `from_scratch`, `checkpoint_step` or `checkpoint_url` the job must be PAUSED, and goes on
+    there instead of from its newest state.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
+    FROM_SCRATCH_FIELD_NUMBER: builtins.int
+    CHECKPOINT_STEP_FIELD_NUMBER: builtins.int
+    CHECKPOINT_URL_FIELD_NUMBER: builtins.int
     job_id: builtins.str
+    from_scratch: builtins.bool
+    """As when it was submitted."""
+    checkpoint_step: builtins.int
+    """From its own committed checkpoint of this step, or with a URL from that of this step there."""
+    checkpoint_url: builtins.str
+    """From the newest committed checkpoint of another checkpoint root."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
+        from_scratch: builtins.bool = ...,
+        checkpoint_step: builtins.int | None = ...,
+        checkpoint_url: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_checkpoint_step", b"_checkpoint_step", "checkpoint_step", b"checkpoint_step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_checkpoint_step", b"_checkpoint_step", "checkpoint_step", b"checkpoint_step", "checkpoint_url", b"checkpoint_url", "from_scratch", b"from_scratch", "job_id", b"job_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_checkpoint_step", b"_checkpoint_step"]) -> typing.Literal["checkpoint_step"] | None: ...
 
 global___ResumeJobRequest = ResumeJobRequest
 

@@ -141,7 +141,8 @@ class JobsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """ResumeJob lets a paused job go on: from its newest state, or from where the request says.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

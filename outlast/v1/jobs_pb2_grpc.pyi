@@ -69,6 +69,7 @@ class JobsStub:
         outlast.v1.jobs_pb2.ResumeJobRequest,
         outlast.v1.jobs_pb2.ResumeJobResponse,
     ]
+    """ResumeJob lets a paused job go on: from its newest state, or from where the request says."""
 
     PushCheckpoint: grpc.UnaryUnaryMultiCallable[
         outlast.v1.jobs_pb2.PushCheckpointRequest,
@@ -135,6 +136,7 @@ class JobsAsyncStub:
         outlast.v1.jobs_pb2.ResumeJobRequest,
         outlast.v1.jobs_pb2.ResumeJobResponse,
     ]
+    """ResumeJob lets a paused job go on: from its newest state, or from where the request says."""
 
     PushCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
         outlast.v1.jobs_pb2.PushCheckpointRequest,
@@ -216,7 +218,8 @@ class JobsServicer(metaclass=abc.ABCMeta):
         self,
         request: outlast.v1.jobs_pb2.ResumeJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[outlast.v1.jobs_pb2.ResumeJobResponse, collections.abc.Awaitable[outlast.v1.jobs_pb2.ResumeJobResponse]]: ...
+    ) -> typing.Union[outlast.v1.jobs_pb2.ResumeJobResponse, collections.abc.Awaitable[outlast.v1.jobs_pb2.ResumeJobResponse]]:
+        """ResumeJob lets a paused job go on: from its newest state, or from where the request says."""
 
     @abc.abstractmethod
     def PushCheckpoint(

@@ -35,7 +35,9 @@ PLAN = UploadPlan(
     bytes_per_s=None,
     owner="its mark",
 )
-COMMITTED = Committed(step=50, size_bytes=1000, upload_s=0.5, total_s=2.5, is_behind=False)
+COMMITTED = Committed(
+    step=50, size_bytes=1000, upload_s=0.5, total_s=2.5, is_behind=False, attempt=1
+)
 
 
 class NotingUploader:

@@ -14,6 +14,7 @@ from checkpoint.cleaning import Cleaner
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.keeping import LEASE_S, Lease, pin, reading, unpin
 from checkpoint.storage import Storage
+from outlast.chosen import ChosenStart
 from tests.checkpoint.helpers import (
     commit_steps,
     load_alone,
@@ -193,3 +194,19 @@ def test_reading_works_where_nothing_can_be_written(
         lease.renew()
     assert same_bits(restored, make_tensors(1))
     assert not (folder / "job-1/leases").exists()
+
+
+def test_a_checkpoint_of_a_history_that_is_over_is_set_aside(url: str, tmp_path: Path) -> None:
+    """Its upload ended after a person had chosen to begin anew: it counts among no newest."""
+    commit_steps(url, tmp_path / "memory", [1, 2, 3])
+    storage = Storage(url)
+    cleaner = Cleaner(
+        storage,
+        RetentionPolicy(keep=1),
+        grace_s=GRACE_S,
+        chosen=(ChosenStart(step=2, attempt=1),),
+    )
+    cleaner.clean(waiting=())
+    assert storage.committed_steps() == [2]
+    assert [entry.name for entry in storage.entries("quarantine")] == ["00000003.1.json"]
+    assert storage.entries("step-00000003.1"), "its bytes are kept"

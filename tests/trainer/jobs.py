@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from checkpoint import stage
 from checkpoint.stage import Stager
 from outlast.blackbox import Group, Op, OpRecord
+from outlast.chosen import ChosenStart
 from outlast.layout import Layout
 from outlast.spec import JobSpec
 from tests.checkpoint.lanes import GatedLane
@@ -224,13 +225,16 @@ def train(
     stop_after: int = 0,
     committed_step: int = 0,
     skipped: tuple[tuple[int, int], ...] = (),
+    chosen: tuple[ChosenStart, ...] = (),
 ) -> dict[str, Any]:
     """A whole worker's exit code, and a digest of what it ended with.
 
     With `stop_after`, the last rank gets a SIGTERM while it works on its step of
     that number, counted from 1; all ranks must then stop after the same step.
     """
-    code, states = worked(context, folder, spec, attempt, stop_after, committed_step, skipped)
+    code, states = worked(
+        context, folder, spec, attempt, stop_after, committed_step, skipped, chosen=chosen
+    )
     return {"code": code, "state": digest_of(states)}
 
 
@@ -265,6 +269,7 @@ def worked(
     replayed_step: int = 0,
     suspects: tuple[str, ...] = (),
     nodes: tuple[str, ...] = (),
+    chosen: tuple[ChosenStart, ...] = (),
 ) -> tuple[int, list[TrainState]]:
     """A whole worker, as the standby process would run it; its exit code and its state."""
     # Forked with one thread, as production demands.
@@ -292,6 +297,7 @@ def worked(
         "skipped": [list(each) for each in skipped],
         "replayed_step": replayed_step,
         "suspects": suspects,
+        "chosen": [asdict(each) for each in chosen],
         "checkpoint_url": str(folder / "store" / "job-1"),
         "forked_at_ns": time.time_ns(),
         "device": "cpu",

@@ -39,6 +39,7 @@ def assignment(folder: Path) -> Assignment:
             "skipped": [],
             "replayed_step": 0,
             "suspects": [],
+            "chosen": [],
             "forked_at_ns": 0,
             "device": "cpu",
             "checkpoint_url": "",

@@ -221,6 +221,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "total_s": _DURATION,
         "is_behind": Flag(),
         "stalled_s": _DURATION,
+        "saved_by_attempt": _STEP,
     },
     "CheckpointTrouble": {
         "step": _STEP_IF_KNOWN,

@@ -31,7 +31,7 @@ def render(job: Job, incidents: Sequence[Incident]) -> str:
         ],
         body=[
             *_time(parts, wall_s),
-            *_left_out(job),
+            *_marks(job),
             *_causes(incidents),
             *_each(incidents),
         ],
@@ -51,10 +51,14 @@ def _time(parts: dict[str, float], wall_s: float) -> list[str]:
     ]
 
 
-def _left_out(job: Job) -> list[str]:
-    """Marks of the curve: what the run was not trained on."""
-    marks = [shell.paragraph(text) for _, text in words.left_out(job)]
-    return [shell.heading("What was left out"), *marks] if marks else []
+def _marks(job: Job) -> list[str]:
+    """Marks of the curve: where people let it go on, and what the run was not trained on."""
+    chosen = [shell.paragraph(text) for _, text in words.chosen(job)]
+    left_out = [shell.paragraph(text) for _, text in words.left_out(job)]
+    return [
+        *([shell.heading("Where training was begun by choice"), *chosen] if chosen else []),
+        *([shell.heading("What was left out"), *left_out] if left_out else []),
+    ]
 
 
 def _causes(incidents: Sequence[Incident]) -> list[str]:
