@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controller.kube import objects
 from controller.kube.conditions import COMMON, ClosingCondition
-from outlast.ids import NAME_PATTERN, NodeId
+from outlast.ids import NAME_PATTERN
 
 NVIDIA_GPU = "nvidia.com/gpu"
 
@@ -88,8 +87,3 @@ class KubeConfig:
             raise ValueError(f"workers is {self.workers}; a node needs 1 or more")
         if self.num_devices < 0:
             raise ValueError(f"num_devices is {self.num_devices}; allowed: 0 or more")
-        try:
-            objects.agent_pod(self, "any", "any", (NodeId("any"),))
-        except (AttributeError, TypeError, ValueError) as error:
-            # What a person wrote may have any shape.
-            raise ValueError(f"pod_template does not fit an agent's pod: {error}") from error

@@ -87,6 +87,20 @@ def selector(fleet: str) -> str:
     return ",".join(f"{key}={labels(fleet)[key]}" for key in keys)
 
 
+def checked(config: KubeConfig) -> KubeConfig:
+    """`config`, once an agent's pod can be made of it.
+
+    Raises:
+        ValueError: its template does not fit.
+    """
+    try:
+        agent_pod(config, "any", "any", (NodeId("any"),))
+    except (AttributeError, TypeError, ValueError) as error:
+        # What a person wrote may have any shape.
+        raise ValueError(f"pod_template does not fit an agent's pod: {error}") from error
+    return config
+
+
 def anchor(config: KubeConfig) -> Json:
     """The object that owns all others of the fleet."""
     return {

@@ -12,8 +12,9 @@ import typer
 from outlast.cli import output, words
 from outlast.cli.convert import convert
 from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.job_folder import Folder, nothing_there, url_of
-from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
+from outlast.cli.options import Controller, Json, StateDir
 from outlast.cli.progress import bytes_bar
 from outlast.cli.push import push
 from outlast.cli.salvage import salvage

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from outlast.cli.folders import DEFAULT_STATE_DIR
+
 if TYPE_CHECKING:
     from outlast.client import Client
 
@@ -44,7 +46,6 @@ def _begun(words: Iterable[str], incomplete: str) -> list[str]:
 def _asked(ctx: typer.Context, ask: Callable[[Client], list[_Found]]) -> list[_Found]:
     from outlast.cli.connect import resolve_address
     from outlast.cli.errors import CliError
-    from outlast.cli.options import DEFAULT_STATE_DIR
     from outlast.client import Client
     from outlast.errors import OutlastError
 

@@ -13,7 +13,8 @@ import typer
 from outlast.cli import completion, findings, output, words
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError, ExitCode
-from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.options import Controller, Json, StateDir
 
 if TYPE_CHECKING:
     from outlast.client import Client

@@ -10,7 +10,8 @@ import typer
 
 from outlast.cli import output, words
 from outlast.cli.connect import controller_of
-from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, NodeName, StateDir
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.options import Controller, Json, NodeName, StateDir
 from outlast.cli.usage import Commands, ListingGroup
 
 if TYPE_CHECKING:

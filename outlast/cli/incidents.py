@@ -9,7 +9,8 @@ import typer
 
 from outlast.cli import completion, incident_words, output, words
 from outlast.cli.connect import controller_of, find_incident, find_job
-from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.options import Controller, Json, StateDir
 from outlast.cli.usage import Commands, ListingGroup
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import typer
 from outlast.cli import incident_words, output, words
 from outlast.cli.connect import connector, controller_of, find_job, where_nodes_are
 from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import (
-    DEFAULT_STATE_DIR,
     AnyJobName,
     Assignments,
     Controller,

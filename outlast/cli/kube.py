@@ -128,6 +128,7 @@ def cluster(
     """
     from controller.kube.conditions import COMMON, parse
     from controller.kube.config import KubeConfig, Patience
+    from controller.kube.objects import checked
 
     if not namespace:
         if image:
@@ -142,7 +143,7 @@ def cluster(
             "with --kube-controller where they find this controller"
         )
     try:
-        return KubeConfig(
+        config = KubeConfig(
             namespace=namespace,
             image=image,
             controller=agents_dial or f"{CONTROLLER_SERVICE}.{namespace}:{port}",
@@ -157,6 +158,7 @@ def cluster(
             config_file=config_file,
             patience=Patience(idle_s=idle_s),
         )
+        return checked(config)
     except ValueError as error:
         raise CliError(f"--kube-…: {error}") from error
 

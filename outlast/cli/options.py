@@ -9,8 +9,6 @@ import typer
 
 from outlast.cli import completion
 
-DEFAULT_STATE_DIR = Path("~/.local/state/outlast")
-
 Controller = Annotated[
     str,
     typer.Option(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from outlast.cli import output
-from outlast.cli.planning import recommended_standbys
+from outlast.cli.plan_facts import recommended_standbys
 from outlast.cli.words import flops, size
 
 if TYPE_CHECKING:
-    from outlast.cli.planning import Projected
+    from outlast.cli.plan_facts import Projected
     from outlast.cli.specfile import Checked
     from outlast.spec import JobSpec
     from trainer.core.estimate import Plan

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from outlast.cli import output
 from outlast.cli.connect import where_nodes_are
-from outlast.cli.errors import CliError, ExitCode
-from outlast.cli.options import (
-    DEFAULT_STATE_DIR,
-    Assignments,
-    Controller,
-    Json,
-    SpecFile,
-    StateDir,
-)
-
-if TYPE_CHECKING:
-    from outlast.devices import Device
-    from outlast.spec import JobSpec
-    from trainer.core.estimate import Plan
-    from trainer.core.projection import Projection
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.options import Assignments, Controller, Json, SpecFile, StateDir
+from outlast.cli.plan_facts import estimate, plan_facts, project, projection_facts
 
 # One adapter of 200 Gbit/s for each device.
 DEFAULT_LINK = "25GB/s"
@@ -57,17 +44,6 @@ KernelsOption = Annotated[
         help="With --device: share of its peak that matrix products reach.",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projected:
-    """A step on a device, and what was assumed."""
-
-    device: Device
-    link_bytes_per_s: float
-    kernel_share: float
-    peak_flops_per_s: float
-    step: Projection
 
 
 def register(app: typer.Typer) -> None:
@@ -123,94 +99,3 @@ def schema() -> None:
 
     document = JobSpec.model_json_schema()
     output.print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **document})
-
-
-def estimate(spec: JobSpec, *, on_gpu: bool = False) -> Plan:
-    """What the job will need."""
-    from trainer.core.estimate import plan as plan_job
-    from trainer.planning import plan_input
-
-    return plan_job(plan_input(spec, on_gpu=on_gpu))
-
-
-def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
-    """A step of the job on a device.
-
-    Raises:
-        CliError: the device or the link is not one, or the device lacks the precision.
-    """
-    from outlast.devices import find_device, parse_quantity
-    from trainer.core.projection import Machine
-    from trainer.core.projection import project as project_step
-    from trainer.planning import plan_input
-
-    try:
-        known = find_device(device)
-        speed = parse_quantity(link, "B/s")
-    except ValueError as error:
-        raise CliError(str(error), ExitCode.BAD_INPUT) from error
-    peak = known.peak_flops_per_s[spec.precision]
-    machine = Machine(
-        peak_flops_per_s=peak,
-        kernel_share=kernels,
-        # Devices of a node may have links of their own.
-        peer_bytes_per_s=known.peer_bytes_per_s or speed,
-        link_bytes_per_s=speed,
-        ranks_per_node=spec.workers_per_node,
-    )
-    return Projected(
-        device=known,
-        link_bytes_per_s=speed,
-        kernel_share=kernels,
-        peak_flops_per_s=peak,
-        step=project_step(plan_input(spec), machine),
-    )
-
-
-def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
-    """The plan as plain values, groups and totals included."""
-    from trainer.planning import node_host_memory_bytes
-
-    layout = spec.layout
-    return {
-        "name": spec.name,
-        **asdict(found),
-        "total_tokens": found.tokens_per_step * spec.steps,
-        "total_flops": found.flops_per_token * found.tokens_per_step * spec.steps,
-        "nodes": spec.num_nodes,
-        "workers_per_node": spec.workers_per_node,
-        "node_host_memory_bytes": node_host_memory_bytes(spec),
-        "standbys": recommended_standbys(spec),
-        "groups": {
-            "tp": layout.tp_groups(),
-            "dp": layout.dp_groups(),
-            "pp": layout.pp_groups(),
-        },
-        "ranks": [{**asdict(rank), "device_bytes": rank.device_bytes} for rank in found.ranks],
-        "communication": {
-            **asdict(found.communication),
-            "total_bytes": found.communication.total_bytes,
-        },
-        "spec": spec.model_dump(mode="json"),
-    }
-
-
-def recommended_standbys(spec: JobSpec) -> int:
-    """Nodes to hold ready, at the failure rate that Llama 3 was published with."""
-    from controller.core.standbys import standbys_for
-    from controller.sim.mixes import MIXES
-
-    return standbys_for(spec.num_nodes, MIXES["llama3"].per_1000_node_days / 1000.0)
-
-
-def projection_facts(projected: Projected) -> dict[str, Any]:
-    """The projection and its assumptions as plain values."""
-    return {
-        "device": projected.device.name,
-        "source": projected.device.source,
-        "memory_bytes": projected.device.memory_bytes,
-        "peak_flops_per_s": projected.peak_flops_per_s,
-        "kernel_share": projected.kernel_share,
-        "link_bytes_per_s": projected.link_bytes_per_s,
-        **asdict(projected.step),
-    }

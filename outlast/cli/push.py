@@ -10,7 +10,8 @@ import typer
 from outlast.cli import output, words
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import ExitCode
-from outlast.cli.options import DEFAULT_STATE_DIR, Controller, JobName, Json, StateDir
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.options import Controller, JobName, Json, StateDir
 
 if TYPE_CHECKING:
     from outlast.client import Client

@@ -10,8 +10,9 @@ import typer
 
 from outlast.cli import output
 from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.job_folder import Folder, url_of
-from outlast.cli.options import DEFAULT_STATE_DIR, Controller, Json, StateDir
+from outlast.cli.options import Controller, Json, StateDir
 
 if TYPE_CHECKING:
     from checkpoint.salvage import Damage, Lost, Salvaged

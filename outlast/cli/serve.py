@@ -13,7 +13,8 @@ import typer
 
 from outlast.cli import kube
 from outlast.cli.errors import CliError
-from outlast.cli.options import DEFAULT_STATE_DIR, StateDir
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.options import StateDir
 from outlast.cli.specfile import EXAMPLE
 
 if TYPE_CHECKING:

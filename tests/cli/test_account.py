@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from outlast.cli import report
+from outlast.cli import account
 from outlast.cli.errors import ExitCode
 from outlast.cli.pages.job import render
 from outlast.v1.incidents_pb2 import Incident
@@ -36,7 +36,7 @@ SIMULATION = ("simulate", "--nodes", "16", "--days", "1", "--rate", "60", "--no-
 
 
 def test_the_account_as_json_has_every_part_and_cause() -> None:
-    facts = report.facts(JOB, INCIDENTS)
+    facts = account.facts(JOB, INCIDENTS)
     assert facts["wall_s"] == 1000.0
     assert facts["steps_lost"] == 7
     assert facts["steps_left_out"] == []

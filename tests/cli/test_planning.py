@@ -12,7 +12,7 @@ import yaml
 
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.fit import asked_fit, fit_warnings, missing_nodes
-from outlast.cli.planning import estimate, plan_facts
+from outlast.cli.plan_facts import estimate, plan_facts
 from outlast.cli.specfile import load_spec
 from outlast.client import Client
 from outlast.errors import OutlastError

@@ -9,6 +9,7 @@ import pytest
 from controller.agent.__main__ import parse
 from controller.kube import objects
 from controller.kube.config import KubeConfig
+from controller.kube.objects import checked
 from controller.kube.observed import read_host, read_pod
 from outlast.ids import NodeId
 from tests.kube.views import CONFIG, pod
@@ -179,7 +180,7 @@ def test_new_pods_take_the_lowest_names_that_are_free() -> None:
 def test_config_that_makes_no_sense_is_refused(changes: dict[str, object], says: str) -> None:
     values: dict[str, object] = {"namespace": "n", "image": "i", "controller": "c:1"}
     with pytest.raises(ValueError, match=says):
-        KubeConfig(**{**values, **changes})  # type: ignore[arg-type]  # wrong on purpose
+        checked(KubeConfig(**{**values, **changes}))  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_reading_a_bare_host_and_a_bare_pod() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from outlast.cli import report, words
+from outlast.cli import account, words
 from outlast.cli.pages import charts, shell
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def render(job: Job, incidents: Sequence[Incident]) -> str:
     """The page of a job and its incidents."""
-    parts = dict(report.shown_parts(job))
+    parts = dict(account.shown_parts(job))
     wall_s = sum(parts.values())
     return shell.page(
         title=f"{job.name}: where its time went",
@@ -27,7 +27,7 @@ def render(job: Job, incidents: Sequence[Incident]) -> str:
             ("ETTR", f"{100 * job.ettr:.2f} %"),
             ("ETTR, last hour", f"{100 * job.ettr_last_hour:.2f} %"),
             ("incidents", str(len(incidents))),
-            ("steps lost", str(report.steps_lost(incidents))),
+            ("steps lost", str(account.steps_lost(incidents))),
         ],
         body=[
             *_time(parts, wall_s),
@@ -65,7 +65,7 @@ def _causes(incidents: Sequence[Incident]) -> list[str]:
     return [
         shell.heading("What faults cost, by cause"),
         shell.table(
-            ("Cause", "Incidents", "MTTR", "Lost"), report.cause_rows(incidents), numbers=3
+            ("Cause", "Incidents", "MTTR", "Lost"), account.cause_rows(incidents), numbers=3
         ),
     ]
 
