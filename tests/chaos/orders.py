@@ -197,10 +197,14 @@ class Desk:
         (self.folder / f"clock-{host}").write_text(str(seconds))
 
     def poison(self, node: str, case: Mapping[str, object]) -> None:
-        """Have a node's agent report what cannot be, with its next heartbeat."""
+        """Have a node's agent report what cannot be, in every heartbeat from now on."""
         draft = self.folder / f"poison-{node}.new"
         draft.write_text(json.dumps(case))
         draft.rename(self.folder / f"poison-{node}")
+
+    def cure(self, node: str) -> None:
+        """Have it report only what is so."""
+        (self.folder / f"poison-{node}").unlink()
 
     def slow_down(self, what: Literal["steps", "all"]) -> None:
         """Make steps, or also checkpoints and the store, slow, as large ones are."""

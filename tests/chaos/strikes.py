@@ -247,6 +247,7 @@ def _poison(plant: Plant, row: Row, node: str) -> None:
         }
 
     wait_for(lambda: counted() >= _REASONS, "every bad report to be counted", REACH_S)
+    plant.desk.cure(node)
     assert f"report dropped: node={node}" in plant.log("controller")
     # Nothing of it got as far as to have the controller fail on it.
     assert plant.metrics()["outlast_controller_poisoned_events_total", frozenset()] == 0

@@ -264,21 +264,26 @@ def _slow() -> str:
 
 def _patch_agent(module: ModuleType) -> None:
     heartbeat = module.Agent._heartbeat
+    emitted = set[str]()
 
     @functools.wraps(heartbeat)
     def beaten(agent: Any) -> Any:
         beat = heartbeat(agent)
-        ordered = Path(FOLDER, f"poison-{agent._config.node}")
-        if ordered.exists():
-            bad_reports = _bad_reports()
-            case = bad_reports.Case(**json.loads(ordered.read_text()))
-            ordered.unlink()
+        try:
+            ordered = Path(FOLDER, f"poison-{agent._config.node}").read_text()
+        except FileNotFoundError:
+            return beat
+        bad_reports = _bad_reports()
+        case = bad_reports.Case(**json.loads(ordered))
+        if ordered not in emitted:
+            emitted.add(ordered)
             for event in bad_reports.events(case):
                 agent._emit(event, module.Weight.LASTING)
-            # Before and behind what is true: the last word on a rank may be the bad one.
-            true = [*beat.ranks]
-            del beat.ranks[:]
-            beat.ranks.extend([*bad_reports.summaries(case), *true, *bad_reports.summaries(case)])
+        # Before and behind what is true: the last word on a rank may be the bad one. Every
+        # heartbeat for a while: a slow line gets the newest only.
+        true = [*beat.ranks]
+        del beat.ranks[:]
+        beat.ranks.extend([*bad_reports.summaries(case), *true, *bad_reports.summaries(case)])
         return beat
 
     module.Agent._heartbeat = beaten
