@@ -87,6 +87,14 @@ class Stream:
         while self.num_sessions == before:
             await asyncio.sleep(0)
 
+    def has_ended(self) -> bool:
+        """Whether the controller's end has failed."""
+        return self._task.done()
+
+    async def wait(self) -> None:
+        """Raise what the controller's end has failed with."""
+        await self._task
+
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
