@@ -244,6 +244,7 @@ class _Controller:
             await asyncio.wait([*parts, stopped], return_when=asyncio.FIRST_COMPLETED)
             _raise_failure(parts)
             logger.info("controller stops")
+            self.service.is_leaving = True
             if cluster is not None:
                 # Agents say goodbye, and that is journalled: no fault of theirs at the next start.
                 await cluster.stop_all()

@@ -82,6 +82,8 @@ class Service:
         self.on_restored: Callable[[], None] = _nothing
         self.guard = Guard()
         self.poison = Poison(journal)
+        # The controller ends in order, and takes nodes of its own along.
+        self.is_leaving = False
         self._machine = machine
         self._journal = journal
         self._watch = watch

@@ -123,6 +123,8 @@ class NodeLeft:
 
     node: NodeId
     incarnation: str
+    # By this controller, which ends itself and takes its nodes along.
+    is_ours: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

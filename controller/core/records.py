@@ -218,10 +218,9 @@ class JobRecord:
     deadline_s: float | None = None
     incident: IncidentId | None = None
     num_incidents: int = 0
-    # In journals of older versions only: by now they are facts of their own (`State.done`).
+    # In journals of older versions only: by now facts of their own (`State.done`).
     done_ranks: tuple[int, ...] = ()
-    # While it stops in order to grow: the step after which its ranks stopped, -1 until one
-    # says so.
+    # While it stops in order to grow: the step after which its ranks stopped, -1 at first.
     grow_step: int | None = None
     # Last step that any rank is known to have completed.
     high_step: int = 0
@@ -229,10 +228,9 @@ class JobRecord:
     retry_left: int = 0
     # Faults since a newer checkpoint was last committed.
     faults_in_row: int = 0
-    # What failed last and how far training was then.
+    # What failed last, how far training was then, and how often in a row it came back since.
     last_fingerprint: str = ""
     last_fault_step: int = -1
-    # How often in a row that failure came back with no step in between.
     same_failures: int = 0
     # The step that gave no number and is done again, and the nodes that had a part in it.
     replayed_step: int | None = None
@@ -299,24 +297,25 @@ class NodeRecord:
     workers: int
     job: JobId | None = None
     cordoned: bool = False
-    # Number of suites asked of it so far; makes command ids unique.
+    # Suites asked of it so far, which makes command ids unique; suites in a row that could not
+    # even run; and passed ones in a row while VALIDATING.
     num_suites: int = 0
-    # Suites in a row that could not even run.
     unrun_suites: int = 0
-    # Passed suites in a row while VALIDATING.
     passes: int = 0
     checked_s: float | None = None
     # When the present state should be looked at again.
     timer_s: float | None = None
     # When quarantines began, newest last, within the retirement window.
     quarantines_s: tuple[float, ...] = ()
-    # Id of the quarantine session, from the fault until the node may be used again; "" when
-    # there is none. The cluster keeps the host closed for everybody while there is one.
+    # Id of the quarantine session, from the fault until the node may be used again; else "". The
+    # cluster keeps the host closed for everybody while there is one.
     quarantine: str = ""
-    # The incarnation of the agent that could not kill its workers, "" when there is none.
+    # Incarnations of the agent that could not kill its workers, and of that which said that it
+    # ends in order; "" for none.
     stuck: str = ""
-    # The incarnation of the agent that said that it ends in order, "" when none has.
     left: str = ""
+    # When its agent was stopped in order of late, under a job at work, newest last.
+    stops_s: tuple[float, ...] = ()
     # Where its agent takes copies of host memory, 0 for nowhere, and what it wants to hear.
     replica_port: int = 0
     replica_token: str = ""

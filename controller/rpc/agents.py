@@ -298,7 +298,14 @@ class AgentsService(AgentsServicer):
                 return self._watch.progress_made(node, event, now_s), []
             case _:
                 self._count(node, event)
-                return _events_of(node, event), []
+                return self._events_of(node, event), []
+
+    def _events_of(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
+        if event.WhichOneof("kind") == "goodbye":
+            is_ours = self._service.is_leaving
+            said = event.goodbye.incarnation
+            return [NodeLeft(node=node, incarnation=said, is_ours=is_ours)]
+        return _events_of(node, event)
 
     def _count(self, node: NodeId, event: agents_pb2.AgentEvent) -> None:
         """Note what the machine does not keep."""
@@ -330,8 +337,6 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
             return [
                 convert.worker_exited(node, event.job_id, event.attempt, exited.rank, exited.exit)
             ]
-        case "goodbye":
-            return [NodeLeft(node=node, incarnation=event.goodbye.incarnation)]
         case "checkpoint_committed":
             return [
                 CheckpointCommitted(

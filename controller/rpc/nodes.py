@@ -111,4 +111,5 @@ class NodesService(NodesServicer):
             node,
             is_connected=self._sessions.is_connected(node.node),
             last_heartbeat_s=heard_s,
+            now_s=self._service.now_s,
         )

@@ -8,7 +8,7 @@ from functools import lru_cache
 from google.protobuf import json_format, struct_pb2
 
 from controller.convert import capacity_message, chosen_messages
-from controller.core import accounting, cost
+from controller.core import accounting, cost, leaving
 from controller.core.environments import device_in
 from controller.core.facts import State
 from controller.core.records import (
@@ -85,13 +85,13 @@ def complete(message: jobs_pb2.Job, job: JobRecord) -> None:
 
 
 def node_message(
-    node: NodeRecord, *, is_connected: bool, last_heartbeat_s: float | None
+    node: NodeRecord, *, is_connected: bool, last_heartbeat_s: float | None, now_s: float
 ) -> nodes_pb2.Node:
     """A node as it stands. `last_heartbeat_s` is of the wall clock."""
     return nodes_pb2.Node(
         node_id=node.node,
         state=node.state,
-        reason=node.reason,
+        reason="; ".join(filter(None, (node.reason, leaving.note(node, now_s)))),
         state_since_s=node.since_s,
         connected=is_connected,
         last_heartbeat_s=last_heartbeat_s or 0.0,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from controller.core.fleet import spares_wanted
+from controller.core.leaving import recent_stops
 from controller.core.states import AWAY, FREE, NodeState
 from controller.families import Counter, Family, Gauge
 from controller.web.metrics.sources import Sources
@@ -18,6 +19,11 @@ STATE = Gauge("outlast_node_state", "1 for the node's present state", ("node", "
 CONNECTED = Gauge("outlast_node_connected", "Whether its agent has a session", _BY_NODE)
 HEARTBEAT = Gauge("outlast_node_heartbeat_age_seconds", "Since it was last heard", _BY_NODE)
 QUARANTINES = Gauge("outlast_node_quarantines", "How often it was quarantined of late", _BY_NODE)
+STOPS = Gauge(
+    "outlast_node_agent_stops",
+    "How often its agent was stopped in order within the last hour while a job was at work there",
+    _BY_NODE,
+)
 SPARE = Gauge("outlast_spare_nodes", "Connected nodes that are free")
 SPARES_WANTED = Gauge(
     "outlast_spare_nodes_wanted",
@@ -26,7 +32,8 @@ SPARES_WANTED = Gauge(
 EVICTIONS = Counter("outlast_node_evictions_total", "Nodes taken out of the cluster")
 REQUESTS = Counter("outlast_node_requests_total", "Times that the cluster was asked for nodes")
 FAMILIES: tuple[Family, ...] = (
-    *(STATE, CONNECTED, HEARTBEAT, QUARANTINES, SPARE, SPARES_WANTED, EVICTIONS, REQUESTS),
+    *(STATE, CONNECTED, HEARTBEAT, QUARANTINES, STOPS),
+    *(SPARE, SPARES_WANTED, EVICTIONS, REQUESTS),
 )
 
 
@@ -45,6 +52,8 @@ def collect(sources: Sources) -> Iterator[Metric]:
         if (heard_s := sources.watch.heard_s(node.node)) is not None
     )
     yield QUARANTINES.of(((node.node,), len(node.quarantines_s)) for node in nodes)
+    wall_s = sources.service.now_s
+    yield STOPS.of(((node.node,), len(recent_stops(node, wall_s))) for node in nodes)
     spare = sum(
         node.state in FREE and sessions.is_connected(node.node) and not node.cordoned
         for node in nodes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
+from controller.core import leaving
 from controller.core.facts import fold
 from controller.core.records import Cause, Rung
 from controller.core.states import IncidentState, JobState, NodeState
@@ -71,6 +72,43 @@ def test_ten_planned_stops_in_a_row_leave_no_trace(who_is_first: str) -> None:
         driver.answer_all("/start/")
         driver.advanced(number + 2)
         assert_untouched(driver)
+
+
+def _stop_again(driver: Driver, number: int, *, is_ours: bool = False) -> list[str]:
+    """The agent of n1 is stopped in order and comes back, and the job trains on."""
+    driver.now_s += 60.0
+    node = driver.node("n1")
+    said = driver.send(ev.NodeLeft(node=node.node, incarnation=node.incarnation, is_ours=is_ours))
+    disconnect(driver, "n1")
+    driver.answer_all("/stop/")
+    join(driver, "n1", f"again {number}")
+    driver.answer_all("/start/")
+    driver.advanced(number)
+    assert driver.job().state is JobState.RUNNING
+    return [line for line in said if line.startswith("alert")]
+
+
+def test_agent_that_is_stopped_again_and_again_under_a_job_is_named_and_not_blamed() -> None:
+    driver = Driver().running(spares=0)
+    alerts = [_stop_again(driver, number) for number in range(2, 6)]
+    assert [len(each) for each in alerts] == [0, 0, 1, 0]
+    assert "4 times within the hour" in leaving.note(driver.node("n1"), driver.now_s)
+    assert leaving.note(driver.node("n2"), driver.now_s) == ""
+    assert_untouched(driver)
+    # As it goes on, and is over an hour after.
+    assert fold(driver.machine.state.as_facts()) == driver.machine.state
+    assert leaving.note(driver.node("n1"), driver.now_s + leaving.STOPS_WINDOW_S) == ""
+
+
+def test_stops_that_were_announced_are_not_counted() -> None:
+    driver = Driver().running(spares=0)
+    for number in range(2, 6):
+        assert _stop_again(driver, number, is_ours=True) == []
+    driver.send(ev.NodeCordonRequested(node=N1))
+    for number in range(6, 10):
+        assert _stop_again(driver, number) == []
+    assert driver.node("n1").stops_s == ()
+    assert_untouched(driver)
 
 
 def test_an_agent_that_leaves_stops_the_others_and_the_job_waits_for_it() -> None:
