@@ -31,7 +31,7 @@ from controller.core import events as ev
 from controller.core.states import JobState
 from controller.store.curves import StepRow
 from outlast.ids import Attempt, CommandId, JobId, NodeId
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, common_pb2, jobs_pb2
 
 WORKERS = 8

@@ -25,7 +25,8 @@ from bench.trainer.ours import Ours
 from bench.trainer.twins import check_twins
 from outlast.devices import reported_device
 from outlast.flops import Convention, flops_per_token, utilization
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 
 GOAL_MFU = 0.552
 WARM_UP_STEPS = 3

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parent / "reference" / "spec.md"
 
 _HEAD = """# The job spec
 
-Generated from `outlast/spec.py` by `python docs/make_spec_reference.py`. A spec is YAML or JSON;
+Generated from `outlast/spec/` by `python docs/make_spec_reference.py`. A spec is YAML or JSON;
 only `name` is required. `outlast plan job.yaml` checks one and prints what it will need;
 `outlast schema` prints the JSON schema for editors. Every problem of a spec is reported at once,
 with its field and what is allowed.

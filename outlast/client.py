@@ -21,7 +21,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from outlast.errors import FatalError, RetryableError
-from outlast.spec import FieldProblem, SpecError, read_spec
+from outlast.problems import FieldProblem, SpecError
+from outlast.spec.parse import read_spec
 from outlast.specfile import read_document
 from outlast.submission import resolve_places
 from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2

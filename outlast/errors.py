@@ -1,7 +1,7 @@
 """The two roots of every error we raise, split by what the caller should do.
 
 Bad input is not here: it is a `ValueError` that names field, value and limit
-(`outlast.spec.SpecError` for the job spec).
+(`outlast.problems.SpecError` for the job spec).
 """
 
 from __future__ import annotations

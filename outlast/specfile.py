@@ -1,7 +1,7 @@
 """Reading a job spec from a file: YAML or JSON, with every place that is wrong named.
 
 What a file may cost is bounded: its size, how deep it nests, and how much its aliases
-expand to. What does not belong here: what the fields mean (`outlast/spec.py`).
+expand to. What does not belong here: what the fields mean (`outlast/spec/`).
 """
 
 from __future__ import annotations

@@ -45,6 +45,47 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def import_graph() -> dict[str, set[str]]:
+    """Of each of our modules, those of ours that it imports anywhere in it."""
+    files = {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): path
+        for package in (*PACKAGES, "deploy")
+        for path in sources(package)
+    }
+    graph = {}
+    for module, path in files.items():
+        found = set(imported_modules(path))
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        # A package's `__init__` gathers what its own modules have.
+        graph[module] = {
+            each
+            for each in found
+            if each in files and each != module and not module.startswith(f"{each}.")
+        }
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules each of which reaches all others of its group."""
+    reached: dict[str, set[str]] = {}
+    for module in graph:
+        seen: set[str] = set()
+        open_ends = [module]
+        while open_ends:
+            for each in graph[open_ends.pop()] - seen:
+                seen.add(each)
+                open_ends.append(each)
+        reached[module] = seen
+    groups = {
+        tuple(sorted(other for other in reached[module] if module in reached[other]))
+        for module in graph
+        if module in reached[module]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
 def is_allowed_in_core(module: str, core: str) -> bool:
     """Whether a file under `core` may import `module`."""
     top, _, rest = module.partition(".")
@@ -151,3 +192,15 @@ def test_ci_runs_what_a_person_runs() -> None:
     assert [line for line in lines if "make" in line] == [
         "exec make test test-crash test-kube test-prometheus test-stores chaos </dev/null"
     ]
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Two files that need each other are one thing cut in two at the wrong place."""
+    found = circles(import_graph())
+    # The parts of a simulated world name its type.
+    assert [group for group in found if "controller.sim.world" not in group] == []
+
+
+def test_circles_of_imports_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "e"}, "e": {"d"}, "f": set[str]()}
+    assert circles(graph) == [["b", "c"], ["d", "e"]]

@@ -9,7 +9,8 @@ from typing import Any
 
 from outlast.chosen import ChosenStart
 from outlast.skipped import StepRange
-from outlast.spec import JobSpec, accepted_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import accepted_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from bench.member import Rank
 from bench.trainer.quiet import NoBox
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.state import TrainState, build_state
 

@@ -26,7 +26,7 @@ from bench.recovery.launched import in_process, kill, torchrun
 from bench.recovery.ours import controller, strike
 from bench.recovery.report import report
 from bench.recovery.setting import SPEC
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 
 
 def main() -> None:

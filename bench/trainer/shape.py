@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,8 @@ from outlast.chosen import ChosenStart
 from outlast.errors import OutlastError
 from outlast.layout import Layout
 from outlast.notes import MAX_COUNT
-from outlast.spec import JobSpec, accepted_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import accepted_spec
 from outlast.v1 import agents_pb2
 
 # Below this not even an empty slot fits.

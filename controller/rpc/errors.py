@@ -16,7 +16,7 @@ from controller.core.events import Event
 from controller.poison import PoisonedError
 from controller.service import Service
 from outlast.errors import RetryableError
-from outlast.spec import FieldProblem, SpecError
+from outlast.problems import FieldProblem, SpecError
 
 DOMAIN = "outlast"
 

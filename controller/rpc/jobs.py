@@ -47,8 +47,10 @@ from controller.store.curves import PAGE_ROWS
 from controller.watch import Watch
 from outlast.chosen import ChosenStart
 from outlast.ids import JobId, job_id
+from outlast.problems import SpecError
 from outlast.rules.places import wrong_with_place
-from outlast.spec import JobSpec, SpecError, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import jobs_pb2
 from outlast.v1.jobs_pb2_grpc import JobsServicer
 

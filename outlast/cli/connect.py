@@ -50,7 +50,7 @@ def controller_of(controller: str, state_dir: Path) -> Iterator[Client]:
     """A client for the controller; what goes wrong on the way becomes a CliError."""
     from outlast.client import Client, UnavailableError
     from outlast.errors import OutlastError
-    from outlast.spec import SpecError
+    from outlast.problems import SpecError
 
     address = resolve_address(controller, state_dir)
     try:

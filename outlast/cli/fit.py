@@ -16,7 +16,7 @@ def asked_fit(document: dict[str, Any], controller: str, state_dir: Path) -> Che
     """What the controller says, or why it was not asked."""
     from outlast.client import Client
     from outlast.errors import OutlastError
-    from outlast.spec import SpecError
+    from outlast.problems import SpecError
 
     try:
         address = resolve_address(controller, state_dir)

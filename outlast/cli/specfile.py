@@ -12,8 +12,8 @@ from outlast.cli.errors import CliError
 
 if TYPE_CHECKING:
     from outlast.cli.places import Nodes, Seen
-    from outlast.problems import FieldProblem
-    from outlast.spec import JobSpec, SpecError
+    from outlast.problems import FieldProblem, SpecError
+    from outlast.spec import JobSpec
 
 # A job that trains on a laptop, which comes with the package; the same as the one in examples/.
 EXAMPLE = Path(__file__).resolve().parent / "templates" / "gpt-tiny.yaml"
@@ -38,8 +38,9 @@ def load_spec(path: Path, assignments: Sequence[str] = (), nodes: Nodes | None =
         CliError: with every problem of the spec that can be seen from here.
     """
     from outlast.cli import places
+    from outlast.problems import SpecError
     from outlast.rules.check import check
-    from outlast.spec import SpecError, read_spec
+    from outlast.spec.parse import read_spec
     from outlast.submission import resolve_places
 
     document, problems = _document(path, assignments)
@@ -90,7 +91,8 @@ def describe_problems(what: Path | str, error: SpecError) -> str:
 
 
 def _document(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], list[FieldProblem]]:
-    from outlast.spec import SpecError, read_spec
+    from outlast.problems import SpecError
+    from outlast.spec.parse import read_spec
     from outlast.specfile import SpecFileError, read_document
 
     try:

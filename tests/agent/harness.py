@@ -18,7 +18,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.startup import python_command
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsServicer, add_AgentsServicer_to_server

@@ -11,7 +11,7 @@ from controller.agent.capacity import NodeCapacity, count_gpus
 from controller.agent.config import AgentConfig
 from controller.agent.launch import StartRefusedError, check_host_memory
 from controller.agent.ledger import ErrorKind
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 
 GIB = 1 << 30
 

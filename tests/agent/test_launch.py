@@ -10,7 +10,8 @@ from checkpoint.sizing import least_slot_bytes
 from controller.agent import launch
 from controller.agent.config import AgentConfig
 from controller.agent.launch import StartRefusedError
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from tests.agent.harness import start_command
 from trainer.planning import host_memory_bytes
 

@@ -12,7 +12,7 @@ from checkpoint.storage import Storage
 from controller.agent.launch import StartRefusedError
 from controller.agent.ledger import ErrorKind
 from controller.agent.preflight import Preflight
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
 
 TEXT = "it was the best of times\n" * 4000

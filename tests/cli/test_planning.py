@@ -16,7 +16,8 @@ from outlast.cli.plan_facts import estimate, plan_facts
 from outlast.cli.specfile import load_spec
 from outlast.client import Client
 from outlast.errors import OutlastError
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import jobs_pb2
 from tests.cli.running import outlast, outlast_json
 

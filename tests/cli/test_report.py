@@ -15,7 +15,7 @@ import pytest
 from outlast.cli.demo import page, summary, svg
 from outlast.cli.demo.analysis import Injected, Phase, Step
 from outlast.cli.demo.scenario import Recorded
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.cli.recorded import NODE_FAULT, START_S, WORKER_FAULT, curve, incident
 
 SPEC = parse_spec({"name": "tiny", "steps": 20})

@@ -15,7 +15,7 @@ import grpc.aio
 from controller import app
 from controller.core.context import Settings
 from controller.rpc.views import struct_of
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, common_pb2, jobs_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
 from outlast.v1.jobs_pb2_grpc import JobsStub

@@ -9,7 +9,7 @@ from controller.core.records import NonFiniteAgain, StartWorkers
 from controller.core.states import JobState
 from diagnostics.core.exit_rules import RULES_VERSION
 from outlast.ids import Attempt, JobId, NodeId
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
 from tests.controller.core.driver import Driver
 

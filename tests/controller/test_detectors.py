@@ -17,7 +17,7 @@ from controller.detectors import WINDOW_S, WINDOW_SAMPLES, Detectors
 from controller.store.curves import StepRow
 from controller.watch import Watch
 from outlast.ids import Attempt, IncidentId, JobId, NodeId
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, common_pb2
 from tests.controller.fakes import spec_document
 

@@ -15,7 +15,7 @@ from controller.core.records import NodeRecord
 from controller.core.states import NodeState
 from controller.rpc.fitting import Fit, fit_of
 from outlast.ids import NodeId
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import common_pb2, jobs_pb2
 from tests.controller.fakes import lab, submit_request
 from tests.controller.test_rpc import failure, violations

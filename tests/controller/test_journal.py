@@ -29,7 +29,7 @@ from controller.store.journal import DeposedError, Journal
 from controller.store.lock import LockedError, StateLock
 from outlast.clock import SystemClock
 from outlast.ids import JobId, NodeId
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.controller.fakes import spec_document
 
 BATCH = 7

@@ -20,7 +20,7 @@ from controller.store.database import Database
 from controller.store.journal import Journal
 from outlast.client import Client, NotFoundError, RefusedError, UnavailableError
 from outlast.clock import SystemClock
-from outlast.spec import SpecError
+from outlast.problems import SpecError
 from tests.controller.fakes import FakeAgent, spec_document, until
 from tests.controller.processes import controller, refusal
 

@@ -11,7 +11,7 @@ import pytest
 
 from checkpoint.storage import Storage
 from outlast.cli.errors import ExitCode
-from outlast.spec import SpecError
+from outlast.problems import SpecError
 from tests.cli.running import outlast
 from tests.controller.processes import Controller, controller
 from tests.e2e.by_hand import HandNodes, hand_nodes

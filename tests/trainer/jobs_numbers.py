@@ -10,7 +10,8 @@ import torch
 from torch.autograd.profiler import profile
 
 from outlast.blackbox import Group, Writer
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from tests.trainer.ranks import RankContext
 from trainer.loop import TrainLoop
 from trainer.meter import PeakMemory

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from outlast.blackbox import Group, Reader, Writer
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import mesh_of
 from tests.trainer.ranks import RankContext
 from trainer.loop import TrainLoop

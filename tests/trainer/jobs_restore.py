@@ -17,7 +17,8 @@ from checkpoint.readahead import ReadAhead
 from checkpoint.sharing import Buffer
 from checkpoint.storage import Storage
 from outlast.errors import OutlastError
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import Silent
 from tests.trainer.ranks import RankContext
 from trainer import lookout

@@ -9,7 +9,7 @@ from checkpoint.commit import CommitRules
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.upload import Uploader
 from outlast.blackbox import Reader, StepRecord
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outlast.blackbox import Reader
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.checkpoint.helpers import DEADLINE_S, uploading
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool

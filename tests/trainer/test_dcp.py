@@ -19,7 +19,8 @@ from checkpoint.convert import convert
 from checkpoint.core.names import memory_folder
 from checkpoint.storage import Storage
 from outlast.blackbox import Reader
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from tests.checkpoint.helpers import DEADLINE_S, uploading
 from tests.trainer.jobs import train
 from tests.trainer.jobs_checkpoint import Shown, train_and_show

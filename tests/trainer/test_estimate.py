@@ -12,7 +12,7 @@ import pytest
 
 from outlast.flops import ModelShape
 from outlast.layout import Layout
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import Case, loss_and_gradients
 from tests.trainer.jobs_numbers import peak_bytes
 from tests.trainer.ranks import RankPool

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checkpoint.storage import Storage
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of, train_and_upload

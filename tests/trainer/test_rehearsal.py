@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from outlast.layout import Layout
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs_rehearsal import train
 from tests.trainer.ranks import RankPool
 from trainer.device import cuda_environment

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from checkpoint.storage import Storage
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train
 from tests.trainer.jobs_restore import messages_of_hosts, restore_with_trouble, resumed_state
 from tests.trainer.ranks import RankPool

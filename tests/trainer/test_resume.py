@@ -18,7 +18,7 @@ from checkpoint.slot_sums import ensure_sums
 from checkpoint.slotfile import Seal
 from checkpoint.storage import Storage
 from outlast.blackbox import Phase, Reader, StartMark, StepRecord
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train, train_late
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outlast.errors import FatalError
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from trainer import room
 from trainer.assignment import Assignment
 from trainer.planning import host_memory_bytes, node_host_memory_bytes

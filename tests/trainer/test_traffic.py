@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outlast.blackbox import Group
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs_numbers import sent_bytes
 from tests.trainer.ranks import RankPool
 from trainer.core.estimate import plan

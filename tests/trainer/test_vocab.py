@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outlast.blackbox import Group
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.trainer.jobs_model import LossCase, vocab_loss_case
 from tests.trainer.ranks import RankPool
 from trainer.core.activations import loss_bytes

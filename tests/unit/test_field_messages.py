@@ -12,7 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from outlast.problems import FieldProblem, SpecError
-from outlast.spec import JobSpec, parse_spec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 
 # What only a program, or someone who knows the parser, could make sense of.
 FORBIDDEN = re.compile(

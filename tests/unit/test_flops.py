@@ -13,7 +13,7 @@ from outlast.flops import (
     recomputed_flops_per_token,
     utilization,
 )
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 
 # MegaScale (NSDI '24), section 6: the 175B model.
 GPT_175B = ModelShape(

@@ -18,7 +18,8 @@ PRIME, SMOOTH, LARGE = 10**9 + 7, 10**9, 2**200 * 3**5
 
 PROGRAM = """
 import json, sys
-from outlast.spec import SpecError, parse_spec
+from outlast.problems import SpecError
+from outlast.spec.parse import parse_spec
 for document in json.load(sys.stdin):
     try:
         parse_spec({"name": "a", **document})

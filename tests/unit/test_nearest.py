@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from outlast.problems import SpecError
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 
 NUM_SPECS = 400
 SEED = 20

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from outlast.spec import SpecError, parse_spec
+from outlast.problems import SpecError
+from outlast.spec.parse import parse_spec
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 8, "seq_len": 32}
 

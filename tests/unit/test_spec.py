@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from outlast.cli.specfile import set_value
-from outlast.spec import JobSpec, SpecError, parse_spec
+from outlast.problems import SpecError
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 
 
 def problems(document: object) -> dict[str, str]:

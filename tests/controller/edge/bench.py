@@ -34,7 +34,7 @@ from controller.watch import Watch
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
 from outlast.ids import JobId
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
 from tests.controller.edge.mutants import Sender, mutate
 from tests.controller.fakes import spec_document
