@@ -18,11 +18,13 @@ from controller.core.records import (
     RunSuite,
     StopWorkers,
 )
-from controller.core.states import PLACED, NodeState
+from controller.core.states import PLACED, TERMINAL, NodeState
 from outlast.ids import CommandId, NodeId
 
 # Asking again costs seconds; a node whose checks cannot run at all is not fit for use.
 MAX_UNRUN_SUITES = 3
+# Other jobs that a reason names.
+_MAX_NAMED = 3
 
 
 def placed(ctx: Context, job: JobRecord, node_id: NodeId | None) -> NodeRecord | None:
@@ -57,6 +59,20 @@ def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
     own = frozenset(job.nodes)
     found.sort(key=lambda node: (0 if node.node in own else rank[node.state], node.node))
     return found
+
+
+def held_by_others(ctx: Context, job: JobRecord) -> str:
+    """Which other jobs have nodes, and how many, in words; "" when none does."""
+    held = {
+        other.job_id: sum(placed(ctx, other, node) is not None for node in other.nodes)
+        for other in ctx.state.jobs.values()
+        if other.job_id != job.job_id and other.state not in TERMINAL
+    }
+    most = sorted((each for each in held.items() if each[1]), key=lambda each: (-each[1], each[0]))
+    words = [f"job {name} has {count} node(s)" for name, count in most[:_MAX_NAMED]]
+    if len(most) > _MAX_NAMED:
+        words.append(f"{len(most) - _MAX_NAMED} more jobs have others")
+    return ", ".join(words)
 
 
 def run_suite(

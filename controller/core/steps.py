@@ -373,6 +373,9 @@ def _wait_until_s(ctx: Context, job: JobRecord) -> float | None:
 def _shortage(ctx: Context, job: JobRecord, have: int, why: str) -> str:
     plan = job.plan
     advice = "add one with `outlast agent`, or return one with `outlast nodes uncordon`"
+    others = nodes.held_by_others(ctx, job)
+    if others:
+        advice = f"{others}; it starts once enough are free; to have more, {advice}"
     unfit = misfit.in_words(ctx, job)
     each = f"{plan.workers_per_node} worker places"
     if unfit:

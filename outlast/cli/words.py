@@ -64,8 +64,10 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
         lines += [("last step", last_step(job)), ("model FLOPs", model_flops(job))]
         lines += use_lines(job)
     restarts = f"{job.restarts} restart{'' if job.restarts == 1 else 's'}"
+    if job.state not in FINISHED:
+        restarts += f"; retry budget remaining: {job.retry_left}"
     lines += [
-        ("attempt", f"{job.attempt} ({restarts}; retry budget remaining: {job.retry_left})"),
+        ("attempt", f"{job.attempt} ({restarts})"),
         ("nodes", job_nodes(job)),
         ("checkpoint", checkpoint(job)),
         *([("", job.checkpoint_url)] if job.checkpoint_url else []),

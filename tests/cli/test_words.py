@@ -114,6 +114,11 @@ def test_status_of_a_new_job_promises_nothing() -> None:
     assert words.eta_s(new) is None
 
 
+@pytest.mark.parametrize("state", words.FINISHED)
+def test_status_of_an_ended_job_has_no_retry_budget(state: str) -> None:
+    assert dict(words.job_lines(job(state=state), NOW_S))["attempt"] == "2 (1 restart)"
+
+
 def test_training_job_says_how_well_it_uses_its_devices() -> None:
     running = job(
         ranks=8,

@@ -7,7 +7,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.records import Action, Cause, EvidenceKind, Rung
 from controller.core.states import IncidentState, JobState, NodeState
-from outlast.ids import NodeId
+from outlast.ids import JobId, NodeId
 from tests.controller.core.driver import JOB, Driver
 
 RESTARTED = [
@@ -130,6 +130,21 @@ def test_without_a_spare_the_job_waits_and_says_for_what() -> None:
     assert "waiting for 1 more node(s)" in reason
     assert "terminated" in reason
     assert driver.join("n9")[:3] == ["n9 READY", "n9 ASSIGNED", "job PREFLIGHT a1"]
+
+
+def test_a_job_that_waits_says_which_jobs_have_the_nodes() -> None:
+    driver = Driver().running(spares=0)
+    other = JobId("other")
+    driver.submit(other)
+    reason = driver.job(other).reason
+    assert "has 0 for its first start; job job has 2 node(s); it starts once enough are" in reason
+    assert "`outlast agent`" in reason
+    # What an ended job had is free again.
+    driver.send(ev.JobCancelRequested(job_id=driver.job().job_id))
+    driver.answer_all("/stop/")
+    assert driver.job(other).state is JobState.PREFLIGHT
+    driver.submit(JobId("third"))
+    assert "job other has 2 node(s); it starts" in driver.job(JobId("third")).reason
 
 
 def test_a_long_silence_alone_quarantines() -> None:
