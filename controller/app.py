@@ -116,6 +116,10 @@ class Running:
     grpc: str
     http: str
     term: int
+    adopted: int = 0
+    """Local nodes that an earlier controller left running."""
+    dead: tuple[NodeId, ...] = ()
+    """Local nodes whose agents have ended, and which stay away."""
 
 
 OnReady = Callable[[Running], None]
@@ -233,6 +237,8 @@ class _Controller:
             _write_whole(file, {"pid": os.getpid(), "grpc": running.grpc, "http": running.http})
             if cluster is not None:
                 await cluster.start()
+            if isinstance(cluster, LocalCluster):
+                running = replace(running, adopted=cluster.adopted, dead=cluster.dead)
             logger.info(
                 "controller listens: grpc=%s http=%s term=%d",
                 running.grpc,

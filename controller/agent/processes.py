@@ -54,6 +54,14 @@ def zombie_status(pid: int) -> int | None:
     return int(fields[49])
 
 
+def how_ended(code: int) -> str:
+    """What ended a process, from the return code that `subprocess` has for it, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    known = -code in set(signal.Signals)
+    return f"killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+
+
 def reap(pid: int) -> int | None:
     """The wait status of a dead child of ours; None when it lives or is not our child."""
     try:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -23,7 +22,7 @@ from typing import IO
 
 from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
-from controller.agent.processes import wait_gone
+from controller.agent.processes import how_ended, wait_gone
 from outlast.errors import RetryableError
 from outlast.startup import python_command
 
@@ -251,7 +250,7 @@ class StandbyLink:
             logger.debug("standby socket: %s", error)
         # Its end of the socket is closed: whatever it is still doing is of no use.
         code = await self._end(process)
-        self._cause = f"{_how_ended(code)}{self._last_words(log_begin)}"
+        self._cause = f"{how_ended(code)}{self._last_words(log_begin)}"
         logger.warning("standby process ended: pid=%d %s", process.pid, self._cause)
         await self._clean_up()
         return ready_s
@@ -356,10 +355,6 @@ class StandbyLink:
     def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-
-
-def _how_ended(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _integer(event: Mapping[str, object], name: str) -> int:

@@ -24,7 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controller.agent.processes import ProcessName, process_name, wait_gone, zombie_status
+from controller.agent.processes import (
+    ProcessName,
+    how_ended,
+    process_name,
+    wait_gone,
+    zombie_status,
+)
 from controller.failure import Failure
 from controller.local.processes import (
     kill,
@@ -47,6 +53,9 @@ SHARED_MEMORY = Path("/dev/shm")
 STOP_TIMEOUT_S = 6.0
 KILL_TIMEOUT_S = 5.0
 _LOG_TAIL_BYTES = 2_000
+
+# Nodes whose agents still run keep a dead one from being started again.
+_REMEDY = "`outlast up` brings it back once it is stopped with Ctrl-C and started again"
 
 GoneCallback = Callable[[NodeId, str, float], None]
 
@@ -98,6 +107,9 @@ class LocalCluster:
         self._on_gone = on_gone
         self._nodes = [_Node(NodeId(f"node-{number}")) for number in range(config.nodes)]
         self._stopping = False
+        # As `start` found them: agents that run on, and nodes that are not brought back.
+        self.adopted = 0
+        self.dead: tuple[NodeId, ...] = ()
         self._failure = Failure()
 
     @property
@@ -112,6 +124,8 @@ class LocalCluster:
             node.process = self._find(node.name)
         if any(node.is_alive for node in self._nodes):
             dead = [node for node in self._nodes if node.process and not node.is_alive]
+            self.adopted = sum(node.is_alive for node in self._nodes)
+            self.dead = tuple(node.name for node in dead)
         else:
             # Nobody is left of the last run: this one starts afresh.
             dead = []
@@ -122,7 +136,7 @@ class LocalCluster:
                 logger.info("local node adopted: node=%s pid=%d", node.name, _pid(node))
                 self._watch(node)
             elif node in dead:
-                await self._died(node, "its agent ended while the controller was away")
+                await self._find_dead(node)
             else:
                 self._spawn(node)
 
@@ -212,6 +226,13 @@ class LocalCluster:
                 return found
         return None
 
+    def _death_of(self, name: NodeId) -> str:
+        """What an earlier controller said of the death of a node's agent; "" if it said nothing."""
+        try:
+            return str(json.loads(self._pid_file(name).read_text()).get("death", ""))
+        except (OSError, ValueError, AttributeError):
+            return ""
+
     async def _clear(self, node: _Node) -> None:
         """Make room for a new agent: whatever the dead one left behind ends."""
         if node.process is not None and members_of([node.process.pid]):
@@ -261,14 +282,24 @@ class LocalCluster:
         if self._stopping:
             return
         code = None if node.child is None else node.child.wait()
-        how = "it ended" if code is None else f"it ended with code {code}"
-        await self._died(node, f"its agent is gone: {how}")
+        how = "it ended" if code is None else how_ended(code)
+        await self._died(node, f"its agent is gone: {how}; {_REMEDY}")
+
+    async def _find_dead(self, node: _Node) -> None:
+        """Its death is news only if no earlier controller was there to tell it."""
+        told = self._death_of(node.name)
+        if told:
+            logger.info("local node is still dead: node=%s %s", node.name, told)
+            self._on_gone(node.name, told, time.time())
+        else:
+            await self._died(node, f"its agent ended while the controller was away; {_REMEDY}")
 
     async def _died(self, node: _Node, detail: str) -> None:
         assert node.process is not None
         tail = _tail(self._folder(node.name) / "agent.log")
         logger.warning("local node died: node=%s %s; its log ends:\n%s", node.name, detail, tail)
         self._on_gone(node.name, detail, time.time())
+        self._note(node.name, node.process, death=detail)
         # A dead machine runs nothing and remembers nothing.
         await kill_sessions([node.process.pid], timeout_s=KILL_TIMEOUT_S)
         shutil.rmtree(self._config.memory_dir / node.name, ignore_errors=True)
@@ -279,8 +310,8 @@ class LocalCluster:
     def _pid_file(self, name: NodeId) -> Path:
         return self._folder(name) / "process.json"
 
-    def _note(self, name: NodeId, process: ProcessName) -> None:
-        document = {"pid": process.pid, "start_ticks": process.start_ticks}
+    def _note(self, name: NodeId, process: ProcessName, death: str = "") -> None:
+        document = {"pid": process.pid, "start_ticks": process.start_ticks, "death": death}
         draft = self._pid_file(name).with_suffix(".tmp")
         draft.write_text(json.dumps(document))
         draft.replace(self._pid_file(name))

@@ -290,10 +290,7 @@ def ready_lines(options: Options, running: Running) -> list[str]:
     found = "" if options.state_dir == default else f" --state-dir {options.state_dir}"
     lines = [f"Outlast listens at {running.grpc} (metrics at http://{running.http}/metrics)."]
     if options.local_nodes:
-        lines.append(
-            f"{options.local_nodes} local node(s) of {options.workers_per_node} worker(s) and "
-            f"{options.standby} standby are starting."
-        )
+        lines += _local_lines(options, running)
     elif options.kube is not None:
         lines.append(f"Nodes come from the Kubernetes namespace {options.kube.namespace}.")
     else:
@@ -309,4 +306,21 @@ def ready_lines(options: Options, running: Running) -> list[str]:
         lines.append("Ctrl-C stops everything; the next start goes on with the jobs.")
     else:
         lines.append("Ctrl-C stops the controller only; agents and training go on.")
+    return lines
+
+
+def _local_lines(options: Options, running: Running) -> list[str]:
+    if not running.adopted:
+        return [
+            f"{options.local_nodes} local node(s) of {options.workers_per_node} worker(s) and "
+            f"{options.standby} standby are starting."
+        ]
+    starting = options.local_nodes + options.standby - running.adopted - len(running.dead)
+    lines = [
+        f"{running.adopted} local node(s) run on from before, {max(0, starting)} are starting."
+    ]
+    if running.dead:
+        lines.append(
+            f"Dead: {', '.join(running.dead)}; Ctrl-C here and then `outlast up` brings back all."
+        )
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from controller.app import Options, Running
 from outlast.cli.errors import ExitCode
 from outlast.cli.serve import ready_lines
+from outlast.ids import NodeId
 from tests.cli.running import outlast
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +32,15 @@ def test_the_job_to_begin_with_can_be_submitted_from_any_folder(
     done = outlast("plan", example(tmp_path, monkeypatch), "--state-dir", str(tmp_path))
     assert done.returncode == ExitCode.OK, done.stderr
     assert "gpt-tiny" in done.stdout
+
+
+def test_nodes_of_an_earlier_controller_are_not_called_starting(tmp_path: Path) -> None:
+    options = Options(state_dir=tmp_path, local_nodes=4, standby=1)
+    said = ready_lines(options, replace(RUNNING, adopted=3, dead=(NodeId("node-1"),)))
+    assert said[1] == "3 local node(s) run on from before, 1 are starting."
+    assert said[2] == "Dead: node-1; Ctrl-C here and then `outlast up` brings back all."
+    fresh = ready_lines(options, RUNNING)[1]
+    assert fresh == "4 local node(s) of 1 worker(s) and 1 standby are starting."
 
 
 def test_in_a_clone_it_is_the_one_of_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,12 @@ class Cluster:
             controller_address="127.0.0.1:1",
             agent_command=tuple(STANDIN.split()),
         )
-        self.it = LocalCluster(config, lambda node, detail, at_s: self.gone.append(node))
+        self.details: list[str] = []
+        self.it = LocalCluster(config, self._died)
+
+    def _died(self, node: NodeId, detail: str, at_s: float) -> None:
+        self.gone.append(node)
+        self.details.append(detail)
 
 
 def children(state_dir: Path, count: int) -> list[int]:
@@ -125,6 +130,27 @@ def test_dead_agent_takes_its_whole_node_along(state_dir: Path) -> None:
             assert is_alive(workers[1])
             cluster.it.evict(NodeId("node-1"), "given up")
             await until(lambda: not is_alive(workers[1]), "an evicted node ends")
+
+    asyncio.run(scenario())
+
+
+def test_a_death_that_was_told_is_not_news_to_the_next_controller(state_dir: Path) -> None:
+    async def scenario() -> None:
+        async with cluster_of(state_dir) as cluster:
+            await cluster.it.start()
+            children(state_dir, 2)
+            os.kill(node_pids(state_dir)["node-0"], signal.SIGKILL)
+            await until(lambda: cluster.gone == ["node-0"], "the death is told")
+            (told,) = cluster.details
+            assert told.startswith("its agent is gone: killed by SIGKILL; ")
+            assert "`outlast up` brings it back" in told
+            memory = memory_dir(state_dir) / "node-0"
+            await until(lambda: not memory.exists(), "its memory is lost")
+        async with cluster_of(state_dir) as again:
+            await again.it.start()
+            assert (again.it.adopted, again.it.dead) == (1, ("node-0",))
+            assert again.details == [told]
+            await again.it.stop_all()
 
     asyncio.run(scenario())
 
