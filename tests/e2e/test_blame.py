@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from outlast.blackbox import Reader
+from outlast.v1.jobs_pb2 import Job
 from tests.controller.processes import Controller, controller
 from tests.e2e.by_hand import HandNodes, hand_nodes
 from tests.e2e.cluster import Cluster, wait_for
@@ -51,3 +55,49 @@ def test_an_agent_killed_and_restarted_at_once_is_blamed_and_not_the_rank_that_l
         client.cancel(job_id)
     assert states == {"node-a": "ASSIGNED", "node-b": "SUSPECT"}
     cluster.wait_state(job_id, "CANCELLED")
+
+
+def test_agents_that_all_restart_while_nodes_are_checked_cost_no_attempt(
+    cluster: Cluster, nodes: HandNodes, tmp_path: Path
+) -> None:
+    """The next attempt must get the rendezvous port that the new agent of its node holds."""
+    patient = {
+        "stop_timeout_s": 60,
+        "heartbeat_lost_s": 60,
+        "heartbeat_silent_s": 90,
+        "ladder": ["diagnose", "replace", "pause"],
+    }
+    job_id = cluster.submit(steps=100_000, recovery=patient)
+    cluster.wait_step(job_id, 10)
+    (path,) = tmp_path.glob(f"*/state/jobs/{job_id}/a1/rank-00001.blackbox")
+    box = Reader(path)
+    os.kill(box.present().pid, signal.SIGKILL)
+    box.close()
+    wait_for(lambda: cluster.job(job_id).state == "DIAGNOSING", "the checks of the nodes")
+    for node in ("node-a", "node-b"):
+        nodes.kill(node)
+    # They are away when the checks would end, so that the old port is all that is known.
+    wait_for(lambda: not _connected(cluster), "the controller to miss both agents")
+    for node in ("node-a", "node-b"):
+        nodes.start(node)
+    job = wait_for(lambda: _trains(cluster, job_id, attempt=2), "the next attempt to train")
+    assert job.attempt == 2
+    (incident,) = cluster.incidents(job_id)
+    assert incident.cause == "worker_killed"
+    with cluster.client as client:
+        # No node but the one whose worker was killed has done anything.
+        suspects = [node.node_id for node in client.nodes() if node.state == "SUSPECT"]
+        client.cancel(job_id)
+    assert set(suspects) <= set(incident.culprit_nodes)
+    cluster.wait_state(job_id, "CANCELLED")
+
+
+def _connected(cluster: Cluster) -> list[str]:
+    with cluster.client as client:
+        return [node.node_id for node in client.nodes() if node.connected]
+
+
+def _trains(cluster: Cluster, job_id: str, *, attempt: int) -> Job | None:
+    """The job, once an attempt that is not older has completed a step."""
+    job = cluster.job(job_id)
+    return job if job.attempt >= attempt and job.state == "RUNNING" else None
