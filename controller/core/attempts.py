@@ -18,11 +18,11 @@ from controller.core.records import (
     ForgetJob,
     JobRecord,
     NodeRecord,
-    ReplicaPeer,
     RunSuite,
     StartWorkers,
     StopWorkers,
 )
+from controller.core.replica_peers import ReplicaPeer
 from controller.core.states import AWAY, EXCLUDED, JobState, NodeState
 from outlast.ids import Attempt, CommandId, NodeId
 

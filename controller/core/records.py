@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from controller.core.accounting import NOTHING_YET, Account
 from controller.core.capacity import NOTHING_NEEDED, Capacity, NodeNeed
+from controller.core.replica_peers import ReplicaPeer
 from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
 from outlast.chosen import ChosenStart
 from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
@@ -406,16 +407,6 @@ class IncidentRecord:
     # How often a detector found it, and when last.
     count: int = 1
     last_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaPeer:
-    """A node that has the state of another one's ranks, too."""
-
-    node: NodeId
-    address: str
-    port: int
-    token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,9 @@ from checkpoint.core.slots import UploadState
 from checkpoint.slotfile import Seal
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
-from checkpoint.upload import Uploader
-from outlast.chosen import ChosenStart
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import (
     DEADLINE_S,
-    News,
     commit_rules,
     commit_steps,
     load_alone,
@@ -496,32 +493,3 @@ def test_training_that_always_asks_gets_its_newest_steps_stored(
         restored = make_tensors(9)
         assert load_alone(Storage(url), step, restored) == {"step": step}
         assert torch.all(restored[0].tensor == step)
-
-
-def test_nothing_given_up_is_uploaded_or_committed(url: str, tmp_path: Path) -> None:
-    tensors = make_tensors(0)
-    stager = make_stager(tmp_path / "memory", tensors)
-    with uploading(url, tmp_path / "memory") as (uploader, _):
-        uploader.stop()
-        stager.save(5, {}, upload=True, common_step=4)
-    rules = replace(commit_rules(), chosen=(ChosenStart(step=0, attempt=1),))
-    news = News()
-    uploader = Uploader(
-        url,
-        "job-1",
-        tmp_path / "memory",
-        (0,),
-        (0,),
-        True,
-        rules,
-        news.on_committed,
-        news.on_trouble,
-    )
-    uploader.start()
-    try:
-        assert uploader.drain(DEADLINE_S)
-    finally:
-        uploader.stop()
-        stager.close()
-    assert (news.committed, news.trouble) == ([], [])
-    assert Storage(url).entries("step-00000005.1") == []
