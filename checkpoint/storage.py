@@ -310,11 +310,11 @@ class Storage:
     def _check_hung(self, what: str, path: str) -> None:
         """Make no more calls to a store that never answers: each would cost a thread for good."""
         if num_hung(self._store) >= MAX_HUNG_CALLS:
-            raise self._failure(
-                what,
-                path,
-                f"{MAX_HUNG_CALLS} calls to {self._store} have not come back, and no more are made "
-                "until one of them does; restart this process once the store answers again",
+            raise StorageTimeoutError(
+                f"checkpoint storage {self.url}: cannot {what} {path}: {MAX_HUNG_CALLS} calls to "
+                f"{self._store} have not come back, and no more are made until one of them does; "
+                "restart this process once the store answers again",
+                lasting=True,
             )
 
     def _wait(self, outcome: queue.SimpleQueue[_Result], failing: str) -> _Result:

@@ -113,6 +113,7 @@ class Agent:
                 suites=self._suites,
                 rendezvous_fd=self._rendezvous.fileno(),
                 emit=self._emit,
+                storage_awaited=self.storage_awaited,
                 save_ledger=self._state.save_ledger,
             ),
             self._state.load_ledger(),
@@ -384,6 +385,11 @@ class Agent:
         trouble = agents_pb2.CheckpointTrouble(step=step, stage=stage, detail=detail)
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
         self._upload_ends["trouble"] += 1
+
+    def storage_awaited(self, job_id: str, detail: str) -> None:
+        """The job's storage does not answer as it is to start."""
+        trouble = agents_pb2.CheckpointTrouble(step=0, stage="start", detail=detail)
+        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
 
     def memory_damaged(self, job_id: str, damage: Damage) -> None:
         """Host memory of this node did not hold what was written to it; the slot is not used."""

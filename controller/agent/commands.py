@@ -83,6 +83,8 @@ class Parts:
     suites: Suites
     rendezvous_fd: int
     emit: Emit
+    # A job's start waits for its storage, and why.
+    storage_awaited: Callable[[str, str], None]
     save_ledger: Callable[[CommandLedger], None]
 
 
@@ -93,7 +95,7 @@ class Commands:
         self._parts = parts
         self._ledger = ledger
         self._running: dict[str, _Running] = {}
-        self._preflight = Preflight(parts.config.limits.probe_s)
+        self._preflight = Preflight(parts.config.limits.probe_s, parts.storage_awaited)
         self._is_closing = False
 
     def receive(self, command: agents_pb2.Command) -> None:

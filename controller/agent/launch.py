@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from checkpoint.claiming import Owner, claim
+from checkpoint.errors import StorageTimeoutError, StorageUnavailableError
 from checkpoint.memory import most_host_memory_bytes
 from checkpoint.sizing import least_node_bytes, num_node_slots
 from checkpoint.slotfile import free_bytes
@@ -22,7 +24,7 @@ from controller.agent.capacity import count_gpus
 from controller.agent.config import AgentConfig
 from controller.agent.ledger import ErrorKind
 from controller.agent.supervisor import Launch
-from controller.agent.threads import run_blocking
+from controller.agent.threads import HungCallsError, run_blocking
 from controller.agent.uploads import UploadPlan, held_bytes
 from controller.agent.worker import WorkerPaths
 from controller.ranknodes import rank_nodes
@@ -34,6 +36,8 @@ from outlast.spec import JobSpec
 from outlast.spec.parse import accepted_spec
 from outlast.v1 import agents_pb2
 
+# Exceptions of botocore and google-auth: no credentials, or a parameter that is none.
+_OF_SETTINGS = re.compile("Credential|Validation|Profile|ConfigNotFound")
 # Below this not even an empty slot fits.
 _LEAST_FREE_BYTES = 1 << 20
 
@@ -104,7 +108,10 @@ def _other_jobs(config: AgentConfig, job_id: str) -> list[str]:
 
 
 async def check_storage(url: str, owner: Owner | None, timeout_s: float) -> None:
-    """Refuse when the job cannot keep checkpoints at `url`, before hours are trained."""
+    """Refuse when the job cannot keep checkpoints at `url`, before hours are trained.
+
+    Storage that does not answer, or not now, is of kind STORAGE: another try may be answered.
+    """
 
     def check() -> None:
         storage = Storage(url)
@@ -117,13 +124,23 @@ async def check_storage(url: str, owner: Owner | None, timeout_s: float) -> None
             await run_blocking(check, "storage-probe")
     except TimeoutError as error:
         raise StartRefusedError(
-            ErrorKind.CONFIG, f"checkpoint storage {url}: no answer in {timeout_s:.0f} s"
+            ErrorKind.STORAGE, f"checkpoint storage {url}: no answer in {timeout_s:g} s"
         ) from error
-    except OutlastError as error:
-        # It names the storage itself.
-        raise StartRefusedError(ErrorKind.CONFIG, str(error)) from error
-    except (ValueError, OSError) as error:
-        raise StartRefusedError(ErrorKind.CONFIG, f"checkpoint storage {url}: {error}") from error
+    except (OutlastError, ValueError, OSError) as error:
+        kind = ErrorKind.STORAGE if _may_answer_later(error) else ErrorKind.CONFIG
+        place = f"checkpoint storage {url}: "
+        raise StartRefusedError(kind, place + str(error).removeprefix(place)) from error
+
+
+def _may_answer_later(error: Exception) -> bool:
+    """Whether storage was silent or out of order, and did not refuse."""
+    if isinstance(error, StorageTimeoutError | HungCallsError):
+        return True
+    if not isinstance(error, StorageUnavailableError) or error.lasting:
+        return False
+    # Clients of stores have exceptions of their own for settings that no waiting changes.
+    name = type(error.__cause__).__name__
+    return isinstance(error.__cause__, OSError) or not _OF_SETTINGS.search(name)
 
 
 def make_launches(

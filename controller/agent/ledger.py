@@ -62,6 +62,8 @@ class ErrorKind(StrEnum):
     MISSING = "missing"
     # The node cannot though it should.
     RESOURCE = "resource"
+    # The job's storage does not answer, on this node or any other.
+    STORAGE = "storage"
     STALE = "stale"
     INTERNAL = "internal"
 

@@ -3,13 +3,21 @@
 A place that the spec names is a problem of that field, as on submit, and ends the job with what
 to change; no process has been made by then. Where the job has trained before, a source that is
 missing here is missing on this node alone, and another node may do better.
+
+Checkpoint storage that does not answer is no problem of a field: it is asked again with growing
+pauses, for as long as workers would wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections.abc import Callable
+from typing import Protocol
 
+from checkpoint.claiming import Owner
+from checkpoint.core.pacing import backoff_s
 from checkpoint.drivers import missing_driver
 from checkpoint.storage import Storage
 from controller.agent import launch
@@ -28,12 +36,28 @@ from outlast.v1 import agents_pb2
 _MAX_KNOWN = 1_000
 
 
+class Probe(Protocol):
+    """Refuses where checkpoints cannot be kept, as `launch.check_storage` does."""
+
+    async def __call__(self, url: str, owner: Owner | None, timeout_s: float) -> None: ...
+
+
 class Preflight:
     """Looks at the places of each job's spec once; a restart does not wait for them."""
 
-    def __init__(self, probe_s: float) -> None:
-        """`probe_s` is how long checkpoint storage may take to answer."""
+    def __init__(
+        self,
+        probe_s: float,
+        waiting: Callable[[str, str], None],
+        probe: Probe = launch.check_storage,
+    ) -> None:
+        """`probe_s` is how long checkpoint storage may take to answer one `probe`.
+
+        `waiting` is called with a job and the reason for which its start waits for storage.
+        """
         self._probe_s = probe_s
+        self._waiting = waiting
+        self._probe = probe
         # Field, place and job of what was found right.
         self._known: dict[tuple[str, str, str], None] = {}
 
@@ -68,16 +92,35 @@ class Preflight:
         if key in self._known:
             return []
         try:
-            await launch.check_storage(url, launch.owner_of(command), self._probe_s)
+            await self._patiently(url, command, spec.recovery.first_step_timeout_s / 2)
         except StartRefusedError as error:
-            given = (
-                "is not given"
-                if spec.checkpoint.url is None
-                else f"is {shown(spec.checkpoint.url)}"
-            )
-            return [FieldProblem(field="checkpoint.url", message=f"{given}; {error}")]
+            if error.kind is ErrorKind.STORAGE:
+                raise
+            given = spec.checkpoint.url
+            is_given = "is not given" if given is None else f"is {shown(given)}"
+            return [FieldProblem(field="checkpoint.url", message=f"{is_given}; {error}")]
         self._note(key)
         return []
+
+    async def _patiently(self, url: str, command: agents_pb2.Command, patience_s: float) -> None:
+        """Ask storage until it answers or refuses; StartRefusedError when it does neither."""
+        loop = asyncio.get_running_loop()
+        began_s, call_s = loop.time(), min(self._probe_s, patience_s)
+        for num_failures in itertools.count(1):
+            try:
+                await self._probe(url, launch.owner_of(command), call_s)
+                return
+            except StartRefusedError as error:
+                wait_s = backoff_s(num_failures, random.random())
+                asked_s = loop.time() - began_s
+                if error.kind is not ErrorKind.STORAGE:
+                    raise
+                if asked_s + wait_s + call_s > patience_s:
+                    raise StartRefusedError(
+                        error.kind, f"{error}; asked {num_failures} times in {asked_s:.0f} s"
+                    ) from error
+                self._waiting(command.job_id, str(error))
+            await asyncio.sleep(wait_s)
 
     async def _once(
         self, key: tuple[str, str, str], look: Callable[[], list[FieldProblem]]

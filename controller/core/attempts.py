@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from controller.core import incidents, misfit, nodes, searching
 from controller.core.context import Context
+from controller.core.events import CheckpointFailed
 from controller.core.facts import AttemptPut
 from controller.core.naming import names
 from controller.core.records import (
@@ -101,6 +102,13 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
             job=job.job_id,
             attempt=attempt,
         )
+
+
+def waits_for_storage(ctx: Context, event: CheckpointFailed) -> None:
+    """A node cannot start its ranks before the job's storage answers, and asks it again."""
+    job = ctx.state.jobs.get(event.job_id)
+    if job is not None and job.state is JobState.STARTING and event.node in job.nodes:
+        ctx.explain(job, f"{event.node} waits for storage before ranks start: {event.detail}")
 
 
 def away(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:

@@ -376,7 +376,7 @@ class CheckpointCommitted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
     """An upload was given up, a checkpoint could not be loaded, or a copy of host memory did not
-    get to another node; training goes on."""
+    get to another node; training goes on. Or a start waits for storage that does not answer."""
 
     job_id: JobId
     node: NodeId
@@ -385,6 +385,7 @@ class CheckpointFailed:
     at_s: float
     was_stored: bool = False
     was_copied: bool = False
+    is_awaited: bool = False
 
 
 NodeEvent = (

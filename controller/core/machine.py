@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from controller.core import (
+    attempts,
     deadlines,
     detections,
     elastic,
@@ -232,8 +233,11 @@ class Machine:
                 if incidents.checkpoint_committed(ctx, event):
                     elastic.at_boundary(ctx, event.job_id)
             case ev.CheckpointFailed():
-                incidents.checkpoint_failed(ctx, event)
-                last_checkpoint.failed(ctx, event)
+                if event.is_awaited:
+                    attempts.waits_for_storage(ctx, event)
+                else:
+                    incidents.checkpoint_failed(ctx, event)
+                    last_checkpoint.failed(ctx, event)
             case ev.NodesAwaited(detail=detail):
                 ctx.awaited = detail
             case ev.CommandFinished():

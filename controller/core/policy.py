@@ -110,12 +110,15 @@ def _nodes_missing(facts: Facts) -> Verdict | None:
         EvidenceKind.NOT_STOPPED: Cause.NODE_UNRESPONSIVE,
         EvidenceKind.START_FAILED: Cause.NODE_UNHEALTHY,
     }
-    # A node that refused because the job does not fit it is well.
+    # A node that refused because the job does not fit it, or storage is silent, is well.
     misfits = (*misfit.refusals(facts.evidence), *missing.lacks(facts.evidence))
     found = [
         item
         for item in facts.evidence
-        if item.kind in kinds and item.node is not None and item not in misfits
+        if item.kind in kinds
+        and item.node is not None
+        and item not in misfits
+        and not _lacks_storage(item)
     ]
     if not found:
         return None
@@ -220,13 +223,13 @@ def _drained(facts: Facts) -> Verdict | None:
 
 
 def _not_stored(facts: Facts) -> Verdict | None:
-    """All steps are done, and their outcome is in host memory only.
+    """Storage does not answer a job that is to start, or does not take its last checkpoint.
 
     Nothing of the job has to change for storage to come back, and whatever ends the job frees
-    host memory: so it is paused, whatever the ladder says.
+    host memory, where the outcome of all steps may be: so it is paused, whatever the ladder says.
     """
     for item in facts.evidence:
-        if item.kind is EvidenceKind.CHECKPOINT and item.fault_class == NOT_STORED:
+        if _lacks_storage(item):
             return Verdict(
                 action=Action.PAUSE,
                 cause=Cause.STORAGE,
@@ -235,6 +238,11 @@ def _not_stored(facts: Facts) -> Verdict | None:
                 spends_retry=False,
             )
     return None
+
+
+def _lacks_storage(item: Evidence) -> bool:
+    is_silent = item.kind is EvidenceKind.START_FAILED and item.fault_class == "storage"
+    return is_silent or (item.kind is EvidenceKind.CHECKPOINT and item.fault_class == NOT_STORED)
 
 
 def _repeated(facts: Facts) -> Verdict | None:

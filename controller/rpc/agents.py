@@ -355,10 +355,13 @@ def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
                     job_id=JobId(event.job_id),
                     node=node,
                     step=trouble.step,
-                    detail=f"{trouble.stage}: {trouble.detail}",
+                    detail=trouble.detail
+                    if trouble.stage == "start"
+                    else f"{trouble.stage}: {trouble.detail}",
                     at_s=event.at_s,
                     was_stored=trouble.stage == "load",
                     was_copied=trouble.stage == "replica",
+                    is_awaited=trouble.stage == "start",
                 )
             ]
         case other:

@@ -44,6 +44,7 @@ def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path)
         suites=unused,
         rendezvous_fd=-1,
         emit=emit,
+        storage_awaited=unused,
         save_ledger=lambda ledger: None,
     )
 

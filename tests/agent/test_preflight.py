@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from checkpoint.claiming import Owner
+from checkpoint.errors import RootTakenError, StorageTimeoutError, StorageUnavailableError
 from checkpoint.storage import Storage
-from controller.agent.launch import StartRefusedError
+from controller.agent.launch import StartRefusedError, check_storage
 from controller.agent.ledger import ErrorKind
 from controller.agent.preflight import Preflight
+from controller.agent.threads import HungCallsError
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
 
@@ -19,7 +25,12 @@ TEXT = "it was the best of times\n" * 4000
 
 
 def check(
-    folder: Path, *, attempt: int = 1, ranks: tuple[int, ...] = (0,), **sections: object
+    folder: Path,
+    *,
+    attempt: int = 1,
+    ranks: tuple[int, ...] = (0,),
+    preflight: Preflight | None = None,
+    **sections: object,
 ) -> None:
     """Look at a spec with these sections, whose checkpoints go to `folder / store`."""
     spec = parse_spec({"name": "job", **sections})
@@ -31,7 +42,8 @@ def check(
             ranks=ranks, committed_step=-1, checkpoint_url=f"{url}/job-1"
         ),
     )
-    asyncio.run(Preflight(20.0).check(command, spec))
+    preflight = preflight or Preflight(20.0, lambda job_id, detail: None)
+    asyncio.run(preflight.check(command, spec))
 
 
 def refused(folder: Path, **changes: object) -> StartRefusedError:
@@ -126,3 +138,64 @@ def test_whose_problem_missing_data_is_the_other_nodes_answers_tell(
     error = refused(tmp_path, attempt=attempt, data={"source": "/nowhere/text.txt"})
     assert error.kind is ErrorKind.MISSING
     assert "/nowhere/text.txt" in str(error)
+
+
+@pytest.fixture
+def silent_store() -> Iterator[str]:
+    """The URL of a store that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"webhdfs://127.0.0.1:{server.getsockname()[1]}/store"
+
+
+def test_storage_that_never_answers_is_no_mistake_of_the_spec(
+    tmp_path: Path, silent_store: str
+) -> None:
+    told: list[tuple[str, str]] = []
+    error = refused(
+        tmp_path,
+        preflight=Preflight(0.2, lambda *words: told.append(words)),
+        checkpoint={"url": silent_store},
+        data={"source": text_file(tmp_path)},
+        recovery={"first_step_timeout_s": 3.0},
+    )
+    assert error.kind is ErrorKind.STORAGE
+    silence = f"checkpoint storage {silent_store}/job-1: no answer in 0.2 s"
+    assert re.fullmatch(re.escape(silence) + r"; asked [2-4] times in \d s", str(error))
+    assert told[0] == ("job-1", silence), "it is known while the start waits"
+
+
+def test_storage_that_answers_later_is_waited_for(tmp_path: Path) -> None:
+    answers = [ErrorKind.STORAGE, ErrorKind.STORAGE, None]
+
+    async def probe(url: str, owner: Owner | None, timeout_s: float) -> None:
+        kind = answers.pop(0)
+        if kind is not None:
+            raise StartRefusedError(kind, "no answer")
+
+    waiting: list[str] = []
+    preflight = Preflight(20.0, lambda job_id, detail: waiting.append(detail), probe)
+    check(tmp_path, preflight=preflight, data={"source": text_file(tmp_path)})
+    assert waiting == ["no answer"] * 2
+    assert answers == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StorageUnavailableError("forbidden", lasting=True), ErrorKind.CONFIG),
+        (StorageUnavailableError("503 Slow Down"), ErrorKind.STORAGE),
+        (StorageTimeoutError("16 calls have not come back", lasting=True), ErrorKind.STORAGE),
+        (HungCallsError("16 earlier calls have not come back"), ErrorKind.STORAGE),
+        (RootTakenError("it belongs to another job"), ErrorKind.CONFIG),
+    ],
+)
+def test_only_a_refusal_that_lasts_is_a_mistake_of_the_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: ErrorKind
+) -> None:
+    def refuse(storage: Storage) -> None:
+        raise error
+
+    monkeypatch.setattr(Storage, "probe", refuse)
+    with pytest.raises(StartRefusedError) as caught:
+        asyncio.run(check_storage(f"file://{tmp_path}", None, 5.0))
+    assert caught.value.kind is kind

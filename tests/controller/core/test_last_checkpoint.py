@@ -196,3 +196,31 @@ def test_a_resumed_job_whose_steps_are_all_done_waits_again() -> None:
     assert driver.job().state is JobState.RUNNING
     driver.commit(100)
     assert driver.job().state is JobState.SUCCEEDED
+
+
+def test_storage_that_does_not_answer_at_the_start_pauses_the_job_and_blames_nobody() -> None:
+    driver = Driver().starting(spares=0)
+    silence = "checkpoint storage s3://b/job: no answer in 30 s"
+    driver.send(
+        ev.CheckpointFailed(
+            job_id=JOB,
+            node=NodeId("n1"),
+            step=0,
+            detail=silence,
+            at_s=driver.now_s,
+            is_awaited=True,
+        )
+    )
+    assert driver.job().reason == f"n1 waits for storage before ranks start: {silence}"
+    assert driver.job().num_incidents == 0
+    driver.answer("job/a1/start/n1", ok=False, error_kind="storage", detail=silence)
+    driver.answer_all("/stop/")
+    job = driver.job()
+    assert job.state is JobState.PAUSED
+    assert job.reason == f"{silence}; `outlast resume job` continues it"
+    assert driver.incident().cause is Cause.STORAGE
+    assert driver.incident().culprits == ()
+    assert job.retry_left == job.plan.retry_budget
+    assert driver.node("n1").state is NodeState.READY
+    driver.send(ev.JobResumeRequested(job_id=JOB))
+    assert driver.job().state is not JobState.PAUSED
