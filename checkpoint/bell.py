@@ -61,7 +61,9 @@ class Doorkeeper:
 
     def close(self) -> None:
         for handle in self._handles.values():
-            os.close(handle)
+            # The kernel lets go of it, whatever it says.
+            with contextlib.suppress(OSError):
+                os.close(handle)
         self._handles.clear()
 
     def _open(self, path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Collection
 
 from checkpoint.core import names
@@ -29,6 +30,11 @@ from outlast.chosen import ChosenStart, is_given_up
 from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
+
+# A store's clock may be corrected by so much at once, and run faster than ours by a tenth: one
+# that was set forward by an hour is followed in ten.
+_MOST_LEAP_S = 1.0
+_MOST_RATE = 1.1
 
 
 class Cleaner:
@@ -51,6 +57,8 @@ class Cleaner:
         self._grace_s = grace_s
         # Records never change, so each is read once.
         self._known: dict[int, CommittedStep] = {}
+        # By the store's clock, and by ours, at the last look.
+        self._looked_s: tuple[float, float] | None = None
 
     def clean(self, waiting: Collection[tuple[int, int]]) -> None:
         """Delete what may go; folders that parts are awaited in, by step and attempt, stay.
@@ -66,7 +74,7 @@ class Cleaner:
 
     def _clean(self, waiting: Collection[tuple[int, int]], *, deletes: bool) -> None:
         storage = self._storage
-        now_s = storage.now_s()
+        now_s = self._now_s()
         reach(CrashPoint.CLEANING)
         committed = self._committed(now_s)
         busy = {*waiting, *quarantined(storage)}
@@ -85,6 +93,18 @@ class Cleaner:
                 logger.info("unfinished file discarded: %s %s", storage.url, one.path)
                 storage.discard(one)
         reach(CrashPoint.CLEANED)
+
+    def _now_s(self) -> float:
+        """The store's time, which does not run ahead of ours when somebody sets its clock.
+
+        What is being written and read would have an age of hours all at once, and be deleted.
+        """
+        now_s, ours_s = self._storage.now_s(), time.monotonic()
+        if self._looked_s is not None:
+            before_s, ours_before_s = self._looked_s
+            now_s = min(now_s, before_s + _MOST_RATE * (ours_s - ours_before_s) + _MOST_LEAP_S)
+        self._looked_s = (now_s, ours_s)
+        return now_s
 
     def _sweep(self, folder: AttemptFolder, *, now_s: float, oldest_kept: int) -> None:
         name = names.attempt_folder(folder.step, folder.attempt)

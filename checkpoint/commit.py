@@ -26,6 +26,7 @@ from checkpoint.describe import Describer
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage import Storage
 from outlast.chosen import ChosenStart, is_given_up
+from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
 
 logger = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class Coordinator:
                         step=folder.step,
                         attempt=folder.attempt,
                         began_s=time.monotonic(),
-                        sealed_at_ns=time.time_ns(),
+                        sealed_at_ns=node_time_ns(),
                         adopted=True,
                     ),
                 )
@@ -291,7 +292,7 @@ class Coordinator:
             step=winner.step,
             size_bytes=winner.size_bytes,
             upload_s=time.monotonic() - pending.began_s,
-            total_s=max(0.0, (time.time_ns() - pending.sealed_at_ns) / 1e9),
+            total_s=max(0.0, (node_time_ns() - pending.sealed_at_ns) / 1e9),
             is_behind=self._cadence.is_behind_after(winner.step, time.monotonic()),
             attempt=winner.attempt,
         )

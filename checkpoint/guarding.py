@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpoint.background import give_way_to_training
 from checkpoint.bell import Doorkeeper
 from checkpoint.core import names
 from checkpoint.core.slots import newest_without
@@ -31,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 # Without a ring: slots that an earlier agent has left, and notes.
 _POLL_S = 0.05
-# Nicer starves beside training that takes every core, see `upload.py`.
-_NICE = 10
 # Of the node's cores, so that many ranks do not wait for each other's gigabytes.
 _CORES_PER_THREAD = 8
 _RETRY_AFTER_S = 1.0
@@ -110,7 +109,7 @@ class Guard:
             return self._counts
 
     def _run(self, ranks: Sequence[int]) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        give_way_to_training()
         paths = [self._memory_dir / names.memory_folder(rank) for rank in ranks]
         folders = [WatchedFolder(path, rank) for path, rank in zip(paths, ranks, strict=True)]
         door = Doorkeeper(paths)

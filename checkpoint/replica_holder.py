@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 _IDLE_S = 3600.0
 # A node gives to one node and is asked by a few; anything more is not us.
 _MAX_CONNECTIONS = 64
+# After a connection that could not be taken.
+_RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class Holder:
         self._duties: dict[str, Duty] = {}
         self._lines: set[Line] = set()
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self.received_bytes = 0
         self.outcomes = Counter[str]()
         family, _, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
@@ -111,6 +114,7 @@ class Holder:
 
     def close(self) -> None:
         """Hang up on everybody."""
+        self._closing.set()
         # Closing alone does not wake who accepts.
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
@@ -121,19 +125,32 @@ class Holder:
             line.close()
 
     def _listen(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
+                self._accept()
+            except (OSError, RuntimeError) as error:
+                if self._closing.is_set():
+                    return
+                # No descriptors or threads are left: there may be some again in a while, and
+                # without this thread no copy would ever arrive here any more.
+                logger.warning("replica connection not taken: %s; tried again", error)
+                self._closing.wait(_RETRY_S)
+
+    def _accept(self) -> None:
+        connection, _ = self._listening.accept()
+        try:
             with self._lock:
                 is_full = len(self._lines) >= _MAX_CONNECTIONS
             if is_full:
                 connection.close()
-                continue
+                return
+            line = Line(connection)
             threading.Thread(
-                target=self._serve, args=(Line(connection),), name="replica-serve", daemon=True
+                target=self._serve, args=(line,), name="replica-serve", daemon=True
             ).start()
+        except BaseException:
+            connection.close()
+            raise
 
     def _serve(self, line: Line) -> None:
         with self._lock:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from checkpoint import slotfile
+from checkpoint.background import give_way_to_training
 from checkpoint.core import names
 from checkpoint.core.pacing import Pace
 from checkpoint.core.slots import ReplicaState, newest_replicated, newest_sealed
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 # A peer that is gone is asked again this often while a step waits.
 _RETRY_S = 0.5
-# Nicer starves beside training that takes every core, see `upload.py`.
-_NICE = 10
 _JOIN_S = 5.0
 
 OnTrouble = Callable[[int, str], None]
@@ -99,7 +97,7 @@ class Replicator:
             self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        give_way_to_training()
         try:
             while not self._stopping.wait(_POLL_S):
                 try:

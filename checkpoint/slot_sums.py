@@ -18,7 +18,6 @@ does not fit (`damage.py`).
 from __future__ import annotations
 
 import threading
-import time
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -27,6 +26,7 @@ from checkpoint.core import names
 from checkpoint.core.blocks import blocks_of, num_owned_blocks
 from checkpoint.errors import DamagedMemoryError
 from checkpoint.slotfile import SUMS_HEADER_WORDS, SlotFile
+from outlast.clock import node_time_ns
 
 _WHOLE = int.from_bytes(b"OUTLSUM1", "little")
 _STATE, _SEAL, _MADE_AT_NS, _COUNT, _SUM = range(5)
@@ -93,7 +93,7 @@ def store_sums(slot: SlotFile, seal_id: int, sums: Sequence[int]) -> None:
         if (words[_STATE], words[_SEAL]) == (_WHOLE, seal_id):
             return
         words[_STATE] = 0
-        words[_SEAL], words[_MADE_AT_NS], words[_COUNT] = seal_id, time.time_ns(), len(sums)
+        words[_SEAL], words[_MADE_AT_NS], words[_COUNT] = seal_id, node_time_ns(), len(sums)
         with words[SUMS_HEADER_WORDS:] as room:
             room[:] = memoryview(array("Q", sums))
         words[_SUM] = _sum_of(words)

@@ -270,7 +270,9 @@ class SlotFile:
             self._words.release()
             self._bytes.release()
             self.map.close()
-        os.close(self._handle)
+        # The kernel lets go of it, whatever it says.
+        with contextlib.suppress(OSError):
+            os.close(self._handle)
 
 
 _UPLOAD_STATES = frozenset(UploadState)

@@ -17,7 +17,6 @@ the start hold then.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +41,7 @@ from checkpoint.core.slots import (
 from checkpoint.frames import Frame, frame_of
 from checkpoint.lane import Copied, HostLane, Lane
 from checkpoint.slotfile import Seal, SlotFile
+from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
 
 # Copied in one call: large enough that its price does not show, small enough that who
@@ -325,7 +325,7 @@ class Stager:
                     attempt=self._attempt,
                     step=saving.step,
                     table_digest=self._digest,
-                    sealed_at_ns=time.time_ns(),
+                    sealed_at_ns=node_time_ns(),
                     upload=saving.upload,
                     replica=saving.replica,
                 ),

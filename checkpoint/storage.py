@@ -268,9 +268,11 @@ class Storage:
                     raise CorruptCheckpointError(step, f"{path}: {error}") from error
         raise AssertionError("the loop returns or raises")
 
-    def _failure(self, what: str, path: str, reason: str) -> StorageUnavailableError:
+    def _failure(
+        self, what: str, path: str, reason: str, *, lasting: bool = True
+    ) -> StorageUnavailableError:
         return StorageUnavailableError(
-            f"checkpoint storage {self.url}: cannot {what} {path}: {reason}", lasting=True
+            f"checkpoint storage {self.url}: cannot {what} {path}: {reason}", lasting=lasting
         )
 
     def _call(self, what: str, path: str, work: Callable[[], _Result]) -> _Result:
@@ -288,7 +290,11 @@ class Storage:
             finally:
                 watch.come_back()
 
-        threading.Thread(target=run, name="checkpoint-storage", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="checkpoint-storage", daemon=True).start()
+        except RuntimeError as no_thread:
+            # The limit of threads here says nothing about the store; there may be one later.
+            raise self._failure(what, path, str(no_thread), lasting=False) from no_thread
         try:
             result, error = self._wait(outcome, f"cannot {what} {path}")
         except StorageTimeoutError:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import threading
 import time
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from checkpoint import slotfile
+from checkpoint.background import give_way_to_training
 from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.claiming import Owner, claim
 from checkpoint.commit import CommitRules, Committed, Coordinator, Trouble
@@ -49,8 +49,6 @@ from outlast.crashpoints import CrashPoint, reach
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.005
-# Nicer starves beside training that takes every core (measured at 19: 10 s for 90 MB).
-_NICE = 10
 # Of a whole file; its parts have tries of their own.
 _NUM_TRIES = 3
 _RETRY_AFTER_S = 1.0
@@ -144,7 +142,7 @@ class Uploader:
             self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        give_way_to_training()
         try:
             while not self._stopping.is_set():
                 with self._passed:
@@ -244,7 +242,8 @@ class Uploader:
             refuse(self._memory_dir, slot, error)
             self._clean_up(part)
             return UploadState.NONE
-        except (StorageUnavailableError, CorruptCheckpointError) as error:
+        except (StorageUnavailableError, CorruptCheckpointError, OSError) as error:
+            # OSError: host memory cannot be read now, for want of descriptors for example.
             if self._stopping.is_set():
                 return UploadState.WANTED
             self._clean_up(part)

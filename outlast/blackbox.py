@@ -21,9 +21,10 @@ whole one. The header is made of 64-bit words, each stored and loaded whole:
 `struct.pack_into` clears its target first, so a reader would see zeros now and
 then (measured: 3 reads in 1,000).
 
-Times are `time.time_ns()` at the ends of operations and steps: all ranks of a
-node share that clock. Operations of a device have the moments at which it came to
-them and left them, by the same clock; they are noted when the host learns of it.
+Times are `outlast.clock.node_time_ns()` at the ends of operations and steps: all processes of
+a node share that clock, and no step of the wall clock moves it. Operations of a device have
+the moments at which it came to them and left them, by the same clock; they are noted when the
+host learns of it.
 
 What does not belong here: decisions. This is a recorder.
 """
@@ -33,9 +34,9 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 from pathlib import Path
 
+from outlast.clock import node_time_ns
 from outlast.notes import (
     MAX_COUNT,
     Expected,
@@ -137,7 +138,7 @@ class Writer:
         self._completed_step = -1
         self._resumed_step = -1
         self._phase = Phase.STARTING
-        self._phase_since_ns = time.time_ns()
+        self._phase_since_ns = node_time_ns()
         self._seqs = [0] * len(Group)
         self._entered = (0, 0, 0, 0, 0)
         self._ended: OpRecord | None = None
@@ -152,7 +153,7 @@ class Writer:
 
     def phase(self, phase: Phase) -> None:
         """Say what the rank is busy with from now on."""
-        now_ns = time.time_ns()
+        now_ns = node_time_ns()
         self._words[_PHASE_TOTALS + self._phase] += now_ns - self._phase_since_ns
         self._phase = phase
         self._phase_since_ns = now_ns
@@ -160,7 +161,7 @@ class Writer:
 
     def mark(self, mark: StartMark, at_ns: int | None = None) -> None:
         """Note a moment of the start."""
-        self._words[_MARKS + mark] = at_ns or time.time_ns()
+        self._words[_MARKS + mark] = at_ns or node_time_ns()
 
     def resumed(self, step: int) -> None:
         """Say after which step this attempt goes on (0: from the beginning)."""
@@ -175,7 +176,7 @@ class Writer:
         """
         seq = self._seqs[group] + 1
         self._seqs[group] = seq
-        start_ns = time.time_ns()
+        start_ns = node_time_ns()
         self._entered = (op, group, seq, detail, start_ns)
         words = self._words
         words[_OP_LEFT] = 0
@@ -188,7 +189,7 @@ class Writer:
 
     def leave(self) -> None:
         """Note that the operation entered last has ended."""
-        end_ns = time.time_ns()
+        end_ns = node_time_ns()
         self._words[_OP_LEFT] = end_ns
         self._keep(self._entered, end_ns)
 

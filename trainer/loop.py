@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from checkpoint.core.slots import common_step
 from outlast.blackbox import Phase, StartMark, StepRecord, Writer
+from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
 from outlast.skipped import StepRange, is_skipped, is_undone, num_skipped
 from trainer import blame
@@ -137,7 +137,7 @@ class TrainLoop:
     def train_step(self, step: int) -> Agreed:
         """One optimizer step, its record and its checkpoint."""
         state, box = self._state, self._box
-        start_ns = time.time_ns()
+        start_ns = node_time_ns()
         scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
         replay = self._replay if self._replay is not None and self._replay.step == step else None
         if replay is not None:
@@ -181,7 +181,7 @@ class TrainLoop:
                 learning_rate=learning_rate,
                 tokens=self._tokens,
                 start_ns=start_ns,
-                end_ns=time.time_ns(),
+                end_ns=node_time_ns(),
                 eval_loss=eval_loss,
             )
         )
@@ -194,7 +194,7 @@ class TrainLoop:
         Within a range nothing is agreed upon, since nothing may be saved there: after a
         rollback, states of the same steps and of another history exist.
         """
-        at_ns = time.time_ns()
+        at_ns = node_time_ns()
         self._completed(
             StepRecord(
                 step=step,

@@ -35,13 +35,13 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outlast.clock import node_time_ns, node_time_s
 from outlast.crashpoints import CrashPoint, reach
 from outlast.startup import WORKER_MARK, check_packages
 from trainer.hugepages import gather_pages
@@ -161,7 +161,7 @@ class Standby:
             )
             self._tell(event="refused", key=key, detail=detail)
             return
-        forked_at_ns = time.time_ns()
+        forked_at_ns = node_time_ns()
         reach(CrashPoint.STANDBY_FORKING)
         try:
             pid = os.fork()
@@ -286,7 +286,7 @@ def _report_failure(error: BaseException, assignment: dict[str, Any]) -> None:
         "type": f"{kind.__module__}.{kind.__qualname__}",
         "message": str(error),
         "traceback": text,
-        "at_s": time.time(),
+        "at_s": node_time_s(),
     }
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(report))

@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from checkpoint.slotfile import TABLE_FILE, read_table
 from checkpoint.stage import NamedTensor, Stager
 from outlast.blackbox import Phase, StartMark, Writer
 from outlast.chosen import must_start_at
+from outlast.clock import node_time_s
 from outlast.crashpoints import CrashPoint, reach
 from trainer import evidence, rehearsal
 from trainer.assignment import Assignment
@@ -308,7 +308,7 @@ def write_error(path: Path, error: BaseException) -> None:
         "type": name,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
-        "at_s": time.time(),
+        "at_s": node_time_s(),
     }
     _write_whole(path, report)
 

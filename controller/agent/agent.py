@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import socket
-import time
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
@@ -50,6 +49,7 @@ from controller.agent.supervisor import Supervisor, WorkerEvents
 from controller.agent.uploads import Uploads
 from controller.agent.worker import Worker
 from outlast.blackbox import Phase, Reader
+from outlast.clock import node_time_s
 from outlast.crashpoints import CrashPoint, reach
 from outlast.startup import stop_signals
 from outlast.v1 import agents_pb2
@@ -176,7 +176,7 @@ class Agent:
         """Have the controller know that it was asked to end, before a worker feels it."""
         self._is_leaving = True
         goodbye = agents_pb2.Goodbye(incarnation=self._incarnation)
-        self._emit(agents_pb2.AgentEvent(at_s=time.time(), goodbye=goodbye), Weight.LASTING)
+        self._emit(agents_pb2.AgentEvent(at_s=node_time_s(), goodbye=goodbye), Weight.LASTING)
         seq, loop = self._buffer.last_seq, asyncio.get_running_loop()
         deadline_s = loop.time() + GOODBYE_S
         while self._session.is_connected and self._buffer.after(seq - 1):
@@ -339,7 +339,7 @@ class Agent:
         event = agents_pb2.AgentEvent(
             job_id=worker.job_id,
             attempt=worker.attempt,
-            at_s=time.time(),
+            at_s=node_time_s(),
             worker_exited=agents_pb2.WorkerExited(rank=worker.rank, exit=worker.exit),
         )
         self._emit(event, Weight.LASTING)
@@ -351,7 +351,7 @@ class Agent:
         """Emit what belongs to a job, whichever attempt sealed the checkpoint."""
         event.job_id = job_id
         event.attempt = self._commands.newest_attempt(job_id)
-        event.at_s = time.time()
+        event.at_s = node_time_s()
         self._emit(event, Weight.LASTING)
 
     def upload_committed(self, job_id: str, committed: Committed) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
@@ -26,7 +25,7 @@ from controller.agent.ledger import (
     Result,
     Weight,
 )
-from controller.agent.leftovers import delete_old_logs
+from controller.agent.leftovers import delete_old_attempts, delete_old_logs
 from controller.agent.preflight import Preflight
 from controller.agent.rank_memory import free_copies, hand_over, stray_folders
 from controller.agent.replicas import Replicas, replica_plan
@@ -36,11 +35,15 @@ from controller.agent.supervisor import Supervisor, WorkersStayError
 from controller.agent.threads import run_blocking
 from controller.agent.uploads import PushError, Uploads, delete_job_memory
 from diagnostics.core.orders import Order, OrderKind
+from outlast.clock import node_time_ns, node_time_s
 from outlast.crashpoints import CrashPoint, reach
+from outlast.errors import RetryableError
 from outlast.v1 import agents_pb2, diagnostics_pb2
 
 logger = logging.getLogger(__name__)
 
+_FORGET_TRIES = 3
+_FORGET_PAUSE_S = 1.0
 _KINDS = {
     "start_workers": CommandKind.START,
     "stop_workers": CommandKind.STOP,
@@ -100,7 +103,7 @@ class Commands:
 
     def receive(self, command: agents_pb2.Command) -> None:
         """Take a command from the controller, be it new, repeated or stale."""
-        received_ns = time.time_ns()
+        received_ns = node_time_ns()
         kind = _KINDS.get(command.WhichOneof("kind") or "")
         if kind is None:
             logger.error("command %s: of a kind that this agent does not know", command.command_id)
@@ -294,6 +297,8 @@ class Commands:
             await run_blocking(lambda: free_copies(memory_dir), "free-copies")
         await parts.supervisor.start(launches)
         parts.supervisor.forget(command.job_id, below_attempt=command.attempt)
+        job_dir = config.attempt_dir(command.job_id, command.attempt).parent
+        await run_blocking(lambda: delete_old_attempts(job_dir), "delete-old-attempts")
         await parts.uploads.follow(launch.upload_plan(config, command, spec))
         return Outcome(result=Result(ok=True))
 
@@ -327,8 +332,20 @@ class Commands:
         return Outcome(result=Result(ok=True), findings=tuple(findings))
 
     async def _forget(self, command: agents_pb2.Command) -> Outcome:
+        """Free what a job holds here; nobody asks again soon, so what fails is tried again."""
+        launch.check_job_id(command.job_id)
+        for is_last in (*(False,) * (_FORGET_TRIES - 1), True):
+            try:
+                return await self._forget_once(command)
+            except (OSError, RetryableError) as error:
+                if is_last:
+                    raise
+                logger.warning("job %s is not forgotten yet: %s", command.job_id, error)
+                await asyncio.sleep(_FORGET_PAUSE_S)
+        raise AssertionError("the loop returns or raises")
+
+    async def _forget_once(self, command: agents_pb2.Command) -> Outcome:
         parts, job_id = self._parts, command.job_id
-        launch.check_job_id(job_id)
         await parts.supervisor.stop(job_id, command.attempt, graceful=False, timeout_s=0.0)
         folder = parts.config.job_memory_dir(job_id)
         await parts.replicas.finish(job_id)
@@ -340,7 +357,7 @@ class Commands:
         def free() -> None:
             delete_job_memory(folder)
             reach(CrashPoint.MEMORY_FREED)
-            delete_old_logs(parts.config.jobs_dir, parts.config.memory_dir)
+            delete_old_logs(parts.config.jobs_dir, parts.config.memory_dir, newest=job_id)
 
         await run_blocking(free, "free-memory")
         return Outcome(result=Result(ok=True))
@@ -371,7 +388,7 @@ class Commands:
         event = agents_pb2.AgentEvent(
             job_id=command.job_id,
             attempt=command.attempt,
-            at_s=time.time(),
+            at_s=node_time_s(),
             command_result=agents_pb2.CommandResult(
                 command_id=command.command_id,
                 ok=result.ok,

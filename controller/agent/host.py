@@ -7,9 +7,9 @@ container has less memory than the machine, the container's counts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,17 @@ from controller.agent.oom import OomKills, count_of_node
 from controller.agent.worker import Worker
 from controller.agent.worker_logs import WorkerLogs
 from diagnostics.core.host import HostState, HostWatch, known_lines
+from outlast.clock import node_time_s, wall_ahead_s
 from outlast.v1 import agents_pb2
+
+logger = logging.getLogger(__name__)
 
 LOOK_PERIOD_S = 5.0
 # One read of /dev/kmsg is one line; a storm of them must not keep the agent busy.
 _MAX_LINES = 200
 _LINE_BYTES = 8192
+# What NTP corrects at once; less is slewed, which the monotonic clock follows.
+_CLOCK_STEP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +113,7 @@ class Host:
         self._watch = HostWatch()
         self._kernel_log = KernelLog(root / "dev/kmsg")
         self._worker_logs = WorkerLogs(workers)
+        self._wall_ahead_s = wall_ahead_s()
 
     async def run(self) -> None:
         """Look for as long as the agent lives."""
@@ -121,6 +127,7 @@ class Host:
 
     def look(self) -> None:
         """Look once, and say what is new."""
+        self._note_clock()
         self._oom_kills.look()
         state = read_host(self._root, self._folders, self._kernel_log.new_lines())
         for change in self._watch.take(state):
@@ -130,7 +137,7 @@ class Host:
                 words=change.words,
                 spares_node=change.spares_node,
             )
-            event = agents_pb2.AgentEvent(at_s=time.time(), host_sign=sign)
+            event = agents_pb2.AgentEvent(at_s=node_time_s(), host_sign=sign)
             self._emit(event, Weight.LASTING)
         for worker, match in self._worker_logs.look():
             sign = agents_pb2.HostSign(
@@ -140,9 +147,22 @@ class Host:
                 spares_node=not match.rule.blames_node,
             )
             event = agents_pb2.AgentEvent(
-                job_id=worker.job_id, attempt=worker.attempt, at_s=time.time(), host_sign=sign
+                job_id=worker.job_id, attempt=worker.attempt, at_s=node_time_s(), host_sign=sign
             )
             self._emit(event, Weight.LASTING)
+
+    def _note_clock(self) -> None:
+        """Log a step of the wall clock. Nothing here follows it; the controller corrects."""
+        ahead_s = wall_ahead_s()
+        step_s = ahead_s - self._wall_ahead_s
+        if abs(step_s) > _CLOCK_STEP_S:
+            logger.warning(
+                "the wall clock stepped by %+.1f s: this node's times are %+.1f s off from it "
+                "until the agent is started again",
+                step_s,
+                -ahead_s,
+            )
+            self._wall_ahead_s = ahead_s
 
 
 def _usage(path: Path) -> _Usage | None:

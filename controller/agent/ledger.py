@@ -109,7 +109,8 @@ class CommandLedger:
         if command_id in self._running:
             return Admission(decision=Decision.RUNNING)
         stored = self._results.get(command_id)
-        if stored is not None:
+        # What a job holds is freed at the next try, if not at the first.
+        if stored is not None and (stored.ok or kind is not CommandKind.FORGET):
             return Admission(decision=Decision.ANSWERED, result=stored)
         if kind is CommandKind.START:
             reason = self._why_stale(job_id, attempt)

@@ -123,6 +123,17 @@ async def wait_gone(pid: int) -> None:
         while not _is_dead_child(pid):
             await asyncio.sleep(_ASK_PAUSE_S)
         return
+    try:
+        await _wait_readable(handle)
+    except OSError:
+        # The kernel watches no more of them for us.
+        while not has_ended(handle):
+            await asyncio.sleep(_ASK_PAUSE_S)
+    finally:
+        os.close(handle)
+
+
+async def _wait_readable(handle: int) -> None:
     loop = asyncio.get_running_loop()
     gone = loop.create_future()
     loop.add_reader(handle, _resolve, gone)
@@ -130,7 +141,6 @@ async def wait_gone(pid: int) -> None:
         await gone
     finally:
         loop.remove_reader(handle)
-        os.close(handle)
 
 
 def has_ended(pidfd: int) -> bool:

@@ -22,6 +22,7 @@ from controller.agent.leftovers import LeftSteps
 from controller.agent.steps import LastSteps
 from controller.agent.worker import EnvironmentNote, Worker, read_environment
 from outlast.blackbox import NUM_STEP_RECORDS, Phase, Reader, StartMark, StepRecord
+from outlast.clock import node_time_ns, node_time_s
 from outlast.v1 import agents_pb2, common_pb2
 
 STEP_REPORT_PERIOD_S = 0.2
@@ -176,7 +177,7 @@ class Reporter:
 
     def summary(self, worker: Worker) -> agents_pb2.RankSummary:
         """What the box of this worker says now, for a heartbeat."""
-        now_ns = time.time_ns()
+        now_ns = node_time_ns()
         attempt = self._attempts.get((worker.job_id, worker.attempt), _Attempt())
         rank = attempt.ranks.get(worker.rank, _Rank(worker))
         born_ns = worker.forked_ns or worker.requested_ns
@@ -202,7 +203,7 @@ class Reporter:
         return summary
 
     def _period_s(self) -> float:
-        now_ns = time.time_ns()
+        now_ns = node_time_ns()
         for attempt in self._attempts.values():
             if not attempt.has_started:
                 requested_ns = min(rank.worker.requested_ns for rank in attempt.ranks.values())
@@ -251,7 +252,7 @@ class Reporter:
             reports=[_step_report(record, number) for record in records]
         )
         event = agents_pb2.AgentEvent(
-            job_id=job_id, attempt=number, at_s=time.time(), step_reports=reports
+            job_id=job_id, attempt=number, at_s=node_time_s(), step_reports=reports
         )
         self._emit(event, Weight.STEPS)
 
@@ -261,7 +262,7 @@ class Reporter:
         for step, why in attempt.skipped_checkpoints():
             trouble = agents_pb2.CheckpointTrouble(step=step, stage="load", detail=why)
             event = agents_pb2.AgentEvent(
-                job_id=job_id, attempt=number, at_s=time.time(), checkpoint_trouble=trouble
+                job_id=job_id, attempt=number, at_s=node_time_s(), checkpoint_trouble=trouble
             )
             self._emit(event, Weight.LASTING)
 
@@ -287,7 +288,7 @@ class Reporter:
             data_left_out=attempt.data_left_out(),
         )
         event = agents_pb2.AgentEvent(
-            job_id=job_id, attempt=number, at_s=time.time(), progress=progress
+            job_id=job_id, attempt=number, at_s=node_time_s(), progress=progress
         )
         self._emit(event, Weight.PROGRESS)
         return True

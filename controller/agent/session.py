@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from controller import join_token
 from controller.agent.config import AgentConfig
 from controller.agent.ledger import EventBuffer
 from controller.join_token import JoinTokenError
+from outlast.clock import node_time_s
 from outlast.errors import FatalError, RetryableError
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
@@ -343,7 +343,7 @@ class Session:
         due_s = loop.time()
         while True:
             heartbeat = self._events.heartbeat()
-            heartbeat.at_s = time.time()
+            heartbeat.at_s = node_time_s()
             self._heartbeat = heartbeat
             self._wake.set()
             self._period_changed.clear()

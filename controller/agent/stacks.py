@@ -17,6 +17,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -24,8 +25,9 @@ import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
-from controller.agent.processes import process_state
+from controller.agent.processes import process_state, wait_gone
 from controller.agent.worker import Worker
 from diagnostics.core.stacks import place_of
 from outlast.v1 import agents_pb2
@@ -160,20 +162,33 @@ async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
 
 async def _run(*command: str) -> tuple[int, str, str]:
     """Exit code of a command, what it prints, and the first line of its errors."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    # Files in memory: pipes would have to be emptied meanwhile, and asyncio's own way to wait
+    # for a process takes a thread, which there may not be.
+    with (
+        _memory_file("stacks-output") as output,
+        _memory_file("stacks-error") as error,
+    ):
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=error)
+        try:
+            await wait_gone(process.pid)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                await wait_gone(process.pid)
+            code = process.wait()
+        output.seek(0)
+        error.seek(0)
+        text = output.read().decode(errors="replace")
+        return code, text, _first_line(error.read())
+
+
+def _memory_file(name: str) -> IO[bytes]:
+    handle = os.memfd_create(name)
     try:
-        output, error = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
+        return open(handle, "w+b")
+    except BaseException:
+        os.close(handle)
         raise
-    assert process.returncode is not None
-    return process.returncode, output.decode(errors="replace"), _first_line(error)
 
 
 def _first_line(error: bytes) -> str:

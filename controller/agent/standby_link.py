@@ -23,6 +23,7 @@ from typing import IO
 from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
 from controller.agent.processes import how_ended, wait_gone
+from outlast.clock import node_clock_environment
 from outlast.errors import RetryableError
 from outlast.startup import python_command
 
@@ -60,7 +61,7 @@ _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 def standby_environment(given: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:
     """What a standby process and its workers find in their environment."""
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if is_loopback else {}
-    return {**_TUNABLES, **given, **_ENVIRONMENT, **interface}
+    return {**_TUNABLES, **given, **_ENVIRONMENT, **node_clock_environment(), **interface}
 
 
 class StandbyError(RetryableError):

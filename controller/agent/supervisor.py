@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from controller.agent.oom import OomKills
 from controller.agent.processes import child_pids, reap, reap_group, zombie_status
 from controller.agent.standby_link import StandbyError, StandbyLink
 from controller.agent.worker import Worker, WorkerPaths, bare_exit, post_mortem
+from outlast.clock import node_time_ns
 from outlast.errors import RetryableError
 from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
@@ -288,7 +288,7 @@ class Supervisor:
             code,
             worker.exit.completed_step,
             worker.stopped_by.name if worker.stopped_by else "no",
-            (time.time_ns() - worker.forked_ns) / 1e9,
+            (node_time_ns() - worker.forked_ns) / 1e9,
         )
         try:
             self._events.exited(worker)

@@ -17,6 +17,15 @@ from outlast.errors import RetryableError
 Answer = TypeVar("Answer")
 
 
+# A limit of processes (`ulimit -u`, the cgroup's) may be reached for a moment.
+_START_TRIES = 10
+_START_PAUSE_S = 0.2
+
+
+class NoThreadError(RetryableError):
+    """The kernel gives this process no more threads."""
+
+
 class HungCallsError(RetryableError):
     """Too many calls of a kind were given up and have not come back."""
 
@@ -26,6 +35,7 @@ async def run_blocking(call: Callable[[], Answer], name: str) -> Answer:
 
     Raises:
         HungCallsError: so many earlier calls of this name hang that no more are made.
+        NoThreadError: there was no thread for it for seconds.
     """
     # No store has a name like it, whose calls are counted beside these.
     kind = f"agent: {name}"
@@ -61,9 +71,24 @@ async def run_blocking(call: Callable[[], Answer], name: str) -> Answer:
             # The loop has ended; nobody waits any more.
             return
 
-    threading.Thread(target=work, name=name, daemon=True).start()
+    await _start(work, name)
     try:
         return await answer
     except asyncio.CancelledError:
         watch.leave()
         raise
+
+
+async def _start(work: Callable[[], None], name: str) -> None:
+    for num_tries in range(1, _START_TRIES + 1):
+        try:
+            threading.Thread(target=work, name=name, daemon=True).start()
+        except RuntimeError as error:
+            if num_tries == _START_TRIES:
+                raise NoThreadError(
+                    f"{name}: {error}; this node's limit of processes is reached "
+                    "(`ulimit -u`, pids.max of the cgroup)"
+                ) from error
+            await asyncio.sleep(_START_PAUSE_S)
+        else:
+            return

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +17,7 @@ from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
 from controller.agent.processes import has_ended, send_signal
 from outlast import blackbox
+from outlast.clock import node_time_s
 from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
 
@@ -91,6 +92,7 @@ class Worker:
     exit: agents_pb2.WorkerExit | None = None
     mistakes: Mistakes = field(default_factory=Mistakes)
     _reader: blackbox.Reader | None = field(default=None)
+    _is_closed: bool = False
 
     @property
     def key(self) -> str:
@@ -124,8 +126,8 @@ class Worker:
         return True
 
     def black_box(self) -> blackbox.Reader | None:
-        """The rank's black box, once it has opened one."""
-        if self._reader is None:
+        """The rank's black box, once it has opened one and until `close`."""
+        if self._reader is None and not self._is_closed:
             try:
                 self._reader = blackbox.Reader(self.paths.blackbox)
             except (FileNotFoundError, ValueError):
@@ -155,11 +157,16 @@ class Worker:
 
     def close(self) -> None:
         """Let go of the process and its black box."""
+        # Whoever still knows the worker would open its box again, and nobody close it.
+        self._is_closed = True
+        # The kernel lets go of a descriptor, whatever it says.
         if self.pidfd is not None:
-            os.close(self.pidfd)
+            with contextlib.suppress(OSError):
+                os.close(self.pidfd)
             self.pidfd = None
         if self._reader is not None:
-            self._reader.close()
+            with contextlib.suppress(OSError):
+                self._reader.close()
             self._reader = None
 
 
@@ -167,7 +174,7 @@ def bare_exit(worker: Worker, code: int) -> agents_pb2.WorkerExit:
     """The end of a worker, without anything that it left behind."""
     return agents_pb2.WorkerExit(
         code=code,
-        at_s=time.time(),
+        at_s=node_time_s(),
         completed_step=-1,
         stopped=worker.stopped_by is not None and code in _STOPPED_CODES,
     )
@@ -228,7 +235,7 @@ def _moment_s(value: object) -> float:
     """A time that a worker wrote down, or now when it is none."""
     if isinstance(value, int | float) and 0 <= value <= MAX_COUNT:
         return float(value)
-    return time.time()
+    return node_time_s()
 
 
 def _read_object(path: Path) -> Mapping[str, object]:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from outlast.blackbox import Group, Op, Phase, StartMark, StepRecord, Writer
+from outlast.clock import node_time_ns
 
 STEP_S = 0.005
 GRACEFUL_EXIT = 75
@@ -70,7 +71,7 @@ def train(box: Writer, behaviour: str, stop: Stop, *, first: int) -> int:
     box.phase(Phase.FORWARD_BACKWARD)
     last = int(behaviour.removeprefix("finish:")) if behaviour.startswith("finish:") else 10**9
     for step in range(first, last + 1):
-        start_ns = time.time_ns()
+        start_ns = node_time_ns()
         box.enter(Op.ALL_REDUCE, Group.DP)
         time.sleep(STEP_S)
         if behaviour == "raise" and step == 3:
@@ -85,7 +86,7 @@ def train(box: Writer, behaviour: str, stop: Stop, *, first: int) -> int:
                 learning_rate=1e-3,
                 tokens=64,
                 start_ns=start_ns,
-                end_ns=time.time_ns(),
+                end_ns=node_time_ns(),
                 eval_loss=None,
             )
         )

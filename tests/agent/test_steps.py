@@ -33,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(blackbox.time, "time_ns", found)
+    monkeypatch.setattr(blackbox, "node_time_ns", found)
     return found
 
 

@@ -79,7 +79,7 @@ class _Given:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device()
-    monkeypatch.setattr(timeline.time, "time_ns", found.now_ns)
+    monkeypatch.setattr(timeline, "node_time_ns", found.now_ns)
     return found
 
 
@@ -139,7 +139,7 @@ def test_the_hosts_clock_is_taken_over_after_each_wait(
     """Or clocks that drift by a second a day would tear ranks of different nodes apart."""
     moments = _late(device)
     device.give(5.0)
-    monkeypatch.setattr(timeline.time, "time_ns", lambda: WALL_NS + 9_000_000)
+    monkeypatch.setattr(timeline, "node_time_ns", lambda: WALL_NS + 9_000_000)
     moments.finish()
     told: list[int] = []
     device.give(2.0)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
+from outlast.clock import node_time_ns
 from outlast.errors import RetryableError
 
 # Takes a moment, in nanoseconds.
@@ -92,7 +93,7 @@ class DeviceTimeline:
         self._known = new_event()
         self._known.record()
         self._known.synchronize()
-        self._known_ns = time.time_ns()
+        self._known_ns = node_time_ns()
 
     def stamp(self, note: Note) -> None:
         event = self._spare.pop() if self._spare else self._new_event()
@@ -111,7 +112,7 @@ class DeviceTimeline:
             self._pass()
         self.is_waited_for = False
         # The device has a clock of its own: begin again from the host's, or they drift apart.
-        self._known_ns = time.time_ns()
+        self._known_ns = node_time_ns()
 
     def _pass(self) -> None:
         """The device has passed the oldest event."""
