@@ -72,7 +72,7 @@ def test_step_of_a_nodes_clock_ages_nothing_and_ends_nothing(
     wait_for(lambda: len(controller.heartbeats()) > 10, "heartbeats")
     wait_for(lambda: controller.events("checkpoint_committed", since), "a checkpoint")
     wait_for(lambda: controller.events("step_reports", since), "steps")
-    controller.progress("job", 1, at_least=1000)
+    wait_for(lambda: controller.events("progress", since), "progress")
     wait_for(lambda: "the wall clock stepped by" in agent.log.read_text(), "a word about it")
     stopped = controller.result(controller.command(stop_command(1, graceful=True)))
     assert stopped.ok, stopped
