@@ -7,12 +7,14 @@ import signal
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checkpoint.core.slots import UploadState
 from controller.agent.leftovers import KEPT_LOGS, delete_old_logs
 from outlast.blackbox import Group, Op, Phase, Reader, Writer
+from outlast.spec import parse_spec
 from tests.agent.conftest import StartAgent
 from tests.agent.faults.node import seal_slot
 from tests.agent.harness import (
@@ -58,7 +60,9 @@ def test_step_of_a_nodes_clock_ages_nothing_and_ends_nothing(
         seal_slot(agent.memory_dir / "job", rank=rank, world_size=2, upload=UploadState.NONE)
     url = (tmp_path / "storage").as_uri()
     began_s = time.time()
-    assert controller.result(controller.command(start_command(checkpoint_url=url))).ok
+    spec = parse_spec({"name": "job", "parallel": {"dp": 2}, "steps": 1_000_000})
+    start: dict[str, Any] = {"checkpoint_url": url, "spec_json": spec.canonical_json()}
+    assert controller.result(controller.command(start_command(**start))).ok
     controller.progress("job", 1, at_least=3)
 
     step(clock, by_s)
@@ -77,7 +81,7 @@ def test_step_of_a_nodes_clock_ages_nothing_and_ends_nothing(
     stopped = controller.result(controller.command(stop_command(1, graceful=True)))
     assert stopped.ok, stopped
     # A new attempt is started by the standby process that was made after the step.
-    assert controller.result(controller.command(start_command(2, checkpoint_url=url))).ok
+    assert controller.result(controller.command(start_command(2, **start))).ok
     controller.progress("job", 2)
     assert controller.result(controller.command(stop_command(2))).ok
 

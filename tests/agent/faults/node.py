@@ -327,6 +327,7 @@ class Node:
         spec = parse_spec(
             {
                 "name": job_id,
+                "steps": 1_000_000,
                 "parallel": {"pp": len(nodes)},
                 "resources": {"nodes": len(nodes), "workers_per_node": 1},
                 "checkpoint": {"replicas": len(nodes) - 1},
