@@ -142,6 +142,10 @@ class Watch:
         """When a node was last heard."""
         return self._liveness.heard_s(node)
 
+    def is_late(self, node: NodeId) -> bool:
+        """Whether a node is being watched and has been silent for longer than it may be."""
+        return self._liveness.is_late(node)
+
     def expire(self, now_s: float) -> list[Event]:
         """Nodes that have been silent for too long."""
         return [*self._liveness.expire(now_s)]

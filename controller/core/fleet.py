@@ -150,8 +150,12 @@ def uncordon_requested(ctx: Context, event: NodeUncordonRequested) -> None:
     node = ctx.state.nodes.get(event.node)
     if node is None:
         return
+    was_cordoned = node.cordoned
     node = ctx.put_node(node, cordoned=False, stuck="")
-    if node.state in EXCLUDED and ctx.connected(node.node):
+    if node.state is NodeState.READY and was_cordoned:
+        # Why it was cordoned is no reason to be ready.
+        ctx.put_node(node, reason="a person returned it")
+    elif node.state in EXCLUDED and ctx.connected(node.node):
         nodes.close_commands(ctx, node.node, "a person returned the node", keep_stops=True)
         ctx.move_node(node, NodeState.READY, "a person returned it", passes=0, quarantine="")
     elif node.state in EXCLUDED and node.state is not NodeState.RELEASED:

@@ -114,6 +114,11 @@ class LivenessTable:
         entry = self._entries.get(node)
         return None if entry is None else entry.heard_s
 
+    def is_late(self, node: NodeId) -> bool:
+        """Whether a node was told to be late, or more than that, and was not heard since."""
+        entry = self._entries.get(node)
+        return entry is not None and entry.level is not _Level.HEARD
+
     def expire(self, now_s: float) -> list[LivenessEvent]:
         """Who has crossed a limit since the last call; each limit is told once."""
         if now_s < self._next_s:

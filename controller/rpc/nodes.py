@@ -112,4 +112,5 @@ class NodesService(NodesServicer):
             is_connected=self._sessions.is_connected(node.node),
             last_heartbeat_s=heard_s,
             now_s=self._service.now_s,
+            is_late=self._watch.is_late(node.node),
         )

@@ -83,7 +83,7 @@ class Server:
         self._sessions = parts.sessions
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         service, sessions = parts.service, parts.sessions
-        logs = LogQueries(service, sessions)
+        logs = LogQueries(service, sessions, parts.watch)
         runs = parts.runs
         agents = AgentsService(
             service=service,

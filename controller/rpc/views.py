@@ -85,7 +85,12 @@ def complete(message: jobs_pb2.Job, job: JobRecord) -> None:
 
 
 def node_message(
-    node: NodeRecord, *, is_connected: bool, last_heartbeat_s: float | None, now_s: float
+    node: NodeRecord,
+    *,
+    is_connected: bool,
+    last_heartbeat_s: float | None,
+    is_late: bool,
+    now_s: float,
 ) -> nodes_pb2.Node:
     """A node as it stands. `last_heartbeat_s` is of the wall clock."""
     return nodes_pb2.Node(
@@ -95,6 +100,7 @@ def node_message(
         state_since_s=node.since_s,
         connected=is_connected,
         last_heartbeat_s=last_heartbeat_s or 0.0,
+        late=is_late,
         address=node.address,
         workers=node.workers,
         job_id=node.job or "",

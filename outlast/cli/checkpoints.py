@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from checkpoint.core.manifest import Manifest
     from checkpoint.storage import Storage
 
-_HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL LOSS", "WRITTEN", "NOTES")
+_HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL LOSS", "STORED", "NOTES")
 
 Step = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Step of a checkpoint.")]
 Steps = Annotated[list[int], typer.Argument(metavar="STEP", min=0, help="Steps of checkpoints.")]
@@ -58,7 +58,11 @@ def list_checkpoints(
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """List the checkpoints that exist, newest first."""
+    """List the checkpoints that exist, newest first.
+
+    STORED is when a checkpoint was completed in this folder: of a copy, when
+    it was copied.
+    """
     from checkpoint.catalog import listing
 
     with _opened(job, controller, state_dir) as (storage, url):
@@ -109,6 +113,9 @@ def verify(
     """Read every byte of checkpoints and hold it to its checksum; exit code 1 if any is damaged."""
     from checkpoint import catalog
 
+    if every and steps:
+        given = " ".join(map(str, steps))
+        raise CliError(f"--all is every step, and STEP is given, too ({given}); leave one out")
     with _opened(job, controller, state_dir) as (storage, url):
         listed = catalog.listing(storage)
         wanted = steps or [_chosen(storage, listed, url, None).step]
@@ -209,7 +216,8 @@ def copy(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="Folder to copy to: a path or an fsspec URL that ends in a job's id.",
+            help="Folder to copy to, a path or an fsspec URL: any that `checkpoint.load` of a "
+            "job is to name, with or without a job's id at its end.",
         ),
     ],
     controller: Controller = "",

@@ -9,6 +9,7 @@ class ExitCode(IntEnum):
     """What the shell sees."""
 
     OK = 0
+    # Also whatever else was done and did not come out well; docs/reference/cli.md lists it.
     JOB_FAILED = 1
     BAD_INPUT = 2
     NO_CONTROLLER = 3

@@ -106,8 +106,9 @@ def _natural_order(node: Node) -> list[tuple[int, str]]:
 
 
 def _node_row(node: Node, now_s: float) -> tuple[str, ...]:
-    silent = "" if node.connected else "yes"
-    if not node.connected and node.last_heartbeat_s:
+    is_silent = node.late or not node.connected
+    silent = "yes" if is_silent else ""
+    if is_silent and node.last_heartbeat_s:
         silent = words.duration(now_s - node.last_heartbeat_s)
     return (
         node.node_id,

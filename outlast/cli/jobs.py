@@ -22,12 +22,13 @@ from outlast.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from outlast.cli.follow import Snapshot
     from outlast.client import Client
     from outlast.v1.incidents_pb2 import Incident
-    from outlast.v1.jobs_pb2 import Job
+    from outlast.v1.jobs_pb2 import Job, LogsResponse
 
 _HEADER = ("JOB", "STATE", "SINCE", "STEP", "LOSS", "REASON")
 
@@ -186,11 +187,11 @@ def logs(
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Print what a job's workers wrote, line by line with ranks."""
-    from outlast.cli.loglines import Lines
+    """Print what a job's workers wrote, line by line with ranks.
 
-    lines = Lines()
-    is_empty = True
+    Exits 1 if logs are missing because a node does not answer; the rest is
+    printed, and which nodes and ranks those are.
+    """
     with controller_of(controller, state_dir) as client:
         found = find_job(client, job)
         chunks = client.logs(
@@ -201,20 +202,40 @@ def logs(
             attempt=attempt,
             timestamps=timestamps,
         )
-        for chunk in chunks:
-            is_empty = False
-            if json:
-                text = chunk.data.decode(errors="replace")
-                output.print_json_line({**output.facts(chunk), "data": text})
-                continue
-            for line in lines.take(chunk.rank, chunk.data, chunk.at_s):
-                print(line, flush=follow)
-    for line in lines.rest():
-        print(line)
-    if is_empty and not json:
+        num_chunks, missing = _print_logs(chunks, follow=follow, json=json)
+    if not num_chunks and not json:
         who = "any rank" if rank < 0 else f"rank {rank}"
         there = f" in attempt {attempt} that is still there" if attempt else ""
         output.print_message(f"nothing was written by {who}{there}")
+    for message in missing:
+        output.print_message(message)
+    if missing:
+        raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def _print_logs(
+    chunks: Iterable[LogsResponse], *, follow: bool, json: bool
+) -> tuple[int, tuple[str, ...]]:
+    """Print logs as they come; how many pieces came, and what is missing of them."""
+    from outlast.cli.loglines import Lines, Missing
+
+    lines, missing = Lines(), Missing()
+    num_chunks = 0
+    for chunk in chunks:
+        num_chunks += 1
+        is_missing = chunk.HasField("missing")
+        note = missing.take(chunk) if is_missing else ""
+        if json:
+            text = chunk.data.decode(errors="replace")
+            output.print_json_line({**output.facts(chunk), "data": text})
+        elif not is_missing:
+            for line in lines.take(chunk.rank, chunk.data, chunk.at_s):
+                print(line, flush=follow)
+        elif follow:
+            output.print_message(note)
+    for line in lines.rest():
+        print(line)
+    return num_chunks, missing.messages
 
 
 def cancel(

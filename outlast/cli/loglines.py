@@ -1,10 +1,14 @@
-"""Chunks of many ranks' logs put together into whole lines."""
+"""Chunks of many ranks' logs put together into whole lines, and what is missing of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outlast.cli.words import clock
+
+if TYPE_CHECKING:
+    from outlast.v1.jobs_pb2 import LogsResponse
 
 # A line without an end would otherwise be held for ever.
 MAX_LINE_BYTES = 64 * 1024
@@ -43,6 +47,37 @@ class Lines:
             for rank, begun in sorted(self._begun.items())
             if begun.text
         ]
+
+
+class Missing:
+    """Whose logs are missing, and why, as far as they were read."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str, str] = {}
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """What is missing by now."""
+        return tuple(self._messages.values())
+
+    def take(self, chunk: LogsResponse) -> str:
+        """What is to be said of a chunk that has no data."""
+        ranks = _ranks(chunk)
+        who = f"node {chunk.node}" + (f" ({ranks})" if ranks else "") if chunk.node else ranks
+        key = chunk.node or ranks
+        if not chunk.missing.reason:
+            self._messages.pop(key, None)
+            return f"{who} answers again"
+        self._messages[key] = f"logs of {who} are missing: {chunk.missing.reason}"
+        return self._messages[key]
+
+
+def _ranks(chunk: LogsResponse) -> str:
+    """The ranks that a chunk without data is about; "" when that is not known."""
+    first, num_ranks = chunk.missing.first_rank, chunk.missing.num_ranks
+    if not num_ranks:
+        return ""
+    return f"rank {first}" if num_ranks == 1 else f"ranks {first}-{first + num_ranks - 1}"
 
 
 def _line(rank: int, line: bytes, at_s: float) -> str:

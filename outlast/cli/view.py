@@ -12,6 +12,7 @@ from outlast.cli.follow import Follower, Snapshot
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
     from outlast.v1.common_pb2 import StepReport
     from outlast.v1.incidents_pb2 import Incident
@@ -222,13 +223,21 @@ def _node_table(nodes: Sequence[Node], num_nodes: int) -> RenderableType:
         table.add_row(
             node.node_id,
             Text(node.state, style=_STATE_STYLES.get(node.state, "yellow")),
-            "yes" if node.connected else Text("no", style="red"),
+            _connected(node),
             node.job_id or "-",
             node.reason,
         )
     if num_nodes > len(nodes):
         table.add_row(f"and {num_nodes - len(nodes):,} more", "", "", "", "")
     return table
+
+
+def _connected(node: Node) -> Text:
+    from rich.text import Text
+
+    if not node.connected:
+        return Text("no", style="red")
+    return Text("silent", style="yellow") if node.late else Text("yes")
 
 
 def _incident_table(incidents: Sequence[Incident], now_s: float) -> RenderableType:

@@ -666,12 +666,17 @@ class LogsResponse(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     AT_S_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
     node: builtins.str
     rank: builtins.int
     attempt: builtins.int
     data: builtins.bytes
     at_s: builtins.float
     """When it was written, to within a few seconds; 0 unless asked for."""
+    @property
+    def missing(self) -> global___MissingLogs:
+        """Instead of data: this node's part is missing, or no longer."""
+
     def __init__(
         self,
         *,
@@ -680,7 +685,34 @@ class LogsResponse(google.protobuf.message.Message):
         attempt: builtins.int = ...,
         data: builtins.bytes = ...,
         at_s: builtins.float = ...,
+        missing: global___MissingLogs | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "data", b"data", "node", b"node", "rank", b"rank"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["missing", b"missing"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "data", b"data", "missing", b"missing", "node", b"node", "rank", b"rank"]) -> None: ...
 
 global___LogsResponse = LogsResponse
+
+@typing.final
+class MissingLogs(google.protobuf.message.Message):
+    """MissingLogs says why nothing comes from a node whose logs were asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    FIRST_RANK_FIELD_NUMBER: builtins.int
+    NUM_RANKS_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """Empty: it answers again, and nothing of it is missing any more."""
+    first_rank: builtins.int
+    """The ranks that it runs; none where that is not known."""
+    num_ranks: builtins.int
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        first_rank: builtins.int = ...,
+        num_ranks: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_rank", b"first_rank", "num_ranks", b"num_ranks", "reason", b"reason"]) -> None: ...
+
+global___MissingLogs = MissingLogs

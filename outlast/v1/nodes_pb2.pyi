@@ -27,6 +27,7 @@ class Node(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     CORDONED_FIELD_NUMBER: builtins.int
+    LATE_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     state: builtins.str
@@ -38,6 +39,8 @@ class Node(google.protobuf.message.Message):
     workers: builtins.int
     job_id: builtins.str
     cordoned: builtins.bool
+    late: builtins.bool
+    """It is connected and has sent nothing for longer than a heartbeat may take."""
     @property
     def capacity(self) -> outlast.v1.common_pb2.NodeCapacity:
         """Absent when its agent does not say."""
@@ -55,10 +58,11 @@ class Node(google.protobuf.message.Message):
         workers: builtins.int = ...,
         job_id: builtins.str = ...,
         cordoned: builtins.bool = ...,
+        late: builtins.bool = ...,
         capacity: outlast.v1.common_pb2.NodeCapacity | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capacity", b"capacity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "connected", b"connected", "cordoned", b"cordoned", "job_id", b"job_id", "last_heartbeat_s", b"last_heartbeat_s", "node_id", b"node_id", "reason", b"reason", "state", b"state", "state_since_s", b"state_since_s", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "connected", b"connected", "cordoned", b"cordoned", "job_id", b"job_id", "last_heartbeat_s", b"last_heartbeat_s", "late", b"late", "node_id", b"node_id", "reason", b"reason", "state", b"state", "state_since_s", b"state_since_s", "workers", b"workers"]) -> None: ...
 
 global___Node = Node
 

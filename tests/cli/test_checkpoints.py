@@ -25,7 +25,7 @@ def test_ls_lists_newest_first(url: str) -> None:
     assert done.returncode == ExitCode.OK, done.stderr
     header, *rows = done.stdout.splitlines()
     # Another loss than that of `outlast status`: of the last evaluation on held-out samples.
-    names = ["STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL", "LOSS", "WRITTEN", "NOTES"]
+    names = ["STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL", "LOSS", "STORED", "NOTES"]
     assert header.split() == names
     assert [row.split()[0] for row in rows] == ["150", "100", "50"]
 
@@ -80,6 +80,9 @@ def test_verify_says_whole_or_what_is_damaged(url: str, tmp_path: Path) -> None:
     assert "step 100: damaged" in done.stdout
     assert "step-00000100.1/manifest.json" in done.stdout
     assert "step 50: whole" in done.stdout
+    done = outlast("ckpt", "verify", url, "--all", "50")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "--all is every step, and STEP is given, too (50); leave one out" in done.stderr
     found = outlast_json("ckpt", "verify", url, "50")
     assert found["problems"] == {"50": []}
 

@@ -12,8 +12,9 @@ from google.protobuf import json_format, struct_pb2
 
 from controller.core.states import TERMINAL, JobState
 from outlast.cli import incident_words, output, words
+from outlast.cli.fleet import _node_row
 from outlast.cli.follow import Snapshot
-from outlast.cli.loglines import MAX_LINE_BYTES, Lines
+from outlast.cli.loglines import MAX_LINE_BYTES, Lines, Missing
 from outlast.cli.view import plain_lines, render, sparkline
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 
@@ -343,3 +344,30 @@ def test_live_view_shows_job_nodes_incidents_and_trouble() -> None:
         assert word in text
     assert "the controller does not answer" in text
     assert "killed rank 3" in text
+
+
+def test_missing_logs_name_node_ranks_and_reason() -> None:
+    def chunk(node: str, reason: str, first: int, num: int) -> jobs_pb2.LogsResponse:
+        missing = jobs_pb2.MissingLogs(reason=reason, first_rank=first, num_ranks=num)
+        return jobs_pb2.LogsResponse(node=node, missing=missing)
+
+    missing = Missing()
+    missing.take(chunk("n1", "nothing was heard of it for 6 s", 2, 2))
+    missing.take(chunk("n2", "it is not connected", 4, 1))
+    missing.take(chunk("n3", "it is not connected", 0, 0))
+    missing.take(chunk("", "the job has no node for them at present", 6, 2))
+    assert missing.messages == (
+        "logs of node n1 (ranks 2-3) are missing: nothing was heard of it for 6 s",
+        "logs of node n2 (rank 4) are missing: it is not connected",
+        "logs of node n3 are missing: it is not connected",
+        "logs of ranks 6-7 are missing: the job has no node for them at present",
+    )
+    assert missing.take(chunk("n1", "", 2, 2)) == "node n1 (ranks 2-3) answers again"
+    assert len(missing.messages) == 3
+
+
+def test_node_that_is_connected_and_silent_shows_for_how_long() -> None:
+    node = nodes_pb2.Node(node_id="n1", state="READY", connected=True, last_heartbeat_s=100.0)
+    assert _node_row(node, 145.0)[3] == ""
+    node.late = True
+    assert _node_row(node, 145.0)[3] == "45.0 s"

@@ -109,7 +109,9 @@ def _running(service: Service, watch: Watch, num_nodes: int = 16) -> JobsService
     for node, beat in _beats(num_nodes, 1):
         watch.heartbeat(node, beat, now_s)
     sessions = Sessions()
-    return JobsService(service, sessions, watch, LogQueries(service, sessions), "file:///tmp")
+    return JobsService(
+        service, sessions, watch, LogQueries(service, sessions, watch), "file:///tmp"
+    )
 
 
 async def _follow(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core import events as ev
 from controller.core.context import Settings
-from controller.core.facts import fold
+from controller.core.facts import NodePut, fold
 from controller.core.states import JobState, NodeState
 from outlast.ids import Attempt, JobId, NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -64,6 +66,16 @@ def test_a_persons_cordon_keeps_a_node_out_until_a_person_ends_it() -> None:
     driver.submit()
     assert driver.job().state is JobState.QUEUED
     assert "job PREFLIGHT a0" in driver.send(ev.NodeUncordonRequested(node=NodeId("n2")))
+
+
+def test_node_that_a_person_returned_keeps_no_reason_of_its_cordon() -> None:
+    driver = Driver()
+    driver.join("n2")
+    cordoned = replace(driver.node("n2"), cordoned=True, reason="its checks failed")
+    driver.machine.state.apply(NodePut(node=cordoned))
+    driver.send(ev.NodeUncordonRequested(node=NodeId("n2")))
+    assert driver.node("n2").state is NodeState.READY
+    assert driver.node("n2").reason == "a person returned it"
 
 
 def test_many_silent_nodes_at_once_are_our_own_blindness() -> None:

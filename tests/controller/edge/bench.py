@@ -154,7 +154,7 @@ class Bench:
             service=self.service,
             sessions=sessions,
             watch=self.watch,
-            logs=LogQueries(self.service, sessions),
+            logs=LogQueries(self.service, sessions, self.watch),
             runs=runs,
             detectors=detectors,
             tally=tally,
