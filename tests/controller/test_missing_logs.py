@@ -22,7 +22,7 @@ from controller.service import Service
 from controller.watch import Watch
 from outlast.clock import SystemClock
 from outlast.ids import Attempt, JobId, NodeId
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, jobs_pb2, nodes_pb2
 from tests.controller.core.driver import make_plan
 from tests.controller.fakes import until
