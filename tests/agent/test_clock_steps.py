@@ -14,7 +14,7 @@ import pytest
 from checkpoint.core.slots import UploadState
 from controller.agent.leftovers import KEPT_LOGS, delete_old_logs
 from outlast.blackbox import Group, Op, Phase, Reader, Writer
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from tests.agent.conftest import StartAgent
 from tests.agent.faults.node import seal_slot
 from tests.agent.harness import (

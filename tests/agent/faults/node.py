@@ -36,7 +36,7 @@ from controller.agent import (
 from controller.agent.agent import Agent
 from controller.agent.config import AgentConfig, Limits
 from outlast.errors import OutlastError
-from outlast.spec import parse_spec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
 from tests.agent.harness import FakeController, wait_for
 
