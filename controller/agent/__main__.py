@@ -46,6 +46,10 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         "--join-token-file", type=Path, help="the join token, where the controller asks for one"
     )
     parser.add_argument("--metrics-port", type=int, help="serve metrics here; 0 takes a free port")
+    parser.add_argument("--rank-log-mib", type=int, default=64, help="limit of one rank's log")
+    parser.add_argument(
+        "--state-mib", type=int, default=4096, help="limit of logs and black boxes of all attempts"
+    )
     # For tests: handed to the standby process as they are; another module of checks; a node that
     # does not permit cgroups.
     parser.add_argument("--standby-argument", action="append", default=[], help=argparse.SUPPRESS)
@@ -65,6 +69,8 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         metrics_port=given.metrics_port,
         standby_arguments=tuple(given.standby_argument),
         suite_runner=given.suite_runner,
+        rank_log_bytes=given.rank_log_mib << 20,
+        state_bytes=given.state_mib << 20,
         cgroups=not given.no_cgroups,
     )
 

@@ -39,6 +39,7 @@ from controller.agent.mistakes import Mistakes, keep_running
 from controller.agent.oom import OomKills
 from controller.agent.orphans import Orphans
 from controller.agent.processes import become_subreaper, raise_open_files_limit
+from controller.agent.pruning import Pruning
 from controller.agent.replicas import Replicas
 from controller.agent.reporter import Reporter
 from controller.agent.session import Session, SessionEvents
@@ -128,7 +129,19 @@ class Agent:
             state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
         )
         self._metrics = Metrics(self._reading, folders)
-        self._host = Host(folders, self._emit, self._supervisor.running, oom_kills)
+        self._host = Host(
+            folders,
+            self._emit,
+            self._supervisor.running,
+            oom_kills,
+            max_log_bytes=config.rank_log_bytes,
+        )
+        self._pruning = Pruning(
+            config.state_dir,
+            config.memory_dir,
+            max_bytes=config.state_bytes,
+            max_log_bytes=config.rank_log_bytes,
+        )
         self._orphans = Orphans(self._supervisor.running, self._own_pids)
         self._metrics_address = ""
         self._capacity = NodeCapacity(config.memory_dir)
@@ -151,6 +164,7 @@ class Agent:
             ("standings", self._standings.run),
             ("host", self._host.run),
             ("orphans", self._orphans.run),
+            ("pruning", self._pruning.run),
         ):
             work.append(
                 asyncio.create_task(keep_running(name, observer, self._mistakes), name=name)

@@ -6,6 +6,11 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+# An incident quotes the end of a log, and `outlast logs` prints more of it.
+MIN_RANK_LOG_BYTES = 1 << 20
+# The newest attempt stays whatever its size.
+MIN_STATE_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -55,6 +60,10 @@ class AgentConfig:
     """Port of the metrics page; 0 takes a free one, None serves none."""
     standby_arguments: tuple[str, ...] = ()
     """Handed on to `python -m trainer.standby`."""
+    rank_log_bytes: int = 64 << 20
+    """Of one rank's log; what is older is deleted from its front."""
+    state_bytes: int = 4 << 30
+    """Of what all attempts leave in `jobs_dir`; the oldest is deleted."""
     cgroups: bool = True
     """Give each worker a cgroup of its own where this node permits it."""
     suite_runner: str = "diagnostics.runner"
@@ -66,6 +75,15 @@ class AgentConfig:
             raise ValueError(f"workers is {self.workers}; a node needs 1 or more")
         if not self.node or "/" in self.node:
             raise ValueError(f"node is {self.node!r}; it must be a name without '/'")
+
+        if self.rank_log_bytes < MIN_RANK_LOG_BYTES:
+            raise ValueError(
+                f"rank_log_bytes is {self.rank_log_bytes}; at least {MIN_RANK_LOG_BYTES} (1 MiB)"
+            )
+        if self.state_bytes < MIN_STATE_BYTES:
+            raise ValueError(
+                f"state_bytes is {self.state_bytes}; at least {MIN_STATE_BYTES} (64 MiB)"
+            )
 
     @property
     def is_loopback(self) -> bool:

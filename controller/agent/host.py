@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,7 @@ class Host:
         workers: Callable[[], Iterable[Worker]],
         oom_kills: OomKills,
         root: Path = Path("/"),
+        max_log_bytes: int = sys.maxsize,
     ) -> None:
         self._folders = folders
         self._emit = emit
@@ -112,7 +114,7 @@ class Host:
         self._root = root
         self._watch = HostWatch()
         self._kernel_log = KernelLog(root / "dev/kmsg")
-        self._worker_logs = WorkerLogs(workers)
+        self._worker_logs = WorkerLogs(workers, max_log_bytes)
         self._wall_ahead_s = wall_ahead_s()
 
     async def run(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from controller.agent.log_files import read_log
 from controller.agent.log_times import LogTimes
 from controller.agent.session import SessionLostError
 from outlast.v1 import agents_pb2
@@ -127,7 +128,10 @@ class Logs:
 
     async def _send_new(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
         for source in sources:
-            while data := _read(source.path, source.offset):
+            while True:
+                source.offset, data = read_log(source.path, source.offset, CHUNK_BYTES)
+                if not data:
+                    break
                 for piece, at_s in _timed(source, data, is_wanted=query.timestamps):
                     chunk = agents_pb2.LogChunk(
                         query_id=query.query_id,
@@ -144,15 +148,6 @@ def _timed(source: _Source, data: bytes, *, is_wanted: bool) -> Iterable[tuple[b
     if not is_wanted:
         return ((data, 0.0),)
     return LogTimes(source.path).pieces(source.offset, data)
-
-
-def _read(path: Path, offset: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(CHUNK_BYTES)
-    except FileNotFoundError:
-        return b""
 
 
 def _attempts(job_dir: Path) -> list[int]:

@@ -17,7 +17,16 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 # Shown from the start, so that the first mistake of each is already a rise.
-PARTS = ("black box", "heartbeat", "host", "post-mortem", "reporter", "standby", "standings")
+PARTS = (
+    "black box",
+    "heartbeat",
+    "host",
+    "post-mortem",
+    "pruning",
+    "reporter",
+    "standby",
+    "standings",
+)
 # The same mistake may be made at every look, five times a second: one line with its traceback
 # a minute says it.
 LOG_PERIOD_S = 60.0

@@ -1,16 +1,19 @@
 """Reads what running workers write, notes when, and tells of lines that a rule knows.
 
 Each file is read once, some of it at a time: a worker that writes without end costs the
-agent no more than the bound of a look, and what lies further back is left out.
+agent no more than the bound of a look, and what lies further back is left out. A log that has grown
+too long loses its older part then.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from controller.agent.log_files import trim
 from controller.agent.log_times import LogTimes
 from controller.agent.worker import Worker
 from diagnostics.core.worker_log import Match, known_lines
@@ -29,17 +32,22 @@ class _Tail:
     offset: int = 0
     begun: bytes = b""
 
-    def new_lines(self) -> list[str]:
+    def new_lines(self, max_log_bytes: int) -> list[str]:
         """Whole lines since the last call, of the newest `MAX_BYTES`."""
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
                 if end > self.offset:
                     LogTimes(self.path).note(end, os.fstat(file.fileno()).st_mtime)
+                if end < self.offset:
+                    # The file system has no holes, and the log begins anew.
+                    self.offset, self.begun = end, b""
                 if end - self.offset > MAX_BYTES:
                     self.offset, self.begun = end - MAX_BYTES, b""
                 file.seek(self.offset)
                 content = file.read(end - self.offset)
+            if end > max_log_bytes:
+                trim(self.path, max_log_bytes)
         except OSError:
             return []
         self.offset += len(content)
@@ -51,8 +59,11 @@ class _Tail:
 class WorkerLogs:
     """The logs of a node's workers, from the first line of each on."""
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+    def __init__(
+        self, workers: Callable[[], Iterable[Worker]], max_log_bytes: int = sys.maxsize
+    ) -> None:
         self._workers = workers
+        self._max_log_bytes = max_log_bytes
         self._tails: dict[str, _Tail] = {}
 
     def look(self) -> list[tuple[Worker, Match]]:
@@ -64,5 +75,5 @@ class WorkerLogs:
         return [
             (workers[key], match)
             for key, tail in self._tails.items()
-            for match in known_lines(tail.new_lines())
+            for match in known_lines(tail.new_lines(self._max_log_bytes))
         ]

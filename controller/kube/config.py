@@ -60,6 +60,8 @@ class KubeConfig:
     """How many each host has; 0 for hosts without devices."""
     shared_memory: str = "16Gi"
     """Of the host's memory, for checkpoints and for the workers of a node."""
+    state_size: str = "32Gi"
+    """Of the host's disk: logs, black boxes, tokenised data. A pod that takes more is evicted."""
     join_token_secret: str = ""
     """Secret whose key `token` agents show the controller; "" where it asks for none."""
     pod_template: Mapping[str, object] = field(default_factory=dict)

@@ -160,7 +160,7 @@ def agent_pod(
             "tolerations": _tolerations(config),
             "containers": [_container(config)],
             "volumes": [
-                {"name": "state", "emptyDir": {}},
+                {"name": "state", "emptyDir": {"sizeLimit": config.state_size}},
                 {
                     "name": "memory",
                     "emptyDir": {"medium": "Memory", "sizeLimit": config.shared_memory},

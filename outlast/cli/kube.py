@@ -60,6 +60,14 @@ SharedMemory = Annotated[
         help="Host memory of a pod for checkpoints and its workers.",
     ),
 ]
+StateSize = Annotated[
+    str,
+    typer.Option(
+        "--kube-state-size",
+        metavar="QUANTITY",
+        help="Disk of a pod for logs, black boxes and tokenised data, at most.",
+    ),
+]
 JoinToken = Annotated[
     str,
     typer.Option(
@@ -114,6 +122,7 @@ def cluster(
     devices: int,
     agents_dial: str,
     shared_memory: str,
+    state_size: str,
     join_token_secret: str,
     pod_template: Path | None,
     conditions: list[str] | None,
@@ -152,6 +161,7 @@ def cluster(
             device=device,
             num_devices=workers if devices < 0 else devices,
             shared_memory=shared_memory,
+            state_size=state_size,
             join_token_secret=join_token_secret,
             pod_template=_template(pod_template),
             closing_conditions=tuple(map(parse, conditions)) if conditions else COMMON,

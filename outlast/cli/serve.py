@@ -126,6 +126,7 @@ def controller(
     kube_devices: kube.Devices = -1,
     kube_controller: kube.AgentsDial = "",
     kube_shared_memory: kube.SharedMemory = "16Gi",
+    kube_state_size: kube.StateSize = "32Gi",
     kube_join_token: kube.JoinToken = "",
     kube_pod_template: kube.PodTemplate = None,
     kube_condition: kube.Conditions = None,
@@ -146,6 +147,7 @@ def controller(
         devices=kube_devices,
         agents_dial=kube_controller,
         shared_memory=kube_shared_memory,
+        state_size=kube_state_size,
         join_token_secret=kube_join_token,
         pod_template=kube_pod_template,
         conditions=kube_condition,
@@ -205,6 +207,24 @@ def agent(
             "--state-dir.",
         ),
     ] = None,
+    rank_log_mib: Annotated[
+        int,
+        typer.Option(
+            "--rank-log-mib",
+            metavar="MIB",
+            min=1,
+            help="Limit of one rank's log; older output is deleted.",
+        ),
+    ] = 64,
+    state_mib: Annotated[
+        int,
+        typer.Option(
+            "--state-mib",
+            metavar="MIB",
+            min=64,
+            help="Limit of the logs and black boxes of all attempts; the oldest are deleted.",
+        ),
+    ] = 4096,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Run the agent of one node in the foreground.
@@ -219,6 +239,7 @@ def agent(
     arguments = agent_arguments(name, state_dir.expanduser().resolve())
     arguments += ["--controller", controller_address, "--workers", str(workers)]
     arguments += ["--address", address]
+    arguments += ["--rank-log-mib", str(rank_log_mib), "--state-mib", str(state_mib)]
     beside = state_dir.expanduser() / FILE_NAME
     if join_token_file is not None or beside.exists():
         arguments += ["--join-token-file", str(join_token_file or beside)]

@@ -58,3 +58,16 @@ def test_a_worker_that_is_gone_is_forgotten(worker: Worker) -> None:
     worker.paths.log.write_text(f"{LOST}\n")
     workers.clear()
     assert words(logs) == []
+
+
+def test_a_log_that_has_grown_too_long_is_shortened_and_its_new_lines_are_told(
+    worker: Worker,
+) -> None:
+    logs = WorkerLogs(lambda: [worker], max_log_bytes=1 << 20)
+    for number in range(4):
+        with worker.paths.log.open("a") as log:
+            print("a line of what a program has to say\n" * 60_000, file=log)
+            print(f"{LOST} {number}", file=log)
+        assert words(logs) == [f"{LOST} {number}"]
+        assert worker.paths.log.stat().st_blocks * 512 <= 1 << 20
+    assert words(logs) == []

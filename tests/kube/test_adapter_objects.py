@@ -50,6 +50,10 @@ def test_arguments_are_those_that_the_agent_takes() -> None:
         assert any(folder.is_relative_to(mount) for mount in mounts)
     memory = next(volume for volume in spec["volumes"] if volume["name"] == "memory")
     assert memory["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
+    state = next(volume for volume in spec["volumes"] if volume["name"] == "state")
+    assert state["emptyDir"] == {"sizeLimit": "32Gi"}
+    # A pod that took more would be evicted: the agent deletes long before that.
+    assert 4 * config.state_bytes < 32 << 30
 
 
 def test_everything_belongs_to_the_anchor_and_bears_the_labels() -> None:

@@ -24,6 +24,7 @@ def cluster(**changes: object) -> KubeConfig | None:
         "devices": -1,
         "agents_dial": "",
         "shared_memory": "16Gi",
+        "state_size": "32Gi",
         "join_token_secret": "",
         "pod_template": None,
         "conditions": None,
