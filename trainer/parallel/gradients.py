@@ -7,7 +7,7 @@ different orders would wait for each other for ever. At most two reductions are
 under way, which bounds the memory of buckets that are there only for them.
 
 What does not belong here: sums over other groups than the replicas
-(`data_parallel.py`).
+(`partial_sums.py`).
 """
 
 from __future__ import annotations
