@@ -93,8 +93,13 @@ class WorkerCgroups:
 
     def _end_leftovers(self) -> None:
         """End groups of this agent, or of the one before it on the same state folder."""
-        for group in [] if self._above is None else self._above.glob(f"{self._prefix}*"):
-            kill_and_remove(group)
+        if self._above is None:
+            return
+        try:
+            for group in self._above.glob(f"{self._prefix}*"):
+                kill_and_remove(group)
+        except OSError as error:
+            logger.warning("cgroups of earlier workers stay in %s: %s", self._above, error)
 
 
 def kill_and_remove(group: Path) -> bool:

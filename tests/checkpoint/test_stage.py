@@ -227,6 +227,20 @@ def test_tmpfs_too_small_is_refused_with_needed_and_free_bytes(
     assert shutil.disk_usage(memory).used <= 16 << 10
 
 
+@pytest.mark.parametrize("left_bytes", [1 << 16, 0, None])
+def test_room_on_a_tmpfs_is_no_more_than_the_memory_that_the_container_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_bytes: int | None
+) -> None:
+    monkeypatch.setattr(slotfile, "free_memory_bytes", lambda: left_bytes)
+    free = slotfile.free_bytes(tmp_path)
+    on_disk = shutil.disk_usage(tmp_path).free
+    # Others write to the disk meanwhile.
+    assert free == (pytest.approx(on_disk, rel=0.2) if left_bytes is None else left_bytes)
+    if left_bytes is not None:
+        with pytest.raises(FatalError, match=f"{left_bytes} bytes are free"):
+            make_stager(tmp_path, [NamedTensor("w", torch.zeros(1 << 18), (1 << 18,), (0,))])
+
+
 def test_tmpfs_that_fills_up_meanwhile_is_refused_too(
     small_tmpfs: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

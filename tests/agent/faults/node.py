@@ -29,6 +29,7 @@ from controller.agent import (
     host,
     mistakes,
     orphans,
+    pruning,
     session,
     standby_link,
     threads,
@@ -44,7 +45,7 @@ from tests.agent.harness import FakeController, wait_for
 DEADLINE_S = 15.0
 # While something fails, what does not come so soon may never come.
 PATIENCE_S = 1.0
-PARTS = frozenset({"session", "reporter", "standings", "host", "orphans", "standby"})
+PARTS = frozenset({"session", "reporter", "standings", "host", "orphans", "pruning", "standby"})
 _PAYLOAD_BYTES = 1 << 14
 
 
@@ -54,7 +55,7 @@ def hurry() -> None:
     standby_link.FORK_TIMEOUT_S = 3.0
     mistakes._RESTART_FIRST_S, mistakes._RESTART_MOST_S = 0.02, 0.1
     session.BACKOFF_MOST_S = 0.1
-    host.LOOK_PERIOD_S = orphans.LOOK_PERIOD_S = 0.1
+    host.LOOK_PERIOD_S = orphans.LOOK_PERIOD_S = pruning.LOOK_PERIOD_S = 0.1
     upload._RETRY_AFTER_S = guarding._RETRY_AFTER_S = 0.1
     replicas._RETRY_S = replica_fetch._RETRY_S = 0.05
     replica_fetch._BEGIN_S = replica_wire.SILENCE_S = 1.0
