@@ -174,7 +174,7 @@ class _LocalWriter:
         self._part_bytes = part_bytes
         self._goes_on = left is not None
         if left is None:
-            final.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(final.parent)
             draft = _draft_of(final, uuid.uuid4().hex)
             left = _Left(draft, os.open(draft, _DRAFT_FLAGS | os.O_CREAT | os.O_EXCL, 0o644))
             left.try_lock()
@@ -277,6 +277,15 @@ def _write_all(handle: int, at: int, chunk: memoryview) -> None:
     while chunk:
         written = os.pwrite(handle, chunk, at)
         chunk, at = chunk[written:], at + written
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder that is still there after the loss of power, with what is committed in it."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # The folder's own entry, too, where another process has just made it and not come so far.
+    for each in dict.fromkeys([*reversed(missing), folder]):
+        _flush_folder(each.parent)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import subprocess
 import sys
 import threading
@@ -274,3 +275,29 @@ def test_agent_side_never_imports_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_entries_of_new_folders_reach_the_disk_before_a_file_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the loss of power a commit record must not name a folder that is not there."""
+    order: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def flushed(handle: int) -> None:
+        order.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def renamed(self: Path, target: Path) -> Path:
+        order.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "rename", renamed)
+    writer = Storage(f"file://{tmp_path}/jobs/job-1").writer("step-4.1/rank-0", 4, 4)
+    writer.write(0, memoryview(b"four"))
+    writer.finish()
+    before = order[: order.index("rename")]
+    for folder in (tmp_path, tmp_path / "jobs", tmp_path / "jobs" / "job-1"):
+        assert str(folder) in before
+    assert order[-1] == str(tmp_path / "jobs" / "job-1" / "step-4.1")
