@@ -91,6 +91,17 @@ class Sight:
     late_since_s: float = 0.0
 
 
+@dataclass(slots=True, kw_only=True)
+class Look:
+    """What a job that waits for nodes has found when it looked at all of them: see `looks`."""
+
+    num_missing: int
+    until_s: float
+    key: tuple[object, ...]
+    # Nodes of which anything has changed since.
+    changed: dict[NodeId, None] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Context:
     """One machine's memory, and the batch that the present call builds."""
@@ -111,6 +122,8 @@ class Context:
     trusting_until_s: float = 0.0
     # Jobs on whose state the machine has failed, and how: nothing is decided about them.
     aside: dict[JobId, str] = field(default_factory=dict)
+    # Of jobs that wait for nodes.
+    looks: dict[JobId, Look] = field(default_factory=dict)
     # Searches that were asked for since the controller started.
     asked_searches: list[str] = field(default_factory=list)
     # Whether anything has changed that nodes which wait may depend on.
@@ -141,10 +154,26 @@ class Context:
     def record(self, fact: Fact) -> None:
         if not self.fleet_touched:
             self.fleet_touched = self._touches_fleet(fact)
+        if self.looks:
+            self._note_command(fact)
         self.state.apply(fact)
         self.facts.append(fact)
         if isinstance(fact, NodePut):
             self.saw(fact.node.node)
+
+    def _note_command(self, fact: Fact) -> None:
+        """Whether a node is free also depends on what it was asked for."""
+        match fact:
+            case CommandOpened(command=command):
+                self._note_change(command.node)
+            case CommandClosed(command_id=command_id) if command_id in self.state.commands:
+                self._note_change(self.state.commands[command_id].node)
+            case _:
+                pass
+
+    def _note_change(self, node: NodeId) -> None:
+        for look in self.looks.values():
+            look.changed[node] = None
 
     def _touches_fleet(self, fact: Fact) -> bool:
         match fact:
@@ -168,6 +197,7 @@ class Context:
 
     def saw(self, node: NodeId) -> None:
         """What is seen of a node, or whether it is in use, may have changed."""
+        self._note_change(node)
         sight = self.sight(node)
         is_heard = sight.connected and not sight.late
         record = self.state.nodes.get(node)

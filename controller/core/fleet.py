@@ -122,6 +122,7 @@ def _drop_starts(ctx: Context, node_id: NodeId) -> list[JobId]:
 
 def closed(ctx: Context, event: NodeClosed) -> None:
     ctx.sight(event.node).closed = event.reason
+    ctx.saw(event.node)
 
 
 def released(ctx: Context, event: NodeReleased) -> None:

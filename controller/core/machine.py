@@ -24,6 +24,7 @@ from controller.core import (
     jobs,
     last_checkpoint,
     leaving,
+    looks,
     losses,
     searching,
     steps,
@@ -161,6 +162,7 @@ class Machine:
         ]
         if self._fleet_timer_s > ctx.now_s and self._fleet_timer_s < math.inf:
             times.append(self._fleet_timer_s)
+        times += looks.next_look_s(ctx)
         times += [at_s for at_s in (ctx.reconciling_until_s, ctx.blind_until_s) if at_s is not None]
         return min(times, default=None)
 

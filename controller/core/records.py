@@ -213,9 +213,8 @@ class JobRecord:
     needs_person: bool = False
     attempt: Attempt = NO_ATTEMPT
     nodes: tuple[NodeId | None, ...] = ()
-    # Nodes that must pass preflight before the next start.
+    # Nodes that must pass preflight before the next start; where the state's patience ends.
     unchecked: tuple[NodeId, ...] = ()
-    # Where the present state's patience ends.
     deadline_s: float | None = None
     incident: IncidentId | None = None
     num_incidents: int = 0
@@ -298,8 +297,7 @@ class NodeRecord:
     workers: int
     job: JobId | None = None
     cordoned: bool = False
-    # Suites asked of it so far, which makes command ids unique; suites in a row that could not
-    # even run; and passed ones in a row while VALIDATING.
+    # Suites asked of it, for command ids; in a row that could not run; passed while VALIDATING.
     num_suites: int = 0
     unrun_suites: int = 0
     passes: int = 0
@@ -308,11 +306,9 @@ class NodeRecord:
     timer_s: float | None = None
     # When quarantines began, newest last, within the retirement window.
     quarantines_s: tuple[float, ...] = ()
-    # Id of the quarantine session, from the fault until the node may be used again; else "". The
-    # cluster keeps the host closed for everybody while there is one.
+    # Id of the quarantine session until the node may be used again; the cluster keeps it closed.
     quarantine: str = ""
-    # Incarnations of the agent that could not kill its workers, and of that which said that it
-    # ends in order; "" for none.
+    # Incarnations of agents: it could not kill its workers; it said that it ends. "" for none.
     stuck: str = ""
     left: str = ""
     # When its agent was stopped in order of late, under a job at work, newest last.

@@ -14,6 +14,7 @@ from controller.core import (
     elastic,
     last_checkpoint,
     leaving,
+    looks,
     misfit,
     nodes,
     replays,
@@ -47,6 +48,10 @@ def advance(ctx: Context, job_id: JobId) -> None:
     """Move a job as far as it can go now."""
     for _ in range(_MAX_MOVES):
         job = ctx.state.jobs[job_id]
+        if job_id in ctx.looks:
+            if looks.may_wait(ctx, job):
+                return
+            del ctx.looks[job_id]
         step = _STEPS.get(job.state)
         if step is None or not step(ctx, job):
             return
@@ -60,6 +65,7 @@ def _leave_queue(ctx: Context, job: JobRecord) -> bool:
         why = "for its first start" if job.attempt == NO_ATTEMPT else "free"
         job = ctx.put_job(job, deadline_s=_wait_until_s(ctx, job))
         ctx.explain(job, _shortage(ctx, job, len(free), why))
+        looks.looked(ctx, job.job_id, job.plan.nodes - len(free))
         return False
     ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
     return True
@@ -72,6 +78,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
     missing = [node for node in job.nodes if node is None]
     if not missing and (away := attempts.away(ctx, job)):
         ctx.explain(job, f"waiting for the agent of {names(away)} to connect")
+        looks.looked(ctx, job.job_id, len(away))
         return False
     if not missing:
         deadline_s = ctx.now_s + job.plan.preflight_timeout_s
@@ -92,6 +99,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
         ctx.emit(
             ProvisionNodes(count=len(missing), workers=job.plan.workers_per_node, reason=reason)
         )
+    looks.looked(ctx, job.job_id, len(missing))
     return False
 
 

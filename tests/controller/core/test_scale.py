@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from controller.core import events as ev
+from controller.core import looks, misfit
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.effects import Effect, Persist
 from controller.core.facts import Fact, State, fold
 from controller.core.naming import MOST_NAMES, names
+from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -82,6 +84,50 @@ def test_nodes_that_join_while_a_job_waits_journal_why_and_not_the_job() -> None
     assert max(driver.sizes(ev.NodeJoined)) < ANSWER_BYTES
     assert f"has {NUM_NODES - 1} " in driver.job().reason
     assert fold(driver.facts) == driver.machine.state
+
+
+def test_job_that_waits_for_thousands_of_nodes_seldom_looks_at_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It did for each node that joined: 12,500 nodes came to 78 million looks at a node."""
+    looked_at: list[NodeId] = []
+    why_not = misfit.why_not
+
+    def noting(job: JobRecord, node: NodeRecord, now_s: float) -> str:
+        looked_at.append(node.node)
+        return why_not(job, node, now_s)
+
+    monkeypatch.setattr(misfit, "why_not", noting)
+    num_nodes = 3 * looks.FEW_NODES
+    driver = Driver()
+    driver.submit(nodes=num_nodes)
+    for number in range(1, num_nodes - 1):
+        if number == looks.FEW_NODES + 1:
+            looked_at.clear()
+        driver.join(f"n{number}")
+    assert len(looked_at) <= 10 * num_nodes
+    # What people read of it is a second old at most, also when nothing more happens.
+    driver.send(ev.NodeDisconnected(node=NodeId("n7")))
+    wake_at_s = driver.machine.wake_at()
+    assert wake_at_s == driver.now_s + looks.LOOK_S
+    driver.now_s = wake_at_s
+    driver.send(ev.TimePassed())
+    assert "waiting for 3 more" in driver.job().reason
+
+
+def test_job_that_waits_takes_the_last_node_in_the_moment_in_which_it_joins() -> None:
+    driver = Driver()
+    num_nodes = looks.FEW_NODES + 100
+    driver.submit(nodes=num_nodes)
+    for number in range(1, num_nodes):
+        driver.join(f"n{number}")
+    # Changes that bring nothing nearer are no obstacle to the one that does.
+    for number in range(1, 50):
+        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=5.0))
+        driver.send(ev.NodeHeard(node=NodeId(f"n{number}")))
+    assert driver.job().state is JobState.QUEUED
+    driver.join(f"n{num_nodes}")
+    assert driver.job().state is JobState.PREFLIGHT
 
 
 def test_ranks_that_are_done_survive_a_snapshot_and_end_with_their_attempt() -> None:
