@@ -10,7 +10,7 @@ from checkpoint.placing import num_own_slots, placement_of, slots_on_nodes
 from outlast.blackbox import Expected
 from outlast.spec import JobSpec, ModelSpec
 from trainer.core.memory import host_slot_bytes, rank_memory
-from trainer.core.sizes import ModelFacts, PlanInput, ValueBytes, ZeroFacts
+from trainer.core.sizes import ModelFacts, PlanInput, ValueBytes, ZeroFacts, total_parameters
 from trainer.core.timing import bubble
 
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -45,6 +45,11 @@ def plan_input(spec: JobSpec, *, on_gpu: bool = False) -> PlanInput:
         sizes=_value_bytes(spec),
         on_gpu=on_gpu,
     )
+
+
+def num_parameters(spec: JobSpec) -> int:
+    """Parameters of the whole model, each counted once."""
+    return total_parameters(plan_input(spec))
 
 
 def expected_of(spec: JobSpec, stage: int, *, on_gpu: bool) -> Expected:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -19,9 +20,12 @@ from outlast.rules.places import local_path, wrong_with_place, wrong_with_steps
 from outlast.sources import Source, survey
 
 if TYPE_CHECKING:
+    from checkpoint.core.manifest import Manifest
     from outlast.spec import JobSpec
 
 _OWNERS = {"model.seq_len": "data.source", "checkpoint.load_step": "checkpoint.load"}
+# How names of parameters begin in a checkpoint, beside those of the optimizer's state.
+_MODEL = "model."
 _UNCERTAIN = "(on this machine; what counts is what the nodes have)"
 
 
@@ -162,10 +166,51 @@ def _look_at_load(spec: JobSpec) -> list[FieldProblem]:
     else:
         wanted = spec.checkpoint.load_step
         wrong = wrong_with_steps(url, steps, wanted, spec.steps)
-        field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
-        return [] if wrong is None else [FieldProblem(field=field, message=wrong)]
+        if wrong is not None:
+            field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
+            return [FieldProblem(field=field, message=wrong)]
+        return _of_another_model(spec, url, steps[::-1] if wanted is None else [wanted])
     remedy = "" if ";" in why else "; `outlast status JOB` prints where a job's checkpoints lie"
     return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}, {why}{remedy}")]
+
+
+def _of_another_model(spec: JobSpec, url: str, steps: Sequence[int]) -> list[FieldProblem]:
+    """Whether the first of these checkpoints that can be read is of a model of another size."""
+    from trainer.planning import num_parameters
+
+    found = _first_readable(url, steps)
+    if found is None:
+        return []
+    step, manifest = found
+    shapes = {
+        tensor.name: tensor.global_shape
+        for part in manifest.parts
+        for tensor in part.tensors
+        if tensor.name.startswith(_MODEL)
+    }
+    held, needed = sum(map(math.prod, shapes.values())), num_parameters(spec)
+    if not shapes or held == needed:
+        return []
+    message = (
+        f"is {shown(url)}, whose step {step} holds a model of {held:,} parameters, and that of the "
+        f"model section has {needed:,}; give the model section of the job that saved it "
+        "(`outlast status JOB --json` has its spec)"
+    )
+    return [FieldProblem(field="checkpoint.load", message=message)]
+
+
+def _first_readable(url: str, steps: Sequence[int]) -> tuple[int, Manifest] | None:
+    """As a job does that passes over damaged ones for the next older."""
+    from checkpoint.storage import Storage
+    from outlast.errors import OutlastError
+
+    storage = Storage(url)
+    for step in steps:
+        try:
+            return step, storage.read_commit(step)[1]
+        except (OutlastError, OSError):
+            continue
+    return None
 
 
 def _committed(root: Path) -> list[int]:
