@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 
@@ -26,6 +27,8 @@ from outlast.errors import OutlastError
 
 # A loop that takes longer for one turn does not do its work.
 ALIVE_WITHIN_S = 2.0
+# A probe is a commit; whoever asks in between is answered by the one before.
+PROBE_PERIOD_S = 10.0
 
 
 class Web:
@@ -39,6 +42,7 @@ class Web:
         self._sessions = sessions
         self._metrics = metrics
         self._server: _Server | None = None
+        self._probed_s = -math.inf
         self.app = Starlette(
             routes=[
                 Route("/", self._index),
@@ -86,13 +90,20 @@ class Web:
         try:
             async with asyncio.timeout(ALIVE_WITHIN_S):
                 await self._service.tell()
-            self._journal.probe()
+            self._probe(asyncio.get_running_loop().time())
         except ReadOnlyError:
             return JSONResponse({"ok": True, "read_only": self._service.read_only})
         except (TimeoutError, OutlastError) as error:
             reason = str(error) or f"the loop did not turn within {ALIVE_WITHIN_S:.0f} s"
             return JSONResponse({"ok": False, "reason": reason}, status_code=503)
         return JSONResponse({"ok": True, "term": self._service.term})
+
+    def _probe(self, now_s: float) -> None:
+        """See whether the journal can be written, unless that was so a moment ago."""
+        if now_s < self._probed_s + PROBE_PERIOD_S:
+            return
+        self._journal.probe()
+        self._probed_s = now_s
 
     async def _agents(self, request: Request) -> Response:
         """Prometheus HTTP service discovery: the agents that are connected now.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import sqlite3
 import time
@@ -18,6 +19,7 @@ from outlast.v1 import agents_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 from outlast.v1.incidents_pb2_grpc import IncidentsStub
 from outlast.v1.nodes_pb2_grpc import NodesStub
 from tests.controller.fakes import FakeAgent, lab, submit_request, until
+from tests.controller.test_process import fetch
 
 
 def test_job_survives_a_worker_and_succeeds(tmp_path: Path) -> None:
@@ -307,3 +309,25 @@ def _count_facts(path: Path) -> int:
         count: int = connection.execute("select count(*) from facts").fetchone()[0]
     connection.close()
     return count
+
+
+def test_health_is_asked_often_and_the_journal_written_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[int] = []
+    probe = Journal.probe
+
+    def counted(self: Journal) -> None:
+        probes.append(self.term)
+        probe(self)
+
+    monkeypatch.setattr(Journal, "probe", counted)
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            for _ in range(5):
+                answer = await asyncio.to_thread(fetch, bench.running.http, "/healthz")
+                assert json.loads(answer) == {"ok": True, "term": 1}
+            assert len(probes) == 1
+
+    asyncio.run(scenario())
