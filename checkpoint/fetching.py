@@ -23,8 +23,12 @@ class Fetching:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # A worker of an earlier attempt, which is being killed, may hold it for a moment.
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        try:
+            # A worker of an earlier attempt, which is being killed, may hold it for a moment.
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+        except OSError:
+            self.end()
+            raise
 
     def end(self) -> None:
         """Let the rank look at what there is; a second call does nothing."""

@@ -23,6 +23,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from checkpoint.checksums import CHECKSUM, block_checksum
 from checkpoint.core.blocks import blocks_of
@@ -152,7 +153,7 @@ class Line:
         assert sums is not None, "nobody overwrites a slot that is locked"
         verifier = Verifier(slot, sums)
         sent = slot.payload_bytes
-        with open(os.dup(slot.fileno()), "rb") as file:
+        with _another_handle(slot) as file:
             for start, end in blocks_of(sent, slot.owned_bytes):
                 verifier.through(end)
                 wait_s = pace.delay_s(end - start, time.monotonic())
@@ -272,3 +273,13 @@ def text(message: dict[str, object], name: str) -> str:
     if not isinstance(value, str):
         raise ReplicaError(f"{name} is {value!r}, not text")
     return value
+
+
+def _another_handle(slot: SlotFile) -> BinaryIO:
+    """The slot's file, open whatever becomes of the slot."""
+    handle = os.dup(slot.fileno())
+    try:
+        return open(handle, "rb")
+    except OSError:
+        os.close(handle)
+        raise

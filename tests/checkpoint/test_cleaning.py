@@ -76,6 +76,24 @@ def test_lease_of_a_reader_that_died_ends(url: str, tmp_path: Path, root: Path) 
     assert not file.exists()
 
 
+@pytest.mark.parametrize("by_s", [3_600.0, 86_400.0, -3_600.0, -86_400.0])
+def test_store_whose_clock_is_set_loses_nothing_that_is_read(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    commit_steps(url, tmp_path / "memory", [1, 2])
+    storage = Storage(url)
+    cleaner = Cleaner(storage, RetentionPolicy(keep=1), grace_s=GRACE_S)
+    with reading(storage, 1):
+        # The first look knows the store's clock, the second one that it was set.
+        cleaner.clean(waiting=())
+        now_s = storage.now_s
+        monkeypatch.setattr(storage, "now_s", lambda: now_s() + by_s)
+        cleaner.clean(waiting=())
+        assert storage.committed_steps() == [2, 1]
+    cleaner.clean(waiting=())
+    assert storage.committed_steps() == [2]
+
+
 def test_every_kth_is_kept(url: str, tmp_path: Path) -> None:
     commit_steps(url, tmp_path / "memory", [1, 2, 3, 4, 5], keep=9)
     assert clean(Storage(url), every_steps=2) == [5, 4, 2]

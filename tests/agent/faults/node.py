@@ -42,7 +42,7 @@ from outlast.v1 import agents_pb2
 from tests.agent.harness import FakeController, wait_for
 
 # Of one command or event on a machine that does other things, too.
-DEADLINE_S = 15.0
+DEADLINE_S = 30.0
 # While something fails, what does not come so soon may never come.
 PATIENCE_S = 1.0
 PARTS = frozenset({"session", "reporter", "standings", "host", "orphans", "pruning", "standby"})
@@ -123,7 +123,7 @@ class Node:
             metrics_port=0,
             standby_arguments=("--entry=tests.agent.entry:run", "--preload="),
             suite_runner="tests.agent.fake_runner",
-            limits=Limits(standby_ready_s=5.0, kill_s=3.0, probe_s=5.0),
+            limits=Limits(standby_ready_s=12.0, kill_s=3.0, probe_s=5.0),
         )
 
     def start(self) -> None:
