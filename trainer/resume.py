@@ -34,7 +34,11 @@ from torch import Tensor
 from checkpoint.cleaning import committed_by
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.pacing import backoff_s
-from checkpoint.errors import NoCheckpointError, StorageUnavailableError
+from checkpoint.errors import (
+    LayoutMismatchError,
+    NoCheckpointError,
+    StorageUnavailableError,
+)
 from checkpoint.keeping import reading
 from checkpoint.peers import agree, outcome
 from checkpoint.restore import (
@@ -266,7 +270,11 @@ def _from_other(
             )
         # It is not ours: a corrupt one is left as it is.
         loads = _loads(storage, manifest_of, steps, tensors, peers, node)
-        restored, skipped = _first_loadable(mesh, loads, storage.url)
+        try:
+            restored, skipped = _first_loadable(mesh, loads, storage.url)
+        except LayoutMismatchError as error:
+            # All ranks find it alike. The job itself is fine, if a person chose it later.
+            raise (other.failure(str(error)) if other.is_chosen else error) from error
     if restored is None:
         wanted = "no checkpoint" if other.step is None else f"no checkpoint of step {other.step}"
         raise other.failure(

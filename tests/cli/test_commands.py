@@ -165,7 +165,12 @@ def test_pause_resume_cancel_and_watch(state_dir: Path, tmp_path: Path) -> None:
     name = job["job_id"]
     assert outlast_json("pause", name, *where)["job"]["state"] == "PAUSED"
     assert "It is not training: it is paused" in outlast("status", name, *where).stdout
-    assert outlast_json("resume", name, *where)["job"]["state"] == "QUEUED"
+    none = outlast("resume", name, "--checkpoint", "40", *where)
+    assert none.returncode == ExitCode.BAD_INPUT
+    assert "none is committed there" in none.stderr
+    anew = outlast_json("resume", name, "--from-scratch", *where)["job"]
+    assert anew["state"] == "QUEUED"
+    assert [chosen["step"] for chosen in anew["chosen_starts"]] == [0]
     refused = outlast("resume", name, *where)
     assert refused.returncode == ExitCode.BAD_INPUT
     assert "not paused" in refused.stderr
@@ -173,6 +178,22 @@ def test_pause_resume_cancel_and_watch(state_dir: Path, tmp_path: Path) -> None:
     watched = outlast("watch", name, *where)
     assert watched.returncode == ExitCode.JOB_FAILED
     assert "CANCELLED" in watched.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--from-scratch", "--checkpoint", "40"), "exclude each other"),
+        (("--checkpoint", "40", "--step", "30"), "goes with --checkpoint URL"),
+        (("--step", "30"), "which is not given"),
+    ],
+)
+def test_choices_of_resume_that_contradict_each_other_are_refused(
+    options: tuple[str, ...], problem: str
+) -> None:
+    refused = outlast("resume", "some-job", *options)
+    assert refused.returncode == ExitCode.BAD_INPUT
+    assert problem in refused.stderr
 
 
 def test_submit_watch_ends_with_the_job(state_dir: Path, tmp_path: Path) -> None:

@@ -70,6 +70,21 @@ def incident(**changes: Any) -> incidents_pb2.Incident:
     return incidents_pb2.Incident(**facts | changes)
 
 
+def test_where_a_person_let_the_job_go_on_is_said() -> None:
+    chosen = [
+        common_pb2.ChosenStart(step=0, attempt=1, url_step=-1),
+        common_pb2.ChosenStart(step=1_040, attempt=2, url_step=-1),
+        common_pb2.ChosenStart(step=0, attempt=4, url="s3://saved", url_step=7),
+    ]
+    assert [line for _, line in words.chosen(job(chosen_starts=chosen))] == [
+        "attempt 2 began from scratch, as chosen; all before it is given up",
+        "attempt 3 began from checkpoint 1,040, as chosen; what was trained beyond step 1,040 is "
+        "given up",
+        "attempt 5 began from checkpoint 7 in s3://saved, as chosen; all before it is given up",
+    ]
+    assert words.chosen(job()) == []
+
+
 def test_what_was_left_out_is_said_and_is_no_loss() -> None:
     ranges = [common_pb2.StepRange(first=7, last=7), common_pb2.StepRange(first=1100, last=1199)]
     lines = dict(words.job_lines(job(skipped=ranges, loss=math.nan), NOW_S))

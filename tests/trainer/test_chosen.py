@@ -11,6 +11,7 @@ import pytest
 
 from checkpoint.storage import Storage
 from outlast.chosen import ChosenStart
+from tests.checkpoint.helpers import commit_steps
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import (
@@ -101,6 +102,20 @@ def test_a_chosen_checkpoint_of_another_folder_is_begun_with(ranks: RankPool, fo
         whole = curve(steps_of(folder / "whole", 1, rank))
         assert curve(steps_of(folder / "pieces", 3, rank)) == whole[6:]
     assert Storage(str(folder / "saved")).committed_steps() == [9, 6], "it is not ours"
+
+
+def test_a_chosen_checkpoint_of_another_model_is_refused_and_nothing_is_lost(
+    ranks: RankPool, folder: Path
+) -> None:
+    spec = stopped_twice(ranks, folder)
+    commit_steps(str(folder / "saved"), folder / "other-memory", [6])
+    chosen = (ChosenStart(step=0, attempt=2, url=str(folder / "saved")),)
+    results = ranks.run(train, 2, folder / "pieces", spec, 3, 0, -1, (), chosen)
+    assert {result["code"] for result in results} == {1}
+    error = json.loads((folder / "pieces/a3-rank-0.error.json").read_text())
+    # The class by which the job is paused, and not failed.
+    assert error["type"] == "checkpoint.core.errors.NoCheckpointError"
+    assert "it is of another model" in error["message"]
 
 
 def test_steps_are_committed_again_by_the_attempt_that_trains_them_anew(
