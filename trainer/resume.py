@@ -165,6 +165,9 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
         restored = _from_own(tensors, mesh, peers, sources)
         if restored is None and sources.other is not None:
             restored = _from_other(tensors, mesh, peers, sources.other, sources.node)
+        if sources.chosen or sources.skipped:
+            # Only now: where nothing can be loaded, a person may choose again.
+            _set_aside(mesh, peers, sources)
         return restored
 
     return _patiently(peers, sources.patience_s, from_storage)
@@ -207,25 +210,13 @@ def _from_own(
 ) -> Restored | None:
     """The newest checkpoint of this job that can be loaded; None when it has none."""
     with _opened(peers, sources.own) as (storage, committed, manifest_of):
-
-        def quarantine(step: int) -> None:
-            # Out of the way, so that the step can be committed again; its bytes are kept.
-            problem = None
-            if mesh.rank == 0:
-                problem = outcome(partial(storage.quarantine_step, step))
-                reach(CrashPoint.RESTORE_SET_ASIDE)
-            agree(peers, step, problem)
-
         over = _given_up(storage, committed, peers, sources)
-        for step in committed:
-            if step in over or not sources.counts(step):
-                # Or retention would keep it instead of one that can be gone back to.
-                quarantine(step)
         steps = [step for step in committed if step not in over and sources.counts(step)]
         if sources.only_step is not None:
             steps = [step for step in steps if step == sources.only_step]
         loads = _loads(storage, manifest_of, steps, tensors, peers, sources.node)
-        restored, skipped = _first_loadable(mesh, loads, "storage", drop=quarantine)
+        drop = partial(_quarantine, storage, mesh, peers)
+        restored, skipped = _first_loadable(mesh, loads, "storage", drop=drop)
     if restored is not None:
         return replace(restored, skipped=skipped)
     if steps or sources.is_stored:
@@ -235,6 +226,27 @@ def _from_own(
             f"{storage.url} has no checkpoint that can be loaded{damage.replace(';', ':', 1)}"
         )
     return None
+
+
+def _set_aside(mesh: Mesh, peers: Peers, sources: Sources) -> None:
+    """Make checkpoints of a history that is over not exist, before training goes on.
+
+    Retention would keep them instead of those that can be gone back to.
+    """
+    with _opened(peers, sources.own) as (storage, committed, _):
+        over = _given_up(storage, committed, peers, sources)
+        for step in committed:
+            if step in over or not sources.counts(step):
+                _quarantine(storage, mesh, peers, step)
+
+
+def _quarantine(storage: Storage, mesh: Mesh, peers: Peers, step: int) -> None:
+    """Put a checkpoint out of the way, so that its step can be committed again."""
+    problem = None
+    if mesh.rank == 0:
+        problem = outcome(partial(storage.quarantine_step, step))
+        reach(CrashPoint.RESTORE_SET_ASIDE)
+    agree(peers, step, problem)
 
 
 def _given_up(
@@ -273,8 +285,10 @@ def _from_other(
         try:
             restored, skipped = _first_loadable(mesh, loads, storage.url)
         except LayoutMismatchError as error:
-            # All ranks find it alike. The job itself is fine, if a person chose it later.
-            raise (other.failure(str(error)) if other.is_chosen else error) from error
+            if not other.is_chosen:
+                raise
+            # The job itself is fine: a person chose this later, and may choose again.
+            raise other.failure(str(error)) from error
     if restored is None:
         wanted = "no checkpoint" if other.step is None else f"no checkpoint of step {other.step}"
         raise other.failure(

@@ -144,11 +144,10 @@ def _begin_at(ctx: Context, job: JobRecord, chosen: ChosenStart) -> JobRecord:
 
     `high_step` stays: what is trained again was trained before, and costs time for nothing new.
     """
-    # Of a choice that no attempt has followed nothing has come.
-    before = tuple(each for each in job.chosen if each.attempt < chosen.attempt)
     return ctx.put_job(
         job,
-        chosen=(*before, chosen),
+        # Of a choice from which nothing was trained nothing has come.
+        chosen=(*job.chosen[: job.num_begun], chosen),
         committed_step=chosen.step or None,
         replayed_step=None,
         replayed_on=(),
@@ -207,7 +206,8 @@ def advanced(ctx: Context, event: JobAdvanced) -> None:
         reason = f"training since step {event.resumed_step + 1}{elastic.in_words(job)}"
         # What was in use there is free now.
         fitting = tuple(known for known in job.misfits if known.node not in job.nodes)
-        job = ctx.move_job(job, JobState.RUNNING, reason, misfits=fitting)
+        begun = len(job.chosen)
+        job = ctx.move_job(job, JobState.RUNNING, reason, misfits=fitting, num_begun=begun)
         job = _note_environment(ctx, job, event)
     incidents.advanced(ctx, replays.advanced(ctx, job, event), event)
 

@@ -241,6 +241,8 @@ class JobRecord:
     skipped: tuple[StepRange, ...] = ()
     # Where persons let it go on, oldest first.
     chosen: tuple[ChosenStart, ...] = ()
+    # How many of them an attempt has trained from: the others can be called off.
+    num_begun: int = 0
     restarts: int = 0
     # What decides the bits of the present attempt, and where that changed, in words.
     environment: str = ""

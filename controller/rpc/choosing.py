@@ -113,9 +113,8 @@ class _Place:
             return True
         if is_undone(self.job.skipped, step):
             return False
-        chosen = self.job.chosen
-        # Of a choice that no attempt has followed nothing has come: it is made anew.
-        in_force = [each for each in chosen if each.attempt < self.job.attempt]
+        # Of a choice from which nothing was trained nothing has come: it is made anew.
+        in_force = self.job.chosen[: self.job.num_begun]
         return not in_force or not is_given_up(in_force, step, committed_by(storage, step))
 
     def _absent(self, storage: Storage, step: int | None, steps: list[int]) -> ChoiceError:

@@ -129,11 +129,27 @@ def test_what_was_given_up_cannot_be_chosen_again(tmp_path: Path) -> None:
     async def scenario(bench: Lab, job_id: str, url: str) -> None:
         await resume(bench, job_id, checkpoint_step=1)
         await bench.started(2)
+        await bench.train(2, resumed=1)
+        await bench.reach(job_id, "RUNNING")
         await bench.jobs.PauseJob(jobs_pb2.PauseJobRequest(job_id=job_id))
         await bench.reach(job_id, "PAUSED")
         assert Storage(url).committed_steps() == [3, 2, 1]
         problem = await refusal(bench, job_id, checkpoint_step=3)
         assert problem.endswith(f"committed in {url}: 1")
+
+    run_paused(tmp_path, scenario, 1, 2, 3)
+
+
+def test_a_choice_from_which_nothing_was_trained_is_called_off_by_the_next(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, job_id: str, url: str) -> None:
+        await resume(bench, job_id, checkpoint_step=1)
+        await bench.started(2)
+        await bench.jobs.PauseJob(jobs_pb2.PauseJobRequest(job_id=job_id))
+        await bench.reach(job_id, "PAUSED")
+        await resume(bench, job_id, checkpoint_step=3)
+        await bench.started(3)
+        (chosen,) = (await bench.job(job_id)).chosen_starts
+        assert (chosen.step, chosen.attempt) == (3, 2)
 
     run_paused(tmp_path, scenario, 1, 2, 3)
 

@@ -116,6 +116,7 @@ def test_a_chosen_checkpoint_of_another_model_is_refused_and_nothing_is_lost(
     # The class by which the job is paused, and not failed.
     assert error["type"] == "checkpoint.core.errors.NoCheckpointError"
     assert "it is of another model" in error["message"]
+    assert store(folder).committed_steps() == [9, 6], "a person may choose one of them now"
 
 
 def test_steps_are_committed_again_by_the_attempt_that_trains_them_anew(

@@ -96,6 +96,24 @@ def test_a_second_choice_before_a_start_takes_the_place_of_the_first() -> None:
     assert driver.job().committed_step == 40
 
 
+def test_a_choice_that_could_not_be_loaded_is_called_off_by_the_next() -> None:
+    driver = paused()
+    choose(driver, url="file:///of-another-model")
+    driver.answer_all("/start/")
+    values = {"code": 1, "fault_class": "checkpoint", "fingerprint": "c0", "completed_step": -1}
+    driver.send(driver.exited(0, **{**values, "detail": DETAIL}))
+    driver.answer_all("/stop/")
+    assert (driver.job().state, driver.attempt()) == (JobState.PAUSED, 2)
+    second = choose(driver, 60)
+    assert driver.job().chosen == (second,)
+    driver.answer_all("/start/")
+    driver.advanced(61, resumed_step=60)
+    driver.send(ev.JobPauseRequested(job_id=JOB))
+    driver.answer_all("/stop/")
+    third = choose(driver)
+    assert driver.job().chosen == (second, third)
+
+
 def test_a_job_without_a_choice_is_resumed_as_before() -> None:
     driver = paused()
     driver.send(ev.JobResumeRequested(job_id=JOB))
