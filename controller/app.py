@@ -148,7 +148,7 @@ def main(options: Options, on_ready: OnReady | None = None) -> int:
     try:
         asyncio.run(run(options, on_ready))
     except OutlastError as error:
-        print(f"outlast controller: {error}", file=sys.stderr)
+        print(f"outlast: {error}", file=sys.stderr)
         is_refusal = isinstance(error, FatalError) and not isinstance(error, LoopEndedError)
         return EXIT_REFUSED if is_refusal else EXIT_BROKEN
     return EXIT_OK

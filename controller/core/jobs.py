@@ -336,11 +336,11 @@ def deadline_passed(ctx: Context, job: JobRecord) -> None:
         case JobState.RUNNING if last_checkpoint.is_awaited(ctx, job):
             fault(ctx, job, last_checkpoint.not_stored(ctx, job))
         case JobState.STARTING:
-            detail = f"no first step within {job.plan.first_step_timeout_s:.0f} s"
+            detail = f"no first step within {job.plan.first_step_timeout_s:g} s"
             fault(ctx, job, attempts.sign(ctx, EvidenceKind.NO_FIRST_STEP, None, detail))
         case JobState.SUSPENDING:
             for command in list(attempts.stops_pending(ctx, job)):
-                detail = f"its workers were not stopped within {job.plan.stop_timeout_s:.0f} s"
+                detail = f"its workers were not stopped within {job.plan.stop_timeout_s:g} s"
                 sign = attempts.sign(ctx, EvidenceKind.NOT_STOPPED, command.node, detail)
                 # Each may change the job.
                 fault(ctx, ctx.state.jobs[job.job_id], sign)

@@ -225,7 +225,15 @@ def agent(
             help="Limit of the logs and black boxes of all attempts; the oldest are deleted.",
         ),
     ] = 4096,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    state_dir: Annotated[
+        Path,
+        typer.Option(
+            "--state-dir",
+            envvar="OUTLAST_STATE_DIR",
+            metavar="DIR",
+            help="Where this node keeps logs and what it needs to go on after a restart.",
+        ),
+    ] = DEFAULT_STATE_DIR,
 ) -> None:
     """Run the agent of one node in the foreground.
 

@@ -24,6 +24,11 @@ def test_help_names_no_type_of_python(command: str) -> None:
     assert not _OF_PYTHON.findall(done.stdout)
 
 
+def test_state_of_an_agent_is_that_of_its_node() -> None:
+    help_text = " ".join(outlast("agent", "--help").stdout.split())
+    assert "--state-dir DIR Where this node keeps logs" in help_text
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_every_option_with_a_value_names_it(command: str) -> None:
     nameless = [

@@ -132,6 +132,13 @@ def test_without_a_spare_the_job_waits_and_says_for_what() -> None:
     assert driver.join("n9")[:3] == ["n9 READY", "n9 ASSIGNED", "job PREFLIGHT a1"]
 
 
+def test_a_limit_below_a_second_is_not_called_0_s() -> None:
+    driver = Driver().starting(first_step_timeout_s=0.2)
+    driver.answer_all("/start/")
+    driver.wait(0.3)
+    assert any("no first step within 0.2 s" in each.detail for each in driver.incident().evidence)
+
+
 def test_a_job_that_waits_says_which_jobs_have_the_nodes() -> None:
     driver = Driver().running(spares=0)
     other = JobId("other")
