@@ -464,7 +464,14 @@ async def run_agent(config: AgentConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
-    await Agent(config).run(stop)
+    try:
+        agent = Agent(config)
+    except (OSError, RuntimeError) as error:
+        raise AgentStateError(
+            f"the agent of {config.node} cannot start: {error}; look at the disks below its "
+            "folders, and at the limits of open files and processes"
+        ) from error
+    await agent.run(stop)
 
 
 def _listen(address: str) -> socket.socket:

@@ -7,6 +7,7 @@ container has less memory than the machine, the container's counts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -69,7 +70,9 @@ class KernelLog:
 
     def close(self) -> None:
         if self._handle is not None:
-            os.close(self._handle)
+            # The kernel lets go of it, whatever it says.
+            with contextlib.suppress(OSError):
+                os.close(self._handle)
             self._handle = None
 
 

@@ -10,6 +10,7 @@ the workers and their memory along.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -93,7 +94,9 @@ class AgentState:
 
     def close(self) -> None:
         """Let the next agent in."""
-        os.close(self._lock)
+        # The kernel lets go of it, whatever it says.
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
 
     def kill_leftovers(self) -> int:
         """Kill what an earlier agent left running here; how many processes that were."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from controller.agent import agent as agent_module
 from controller.agent import state
+from controller.agent.__main__ import main as agent_main
+from controller.agent.config import AgentConfig
 from controller.agent.state import AgentStateError, make_private
 from controller.store.database import Database
 
@@ -63,3 +67,19 @@ def test_journal_is_for_its_user_only(tmp_path: Path) -> None:
     path.touch(0o644)
     Database(path).close()
     assert mode(path) == 0o600
+
+
+def test_agent_that_cannot_start_says_why_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(config: AgentConfig) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(agent_module, "Agent", full)
+    monkeypatch.setattr(agent_module, "become_subreaper", lambda: None)
+    folders = ("--state-dir", "--memory-dir", "--data-dir")
+    places = [word for name in folders for word in (name, str(tmp_path))]
+    code = agent_main(["--node", "n0", "--controller", "127.0.0.1:1", "--workers", "1", *places])
+    assert code == 2
+    said = capsys.readouterr().err
+    assert "the agent of n0 cannot start: [Errno 24] Too many open files; look at" in said
