@@ -109,7 +109,9 @@ async def controller(folder: Path) -> AsyncIterator[Bench]:
         effects=Effects(send, UnmanagedCluster(), FaultSearches(runs)),
         clock=clock,
     )
-    jobs = JobsService(service, sessions, watch, LogQueries(service, sessions), folder.as_uri())
+    jobs = JobsService(
+        service, sessions, watch, LogQueries(service, sessions, watch), folder.as_uri()
+    )
     bench = Bench(
         service=service, watch=watch, journal=journal, jobs=jobs, commands=told, sent=sent
     )
