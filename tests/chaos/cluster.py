@@ -168,6 +168,10 @@ class Plant:
         if self.row is not None and self.row.fault in (Fault.AGENT_BACK, Fault.TWIN):
             # An agent takes seconds to be back on a machine that does much else.
             recovery |= {"stop_timeout_s": 40, "heartbeat_lost_s": 30, "heartbeat_silent_s": 40}
+        if self.row is not None and self.row.fault is Fault.TWIN:
+            # A rank is held while the second agent starts, and that alone must be no hang.
+            recovery |= {"hang_timeout_s": 90}
+            changes = {"detectors": {"hang": "off"}, **changes}
         checkpoint: dict[str, Any] = {
             "storage_interval_steps": UPLOADED_STEP,
             "upload_timeout_s": 6,
