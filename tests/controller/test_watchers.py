@@ -153,8 +153,10 @@ def test_watchers_of_a_large_job_share_one_view_a_second(
             streams: list[list[jobs_pb2.WatchJobResponse]] = [[] for _ in range(NUM_WATCHERS)]
             tasks = [asyncio.create_task(_follow(jobs, each, brief=True)) for each in streams]
             begun_s, step = loop.time(), 1
+            turns: list[tuple[float, float]] = []
             while loop.time() - begun_s < 40.0:
                 step += 1
+                turn_s = loop.time()
                 loop.skew_s += 0.5
                 service.offer([], [_row(step)])
                 # Until all that was offered is written and every stream has it.
@@ -162,6 +164,7 @@ def test_watchers_of_a_large_job_share_one_view_a_second(
                 service.changes.fire()
                 for _ in range(4):
                     await asyncio.sleep(0)
+                turns.append((turn_s, loop.time()))
             took_s = loop.time() - begun_s
             for responses in streams:
                 await until(lambda r=responses: _last_step(r) == step, "the last step arrives")
@@ -170,9 +173,12 @@ def test_watchers_of_a_large_job_share_one_view_a_second(
             await asyncio.gather(*tasks, return_exceptions=True)
         assert len(looked_at) <= took_s / job_views.VIEW_S + 2
         assert max(looked_at) <= job_views.USE_RANKS
-        # What the machine does besides comes on top of what the test says has passed.
-        assert max(b - a for a, b in pairwise(judged_s)) <= JUDGE_WITHIN_S + 5.0
-        assert len(judged_s) >= took_s / (JUDGE_WITHIN_S + 5.0)
+        # The promise counts from the end of a pause, and nobody can judge in the middle of the
+        # work: one turn before and one turn after come on top, as long as they really were.
+        for before_s, after_s in pairwise(judged_s):
+            meanwhile = [b - a for a, b in turns if b > before_s and a < after_s]
+            work_s = max(meanwhile, default=0.0)
+            assert after_s - before_s <= JUDGE_WITHIN_S + 2 * work_s + 0.1
         for first, *rest in streams:
             assert len(first.job.nodes) == NUM_NODES
             with_job = [response for response in rest if response.HasField("job")]
