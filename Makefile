@@ -25,10 +25,10 @@ demo: $(STAMP)
 ALONE := tests/agent/test_real_oom.py
 LONG_TESTS := tests/netns tests/e2e tests/kube/test_scenario.py tests/test_demo.py
 test: $(STAMP) lint
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/pytest -rs -n 3 --dist loadfile --no-loadscope-reorder \
 		--ignore tests/prometheus/test_real.py --ignore tests/stores \
 		--ignore tests/crash/test_cluster.py --ignore $(ALONE) $(LONG_TESTS) tests
-	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest -rs $(ALONE)
 
 # One training on real nodes loses a process of every kind; `make test` kills at every named point.
 test-crash: $(STAMP)
