@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TypeVar, assert_never
 
@@ -30,6 +31,7 @@ from controller.core.records import (
     StartWorkers,
     StopWorkers,
 )
+from controller.operations import operation_of
 from controller.store.curves import StepRow
 from diagnostics.core.exits import ExitFacts, classify
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
@@ -164,8 +166,10 @@ def worker_exited(
         )
     )
     detail = found.words
-    if exit_.last_op:
-        detail += f" ({exit_.last_op})"
+    # One of another version is left out of the words.
+    with suppress(ValueError):
+        operation = operation_of(exit_)
+        detail += "" if operation is None else f" ({operation})"
     return ev.WorkerExited(
         job_id=JobId(job_id),
         attempt=Attempt(attempt),

@@ -20,17 +20,19 @@ from controller.core.liveness import Limits, LivenessTable
 from controller.core.progress import ProgressTable
 from controller.core.records import Cause, JobRecord
 from controller.core.states import AT_WORK, AWAY, TERMINAL, JobState
+from controller.operations import operation_of
 from controller.specs import spec_of
 from diagnostics.core.hang import (
     HangVerdict,
     RankFacts,
     analyse,
-    facts_from_words,
+    facts_of,
     where_all_stand,
 )
 from diagnostics.core.pace import STOPPED_STATE, Standing, all_over
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
+from outlast.notes import Group, Phase, member
 from outlast.recovery import RecoverySpec
 from outlast.v1 import agents_pb2
 
@@ -395,13 +397,13 @@ def _rank_facts(
 ) -> Iterable[RankFacts]:
     for summary in summaries:
         try:
-            yield facts_from_words(
+            yield facts_of(
                 summary.rank,
-                summary.phase,
-                summary.last_op,
+                member(Phase, summary.phase),
+                operation_of(summary),
                 layout,
                 since_s=now_wall_s - summary.last_op_age_s,
-                entered=dict(summary.entered),
+                entered={member(Group, name): seq for name, seq in summary.entered.items()},
                 process_state=summary.process_state,
             )
         except ValueError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Self
+from typing import Self, TypeVar
 
 # Steps, tokens, bytes: what a double still counts one by one, and so every reader of them.
 MAX_COUNT = 2**53 - 1
@@ -78,6 +78,22 @@ class Group(_Word):
     EMBEDDING = 4
 
 
+_Named = TypeVar("_Named", Phase, Op, Group)
+
+
+def member(kind: type[_Named], name: str) -> _Named:
+    """The word of that name, in lower case as it goes over the wire.
+
+    Raises:
+        ValueError: there is none, as from an agent of another version.
+    """
+    try:
+        return kind[name.upper()]
+    except KeyError:
+        known = [item.name.lower() for item in kind]
+        raise ValueError(f"{name!r} is not one of {known}") from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One completed step. `loss` is the mean over the global batch.
@@ -93,6 +109,28 @@ class StepRecord:
     start_ns: int
     end_ns: int
     eval_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """The operation that a rank entered last."""
+
+    op: Op
+    group: Group
+    seq: int
+    # As `OpRecord` has it.
+    detail: int = -1
+    is_inside: bool
+
+    @property
+    def root(self) -> int:
+        """Whose tensor all are to have, as a place in the group; -1 where there is none."""
+        return self.detail if self.op is Op.BROADCAST else -1
+
+    def __str__(self) -> str:
+        where = "in" if self.is_inside else "after"
+        root = f" from {self.root}" if self.root >= 0 else ""
+        return f"{where} {self.group.name.lower()} {self.op.name.lower()} #{self.seq}{root}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +217,14 @@ class Present:
     entered: Mapping[Group, int] = field(default_factory=dict)
 
     @property
-    def last_op(self) -> str:
-        """The last operation entered, in words."""
+    def last_operation(self) -> Operation | None:
+        """The operation entered last, if there was any."""
         if self.op is Op.NONE:
-            return ""
-        state = "in" if self.op_left_ns == 0 else "after"
-        root = f" from {self.detail}" if self.op is Op.BROADCAST and self.detail >= 0 else ""
-        return f"{state} {self.group.name.lower()} {self.op.name.lower()} #{self.op_seq}{root}"
+            return None
+        return Operation(
+            op=self.op,
+            group=self.group,
+            seq=self.op_seq,
+            detail=self.detail,
+            is_inside=self.op_left_ns == 0,
+        )

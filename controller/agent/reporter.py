@@ -21,6 +21,7 @@ from controller.agent.ledger import Weight
 from controller.agent.leftovers import LeftSteps
 from controller.agent.steps import LastSteps
 from controller.agent.worker import EnvironmentNote, Worker, read_environment
+from controller.operations import set_operation
 from outlast.blackbox import NUM_STEP_RECORDS, Phase, Reader, StartMark, StepRecord
 from outlast.clock import node_time_ns, node_time_s
 from outlast.v1 import agents_pb2, common_pb2
@@ -195,7 +196,7 @@ class Reporter:
             summary.phase = present.phase.name.lower()
             summary.completed_step = present.completed_step
             summary.resumed_step = present.resumed_step
-            summary.last_op = present.last_op
+            set_operation(summary, present.last_operation)
             since_ns = present.op_left_ns or present.op_entered_ns or born_ns
             summary.last_op_age_s = _age_s(now_ns, since_ns)
         if rank.last_steps.use is not None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
 from controller.agent.processes import has_ended, send_signal
+from controller.operations import set_operation
 from outlast import blackbox
 from outlast.clock import node_time_s
 from outlast.notes import MAX_COUNT
@@ -198,7 +199,7 @@ def post_mortem(
     found.out_of_memory = out_of_memory
     if present is not None:
         found.completed_step = present.completed_step
-        found.last_op = present.last_op
+        set_operation(found, present.last_operation)
     return found
 
 

@@ -22,13 +22,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
 
-from outlast.blackbox import Group, Op, Phase
 from outlast.layout import Layout
+from outlast.notes import Group, Op, Operation, Phase
 
-E = TypeVar("E", Op, Group, Phase)
-
+_NO_OPERATION = Operation(op=Op.NONE, group=Group.WORLD, seq=0, is_inside=False)
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
 # Stopped by a signal, or by a debugger.
 _STOPPED_STATES = ("T", "t")
@@ -137,46 +135,32 @@ def where_all_stand(ranks: Sequence[RankFacts]) -> list[str]:
     return [f"{_name(tuple(places[place]))} {place}" for place in rarest_first]
 
 
-def facts_from_words(
+def facts_of(
     rank: int,
-    phase: str,
-    last_op: str,
+    phase: Phase,
+    operation: Operation | None,
     layout: Layout,
     *,
     since_s: float = 0.0,
-    entered: Mapping[str, int] | None = None,
+    entered: Mapping[Group, int] | None = None,
     process_state: str = "",
 ) -> RankFacts:
-    """The facts in a heartbeat, whose `last_op` is in the words of `Present.last_op`.
+    """The facts in a heartbeat.
 
-    `entered` has the sequence number entered last of each group, by the group's name.
-
-    Raises:
-        ValueError: `phase` or `last_op` says something else.
+    `entered` has the sequence number entered last of each group.
     """
-    op, group, seq, inside, root = Op.NONE, Group.WORLD, 0, False, -1
-    if last_op:
-        match last_op.split():
-            case ["in" | "after" as where, group_name, op_name, number, *rest] if number[
-                :1
-            ] == "#" and (not rest or (rest[0] == "from" and len(rest) == 2)):
-                inside = where == "in"
-                op, group = _member(Op, op_name), _member(Group, group_name)
-                seq = int(number[1:])
-                root = int(rest[1]) if rest else -1
-            case _:
-                raise ValueError(f"rank {rank}: last operation {last_op!r} is not understood")
+    last = operation or _NO_OPERATION
     return RankFacts(
         rank=rank,
-        phase=_member(Phase, phase),
-        op=op,
-        group=group,
-        seq=seq,
-        inside=inside,
-        root=root,
+        phase=phase,
+        op=last.op,
+        group=last.group,
+        seq=last.seq,
+        inside=last.is_inside,
+        root=last.root,
         members=members_of(rank, layout),
         since_s=since_s,
-        entered={_member(Group, name): last for name, last in (entered or {}).items()},
+        entered=entered or {},
         process_state=process_state,
     )
 
@@ -393,12 +377,15 @@ def _verdict(
 
 
 def _where(facts: RankFacts) -> str:
-    """A rank's last operation, in the words of `Present.last_op`."""
+    """A rank's last operation, in words."""
     if facts.op is Op.NONE:
         return "before its first operation"
-    state = "in" if facts.inside else "after"
-    root = f" from {facts.root}" if facts.root >= 0 else ""
-    return f"{state} {facts.group.name.lower()} {facts.op.name.lower()} #{facts.seq}{root}"
+    root = facts.root
+    return str(
+        Operation(
+            op=facts.op, group=facts.group, seq=facts.seq, detail=root, is_inside=facts.inside
+        )
+    )
 
 
 def _name(ranks: Sequence[int]) -> str:
@@ -418,10 +405,3 @@ def _name(ranks: Sequence[int]) -> str:
 def _run(run: Sequence[int]) -> str:
     # Two are not worth a range.
     return f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
-
-
-def _member(kind: type[E], name: str) -> E:
-    try:
-        return kind[name.upper()]
-    except KeyError:
-        raise ValueError(f"{name!r} is not one of {[item.name.lower() for item in kind]}") from None

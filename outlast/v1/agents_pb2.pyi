@@ -214,7 +214,7 @@ class WorkerExit(google.protobuf.message.Message):
     AT_S_FIELD_NUMBER: builtins.int
     STDERR_TAIL_FIELD_NUMBER: builtins.int
     COMPLETED_STEP_FIELD_NUMBER: builtins.int
-    LAST_OP_FIELD_NUMBER: builtins.int
+    LAST_OPERATION_FIELD_NUMBER: builtins.int
     STOPPED_FIELD_NUMBER: builtins.int
     OUT_OF_MEMORY_FIELD_NUMBER: builtins.int
     code: builtins.int
@@ -229,12 +229,14 @@ class WorkerExit(google.protobuf.message.Message):
     """End of its standard error."""
     completed_step: builtins.int
     """Last step that it completed; -1 when none."""
-    last_op: builtins.str
-    """The operation it had entered last, from its black box."""
     stopped: builtins.bool
     """It ended as it does when told to, and its agent had told it before it ended."""
     out_of_memory: builtins.str
     """Which of the kernel's counts says that it was killed for want of memory, in words."""
+    @property
+    def last_operation(self) -> global___Operation:
+        """From its black box; absent before the first."""
+
     def __init__(
         self,
         *,
@@ -245,11 +247,12 @@ class WorkerExit(google.protobuf.message.Message):
         at_s: builtins.float = ...,
         stderr_tail: builtins.str = ...,
         completed_step: builtins.int = ...,
-        last_op: builtins.str = ...,
+        last_operation: global___Operation | None = ...,
         stopped: builtins.bool = ...,
         out_of_memory: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "code", b"code", "completed_step", b"completed_step", "exception_message", b"exception_message", "exception_type", b"exception_type", "last_op", b"last_op", "out_of_memory", b"out_of_memory", "stderr_tail", b"stderr_tail", "stopped", b"stopped", "traceback", b"traceback"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["last_operation", b"last_operation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "code", b"code", "completed_step", b"completed_step", "exception_message", b"exception_message", "exception_type", b"exception_type", "last_operation", b"last_operation", "out_of_memory", b"out_of_memory", "stderr_tail", b"stderr_tail", "stopped", b"stopped", "traceback", b"traceback"]) -> None: ...
 
 global___WorkerExit = WorkerExit
 
@@ -297,6 +300,39 @@ class Heartbeat(google.protobuf.message.Message):
 global___Heartbeat = Heartbeat
 
 @typing.final
+class Operation(google.protobuf.message.Message):
+    """An operation that may wait for other ranks, as a rank entered it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OP_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    IS_INSIDE_FIELD_NUMBER: builtins.int
+    op: builtins.str
+    """The words of `outlast.notes.Op` and `Group`, in lower case."""
+    group: builtins.str
+    sequence: builtins.int
+    """How manieth of its group."""
+    detail: builtins.int
+    """The micro-batch of a send or receive, the root's place in the group of a broadcast; else -1."""
+    is_inside: builtins.bool
+    """Whether the rank is still inside."""
+    def __init__(
+        self,
+        *,
+        op: builtins.str = ...,
+        group: builtins.str = ...,
+        sequence: builtins.int = ...,
+        detail: builtins.int = ...,
+        is_inside: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "group", b"group", "is_inside", b"is_inside", "op", b"op", "sequence", b"sequence"]) -> None: ...
+
+global___Operation = Operation
+
+@typing.final
 class RankSummary(google.protobuf.message.Message):
     """What a rank's black box says, read without asking the worker."""
 
@@ -324,7 +360,7 @@ class RankSummary(google.protobuf.message.Message):
     PHASE_FIELD_NUMBER: builtins.int
     COMPLETED_STEP_FIELD_NUMBER: builtins.int
     RESUMED_STEP_FIELD_NUMBER: builtins.int
-    LAST_OP_FIELD_NUMBER: builtins.int
+    LAST_OPERATION_FIELD_NUMBER: builtins.int
     LAST_OP_AGE_S_FIELD_NUMBER: builtins.int
     STEP_AGE_S_FIELD_NUMBER: builtins.int
     USE_FIELD_NUMBER: builtins.int
@@ -340,8 +376,8 @@ class RankSummary(google.protobuf.message.Message):
     completed_step: builtins.int
     resumed_step: builtins.int
     """Step the attempt resumed after; -1 until it is known."""
-    last_op: builtins.str
     last_op_age_s: builtins.float
+    """Since it was left, or else entered."""
     step_age_s: builtins.float
     stands_s: builtins.float
     """Seconds for which nothing in its box has changed, and how many are too many; 0 while
@@ -351,6 +387,10 @@ class RankSummary(google.protobuf.message.Message):
     stand_limit_source: builtins.str
     process_state: builtins.str
     """State letter of its process, as ps shows it."""
+    @property
+    def last_operation(self) -> global___Operation:
+        """Absent before the first."""
+
     @property
     def use(self) -> global___RankUse:
         """Absent before its first step."""
@@ -368,7 +408,7 @@ class RankSummary(google.protobuf.message.Message):
         phase: builtins.str = ...,
         completed_step: builtins.int = ...,
         resumed_step: builtins.int = ...,
-        last_op: builtins.str = ...,
+        last_operation: global___Operation | None = ...,
         last_op_age_s: builtins.float = ...,
         step_age_s: builtins.float = ...,
         use: global___RankUse | None = ...,
@@ -378,8 +418,8 @@ class RankSummary(google.protobuf.message.Message):
         entered: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         process_state: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["use", b"use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "entered", b"entered", "job_id", b"job_id", "last_op", b"last_op", "last_op_age_s", b"last_op_age_s", "phase", b"phase", "process_state", b"process_state", "rank", b"rank", "resumed_step", b"resumed_step", "stand_limit_s", b"stand_limit_s", "stand_limit_source", b"stand_limit_source", "stands_s", b"stands_s", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["last_operation", b"last_operation", "use", b"use"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "entered", b"entered", "job_id", b"job_id", "last_op_age_s", b"last_op_age_s", "last_operation", b"last_operation", "phase", b"phase", "process_state", b"process_state", "rank", b"rank", "resumed_step", b"resumed_step", "stand_limit_s", b"stand_limit_s", "stand_limit_source", b"stand_limit_source", "stands_s", b"stands_s", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
 
 global___RankSummary = RankSummary
 

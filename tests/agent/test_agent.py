@@ -13,6 +13,7 @@ import pytest
 from checkpoint.claiming import Owner, claim
 from checkpoint.storage import Storage
 from controller.agent.processes import zombie_status
+from controller.operations import operation_of
 from outlast.v1 import agents_pb2
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import (
@@ -64,7 +65,7 @@ def test_heartbeat_says_where_each_rank_stands(
             summary.phase == "forward_backward"
             and summary.completed_step >= 1
             and summary.resumed_step == 0
-            and "dp all_reduce" in summary.last_op
+            and summary.last_operation.op == "all_reduce"
             and summary.step_age_s < 5
             and summary.HasField("use")
             for summary in ranks
@@ -101,7 +102,7 @@ def test_killed_worker_is_reported_at_once(controller: FakeController, agent: Ag
     assert heard_s - killed_s < 1.0
     assert exit_.code == -signal.SIGKILL
     assert exit_.completed_step >= 1
-    assert "dp all_reduce" in exit_.last_op
+    assert "dp all_reduce" in str(operation_of(exit_))
     assert "starts" in exit_.stderr_tail
 
 
@@ -117,7 +118,7 @@ def test_exception_reaches_the_controller_with_its_traceback(
     assert "in train" in exit_.traceback
     assert "about to fail" in exit_.stderr_tail
     assert exit_.completed_step == 2
-    assert exit_.last_op == "in dp all_reduce #3"
+    assert str(operation_of(exit_)) == "in dp all_reduce #3"
 
 
 def test_finished_workers_report_their_last_steps_before_their_end(

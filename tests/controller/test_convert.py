@@ -12,6 +12,7 @@ from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
 from tests.controller.core.driver import Driver
+from tests.diagnostics.spoken import message_from
 
 
 def test_a_suite_answered_from_memory_is_no_verdict_and_asked_for_again() -> None:
@@ -140,7 +141,7 @@ def test_the_end_of_a_worker_says_by_which_rule_it_has_its_class() -> None:
         code=1,
         exception_type="builtins.OSError",
         exception_message="[Errno 28] No space left on device: '/ckpt'",
-        last_op="in dp all_reduce #3",
+        last_operation=message_from("in dp all_reduce #3"),
     )
     told = convert.worker_exited(NodeId("n1"), "job", 2, 1, exit_)
     assert told.fault_class == "storage"

@@ -20,6 +20,7 @@ from outlast.ids import Attempt, IncidentId, JobId, NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, common_pb2
 from tests.controller.fakes import spec_document
+from tests.diagnostics.spoken import message_from
 
 JOB = JobId("job")
 NODES = (NodeId("n1"), NodeId("n2"))
@@ -88,10 +89,16 @@ def test_a_step_that_was_left_out_is_no_news() -> None:
 
 def test_a_job_hangs_when_its_last_rank_says_that_it_stands_too() -> None:
     watch = Watch(state_of())
-    waits = stands(0, 2.0, last_op="in dp all_reduce #9", entered={"dp": 9})
+    waits = stands(0, 2.0, last_operation=message_from("in dp all_reduce #9"), entered={"dp": 9})
     assert not told(watch.heartbeat(NODES[0], waits, 10.0), JobStalled)
     assert not told(watch.heartbeat(NODES[1], stands(1, 1.7), 10.0), JobStalled)
-    silent = stands(1, 1.9, phase="data", last_op="after dp all_reduce #8", entered={"dp": 8})
+    silent = stands(
+        1,
+        1.9,
+        phase="data",
+        last_operation=message_from("after dp all_reduce #8"),
+        entered={"dp": 8},
+    )
     (event,) = told(watch.heartbeat(NODES[1], silent, 10.2), JobStalled)
     assert isinstance(event, JobStalled)
     assert event.culprit_ranks == (1,)
@@ -113,7 +120,11 @@ def test_who_holds_up_a_start_is_named_before_patience_with_it_ends() -> None:
     state = state_of()
     state.jobs[JOB] = replace(state.jobs[JOB], state=JobState.STARTING, deadline_s=100.0)
     watch = Watch(state)
-    watch.heartbeat(NODES[0], beat(0, phase="restore", last_op="in world all_gather #3"), 10.0)
+    watch.heartbeat(
+        NODES[0],
+        beat(0, phase="restore", last_operation=message_from("in world all_gather #3")),
+        10.0,
+    )
     watch.heartbeat(NODES[1], beat(1, phase="groups", process_state="T"), 10.0)
     assert watch.stalled(10.0, 98.0) == []
     (event,) = watch.stalled(11.0, 99.5)

@@ -20,6 +20,7 @@ from outlast.v1.incidents_pb2_grpc import IncidentsStub
 from outlast.v1.nodes_pb2_grpc import NodesStub
 from tests.controller.fakes import FakeAgent, lab, submit_request, until
 from tests.controller.test_process import fetch
+from tests.diagnostics.spoken import message_from
 
 
 def test_job_survives_a_worker_and_succeeds(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_healthy_heartbeats_reach_neither_machine_nor_journal(
                         rank=rank,
                         phase="forward_backward",
                         completed_step=1 + number // 100,
-                        last_op=f"in dp all_reduce #{number}",
+                        last_operation=message_from(f"in dp all_reduce #{number}"),
                     )
                     await agent.heartbeat(summary)
             # Something that does count, sent after them on the same streams.

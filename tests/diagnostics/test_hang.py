@@ -15,16 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.operations import operation_of, set_operation
 from diagnostics.core.hang import (
     HangKind,
     RankFacts,
     analyse,
-    facts_from_words,
+    facts_of,
     members_of,
     where_all_stand,
 )
 from outlast.blackbox import Group, Op, Phase, Present, Reader, Writer
 from outlast.layout import Layout
+from outlast.v1 import agents_pb2
+from tests.diagnostics.spoken import facts_from_words
 
 CUBE = Layout(tp=2, pp=2, dp=2)
 
@@ -429,11 +432,13 @@ def present(tmp_path: Path, *, leave: bool) -> Present:
 
 
 @pytest.mark.parametrize("leave", [False, True])
-def test_words_of_a_heartbeat_say_what_the_black_box_holds(tmp_path: Path, leave: bool) -> None:
+def test_an_operation_on_the_wire_is_that_of_the_black_box(tmp_path: Path, leave: bool) -> None:
     now = present(tmp_path, leave=leave)
-    facts = facts_from_words(
-        now.rank, now.phase.name.lower(), now.last_op, CUBE, since_s=now.op_entered_ns / 1e9
-    )
+    summary = agents_pb2.RankSummary()
+    set_operation(summary, now.last_operation)
+    last = operation_of(summary)
+    assert str(last) == str(now.last_operation)
+    facts = facts_of(now.rank, now.phase, last, CUBE, since_s=now.op_entered_ns / 1e9)
     assert facts == RankFacts(
         rank=3,
         phase=Phase.GRADIENT_SYNC,
@@ -446,17 +451,8 @@ def test_words_of_a_heartbeat_say_what_the_black_box_holds(tmp_path: Path, leave
     )
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "nonsense",
-        "in tp all_reduce 7",
-        "in tp juggle #7",
-        "in moon send #1",
-        "x tp send #1",
-        "in tp broadcast #1 to 0",
-    ],
-)
-def test_words_that_nobody_says_are_refused(words: str) -> None:
-    with pytest.raises(ValueError, match=r"nonsense|all_reduce 7|juggle|moon|x tp|to 0"):
-        facts_from_words(0, "data", words, CUBE)
+@pytest.mark.parametrize(("op", "group"), [("juggle", "tp"), ("send", "moon"), ("", "tp")])
+def test_an_operation_of_another_version_is_refused(op: str, group: str) -> None:
+    summary = agents_pb2.RankSummary(last_operation=agents_pb2.Operation(op=op, group=group))
+    with pytest.raises(ValueError, match="is not one of"):
+        operation_of(summary)

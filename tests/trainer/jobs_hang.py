@@ -69,6 +69,6 @@ def _stuck(
     return {
         "problem": problem,
         "phase": present.phase.name.lower(),
-        "last_op": present.last_op,
+        "last_op": str(present.last_operation or ""),
         "entered": {group.name.lower(): seq for group, seq in present.entered.items()},
     }

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diagnostics.core.hang import HangKind, HangVerdict, analyse, facts_from_words
+from diagnostics.core.hang import HangKind, HangVerdict, analyse
 from outlast.layout import Layout
+from tests.diagnostics.spoken import facts_from_words
 from tests.trainer.jobs_hang import PAIR, SQUARE, swapped_groups, swapped_roots
 from tests.trainer.ranks import RankPool
 

@@ -188,11 +188,11 @@ def test_a_device_that_hangs_is_seen_in_the_operation_it_hangs_in(
         device.give(1.0)
         comm.wait([_Given(device, 1.0)], Op.ALL_REDUCE)
     device.stuck_at = 3
-    assert reader.present().last_op == "in tp all_reduce #3"
+    assert str(reader.present().last_operation) == "in tp all_reduce #3"
     writer.waits_for_device()
     with pytest.raises(RuntimeError, match="hangs"):
         moments.finish()
-    assert reader.present().last_op == "in tp all_reduce #2"
+    assert str(reader.present().last_operation) == "in tp all_reduce #2"
     assert reader.present().op_entered_ns == WALL_NS + 3_000_000
     assert [op.seq for op in reader.ops()] == [1]
 
@@ -214,7 +214,7 @@ def test_a_device_that_hangs_in_its_own_work_is_seen_after_an_operation(
     writer.waits_for_device()
     with pytest.raises(RuntimeError, match="hangs"):
         moments.finish()
-    assert reader.present().last_op == "after tp all_reduce #2"
+    assert str(reader.present().last_operation) == "after tp all_reduce #2"
 
 
 def test_the_end_of_a_job_waits_for_the_device_within_a_limit(device: Device) -> None:

@@ -84,11 +84,11 @@ def test_use_of_steps_adds_up_beside_what_was_expected(path: Path) -> None:
 def test_operation_entered_but_not_left_is_visible(path: Path) -> None:
     writer = Writer(path, rank=0, world_size=1, attempt=1)
     reader = Reader(path)
-    assert reader.present().last_op == ""
+    assert reader.present().last_operation is None
     assert writer.enter(Op.ALL_REDUCE, Group.DP) == 1
-    assert reader.present().last_op == "in dp all_reduce #1"
+    assert str(reader.present().last_operation) == "in dp all_reduce #1"
     writer.leave()
-    assert reader.present().last_op == "after dp all_reduce #1"
+    assert str(reader.present().last_operation) == "after dp all_reduce #1"
     assert writer.enter(Op.RECV, Group.PP, detail=2) == 1
     assert [record.op for record in reader.ops()] == [Op.ALL_REDUCE]
 
@@ -143,7 +143,7 @@ def test_record_survives_sigkill_of_the_writer(path: Path) -> None:
     assert os.WTERMSIG(status) == signal.SIGKILL
     reader = Reader(path)
     assert reader.present().completed_step == 12
-    assert reader.present().last_op == "in tp all_gather #1"
+    assert str(reader.present().last_operation) == "in tp all_gather #1"
     assert [record.step for record in reader.new_steps()] == [12]
 
 

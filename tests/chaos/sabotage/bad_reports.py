@@ -100,7 +100,7 @@ def summaries(case: Case) -> list[agents_pb2.RankSummary]:
         phase="no-such-phase" * 10,
         completed_step=-1,
         resumed_step=-1,
-        last_op="\x1b[31m" * 2_000,
+        last_operation=agents_pb2.Operation(op="\x1b[31m" * 2_000, group="x" * 999, detail=-9),
         last_op_age_s=NAN,
         step_age_s=-math.inf,
         stands_s=NAN,

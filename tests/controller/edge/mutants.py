@@ -11,6 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from outlast.v1 import agents_pb2, common_pb2, diagnostics_pb2
+from tests.diagnostics.spoken import message_from
 
 REALS = (
     math.nan,
@@ -224,7 +225,7 @@ class Sender:
             phase="forward_backward",
             completed_step=self.step,
             resumed_step=0,
-            last_op="in dp all_reduce #3",
+            last_operation=message_from("in dp all_reduce #3"),
             last_op_age_s=0.01,
             step_age_s=0.1,
             stands_s=0.1,
