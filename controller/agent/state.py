@@ -74,9 +74,14 @@ class AgentState:
     """The state folder of one agent, locked for the life of this process."""
 
     def __init__(self, state_dir: Path, memory_dir: Path, data_dir: Path) -> None:
-        for folder in (state_dir, memory_dir, data_dir):
+        # Logs and errors of jobs are closed by themselves, whoever made the folder above. There
+        # is no umask for all: what agents and workers store elsewhere has the user's.
+        jobs_dir = state_dir / "jobs"
+        for folder in (state_dir, memory_dir, data_dir, jobs_dir):
             try:
                 make_private(folder)
+                if folder is jobs_dir and folder.stat().st_uid == os.geteuid():
+                    folder.chmod(0o700)
             except OSError as error:
                 raise AgentStateError(f"cannot create the folder {folder}: {error}") from error
             if not os.access(folder, os.W_OK | os.X_OK):
@@ -164,5 +169,9 @@ class AgentState:
 
 def _replace(path: Path, document: object) -> None:
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(document))
+    # One that an earlier version left behind has other rights.
+    draft.unlink(missing_ok=True)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps(document))
     draft.replace(path)

@@ -29,6 +29,20 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
+def test_files_of_an_agent_are_for_its_user_only_in_a_folder_that_is_open(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    (folder / "jobs").mkdir(parents=True)
+    for each in (folder, folder / "jobs"):
+        each.chmod(0o755)
+    agent = state.AgentState(folder, tmp_path / "memory", tmp_path / "data")
+    try:
+        agent.write_agent("one", 29500, [])
+    finally:
+        agent.close()
+    assert mode(folder / "agent.json") == 0o600
+    assert mode(folder / "jobs") == 0o700
+
+
 def test_folders_of_an_agent_are_for_its_user_only(shared: Path) -> None:
     folder = shared / "outlast-1" / "node-0"
     make_private(folder)
