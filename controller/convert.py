@@ -33,6 +33,7 @@ from controller.core.records import (
 )
 from controller.operations import operation_of
 from controller.store.curves import StepRow
+from diagnostics.core.exit_rules import ExitClass
 from diagnostics.core.exits import ExitFacts, classify
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
 from diagnostics.core.stacks import fingerprint_of
@@ -166,10 +167,12 @@ def worker_exited(
         )
     )
     detail = found.words
-    # One of another version is left out of the words.
-    with suppress(ValueError):
-        operation = operation_of(exit_)
-        detail += "" if operation is None else f" ({operation})"
+    # What a rank did last says nothing of a setting that cannot be met.
+    if found.exit_class is not ExitClass.CONFIG:
+        # One of another version is left out of the words.
+        with suppress(ValueError):
+            operation = operation_of(exit_)
+            detail += "" if operation is None else f" ({operation})"
     return ev.WorkerExited(
         job_id=JobId(job_id),
         attempt=Attempt(attempt),

@@ -26,6 +26,10 @@ class FatalError(OutlastError):
     """Trying again will not help; a person or another policy must act."""
 
 
+class SettingError(FatalError):
+    """What a field of the job spec asks for cannot be done; the message begins with the field."""
+
+
 class MisfitError(FatalError):
     """A job asks for more than its node has: no fault of the node."""
 

@@ -34,11 +34,7 @@ from torch import Tensor
 from checkpoint.cleaning import committed_by
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.pacing import backoff_s
-from checkpoint.errors import (
-    LayoutMismatchError,
-    NoCheckpointError,
-    StorageUnavailableError,
-)
+from checkpoint.errors import LayoutMismatchError, NoCheckpointError, StorageUnavailableError
 from checkpoint.keeping import reading
 from checkpoint.peers import agree, outcome
 from checkpoint.restore import (
@@ -54,7 +50,7 @@ from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
 from outlast.chosen import ChosenStart, is_given_up
 from outlast.crashpoints import CrashPoint, reach
-from outlast.errors import FatalError
+from outlast.errors import FatalError, SettingError
 from outlast.skipped import StepRange, is_undone
 from trainer.lookout import Lookout
 from trainer.parallel.mesh import Mesh
@@ -98,7 +94,7 @@ class OtherJob:
         """The error of a checkpoint that cannot be begun with: a choice can be made anew."""
         if self.is_chosen:
             return NoCheckpointError(f"resume --checkpoint: {what}")
-        return FatalError(f"checkpoint.load: {what}")
+        return SettingError(f"checkpoint.load: {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +143,8 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
     Raises:
         NoCheckpointError: the job's own were committed, and none of them can be loaded; or the
             one that a person chose.
-        FatalError: the same of those that its spec tells it to begin with.
+        SettingError: the same of those that its spec tells it to begin with, or they are of
+            another model.
         StorageUnavailableError: storage refuses, or still does not answer.
     """
     in_memory = _common(mesh, sealed_steps(sources.memory_dir, tensors))
@@ -285,10 +282,7 @@ def _from_other(
         try:
             restored, skipped = _first_loadable(mesh, loads, storage.url)
         except LayoutMismatchError as error:
-            if not other.is_chosen:
-                raise
-            # The job itself is fine: a person chose this later, and may choose again.
-            raise other.failure(str(error)) from error
+            raise other.failure(f"{storage.url}: {error}") from error
     if restored is None:
         wanted = "no checkpoint" if other.step is None else f"no checkpoint of step {other.step}"
         raise other.failure(

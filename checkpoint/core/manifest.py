@@ -110,6 +110,12 @@ class Manifest:
         return sum(part.nbytes for part in self.parts)
 
     @property
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape over all ranks of everything that is saved, by name."""
+        saved = (tensor for part in self.parts for tensor in part.tensors)
+        return {tensor.name: (tensor.dtype, tensor.global_shape) for tensor in saved}
+
+    @property
     def layout_digest(self) -> str:
         """Differs when the files or the places of tensors in them do; steps do not matter."""
         return sha256(canonical([[part.file, tensors_out(part.tensors)] for part in self.parts]))

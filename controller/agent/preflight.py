@@ -27,6 +27,7 @@ from controller.agent.threads import run_blocking
 from outlast.errors import OutlastError
 from outlast.problems import FieldProblem, shown
 from outlast.rules.data import check_tokens
+from outlast.rules.loads import wrong_with_model
 from outlast.rules.places import wrong_with_steps
 from outlast.sources import survey
 from outlast.spec import JobSpec
@@ -161,13 +162,18 @@ def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
     if missing is not None:
         return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {missing}")]
     try:
-        steps = sorted(Storage(url).committed_steps())
+        return _misloaded(spec, url, Storage(url))
     except ValueError as error:
         return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {error}")]
     except (OutlastError, OSError):
-        # Storage that does not answer is waited for by whoever loads from it.
+        # Storage that does not answer is waited for by whoever loads from it, and of damaged
+        # records a rank says what is damaged.
         return []
-    wanted = spec.checkpoint.load_step
+
+
+def _misloaded(spec: JobSpec, url: str, storage: Storage) -> list[FieldProblem]:
+    """Why the job cannot begin with what is stored there, if that is so."""
+    steps, wanted = sorted(storage.committed_steps()), spec.checkpoint.load_step
     if not steps:
         message = (
             f"is {shown(url)}, which has no committed checkpoint; give the folder of one job: "
@@ -175,8 +181,13 @@ def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
         )
         return [FieldProblem(field="checkpoint.load", message=message)]
     wrong = wrong_with_steps(url, steps, wanted, spec.steps)
-    field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
-    return [] if wrong is None else [FieldProblem(field=field, message=wrong)]
+    if wrong is not None:
+        field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
+        return [FieldProblem(field=field, message=wrong)]
+    step = steps[-1] if wanted is None else wanted
+    _, manifest = storage.read_commit(step)
+    wrong = wrong_with_model(url, step, manifest.tensors, spec)
+    return [] if wrong is None else [FieldProblem(field="checkpoint.load", message=wrong)]
 
 
 def _in_words(problems: list[FieldProblem]) -> str:

@@ -50,6 +50,7 @@ _CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
 _DETERMINISTIC = (
     *("user_error", "program_error", missing.MISSING, program_error.ENDED_EARLY, "cuda_oom"),
 )
+_OF_SETTING = "outlast.errors.SettingError: "
 # Of no node in particular.
 _NOBODYS = (*ANYONES, program_error.ENDED_EARLY)
 # Figures of healthy nodes differ by more than a tenth from run to run.
@@ -91,14 +92,19 @@ def _stuck_program(evidence: tuple[Evidence, ...]) -> Iterator[Evidence]:
 
 
 def _refused(facts: Facts) -> Verdict | None:
-    """A start that the user's own settings make impossible."""
-    for item in facts.evidence:
-        if item.kind is EvidenceKind.START_FAILED and item.fault_class == "config":
+    """A start that the user's own settings make impossible, as an agent or a rank found."""
+    root = root_failure(facts.evidence)
+    starts = (item for item in facts.evidence if item.kind is EvidenceKind.START_FAILED)
+    for item in (*starts, *([root] if root is not None else [])):
+        if item.fault_class == "config":
+            told = program_error.plain(item.detail).removeprefix(_OF_SETTING)
             return Verdict(
                 action=Action.FAIL,
                 cause=Cause.CONFIG,
-                reason=f"the job cannot start as it is written: {item.detail}",
-                error=item.detail,
+                reason=f"the job cannot start as it is written: {told}",
+                error=told,
+                # Nothing is tried, and nothing has failed but the spec.
+                spends_retry=False,
             )
     return None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # Version of `RULES`; raised with every change, so that an incident says by which it is.
-RULES_VERSION = 3
+RULES_VERSION = 4
 
 
 class ExitClass(StrEnum):
@@ -36,6 +36,7 @@ class ExitClass(StrEnum):
     STORAGE = "storage"  # a file system or object store refused
     CHECKPOINT = "checkpoint"  # checkpoints were committed, and none of them can be loaded
     NCCL = "nccl"  # the collective library failed by itself
+    CONFIG = "config"  # a field of the spec asks for what cannot be done
     MISFIT = "misfit"  # the job asks for more than the node has
     OCCUPIED = "occupied"  # the node has it, but something else uses it now
     KILLED_BY_SIGNAL = "killed_by_signal"  # no word why
@@ -90,6 +91,23 @@ RULES: tuple[Rule, ...] = (
             "need up to 412316860416 bytes and it holds 67108864 in all",
             "OSError: [Errno 28] No space left on device: '/ckpt/step-40'",
         ),
+    ),
+    Rule(
+        name="setting that cannot be met",
+        exit_class=ExitClass.CONFIG,
+        pattern=re.compile(r"^outlast\.errors\.SettingError\b"),
+        matches=(
+            "outlast.errors.SettingError: checkpoint.load: file:///ckpt/gpt-zhrpe: checkpoint step "
+            "240 has no tensor model.blocks.8.mlp.up.weight: it is of another model; load it with "
+            "the model section that saved it",
+        ),
+        misses=(
+            # Of the job's own checkpoint, which has the job's model.
+            "checkpoint.core.errors.LayoutMismatchError: checkpoint step 240 has no tensor "
+            "model.blocks.8.mlp.up.weight: it is of another model",
+            "outlast.errors.MisfitError: 8 workers need a GPU each and this node has 4",
+        ),
+        in_stderr=False,
     ),
     Rule(
         name="no checkpoint to load",

@@ -16,6 +16,7 @@ from checkpoint.core import names
 from checkpoint.drivers import missing_driver
 from outlast.problems import FieldProblem, collect, shown
 from outlast.rules.data import check_tokens
+from outlast.rules.loads import wrong_with_model
 from outlast.rules.places import local_path, wrong_with_place, wrong_with_steps
 from outlast.sources import Source, survey
 
@@ -182,13 +183,11 @@ def _of_another_model(spec: JobSpec, url: str, steps: Sequence[int]) -> list[Fie
     if found is None:
         return []
     step, manifest = found
-    shapes = {
-        tensor.name: tensor.global_shape
-        for part in manifest.parts
-        for tensor in part.tensors
-        if tensor.name.startswith(_MODEL)
-    }
-    held, needed = sum(map(math.prod, shapes.values())), num_parameters(spec)
+    wrong = wrong_with_model(url, step, manifest.tensors, spec)
+    if wrong is not None:
+        return [FieldProblem(field="checkpoint.load", message=wrong)]
+    shapes = [shape for name, (_, shape) in manifest.tensors.items() if name.startswith(_MODEL)]
+    held, needed = sum(map(math.prod, shapes)), num_parameters(spec)
     if not shapes or held == needed:
         return []
     message = (

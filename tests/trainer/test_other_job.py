@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 import pytest
 
 from checkpoint.storage import Storage
+from controller.agent.launch import StartRefusedError
+from controller.agent.ledger import ErrorKind
+from controller.agent.preflight import Preflight
+from controller.convert import worker_exited
+from controller.core.events import WorkerExited
+from outlast.cli.places import Nodes, look
+from outlast.ids import NodeId
 from outlast.spec.parse import parse_spec
+from outlast.v1 import agents_pb2
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of, train_and_upload
@@ -50,6 +59,71 @@ def run(
 
 def error_of(folder: Path, rank: int) -> str:
     return str(json.loads((folder / f"a1-rank-{rank}.error.json").read_text())["message"])
+
+
+def end_of(folder: Path, rank: int) -> WorkerExited:
+    """The end of a rank as the controller takes it in, with what it did last."""
+    report = json.loads((folder / f"a1-rank-{rank}.error.json").read_text())
+    end = agents_pb2.WorkerExit(
+        code=FAILED,
+        exception_type=report["type"],
+        exception_message=report["message"],
+        traceback=report["traceback"],
+        last_operation=agents_pb2.Operation(op="broadcast", group="world", sequence=6, detail=0),
+    )
+    return worker_exited(NodeId("n1"), "job-2", 1, rank, end)
+
+
+def found_before(spec: dict[str, Any], root: Path) -> list[str]:
+    """What a look at the checkpoint says on submit and, the same, on the node of rank 0."""
+    parsed = parse_spec(spec)
+    seen = look(parsed, {}, Nodes.HERE)
+    said = [f"{problem.field} {problem.message}" for problem in seen.problems]
+    start = agents_pb2.StartWorkers(
+        ranks=(0,), committed_step=-1, checkpoint_url=f"file://{root}/own/job-2"
+    )
+    command = agents_pb2.Command(job_id="job-2", attempt=1, start_workers=start)
+    check = Preflight(20.0, lambda job_id, why: None).check(command, parsed)
+    if not said:
+        asyncio.run(check)
+        return said
+    with pytest.raises(StartRefusedError) as caught:
+        asyncio.run(check)
+    assert caught.value.kind is ErrorKind.CONFIG
+    assert str(caught.value) == "; ".join(said)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"tp": 2}, None),
+        ({"hidden": 64}, "model.hidden = "),
+        ({"layers": 8}, "model.layers = "),
+        ({"ffn_hidden": 24}, "model.ffn_hidden = "),
+        ({"vocab_size": 300}, "model.vocab_size = 256, and this job has 300"),
+        ({"positions": "rope"}, "model.positions = learned, and this job has others than learned"),
+        ({"tied_embeddings": False}, "model.tied_embeddings = true, and this job has false"),
+        ({"precision": "fp32"}, "precision = fp64, and this job has fp32"),
+    ],
+)
+def test_another_model_is_found_before_a_rank_is_started(
+    first: Path, changes: dict[str, Any], words: str | None
+) -> None:
+    root = first / "store" / "job-1"
+    spec = job(first, {"tp": changes.get("tp", 1)}, load=str(root))
+    for name, value in changes.items():
+        section = spec if name == "precision" else spec["model"] if name != "tp" else {}
+        section[name] = value
+    said = found_before(spec, first)
+    if words is None:
+        assert said == []
+        return
+    (problem,) = said
+    assert problem.startswith("checkpoint.load is ")
+    assert "whose checkpoint of step 4 is of another model: it has " in problem
+    assert words in problem
 
 
 def test_it_goes_on_where_the_other_was_with_more_ranks(ranks: RankPool, first: Path) -> None:
@@ -102,16 +176,23 @@ def test_a_corrupt_checkpoint_of_the_other_is_passed_over_and_left_alone(
         ({"load_step": 3}, "no checkpoint of step 3 below"),
         ({"load": "/nowhere/job-7"}, "no checkpoint below /nowhere/job-7 can be loaded"),
         ({"steps": 4}, "is not before the end of this job, steps = 4"),
+        ({"norm": "rmsnorm"}, "it is of another model"),
     ],
 )
 def test_what_cannot_be_begun_with_is_named_on_every_rank(
     ranks: RankPool, first: Path, settings: dict[str, Any], said: str
 ) -> None:
     second = first / "second"
-    spec = job(first, {"dp": 2}, **({"load": str(first / "store" / "job-1")} | settings))
+    norm = settings.get("norm")
+    checkpoint = {key: value for key, value in settings.items() if key != "norm"}
+    spec = job(first, {"dp": 2}, **({"load": str(first / "store" / "job-1")} | checkpoint))
+    spec["model"] |= {"norm": norm} if norm else {}
     assert run(ranks, second, spec) == {FAILED}
     assert said in error_of(second, 0)
     assert said in error_of(second, 1)
+    exits = [end_of(second, rank) for rank in (0, 1)]
+    assert [found.fault_class for found in exits] == ["config"] * 2
+    assert "broadcast" not in exits[0].detail, "what a rank did last says nothing of it"
 
 
 def test_other_samples_than_the_other_job_read_are_refused(ranks: RankPool, first: Path) -> None:

@@ -187,3 +187,23 @@ def test_a_worker_that_was_stopped_and_ended_with_0_is_no_fault() -> None:
     driver.answer_all("/stop/")
     assert driver.job().state is JobState.PAUSED
     assert driver.job().num_incidents == 0
+
+
+def test_a_setting_that_cannot_be_met_fails_the_job_at_once_in_plain_words() -> None:
+    driver = Driver().starting(spares=0)
+    driver.answer_all("/start/")
+    what = (
+        "checkpoint.load: s3://b/other: checkpoint step 4 has no tensor w: it is of another model"
+    )
+    fail(
+        driver,
+        fault_class="config",
+        detail=f"outlast.errors.SettingError: {what} (exception, class 'config', rule 'setting "
+        "that cannot be met' of table 4)",
+    )
+    job = driver.job()
+    assert (job.state, job.attempt) == (JobState.FAILED, 1)
+    assert job.reason == f"the job cannot start as it is written: {what}"
+    assert job.error == what
+    assert job.retry_left == job.plan.retry_budget
+    assert (driver.incident().cause, driver.incident().culprits) == (Cause.CONFIG, ())
