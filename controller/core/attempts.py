@@ -36,7 +36,7 @@ def fill_places(ctx: Context, job: JobRecord) -> JobRecord:
     for node_id in job.nodes:
         node = nodes.placed(ctx, job, node_id)
         if node is not None and node.state is NodeState.DRAINING:
-            ctx.move_node(node, NodeState.DRAINED, "drained by a person", job=None)
+            ctx.move_node(replace(node, job=None), NodeState.DRAINED, "drained by a person")
             node = None
         if node is None and node_id in free:
             _place(ctx, job, free.pop(node_id))
@@ -48,7 +48,7 @@ def fill_places(ctx: Context, job: JobRecord) -> JobRecord:
             _place(ctx, job, free.pop(chosen))
             places[place] = chosen
             unchecked.append(chosen)
-    return ctx.put_job(job, nodes=tuple(places), unchecked=tuple(unchecked))
+    return ctx.put(replace(job, nodes=tuple(places), unchecked=tuple(unchecked)))
 
 
 def start(ctx: Context, job: JobRecord, reason: str) -> None:
@@ -59,15 +59,17 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
     per_node = job.plan.workers_per_node
     first = ctx.state.nodes[places[0]]
     job = ctx.move_job(
-        job,
+        replace(
+            job,
+            attempt=attempt,
+            stalled_s=0.0,
+            grow_step=None,
+            lacking=(),
+            held_by=tuple(dict.fromkeys((*job.held_by, *places))),
+            restarts=job.restarts + (job.attempt > NO_ATTEMPT),
+        ),
         JobState.STARTING,
         reason,
-        attempt=attempt,
-        stalled_s=0.0,
-        grow_step=None,
-        lacking=(),
-        held_by=tuple(dict.fromkeys((*job.held_by, *places))),
-        restarts=job.restarts + (job.attempt > NO_ATTEMPT),
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
     )
     ctx.record(
@@ -175,7 +177,7 @@ def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error:
     close_starts(ctx, job)
     _close_checks(ctx, job, reason)
     job = incidents.close_for(ctx, job, reason)
-    job = ctx.move_job(job, state, reason, error=error, finished_s=ctx.now_s, unchecked=())
+    job = ctx.move_job(replace(job, error=error, finished_s=ctx.now_s, unchecked=()), state, reason)
     for node_id in job.held_by:
         forget_on(ctx, job, node_id)
     _release_nodes(ctx, job)
@@ -205,7 +207,7 @@ def pause(ctx: Context, job: JobRecord, why: str) -> None:
             "its state is kept in the host memory of its nodes: make room, and "
             f"`outlast ckpt push {job.job_id}` uploads it (--to URL: elsewhere)"
         )
-    job = ctx.move_job(job, JobState.PAUSED, f"{why}; {how}", grow_step=None)
+    job = ctx.move_job(replace(job, grow_step=None), JobState.PAUSED, f"{why}; {how}")
     _release_nodes(ctx, job)
 
 
@@ -231,7 +233,7 @@ def preflight_timed_out(ctx: Context, job: JobRecord) -> None:
             exclude(ctx, job, node, "did not finish its preflight in time")
     job = ctx.state.jobs[job.job_id]
     if job.state is JobState.PREFLIGHT and job.deadline_s is not None:
-        ctx.put_job(job, deadline_s=max(nodes.breaker_opens_s(ctx), ctx.now_s + 1.0))
+        ctx.put(replace(job, deadline_s=max(nodes.breaker_opens_s(ctx), ctx.now_s + 1.0)))
 
 
 def _leave_unchecked(ctx: Context, job: JobRecord) -> None:
@@ -276,7 +278,7 @@ def _replica_peers(
 
 
 def _place(ctx: Context, job: JobRecord, node: NodeRecord) -> None:
-    ctx.move_node(node, NodeState.ASSIGNED, f"runs {job.job_id}", job=job.job_id)
+    ctx.move_node(replace(node, job=job.job_id), NodeState.ASSIGNED, f"runs {job.job_id}")
 
 
 def _close_checks(ctx: Context, job: JobRecord, why: str) -> None:
@@ -291,4 +293,4 @@ def _release_nodes(ctx: Context, job: JobRecord) -> None:
         if node is None:
             continue
         to = NodeState.DRAINED if node.state is NodeState.DRAINING else NodeState.READY
-        ctx.move_node(node, to, f"{job.job_id} is {job.state}", job=None)
+        ctx.move_node(replace(node, job=None), to, f"{job.job_id} is {job.state}")

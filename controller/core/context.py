@@ -9,6 +9,7 @@ reality tells it again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from controller.core import accounting
 from controller.core.effects import Effect, Persist, SendCommand
@@ -89,6 +90,9 @@ class Sight:
     # Why others want nothing new on the host, "" when they do not mind.
     closed: str = ""
     late_since_s: float = 0.0
+
+
+_Record = TypeVar("_Record", JobRecord, NodeRecord, IncidentRecord)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -212,24 +216,38 @@ class Context:
 
     # Jobs
 
-    def put_job(self, job: JobRecord, **changes: object) -> JobRecord:
-        """Record a changed job; nothing happens when nothing changed."""
-        changed = replace(job, **changes)  # type: ignore[arg-type]  # field names are checked by replace
-        if changed != self.state.jobs.get(job.job_id):
-            self.record(JobPut(job=changed))
-        return changed
+    def put(self, record: _Record) -> _Record:
+        """Record what has changed of a job, node or incident; nothing happens when nothing has."""
+        if isinstance(record, JobRecord):
+            if record != self.state.jobs.get(record.job_id):
+                self.record(JobPut(job=record))
+        elif isinstance(record, NodeRecord):
+            if record != self.state.nodes.get(record.node):
+                self.record(NodePut(node=record))
+        elif record != self.state.incidents.get(record.incident):
+            self.record(IncidentPut(incident=record))
+        return record
 
     def explain(self, job: JobRecord, reason: str) -> None:
         """Record why a job is still where it is; nothing happens when that has not changed."""
         if reason != job.reason:
             self.record(JobExplained(job_id=job.job_id, reason=reason))
 
-    def move_job(self, job: JobRecord, to: JobState, reason: str, **changes: object) -> JobRecord:
+    def move_job(
+        self, job: JobRecord, to: JobState, reason: str, *, deadline_s: float | None = None
+    ) -> JobRecord:
         """Take a job to another state, and note the phase in its open incident."""
         check_job(job.state, to, job.job_id)
-        changes.setdefault("deadline_s", None)
-        changes.setdefault("account", self._accounted(job, to))
-        changed = self.put_job(job, state=to, since_s=self.now_s, reason=reason, **changes)
+        changed = self.put(
+            replace(
+                job,
+                state=to,
+                since_s=self.now_s,
+                reason=reason,
+                deadline_s=deadline_s,
+                account=self._accounted(job, to),
+            )
+        )
         incident = self.incident_of(changed)
         if incident is not None:
             self.note(incident, str(to).lower(), reason)
@@ -249,48 +267,33 @@ class Context:
 
     # Nodes
 
-    def put_node(self, node: NodeRecord, **changes: object) -> NodeRecord:
-        changed = replace(node, **changes)  # type: ignore[arg-type]  # field names are checked by replace
-        if changed != self.state.nodes.get(node.node):
-            self.record(NodePut(node=changed))
-        return changed
-
     def move_node(
-        self, node: NodeRecord, to: NodeState, reason: str, **changes: object
+        self, node: NodeRecord, to: NodeState, reason: str, *, timer_s: float | None = None
     ) -> NodeRecord:
         check_node(node.state, to, node.node)
-        changes.setdefault("timer_s", None)
-        return self.put_node(node, state=to, since_s=self.now_s, reason=reason, **changes)
+        return self.put(replace(node, state=to, since_s=self.now_s, reason=reason, timer_s=timer_s))
 
     # Incidents
 
     def incident_of(self, job: JobRecord) -> IncidentRecord | None:
         return None if job.incident is None else self.state.incidents[job.incident]
 
-    def put_incident(self, incident: IncidentRecord, **changes: object) -> IncidentRecord:
-        changed = replace(incident, **changes)  # type: ignore[arg-type]  # field names are checked by replace
-        if changed != self.state.incidents.get(incident.incident):
-            self.record(IncidentPut(incident=changed))
-        return changed
-
-    def move_incident(
-        self, incident: IncidentRecord, to: IncidentState, **changes: object
-    ) -> IncidentRecord:
+    def move_incident(self, incident: IncidentRecord, to: IncidentState) -> IncidentRecord:
         if incident.state is not to:
             check_incident(incident.state, to, incident.incident)
-        return self.put_incident(incident, state=to, **changes)
+        return self.put(replace(incident, state=to))
 
     def note(self, incident: IncidentRecord, phase: str, detail: str = "") -> IncidentRecord:
         """Add a line to an incident's timeline."""
         entry = TimelineEntry(phase=phase, at_s=self.now_s, detail=detail)
-        return self.put_incident(incident, timeline=(*incident.timeline, entry))
+        return self.put(replace(incident, timeline=(*incident.timeline, entry)))
 
     def add_evidence(self, incident: IncidentRecord, evidence: Evidence) -> IncidentRecord:
         known = with_sign(incident.evidence, evidence)
         if known == incident.evidence:
             return incident
         fault_s = min(incident.fault_s, evidence.at_s)
-        return self.put_incident(incident, evidence=known, fault_s=fault_s)
+        return self.put(replace(incident, evidence=known, fault_s=fault_s))
 
     # Commands
 

@@ -26,29 +26,33 @@ def bring_back(ctx: Context) -> None:
         recent = tuple(
             replace(span, since_s=min(span.since_s, now_s)) for span in job.account.recent
         )
-        ctx.put_job(
-            job,
-            deadline_s=deadline_s,
-            since_s=min(job.since_s, now_s),
-            account=replace(job.account, recent=recent),
-            misfits=tuple(
-                misfit
-                if misfit.until_s is None
-                else replace(misfit, until_s=min(misfit.until_s, now_s + retry_s))
-                for misfit in job.misfits
-            ),
+        ctx.put(
+            replace(
+                job,
+                deadline_s=deadline_s,
+                since_s=min(job.since_s, now_s),
+                account=replace(job.account, recent=recent),
+                misfits=tuple(
+                    misfit
+                    if misfit.until_s is None
+                    else replace(misfit, until_s=min(misfit.until_s, now_s + retry_s))
+                    for misfit in job.misfits
+                ),
+            )
         )
     settings = ctx.settings
     longest_s = max(settings.cooldown_s, settings.suspect_s, settings.abandon_s)
     for node in list(ctx.state.nodes.values()):
         timer_s = None if node.timer_s is None else min(node.timer_s, now_s + longest_s)
         checked_s = None if node.checked_s is None else min(node.checked_s, now_s)
-        ctx.put_node(
-            node,
-            since_s=min(node.since_s, now_s),
-            timer_s=timer_s,
-            checked_s=checked_s,
-            quarantines_s=tuple(min(began_s, now_s) for began_s in node.quarantines_s),
+        ctx.put(
+            replace(
+                node,
+                since_s=min(node.since_s, now_s),
+                timer_s=timer_s,
+                checked_s=checked_s,
+                quarantines_s=tuple(min(began_s, now_s) for began_s in node.quarantines_s),
+            )
         )
 
 

@@ -85,12 +85,12 @@ def _count(ctx: Context, incident: IncidentRecord, sign: Evidence, count: int) -
     is_known = any(replace(sign, at_s=each.at_s) == each for each in incident.evidence)
     signs = incident.evidence if is_known else (first, *rest[2 - MAX_SIGNS :], sign)
     last_s = max(sign.at_s, incident.last_s or incident.fault_s)
-    ctx.put_incident(incident, evidence=signs, count=incident.count + count, last_s=last_s)
+    ctx.put(replace(incident, evidence=signs, count=incident.count + count, last_s=last_s))
 
 
 def _close(ctx: Context, incident: IncidentRecord, why: str) -> None:
     incident = ctx.note(incident, "closed", why)
-    ctx.move_incident(incident, IncidentState.CLOSED, closed_s=ctx.now_s)
+    ctx.move_incident(replace(incident, closed_s=ctx.now_s), IncidentState.CLOSED)
 
 
 def _open(ctx: Context, job: JobRecord, event: Detected | DetectionEnded) -> IncidentRecord | None:

@@ -55,7 +55,7 @@ def at_boundary(ctx: Context, job_id: JobId) -> None:
         return
     size = _larger(ctx, job)
     if size is not None:
-        job = ctx.put_job(job, grow_step=-1)
+        job = ctx.put(replace(job, grow_step=-1))
         attempts.suspend(ctx, job, f"to go on with {_in_words(size)}", graceful=True)
 
 
@@ -95,7 +95,7 @@ def _smaller(ctx: Context, job: JobRecord, num_nodes: int) -> Size | None:
     due_s = job.since_s + job.plan.shrink_after_s
     # Nodes that it stopped for and that are gone again are not waited for.
     if sizes and ctx.now_s < due_s and job.grow_step is None:
-        ctx.put_job(job, deadline_s=due_s)
+        ctx.put(replace(job, deadline_s=due_s))
         return None
     if _is_unsure(ctx):
         return None
@@ -131,11 +131,13 @@ def _at(ctx: Context, job: JobRecord, size: Size, places: tuple[NodeId | None, .
     """The job at another size, with these places."""
     plan = replace(job.plan, nodes=size.nodes, replica_places=size.replica_places, need=size.need)
     unchecked = tuple(node for node in job.unchecked if node in places)
-    return ctx.put_job(job, plan=plan, spec_json=size.spec_json, nodes=places, unchecked=unchecked)
+    return ctx.put(
+        replace(job, plan=plan, spec_json=size.spec_json, nodes=places, unchecked=unchecked)
+    )
 
 
 def _release(ctx: Context, job: JobRecord, node: NodeRecord) -> None:
-    ctx.move_node(node, NodeState.READY, f"{job.job_id} goes on without it", job=None)
+    ctx.move_node(replace(node, job=None), NodeState.READY, f"{job.job_id} goes on without it")
 
 
 def _in_words(size: Size) -> str:

@@ -77,15 +77,17 @@ def joined(ctx: Context, event: NodeJoined) -> None:
         )
         ctx.record(NodePut(node=node))
     else:
-        node = ctx.put_node(
-            known,
-            incarnation=event.incarnation,
-            address=event.address,
-            rendezvous_port=event.rendezvous_port,
-            workers=event.workers,
-            replica_port=event.replica_port,
-            replica_token=event.replica_token,
-            capacity=event.capacity,
+        node = ctx.put(
+            replace(
+                known,
+                incarnation=event.incarnation,
+                address=event.address,
+                rendezvous_port=event.rendezvous_port,
+                workers=event.workers,
+                replica_port=event.replica_port,
+                replica_token=event.replica_token,
+                capacity=event.capacity,
+            )
         )
         if node.state is NodeState.RETIRED:
             _begin_validation(ctx, node, "it joined again after it had been given up")
@@ -143,7 +145,7 @@ def replaced(ctx: Context, event: NodeReplaced) -> None:
 def cordon_requested(ctx: Context, event: NodeCordonRequested) -> None:
     node = ctx.state.nodes.get(event.node)
     if node is not None:
-        ctx.put_node(node, cordoned=True)
+        ctx.put(replace(node, cordoned=True))
 
 
 def uncordon_requested(ctx: Context, event: NodeUncordonRequested) -> None:
@@ -152,13 +154,15 @@ def uncordon_requested(ctx: Context, event: NodeUncordonRequested) -> None:
     if node is None:
         return
     was_cordoned = node.cordoned
-    node = ctx.put_node(node, cordoned=False, stuck="")
+    node = ctx.put(replace(node, cordoned=False, stuck=""))
     if node.state is NodeState.READY and was_cordoned:
         # Why it was cordoned is no reason to be ready.
-        ctx.put_node(node, reason="a person returned it")
+        ctx.put(replace(node, reason="a person returned it"))
     elif node.state in EXCLUDED and ctx.connected(node.node):
         nodes.close_commands(ctx, node.node, "a person returned the node", keep_stops=True)
-        ctx.move_node(node, NodeState.READY, "a person returned it", passes=0, quarantine="")
+        ctx.move_node(
+            replace(node, passes=0, quarantine=""), NodeState.READY, "a person returned it"
+        )
     elif node.state in EXCLUDED and node.state is not NodeState.RELEASED:
         # Nobody is there to be used, or to be judged silent; it is free once it joins.
         nodes.release(ctx, node, "a person returned it")
@@ -196,7 +200,7 @@ def drain_requested(ctx: Context, event: NodeDrainRequested) -> None:
     node = ctx.state.nodes.get(event.node)
     if node is None:
         return
-    node = ctx.put_node(node, cordoned=True)
+    node = ctx.put(replace(node, cordoned=True))
     if node.state in FREE:
         ctx.move_node(node, NodeState.DRAINED, "drained by a person")
     elif node.state in (NodeState.ASSIGNED, NodeState.SUSPECT) and node.job is not None:
@@ -305,7 +309,7 @@ def _had_workers(ctx: Context, job: JobRecord, node_id: NodeId, *, is_new: bool)
 
 
 def _begin_validation(ctx: Context, node: NodeRecord, reason: str) -> None:
-    node = ctx.move_node(node, NodeState.VALIDATING, reason, passes=0)
+    node = ctx.move_node(replace(node, passes=0), NodeState.VALIDATING, reason)
     nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
 
 
@@ -316,10 +320,10 @@ def _validated(ctx: Context, node: NodeRecord, *, passed: bool, detail: str) -> 
         ctx.move_node(node, NodeState.REPAIRING, f"failed its checks, a person must act: {detail}")
         ctx.emit(Alert(summary=f"node {node.node} failed its checks: {detail}"))
     elif node.passes + 1 < PASSES_TO_RETURN:
-        node = ctx.put_node(node, passes=node.passes + 1)
+        node = ctx.put(replace(node, passes=node.passes + 1))
         nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
     else:
-        ctx.move_node(node, NodeState.READY, "passed its checks", passes=0, quarantine="")
+        ctx.move_node(replace(node, passes=0, quarantine=""), NodeState.READY, "passed its checks")
 
 
 def _let_time_pass(ctx: Context) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core import accounting
 from controller.core.context import Context
 from controller.core.events import (
@@ -30,10 +32,10 @@ _MAX_NOTE = 4_000
 def open_for(ctx: Context, job: JobRecord, evidence: Evidence) -> JobRecord:
     """Open a job's incident. One that is still open is superseded: each fault has its own."""
     account = accounting.blamed(job.account, evidence.at_s, ctx.now_s)
-    job = close_for(ctx, ctx.put_job(job, account=account), "superseded by the next fault")
+    job = close_for(ctx, ctx.put(replace(job, account=account)), "superseded by the next fault")
     number = job.num_incidents + 1
     incident = _new(ctx, job, number, evidence, IncidentState.EVIDENCE)
-    return ctx.put_job(job, incident=incident.incident, num_incidents=number)
+    return ctx.put(replace(job, incident=incident.incident, num_incidents=number))
 
 
 def close_for(ctx: Context, job: JobRecord, why: str) -> JobRecord:
@@ -42,18 +44,18 @@ def close_for(ctx: Context, job: JobRecord, why: str) -> JobRecord:
     if incident is None:
         return job
     incident = ctx.note(incident, "closed", why)
-    ctx.move_incident(incident, IncidentState.CLOSED, closed_s=ctx.now_s)
+    ctx.move_incident(replace(incident, closed_s=ctx.now_s), IncidentState.CLOSED)
     account = job.account
     if account.part is accounting.Part.REDO:
         account = accounting.moved(account, accounting.Part.PRODUCTIVE, ctx.now_s)
-    return ctx.put_job(job, incident=None, account=account)
+    return ctx.put(replace(job, incident=None, account=account))
 
 
 def reached(ctx: Context, job: JobRecord, completed_step: int) -> None:
     """Some rank had completed this step when the fault struck."""
     incident = ctx.incident_of(job)
     if incident is not None and completed_step > incident.fault_step:
-        ctx.put_incident(incident, fault_step=completed_step)
+        ctx.put(replace(incident, fault_step=completed_step))
 
 
 def add_finding(ctx: Context, job: JobRecord, node: NodeId, verdict: str, detail: str = "") -> None:
@@ -62,7 +64,7 @@ def add_finding(ctx: Context, job: JobRecord, node: NodeId, verdict: str, detail
     if incident is None:
         return
     others = tuple(found for found in incident.findings if found[0] != node)
-    incident = ctx.put_incident(incident, findings=(*others, (node, verdict)))
+    incident = ctx.put(replace(incident, findings=(*others, (node, verdict))))
     ctx.note(incident, "diagnostics", f"{node}: {verdict}{': ' if detail else ''}{detail}")
 
 
@@ -98,10 +100,8 @@ def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> None:
     if incident.state is IncidentState.ACTING:
         incident = ctx.note(incident, "first_step", event.split)
         incident = ctx.move_incident(
-            incident,
+            replace(incident, resumed_step=event.resumed_step, recovered_s=event.at_s),
             IncidentState.VERIFYING,
-            resumed_step=event.resumed_step,
-            recovered_s=event.at_s,
         )
     is_past = event.completed_step >= max(incident.fault_step, job.replayed_step or 0)
     if incident.state is IncidentState.VERIFYING and is_past:
@@ -119,12 +119,14 @@ def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> bool:
     if is_given_up(job.chosen, event.step, event.saved_by or event.attempt):
         # Its upload was under way when a person chose to go on elsewhere.
         return False
-    job = ctx.put_job(
-        job,
-        committed_step=event.step,
-        high_step=max(job.high_step, event.step),
-        retry_left=job.plan.retry_budget,
-        faults_in_row=0,
+    job = ctx.put(
+        replace(
+            job,
+            committed_step=event.step,
+            high_step=max(job.high_step, event.step),
+            retry_left=job.plan.retry_budget,
+            faults_in_row=0,
+        )
     )
     job = _stalled(ctx, job, event)
     if event.is_behind:
@@ -140,7 +142,7 @@ def _stalled(ctx: Context, job: JobRecord, event: CheckpointCommitted) -> JobRec
     if event.attempt != job.attempt or more_s < accounting.LEAST_STALL_S:
         return job
     account = accounting.stalled(job.account, more_s, ctx.now_s)
-    return ctx.put_job(job, account=account, stalled_s=event.stalled_s)
+    return ctx.put(replace(job, account=account, stalled_s=event.stalled_s))
 
 
 def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
@@ -148,7 +150,7 @@ def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:
     trouble = storage_trouble(ctx, job)
     if trouble is not None:
         trouble = ctx.note(trouble, "closed", why)
-        ctx.move_incident(trouble, IncidentState.CLOSED, closed_s=ctx.now_s)
+        ctx.move_incident(replace(trouble, closed_s=ctx.now_s), IncidentState.CLOSED)
 
 
 def checkpoint_failed(ctx: Context, event: CheckpointFailed) -> None:
@@ -205,8 +207,8 @@ def open_beside(
     """Open an incident that does not stop training."""
     number = job.num_incidents + 1
     incident = _new(ctx, job, number, evidence, IncidentState.OPEN)
-    ctx.put_incident(incident, cause=cause, reason=reason, culprits=culprits)
-    ctx.put_job(job, num_incidents=number)
+    ctx.put(replace(incident, cause=cause, reason=reason, culprits=culprits))
+    ctx.put(replace(job, num_incidents=number))
 
 
 def _trouble_in_words(job: JobRecord, event: CheckpointFailed) -> str:
@@ -242,10 +244,12 @@ def tend(ctx: Context) -> None:
         are_away = ctx.reconciling_until_s is None and not any(ctx.connected(c.node) for c in asked)
         if are_away:
             newest = "none" if job.committed_step is None else f"step {job.committed_step}"
-            ctx.put_incident(
-                incident,
-                reason=f"a checkpoint could not be stored ({incident.evidence[-1].detail}), and "
-                f"the job has ended; the newest in storage: {newest}",
+            ctx.put(
+                replace(
+                    incident,
+                    reason=f"a checkpoint could not be stored ({incident.evidence[-1].detail}), "
+                    f"and the job has ended; the newest in storage: {newest}",
+                )
             )
             close_storage_trouble(ctx, job, "no more uploads are tried")
 

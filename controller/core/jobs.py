@@ -96,7 +96,7 @@ def cancel_requested(ctx: Context, event: JobCancelRequested) -> None:
     if job is None or job.state in TERMINAL:
         return
     last_checkpoint.close_pushes(ctx, job, "the job is cancelled")
-    job = ctx.put_job(job, wanted=Wanted.CANCEL, needs_person=False)
+    job = ctx.put(replace(job, wanted=Wanted.CANCEL, needs_person=False))
     if job.state in AT_WORK:
         attempts.suspend(ctx, job, "cancelled by the user", graceful=False)
     elif job.state is not JobState.SUSPENDING:
@@ -107,7 +107,7 @@ def pause_requested(ctx: Context, event: JobPauseRequested) -> None:
     job = ctx.state.jobs.get(event.job_id)
     if job is None or job.state in TERMINAL or job.wanted is Wanted.CANCEL:
         return
-    job = ctx.put_job(job, wanted=Wanted.PAUSE)
+    job = ctx.put(replace(job, wanted=Wanted.PAUSE))
     if job.state in AT_WORK:
         attempts.suspend(ctx, job, "paused by the user", graceful=True)
     elif job.state not in (JobState.SUSPENDING, JobState.PAUSED):
@@ -124,13 +124,15 @@ def resume_requested(ctx: Context, event: JobResumeRequested) -> None:
         return
     last_checkpoint.close_pushes(ctx, job, "the job is resumed")
     # A person has looked at it, so it gets a whole budget again.
-    job = ctx.put_job(
-        job,
-        wanted=Wanted.RUN,
-        needs_person=False,
-        retry_left=job.plan.retry_budget,
-        faults_in_row=0,
-        misfits=(),
+    job = ctx.put(
+        replace(
+            job,
+            wanted=Wanted.RUN,
+            needs_person=False,
+            retry_left=job.plan.retry_budget,
+            faults_in_row=0,
+            misfits=(),
+        )
     )
     if chosen is not None:
         job = _begin_at(ctx, job, chosen)
@@ -144,16 +146,18 @@ def _begin_at(ctx: Context, job: JobRecord, chosen: ChosenStart) -> JobRecord:
 
     `high_step` stays: what is trained again was trained before, and costs time for nothing new.
     """
-    return ctx.put_job(
-        job,
-        # Of a choice from which nothing was trained nothing has come.
-        chosen=(*job.chosen[: job.num_begun], chosen),
-        committed_step=chosen.step or None,
-        replayed_step=None,
-        replayed_on=(),
-        last_fingerprint="",
-        last_fault_step=-1,
-        same_failures=0,
+    return ctx.put(
+        replace(
+            job,
+            # Of a choice from which nothing was trained nothing has come.
+            chosen=(*job.chosen[: job.num_begun], chosen),
+            committed_step=chosen.step or None,
+            replayed_step=None,
+            replayed_on=(),
+            last_fingerprint="",
+            last_fault_step=-1,
+            same_failures=0,
+        )
     )
 
 
@@ -207,7 +211,7 @@ def advanced(ctx: Context, event: JobAdvanced) -> None:
         # What was in use there is free now.
         fitting = tuple(known for known in job.misfits if known.node not in job.nodes)
         begun = len(job.chosen)
-        job = ctx.move_job(job, JobState.RUNNING, reason, misfits=fitting, num_begun=begun)
+        job = ctx.move_job(replace(job, misfits=fitting, num_begun=begun), JobState.RUNNING, reason)
         job = _note_environment(ctx, job, event)
     incidents.advanced(ctx, replays.advanced(ctx, job, event), event)
 
@@ -226,11 +230,13 @@ def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRe
         if incident is not None:
             ctx.note(incident, "environment", "; ".join(event.environment_changes))
     kept = (*job.environment_changes, *changes)[-MAX_CHANGES:]
-    return ctx.put_job(
-        job,
-        environment=event.environment,
-        environment_changes=kept,
-        data_left_out=event.data_left_out,
+    return ctx.put(
+        replace(
+            job,
+            environment=event.environment,
+            environment_changes=kept,
+            data_left_out=event.data_left_out,
+        )
     )
 
 
@@ -328,7 +334,7 @@ def command_finished(ctx: Context, record: CommandRecord, event: CommandFinished
 def deadline_passed(ctx: Context, job: JobRecord) -> None:
     """The patience of the present state has ended."""
     if ctx.blind_until_s is not None:
-        ctx.put_job(job, deadline_s=ctx.blind_until_s)
+        ctx.put(replace(job, deadline_s=ctx.blind_until_s))
         return
     match job.state:
         case JobState.PREFLIGHT:
@@ -344,12 +350,12 @@ def deadline_passed(ctx: Context, job: JobRecord) -> None:
                 sign = attempts.sign(ctx, EvidenceKind.NOT_STOPPED, command.node, detail)
                 # Each may change the job.
                 fault(ctx, ctx.state.jobs[job.job_id], sign)
-            ctx.put_job(ctx.state.jobs[job.job_id], deadline_s=None)
+            ctx.put(replace(ctx.state.jobs[job.job_id], deadline_s=None))
         case JobState.DIAGNOSING:
             searching.give_up(ctx, job, "the checks took too long; nothing is known of any node")
-            ctx.put_job(job, deadline_s=None)
+            ctx.put(replace(job, deadline_s=None))
         case _:
-            ctx.put_job(job, deadline_s=None)
+            ctx.put(replace(job, deadline_s=None))
 
 
 def _suite_finished(
@@ -370,13 +376,13 @@ def _suite_finished(
 def _stopped_to_grow(ctx: Context, job: JobRecord, step: int) -> None:
     """Some node's ranks have stopped after this step, for the job to go on with more."""
     if job.grow_step is not None and step > job.grow_step:
-        ctx.put_job(job, grow_step=step)
+        ctx.put(replace(job, grow_step=step))
 
 
 def _not_stopped(ctx: Context, job: JobRecord, record: CommandRecord, why: str) -> None:
     """A node cannot kill its workers: nothing may start there before its agent has."""
     node = ctx.state.nodes[record.node]
-    ctx.put_node(node, stuck=node.incarnation)
+    ctx.put(replace(node, stuck=node.incarnation))
     detail = f"its workers could not be stopped: {why}"
     ctx.emit(Alert(summary=f"node {record.node}: {detail}; it may need a reboot"))
     if record.attempt == job.attempt and job.state is JobState.SUSPENDING:
@@ -394,7 +400,7 @@ def _start_answered(
             fault(ctx, job, sign)
             return
         # The job's mistake or this node's: the others' answers tell.
-        job = ctx.put_job(job, lacking=(*job.lacking, sign))
+        job = ctx.put(replace(job, lacking=(*job.lacking, sign)))
     if job.lacking and not ctx.commands_of(StartWorkers, job=job.job_id):
         fault(ctx, job, job.lacking[0])
 

@@ -8,6 +8,8 @@ committed, the job has succeeded.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core import accounting, attempts, incidents
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CheckpointPushRequested, CommandFinished
@@ -26,7 +28,7 @@ from outlast.ids import CommandId
 
 def all_steps_done(ctx: Context, job: JobRecord) -> None:
     """Every rank has ended well: the job has succeeded, or waits for its last checkpoint."""
-    job = ctx.put_job(job, high_step=job.plan.total_steps)
+    job = ctx.put(replace(job, high_step=job.plan.total_steps))
     if is_stored(job) or job.plan.last_checkpoint_s <= 0:
         _succeed(ctx, job)
         return
@@ -35,12 +37,14 @@ def all_steps_done(ctx: Context, job: JobRecord) -> None:
         job = ctx.move_job(job, JobState.RUNNING, "resumed after the last step")
     trouble = incidents.storage_trouble(ctx, job)
     why = "it is being uploaded" if trouble is None else trouble.evidence[-1].detail
-    ctx.put_job(
-        job,
-        reason=_waiting(job, why),
-        # No step is trained any more.
-        account=accounting.moved(job.account, accounting.Part.CHECKPOINT, ctx.now_s),
-        deadline_s=ctx.now_s + job.plan.last_checkpoint_s,
+    ctx.put(
+        replace(
+            job,
+            reason=_waiting(job, why),
+            # No step is trained any more.
+            account=accounting.moved(job.account, accounting.Part.CHECKPOINT, ctx.now_s),
+            deadline_s=ctx.now_s + job.plan.last_checkpoint_s,
+        )
     )
 
 
@@ -63,7 +67,7 @@ def succeed_if_stored(ctx: Context, job: JobRecord) -> bool:
     """A job that waited, or that was paused for want of storage, has all that it was to have."""
     if not is_stored(job) or job.wanted is Wanted.CANCEL:
         return False
-    _succeed(ctx, ctx.put_job(job, wanted=Wanted.RUN, needs_person=False))
+    _succeed(ctx, ctx.put(replace(job, wanted=Wanted.RUN, needs_person=False)))
     return True
 
 
@@ -72,7 +76,7 @@ def failed(ctx: Context, event: CheckpointFailed) -> None:
     job = ctx.state.jobs.get(event.job_id)
     is_upload = not (event.was_stored or event.was_copied)
     if job is not None and is_upload and is_awaited(ctx, job):
-        ctx.put_job(job, reason=_waiting(job, f"step {event.step}: {event.detail}"))
+        ctx.put(replace(job, reason=_waiting(job, f"step {event.step}: {event.detail}")))
 
 
 def not_stored(ctx: Context, job: JobRecord) -> Evidence:
@@ -99,10 +103,12 @@ def push_requested(ctx: Context, event: CheckpointPushRequested) -> None:
         return
     number = job.num_pushes + 1
     url = event.checkpoint_url or job.checkpoint_url
-    job = ctx.put_job(
-        job,
-        num_pushes=number,
-        reason=f"uploading what its nodes hold in host memory to {url}",
+    job = ctx.put(
+        replace(
+            job,
+            num_pushes=number,
+            reason=f"uploading what its nodes hold in host memory to {url}",
+        )
     )
     for node in held:
         ctx.open_command(
@@ -126,14 +132,16 @@ def push_finished(
             f"the upload from host memory failed on {record.node}: {event.detail}; host memory is "
             f"kept: make room and repeat `outlast ckpt push {job.job_id}`, or give --to URL"
         )
-        ctx.put_job(job, reason=reason)
+        ctx.put(replace(job, reason=reason))
         return
     # Each node answers when the whole checkpoint is committed.
-    ctx.put_job(
-        job,
-        checkpoint_url=record.command.checkpoint_url,
-        reason=f"what its nodes held in host memory is committed in "
-        f"{record.command.checkpoint_url}; `outlast resume {job.job_id}` continues",
+    ctx.put(
+        replace(
+            job,
+            checkpoint_url=record.command.checkpoint_url,
+            reason=f"what its nodes held in host memory is committed in "
+            f"{record.command.checkpoint_url}; `outlast resume {job.job_id}` continues",
+        )
     )
 
 

@@ -11,6 +11,8 @@ a restart each time. That is nobody's fault either, but people hear of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core import attempts
 from controller.core.context import Context
 from controller.core.effects import Alert
@@ -35,7 +37,7 @@ def left(ctx: Context, event: NodeLeft) -> None:
     node = ctx.state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation or node.has_left:
         return
-    node = _count(ctx, ctx.put_node(node, left=event.incarnation), is_ours=event.is_ours)
+    node = _count(ctx, ctx.put(replace(node, left=event.incarnation)), is_ours=event.is_ours)
     why = "its agent was stopped in order, and its workers with it"
     stopping = ctx.commands_of(StopWorkers, node=node.node)
     for command in (*stopping, *ctx.commands_of(StartWorkers, node=node.node)):
@@ -81,7 +83,7 @@ def _count(ctx: Context, node: NodeRecord, *, is_ours: bool) -> NodeRecord:
     if is_announced or job is None or job.state not in AT_WORK:
         return node
     stops_s = (*recent_stops(node, ctx.now_s), ctx.now_s)[-MANY_STOPS * 4 :]
-    node = ctx.put_node(node, stops_s=stops_s)
+    node = ctx.put(replace(node, stops_s=stops_s))
     if len(stops_s) == MANY_STOPS:
         ctx.emit(Alert(summary=f"node {node.node}: {note(node, ctx.now_s)}"))
     return node

@@ -9,6 +9,8 @@ What becomes of a node afterwards, until it may be used again, is in `fleet`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core import jobs, leaving, nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
@@ -204,4 +206,4 @@ def _release(ctx: Context, node: NodeRecord, why: str) -> None:
     # The breaker bounds quarantines; the node is merely not used before it is heard again.
     nodes.close_commands(ctx, node.node, why, keep_stops=True)
     to = NodeState.DRAINED if node.state is NodeState.DRAINING else NodeState.READY
-    ctx.move_node(node, to, why, job=None)
+    ctx.move_node(replace(node, job=None), to, why)

@@ -141,12 +141,16 @@ def leave(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> JobRe
         unfit.add(node.node)
         is_placed = node.state in PLACED and node.state is not NodeState.DRAINING
         if is_placed and node.job == job.job_id:
-            ctx.move_node(node, NodeState.READY, f"{job.job_id} does not fit here", job=None)
-    return ctx.put_job(
-        ctx.state.jobs[job.job_id],
-        misfits=noted.misfits,
-        nodes=tuple(None if node in unfit else node for node in job.nodes),
-        unchecked=tuple(node for node in job.unchecked if node not in unfit),
+            ctx.move_node(
+                replace(node, job=None), NodeState.READY, f"{job.job_id} does not fit here"
+            )
+    return ctx.put(
+        replace(
+            ctx.state.jobs[job.job_id],
+            misfits=noted.misfits,
+            nodes=tuple(None if node in unfit else node for node in job.nodes),
+            unchecked=tuple(node for node in job.unchecked if node not in unfit),
+        )
     )
 
 

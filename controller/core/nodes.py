@@ -5,6 +5,8 @@ Used by jobs and by the fleet alike; knows nothing of either's reasons.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core import misfit
 from controller.core.context import Context
 from controller.core.effects import Alert, EvictNode
@@ -79,7 +81,7 @@ def run_suite(
     ctx: Context, node: NodeRecord, suite: str, timeout_s: float, job: JobRecord | None = None
 ) -> NodeRecord:
     """Ask a node for a suite of checks."""
-    node = ctx.put_node(node, num_suites=node.num_suites + 1)
+    node = ctx.put(replace(node, num_suites=node.num_suites + 1))
     ctx.open_command(
         CommandId(f"{node.node}/suite/{node.num_suites}"),
         node.node,
@@ -106,12 +108,12 @@ def suite_passed(
     if event.ok and event.verdict not in ("", "error"):
         passed = event.verdict != "fail"
         checked_s = ctx.now_s if passed else node.checked_s
-        ctx.put_node(node, unrun_suites=0, checked_s=checked_s)
+        ctx.put(replace(node, unrun_suites=0, checked_s=checked_s))
         return passed
     if node.unrun_suites + 1 >= MAX_UNRUN_SUITES:
-        ctx.put_node(node, unrun_suites=0)
+        ctx.put(replace(node, unrun_suites=0))
         return False
-    node = ctx.put_node(node, unrun_suites=node.unrun_suites + 1)
+    node = ctx.put(replace(node, unrun_suites=node.unrun_suites + 1))
     run_suite(ctx, node, record.command.suite, record.command.timeout_s, job)
     return None
 
@@ -123,14 +125,12 @@ def quarantine(ctx: Context, node: NodeRecord, reason: str) -> bool:
     begun = ctx.now_s - ctx.settings.retire_window_s
     sessions = (*(at_s for at_s in node.quarantines_s if at_s > begun), ctx.now_s)
     node = ctx.move_node(
-        node,
+        replace(
+            node, job=None, quarantines_s=sessions, quarantine=node.session_of(ctx.now_s), passes=0
+        ),
         NodeState.QUARANTINED,
         reason,
-        job=None,
-        quarantines_s=sessions,
-        quarantine=node.session_of(ctx.now_s),
         timer_s=ctx.now_s + ctx.settings.abandon_s,
-        passes=0,
     )
     close_commands(ctx, node.node, "the node is quarantined", keep_stops=True)
     if len(sessions) >= ctx.settings.retire_after_quarantines:
@@ -149,8 +149,8 @@ def cordon(ctx: Context, node: NodeRecord, reason: str) -> None:
     """Use a node that has no workers no more before a person says so."""
     close_commands(ctx, node.node, reason, keep_stops=True)
     if node.state is not NodeState.READY:
-        node = ctx.move_node(node, NodeState.READY, reason, job=None)
-    ctx.put_node(node, cordoned=True, reason=reason)
+        node = ctx.move_node(replace(node, job=None), NodeState.READY, reason)
+    ctx.put(replace(node, cordoned=True, reason=reason))
     ctx.emit(Alert(summary=f"node {node.node} is cordoned: {reason}"))
 
 
@@ -170,7 +170,7 @@ def retire(ctx: Context, node: NodeRecord, reason: str) -> None:
     """Give a node up."""
     close_commands(ctx, node.node, "the node is retired", keep_stops=False)
     session = node.quarantine or node.session_of(ctx.now_s)
-    ctx.move_node(node, NodeState.RETIRED, reason, job=None, passes=0, quarantine=session)
+    ctx.move_node(replace(node, job=None, passes=0, quarantine=session), NodeState.RETIRED, reason)
     ctx.emit(EvictNode(node=node.node, reason=reason))
     ctx.emit(Alert(summary=f"node {node.node} is retired: {reason}"))
 
@@ -178,7 +178,7 @@ def retire(ctx: Context, node: NodeRecord, reason: str) -> None:
 def release(ctx: Context, node: NodeRecord, reason: str) -> None:
     """Give a node back that has done nothing wrong."""
     close_commands(ctx, node.node, "the node is the cluster's again", keep_stops=False)
-    ctx.move_node(node, NodeState.RELEASED, reason, job=None, passes=0, quarantine="")
+    ctx.move_node(replace(node, job=None, passes=0, quarantine=""), NodeState.RELEASED, reason)
 
 
 def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) -> None:

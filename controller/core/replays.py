@@ -7,6 +7,8 @@ step that is none again is the fault of the data or the settings, and `reproduci
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core import nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
@@ -43,13 +45,13 @@ def decided(ctx: Context, job: JobRecord, incident: IncidentRecord, verdict: Ver
         _clear(ctx, job)
     step = bad_step(incident.evidence, incident.fault_step)
     if step is not None:
-        job = ctx.put_job(job, replayed_step=step, replayed_on=computed_on(job, incident))
+        job = ctx.put(replace(job, replayed_step=step, replayed_on=computed_on(job, incident)))
     if verdict.skipped is not None:
-        job = ctx.put_job(job, skipped=(*job.skipped, verdict.skipped))
+        job = ctx.put(replace(job, skipped=(*job.skipped, verdict.skipped)))
         ctx.emit(Alert(summary=f"job {job.job_id}: {verdict.reason}"))
     if verdict.action is Action.REPLACE_NODES:
         rest = tuple(node for node in job.unreproduced if node not in verdict.culprits)
-        job = ctx.put_job(job, unreproduced=rest)
+        job = ctx.put(replace(job, unreproduced=rest))
     return job
 
 
@@ -60,14 +62,14 @@ def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRecord:
         return job
     incident = ctx.incident_of(job)
     suspects = job.replayed_on
-    job = ctx.put_job(job, replayed_step=None, replayed_on=())
+    job = ctx.put(replace(job, replayed_step=None, replayed_on=()))
     if is_skipped(job.skipped, step):
         return job
     here = [node for node in suspects if nodes.placed(ctx, job, node) is not None]
     if incident is not None:
         ctx.note(incident, "replayed", _in_words(step, suspects, still_here=bool(here)))
     unreproduced = tuple(dict.fromkeys((*job.unreproduced, *here)))
-    return ctx.put_job(job, unreproduced=unreproduced)
+    return ctx.put(replace(job, unreproduced=unreproduced))
 
 
 def _clear(ctx: Context, job: JobRecord) -> None:

@@ -8,6 +8,8 @@ of another one is recognised by its id and dropped.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core import nodes
 from controller.core.context import Context
 from controller.core.effects import EndSearch, SearchFaults
@@ -27,7 +29,7 @@ def begin(ctx: Context, job: JobRecord) -> None:
     """Note that the job's nodes are to be checked."""
     incident = ctx.incident_of(job)
     assert incident is not None, f"job {job.job_id} is DIAGNOSING without an incident"
-    ctx.put_incident(incident, search=f"{incident.incident}.d1", is_searched=False)
+    ctx.put(replace(incident, search=f"{incident.incident}.d1", is_searched=False))
 
 
 def is_open(incident: IncidentRecord) -> bool:
@@ -72,13 +74,15 @@ def finished(ctx: Context, event: FaultsSearched) -> None:
         return
     own = frozenset(job.nodes)
     told = [found for found in event.nodes if found.node in own]
-    incident = ctx.put_incident(
-        incident,
-        is_searched=True,
-        findings=tuple((found.node, found.verdict) for found in told),
-        figures=tuple((f.node, f.figure) for f in told if f.figure is not None),
-        bad_links=tuple(link for link in event.links if own.issuperset(link)),
-        corrupt=tuple(found.node for found in told if found.is_corrupt),
+    incident = ctx.put(
+        replace(
+            incident,
+            is_searched=True,
+            findings=tuple((found.node, found.verdict) for found in told),
+            figures=tuple((f.node, f.figure) for f in told if f.figure is not None),
+            bad_links=tuple(link for link in event.links if own.issuperset(link)),
+            corrupt=tuple(found.node for found in told if found.is_corrupt),
+        )
     )
     summary = f"{len(event.nodes)} nodes checked; {len(event.links)} bad links"
     incident = ctx.note(incident, "diagnostics", summary)
@@ -103,7 +107,7 @@ def give_up(ctx: Context, job: JobRecord, why: str) -> None:
     if incident is None or not is_open(incident):
         return
     unknown = tuple((node, "inconclusive") for node in job.nodes if node is not None)
-    incident = ctx.put_incident(incident, is_searched=True, findings=unknown)
+    incident = ctx.put(replace(incident, is_searched=True, findings=unknown))
     ctx.note(incident, "diagnostics", why)
     ctx.emit(EndSearch(search=incident.search))
 

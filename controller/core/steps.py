@@ -8,6 +8,7 @@ happened, so a repeated or late event changes nothing twice.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from controller.core import (
     attempts,
@@ -63,7 +64,7 @@ def _leave_queue(ctx: Context, job: JobRecord) -> bool:
         job = elastic.shrink_in_queue(ctx, job, len(free))
     if len(free) < job.plan.nodes:
         why = "for its first start" if job.attempt == NO_ATTEMPT else "free"
-        job = ctx.put_job(job, deadline_s=_wait_until_s(ctx, job))
+        job = ctx.put(replace(job, deadline_s=_wait_until_s(ctx, job)))
         ctx.explain(job, _shortage(ctx, job, len(free), why))
         looks.looked(ctx, job.job_id, job.plan.nodes - len(free))
         return False
@@ -93,7 +94,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
             nodes.run_suite(ctx, node, "preflight", job.plan.preflight_timeout_s, job)
         return True
     reason = _shortage(ctx, job, job.plan.nodes - len(missing), _missing_why(ctx, job))
-    job = ctx.put_job(job, deadline_s=_wait_until_s(ctx, job))
+    job = ctx.put(replace(job, deadline_s=_wait_until_s(ctx, job)))
     if reason != job.reason:
         ctx.explain(job, reason)
         ctx.emit(
@@ -154,7 +155,7 @@ def _conclude(ctx: Context, job: JobRecord) -> bool:
         return True
     incident = ctx.incident_of(job)
     if incident is not None and incident.state is IncidentState.EVIDENCE:
-        _act(ctx, ctx.put_job(job, grow_step=None), incident)
+        _act(ctx, ctx.put(replace(job, grow_step=None)), incident)
     elif job.grow_step is not None:
         return elastic.grow(ctx, job)
     else:
@@ -192,7 +193,7 @@ def _repair(ctx: Context, job: JobRecord) -> bool:
         if node is None:
             continue
         if node.state is NodeState.DRAINING:
-            ctx.move_node(node, NodeState.DRAINED, "drained by a person", job=None)
+            ctx.move_node(replace(node, job=None), NodeState.DRAINED, "drained by a person")
         elif incident.cause is Cause.NODE_DRAINED:
             # The person called the drain off in time, and the node has done nothing wrong.
             continue
@@ -200,14 +201,16 @@ def _repair(ctx: Context, job: JobRecord) -> bool:
             job = ctx.state.jobs[job.job_id]
             if node_id not in job.unchecked:
                 incident = ctx.note(incident, "back", f"{node_id} is heard again; checking it")
-                ctx.put_job(job, unchecked=(*job.unchecked, node_id))
+                ctx.put(replace(job, unchecked=(*job.unchecked, node_id)))
         elif not nodes.quarantine(ctx, node, f"{incident.incident}: {incident.reason}"):
-            ctx.put_job(
-                ctx.state.jobs[job.job_id],
-                deadline_s=nodes.breaker_opens_s(ctx),
-                reason=f"replacing {node_id} waits: as many nodes as the breaker allows were "
-                f"quarantined within {ctx.settings.breaker_window_s / 60:g} min; it goes on when "
-                "the first of them is longer ago than that",
+            ctx.put(
+                replace(
+                    ctx.state.jobs[job.job_id],
+                    deadline_s=nodes.breaker_opens_s(ctx),
+                    reason=f"replacing {node_id} waits: as many nodes as the breaker allows were "
+                    f"quarantined within {ctx.settings.breaker_window_s / 60:g} min; it goes on "
+                    "when the first of them is longer ago than that",
+                )
             )
             return False
     job = attempts.fill_places(ctx, ctx.state.jobs[job.job_id])
@@ -249,12 +252,14 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
     """Decide on an incident and set about it."""
     verdict = decide(_facts_for(ctx, job, incident))
     incident = ctx.move_incident(
-        incident,
+        replace(
+            incident,
+            cause=verdict.cause,
+            action=verdict.action,
+            reason=verdict.reason,
+            culprits=verdict.culprits,
+        ),
         IncidentState.VERDICT,
-        cause=verdict.cause,
-        action=verdict.action,
-        reason=verdict.reason,
-        culprits=verdict.culprits,
     )
     incident = ctx.note(incident, "verdict", verdict.reason)
     if verdict.action is Action.DIAGNOSE:
@@ -265,20 +270,22 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         and verdict.fingerprint == job.last_fingerprint
         and incident.fault_step <= job.last_fault_step
     )
-    job = ctx.put_job(
-        job,
-        same_failures=job.same_failures + 1 if comes_back else 0,
-        retry_left=max(0, job.retry_left - verdict.spends_retry),
-        faults_in_row=job.faults_in_row + verdict.spends_retry,
-        last_fingerprint=verdict.fingerprint,
-        last_fault_step=incident.fault_step,
-        high_step=max(0, incident.fault_step),
+    job = ctx.put(
+        replace(
+            job,
+            same_failures=job.same_failures + 1 if comes_back else 0,
+            retry_left=max(0, job.retry_left - verdict.spends_retry),
+            faults_in_row=job.faults_in_row + verdict.spends_retry,
+            last_fingerprint=verdict.fingerprint,
+            last_fault_step=incident.fault_step,
+            high_step=max(0, incident.fault_step),
+        )
     )
     if verdict.action is Action.FAIL:
         attempts.finish(ctx, job, JobState.FAILED, verdict.reason, error=verdict.error)
         return
     if verdict.action is Action.PAUSE:
-        job = ctx.put_job(job, wanted=Wanted.PAUSE, needs_person=True)
+        job = ctx.put(replace(job, wanted=Wanted.PAUSE, needs_person=True))
         ctx.emit(Alert(summary=f"job {job.job_id} is paused: {verdict.reason}"))
         attempts.pause(ctx, job, verdict.reason)
         return

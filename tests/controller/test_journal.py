@@ -136,6 +136,7 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
             )
         )
         is_faulty = command.attempt == 1 and command.node == "n0"
+        num_steps = machine.state.jobs[command.job].plan.total_steps
         answers.append(
             ev.WorkerExited(
                 job_id=command.job,
@@ -147,10 +148,12 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
                 fingerprint="",
                 detail="",
                 traceback="",
-                completed_step=3,
+                completed_step=3 if is_faulty else num_steps,
                 at_s=1000.0,
             )
         )
+        if not is_faulty and command.node == "n0":
+            answers.append(ev.CheckpointCommitted(job_id=command.job, step=num_steps))
     return answers
 
 

@@ -91,11 +91,11 @@ def test_a_quarantine_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 def test_removing_a_persons_cordon_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def helpful(ctx: Context, node: NodeRecord, *, passed: bool, detail: str) -> None:
-        validated(ctx, ctx.put_node(node, cordoned=False), passed=passed, detail=detail)
+        validated(ctx, ctx.put(replace(node, cordoned=False)), passed=passed, detail=detail)
 
     def rejoined(ctx: Context, event: events.NodeJoined) -> None:
         joined(ctx, event)
-        ctx.put_node(ctx.state.nodes[event.node], cordoned=False)
+        ctx.put(replace(ctx.state.nodes[event.node], cordoned=False))
 
     validated, joined = fleet._validated, fleet.joined
     monkeypatch.setattr(fleet, "_validated", helpful)
@@ -107,7 +107,7 @@ def test_refilling_the_retry_budget_without_a_checkpoint_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def generous(ctx: Context, job: JobRecord, event: events.JobAdvanced) -> None:
-        job = ctx.put_job(job, retry_left=job.plan.retry_budget)
+        job = ctx.put(replace(job, retry_left=job.plan.retry_budget))
         advanced(ctx, job, event)
 
     advanced = incidents.advanced

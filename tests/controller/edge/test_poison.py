@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def _fail_on(monkeypatch: pytest.MonkeyPatch, is_bad: IsBad) -> list[Event]:
             failed.append(event)
             ctx: Context = self._ctx
             for job in list(ctx.state.jobs.values()):
-                ctx.put_job(job, state=JobState.FAILED, high_step=10**6)
+                ctx.put(replace(job, state=JobState.FAILED, high_step=10**6))
             raise ZeroDivisionError("our own mistake")
 
     monkeypatch.setattr(Machine, "_dispatch", mistaken)
@@ -221,7 +222,7 @@ def _fail_on_state(
         job = ctx.state.jobs[job_id]
         if is_bad(job):
             failed.append(job_id)
-            ctx.put_job(job, high_step=10**6)
+            ctx.put(replace(job, high_step=10**6))
             raise ZeroDivisionError("our own mistake")
         advance(ctx, job_id)
 
@@ -352,7 +353,7 @@ def test_fact_that_cannot_be_written_down_costs_its_event_only(
         if _is_step_7(event):
             job = next(iter(self._ctx.state.jobs.values()))
             # An integer that no database holds, where a text belongs.
-            self._ctx.put_job(job, error=object())
+            self._ctx.put(replace(job, error=object()))
 
     monkeypatch.setattr(Machine, "_dispatch", unwritable)
 
