@@ -45,16 +45,18 @@ class RecoverySpec(Section):
         300.0,
         gt=0,
         description="No step completed for so long: the job hangs, whatever detectors.hang has "
-        "learned. Long enough for an evaluation.",
+        "learned. Long enough for an evaluation, and 10 s at least.",
     )
     first_step_timeout_s: float = Field(
         1800.0,
         gt=0,
         description="From the start of workers to the first step of all ranks. Storage that does "
-        "not answer is waited for half as long.",
+        "not answer is waited for half as long. 10 s at least.",
     )
     stop_timeout_s: float = Field(
-        60.0, gt=0, description="A node that has not stopped its workers by then is a suspect."
+        60.0,
+        gt=0,
+        description="A node that has not stopped its workers by then is a suspect. 2 s at least.",
     )
     preflight_timeout_s: float = Field(300.0, gt=0, description="Checks of one node.")
     diagnose_timeout_s: float = Field(600.0, gt=0, description="Checks after a fault.")

@@ -11,6 +11,14 @@ from outlast.problems import FieldProblem, only_with, shown
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
+# Half of the shortest that healthy nodes are tested with under faults on a busy machine
+# (`tests/chaos`: 20 s, 40 s and 5 s), or less.
+_LEAST_S = {
+    "hang_timeout_s": (10.0, "a healthy rank may stand for seconds (a busy disk, an evaluation)"),
+    "first_step_timeout_s": (10.0, "ranks take seconds to start"),
+    "stop_timeout_s": (2.0, "ranks that are stopped keep their present step first"),
+}
+
 
 def _check_name(spec: JobSpec) -> list[FieldProblem]:
     """A name must fit into the names of everything that is made for the job."""
@@ -48,6 +56,18 @@ def _check_heartbeats(spec: JobSpec) -> list[FieldProblem]:
     ]
 
 
+def _check_patience(spec: JobSpec) -> list[FieldProblem]:
+    """A limit that healthy ranks cannot keep makes suspects of healthy nodes."""
+    return [
+        FieldProblem(
+            field=f"recovery.{field}",
+            message=f"is {value:g}; allowed: {least_s:g} s or more, because {why}",
+        )
+        for field, (least_s, why) in _LEAST_S.items()
+        if (value := getattr(spec.recovery, field)) < least_s
+    ]
+
+
 def _check_ladder(spec: JobSpec) -> list[FieldProblem]:
     """Rungs stand in their order."""
     ladder, problems = spec.recovery.ladder, []
@@ -81,4 +101,4 @@ def _check_detectors(spec: JobSpec) -> list[FieldProblem]:
 
 
 NAME = (_check_name,)
-RULES = (_check_best, _check_heartbeats, _check_ladder, _check_detectors)
+RULES = (_check_best, _check_heartbeats, _check_patience, _check_ladder, _check_detectors)

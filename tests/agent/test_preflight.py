@@ -156,11 +156,11 @@ def test_storage_that_never_answers_is_no_mistake_of_the_spec(
         preflight=Preflight(0.2, lambda *words: told.append(words)),
         checkpoint={"url": silent_store},
         data={"source": text_file(tmp_path)},
-        recovery={"first_step_timeout_s": 3.0},
+        recovery={"first_step_timeout_s": 10.0},
     )
     assert error.kind is ErrorKind.STORAGE
     silence = f"checkpoint storage {silent_store}/job-1: no answer in 0.2 s"
-    assert re.fullmatch(re.escape(silence) + r"; asked [2-4] times in \d s", str(error))
+    assert re.fullmatch(re.escape(silence) + r"; asked [2-9] times in \d s", str(error))
     assert told[0] == ("job-1", silence), "it is known while the start waits"
 
 
