@@ -54,8 +54,11 @@ class Doorkeeper:
         for path in self._paths:
             if path not in self._handles:
                 self._open(path)
-        ready, _, _ = select.select(list(self._handles.values()), [], [], timeout_s)
-        for handle in ready:
+        # Not select, which takes no descriptor above 1,023.
+        bells = select.poll()
+        for handle in self._handles.values():
+            bells.register(handle, select.POLLIN)
+        for handle, _ in bells.poll(timeout_s * 1000):
             with contextlib.suppress(BlockingIOError):
                 os.read(handle, _PIPE_BYTES)
 

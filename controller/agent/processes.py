@@ -176,7 +176,10 @@ def kill_leftovers(names: Iterable[ProcessName], *, timeout_s: float) -> list[Pr
                 send_signal(handle, signal.SIGKILL)
                 killed.append(name)
                 left_s = max(0.0, deadline_s - time.monotonic())
-                select.select([handle], [], [], left_s)
+                # Not select, which takes no descriptor above 1,023.
+                end = select.poll()
+                end.register(handle, select.POLLIN)
+                end.poll(left_s * 1000)
         finally:
             os.close(handle)
     return killed
