@@ -379,7 +379,7 @@ def _keep_standbys(ctx: Context) -> None:
         missing -= 1
         recheck = ctx.now_s - ctx.settings.standby_recheck_s
         if node.checked_s is not None and node.checked_s > recheck:
-            ctx.move_node(node, NodeState.STANDBY, "checked; held ready")
+            ctx.move_node(node, NodeState.STANDBY, "checked; a warm spare")
         elif not ctx.commands_of(RunSuite, node=node.node):
             nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
 

@@ -27,7 +27,7 @@ DISK_BUSY = Counter(
     "outlast_host_disk_busy_seconds_total", "Time with requests under way", ("device",)
 )
 FREE = Gauge(
-    "outlast_host_filesystem_free_bytes", "Room left where the agent keeps files", ("folder",)
+    "outlast_host_filesystem_free_bytes", "Free space where the agent keeps files", ("folder",)
 )
 SIZE = Gauge("outlast_host_filesystem_size_bytes", "Size of that file system", ("folder",))
 FAMILIES: tuple[Family, ...] = (CPU, MEMORY, AVAILABLE, OOM_KILLS, DISK, DISK_BUSY, FREE, SIZE)

@@ -27,7 +27,7 @@ STOPS = Gauge(
 SPARE = Gauge("outlast_spare_nodes", "Connected nodes that are free")
 SPARES_WANTED = Gauge(
     "outlast_spare_nodes_wanted",
-    "Free nodes that jobs want to be held ready: the most that any of them asks for",
+    "Warm spare nodes that jobs ask for: the most of any of them",
 )
 EVICTIONS = Counter("outlast_node_evictions_total", "Nodes taken out of the cluster")
 REQUESTS = Counter("outlast_node_requests_total", "Times that the cluster was asked for nodes")

@@ -61,7 +61,7 @@ def _state() -> tuple[Builder[Panel], ...]:
             unit="flops",
         ),
         graph(
-            "Ends of workers",
+            "Worker exits",
             "Workers that ended, by how.",
             "none",
             Query(
@@ -75,7 +75,7 @@ def _state() -> tuple[Builder[Panel], ...]:
 def _ranks() -> tuple[Builder[Panel], ...]:
     return (
         graph(
-            "Hardest working ranks",
+            "Busiest ranks",
             "The ten ranks with the largest share of time in their own forward and backward work. "
             "One that stands out among its stage holds up all others.",
             "percentunit",
@@ -138,7 +138,7 @@ def _machine() -> tuple[Builder[Panel], ...]:
             Query(f"node:outlast_host_memory_available:ratio{{{_NODES}}}", "{{node}}"),
         ),
         graph(
-            "Room left",
+            "Free space",
             "Share of the file systems below the agent's folders that is free.",
             "percentunit",
             Query(

@@ -45,7 +45,7 @@ def simulate(
     standbys: Annotated[
         int | None,
         typer.Option(
-            "--standbys", metavar="N", help="Nodes held ready; by default computed from the rate."
+            "--standbys", metavar="N", help="Warm spare nodes; by default computed from the rate."
         ),
     ] = None,
     heartbeat: Annotated[

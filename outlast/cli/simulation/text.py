@@ -61,7 +61,7 @@ def lines(result: Result) -> list[tuple[str, str]]:
         ("steps", f"{result.steps} trained, {result.steps_lost} of them twice"),
         (
             "standbys",
-            f"{scenario.num_standbys} held ready; {result.replaced} faults took nodes, of which "
+            f"{scenario.num_standbys} warm spare(s); {result.replaced} faults took nodes, of which "
             f"{result.waited_for_node} waited for a new one; {result.nodes_brought} brought",
         ),
         ("invariants", "a violation" if result.violations else "all held"),
