@@ -14,6 +14,8 @@ from outlast.ids import NodeId
 
 # Class of the sign that the checkpoint of a job's last step did not get to storage.
 NOT_STORED = "last_checkpoint"
+# Fingerprint of a start that took longer than recovery.first_step_timeout_s.
+NO_FIRST_STEP_YET = "no first step in time"
 # Of one kind and class: connections that a thousand ranks lost leave room for the one that failed.
 MAX_ALIKE = 64
 # One of them is up to 16 kB.

@@ -32,6 +32,7 @@ from controller.core.events import (
     JobSubmitted,
     WorkerExited,
 )
+from controller.core.evidence import NO_FIRST_STEP_YET
 from controller.core.facts import JobForgotten, JobPut, NodeChecked, RanksDone, State
 from controller.core.missing import MISSING
 from controller.core.records import (
@@ -251,6 +252,8 @@ def stalled(ctx: Context, event: JobStalled) -> None:
         return
     per_node = job.plan.workers_per_node
     places = dict.fromkeys(rank // per_node for rank in event.culprit_ranks)
+    is_start = event.limit.startswith("recovery.first_step_timeout_s ")
+    fingerprint = NO_FIRST_STEP_YET if is_start else ""
     for place in places or {0: None}:
         fault(
             ctx,
@@ -264,7 +267,7 @@ def stalled(ctx: Context, event: JobStalled) -> None:
                 detail=f"stood still for {event.stalled_s:.1f} s ({event.limit}); {event.detail}",
                 at_s=ctx.now_s - event.stalled_s,
                 fault_class="user_error" if event.is_users else "",
-                fingerprint="hang of the program" if event.is_users else "",
+                fingerprint="hang of the program" if event.is_users else fingerprint,
             ),
         )
     incidents.add_note(ctx, ctx.state.jobs[job.job_id], "last_operations", event.stood)
@@ -343,7 +346,8 @@ def deadline_passed(ctx: Context, job: JobRecord) -> None:
             fault(ctx, job, last_checkpoint.not_stored(ctx, job))
         case JobState.STARTING:
             detail = f"no first step within {job.plan.first_step_timeout_s:g} s"
-            fault(ctx, job, attempts.sign(ctx, EvidenceKind.NO_FIRST_STEP, None, detail))
+            sign = attempts.sign(ctx, EvidenceKind.NO_FIRST_STEP, None, detail)
+            fault(ctx, job, replace(sign, fingerprint=NO_FIRST_STEP_YET))
         case JobState.SUSPENDING:
             for command in list(attempts.stops_pending(ctx, job)):
                 detail = f"its workers were not stopped within {job.plan.stop_timeout_s:g} s"

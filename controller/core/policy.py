@@ -19,7 +19,7 @@ from controller.core import (
     reproducing,
     unloadable,
 )
-from controller.core.evidence import NOT_STORED, nodes_with_odd_stacks
+from controller.core.evidence import NO_FIRST_STEP_YET, NOT_STORED, nodes_with_odd_stacks
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.reproducing import ANYONES
@@ -65,7 +65,7 @@ def decide(facts: Facts) -> Verdict:
     rules = (
         *(_refused, _nodes_missing, misfit.decide, missing.decide, unloadable.decide, _not_stored),
         *(_memory_damaged, _unhealthy, _drained, program_error.decide),
-        *(*reproducing.RULES, _repeated, _exhausted),
+        *(*reproducing.RULES, _repeated, _late_start_again, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
     verdict = _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
@@ -277,6 +277,35 @@ def _repeated(facts: Facts) -> Verdict | None:
     )
 
 
+def _late_start_again(facts: Facts) -> Verdict | None:
+    """Two starts in a row that took too long, and nothing speaks against a node or the program."""
+    sign = _late_start(facts)
+    if sign is None or sign.fingerprint != facts.last_fingerprint:
+        return None
+    has_progress = facts.fault_step > facts.last_fault_step
+    may_check = Rung.DIAGNOSE in facts.ladder and _culprits(facts) and not facts.findings
+    if has_progress or may_check:
+        return None
+    checked = "; checks of the nodes found nothing" if facts.findings else ""
+    return Verdict(
+        action=_last_resort(facts),
+        cause=Cause.HANG,
+        reason=f"two starts in a row: {sign.detail}{checked}, and no rank has failed; raise "
+        "recovery.first_step_timeout_s if the job needs longer to start, else see where its ranks "
+        "stood (`outlast incidents show`)",
+        fingerprint=sign.fingerprint,
+        error=sign.detail,
+    )
+
+
+def _late_start(facts: Facts) -> Evidence | None:
+    """The sign of a start that took too long, where nothing else is known to be wrong."""
+    if _initiating(facts) is not None:
+        return None
+    signs = (item for item in facts.evidence if item.fingerprint == NO_FIRST_STEP_YET)
+    return next(signs, None)
+
+
 def _exhausted(facts: Facts) -> Verdict | None:
     if facts.retry_left > 0 or facts.nothing_failed:
         return None
@@ -296,7 +325,8 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     root = _initiating(facts)
     culprits = _culprits(facts)
     what = _describe(facts, root)
-    fingerprint = "" if root is None else root.fingerprint
+    first = root or _late_start(facts)
+    fingerprint = "" if first is None else first.fingerprint
     known_bad = [node for node in culprits if node in facts.suspects]
     always = Rung.RESTART not in facts.ladder
     often = facts.faults_in_row >= facts.in_place_restarts

@@ -207,3 +207,52 @@ def test_a_setting_that_cannot_be_met_fails_the_job_at_once_in_plain_words() -> 
     assert job.error == what
     assert job.retry_left == job.plan.retry_budget
     assert (driver.incident().cause, driver.incident().culprits) == (Cause.CONFIG, ())
+
+
+def late(driver: Driver, *culprits: int) -> None:
+    driver.send(
+        ev.JobStalled(
+            job_id=JOB,
+            attempt=driver.job().attempt,
+            stalled_s=10.0,
+            culprit_ranks=culprits,
+            detail="no rank has failed",
+            limit="recovery.first_step_timeout_s is 10 s",
+        )
+    )
+    driver.answer_all("/stop/")
+
+
+@pytest.mark.parametrize("culprits", [(), (1,)])
+def test_two_starts_in_a_row_that_take_too_long_pause_the_job_and_name_the_limit(
+    culprits: tuple[int, ...],
+) -> None:
+    driver = Driver().starting(
+        spares=0, ladder=(Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE, Rung.PAUSE)
+    )
+    for _ in range(2):
+        driver.answer_all("/start/")
+        late(driver, *culprits)
+    if culprits:
+        assert driver.job().state is JobState.DIAGNOSING, "a node that holds it up comes first"
+        driver.searched()
+    job = driver.job()
+    assert job.state is JobState.PAUSED
+    assert job.attempt == 2
+    assert "(recovery.first_step_timeout_s is 10 s)" in job.reason
+    assert "raise recovery.first_step_timeout_s" in job.reason
+    assert "retry_budget" not in job.reason
+    assert driver.incident(2).culprits == ()
+
+
+def test_a_late_start_after_progress_is_tried_again() -> None:
+    driver = Driver().starting(spares=0)
+    driver.answer_all("/start/")
+    late(driver)
+    driver.answer_all("/start/")
+    driver.advanced(5)
+    driver.send(driver.exited(0, completed_step=5))
+    driver.answer_all("/stop/")
+    driver.answer_all("/start/")
+    late(driver)
+    assert driver.job().state is not JobState.PAUSED
