@@ -31,6 +31,7 @@ from controller.convert import plan_of
 from controller.core import events as ev
 from controller.core.states import JobState
 from controller.store.curves import StepRow
+from outlast.failures import ErrorKind
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, common_pb2, jobs_pb2
@@ -112,7 +113,7 @@ async def answer(bench: Bench, upto: int | None = None) -> int:
                         ok=True,
                         verdict="pass" if kind == "run_suite" else "",
                         detail="",
-                        error_kind="",
+                        error_kind=ErrorKind.NONE,
                         completed_step=-1,
                     )
                 ]

@@ -33,12 +33,12 @@ from controller.core.records import (
 )
 from controller.operations import operation_of
 from controller.store.curves import StepRow
-from diagnostics.core.exit_rules import ExitClass
 from diagnostics.core.exits import ExitFacts, classify
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
 from diagnostics.core.stacks import fingerprint_of
 from diagnostics.core.verdicts import NodeVerdict, fold
 from outlast.chosen import ChosenStart
+from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 from outlast.rules.elastic import smaller_sizes
 from outlast.spec import JobSpec
@@ -168,7 +168,7 @@ def worker_exited(
     )
     detail = found.words
     # What a rank did last says nothing of a setting that cannot be met.
-    if found.exit_class is not ExitClass.CONFIG:
+    if found.exit_class is not FailureClass.CONFIG:
         # One of another version is left out of the words.
         with suppress(ValueError):
             operation = operation_of(exit_)
@@ -179,7 +179,7 @@ def worker_exited(
         node=node,
         rank=rank,
         code=exit_.code,
-        fault_class=str(found.exit_class),
+        fault_class=found.exit_class,
         fingerprint=fingerprint(exit_),
         detail=detail[:_MAX_DETAIL],
         traceback=(exit_.traceback or exit_.stderr_tail)[-_MAX_TRACEBACK:],
@@ -210,7 +210,7 @@ def command_finished(node: NodeId, result: agents_pb2.CommandResult) -> ev.Comma
         command_id=CommandId(result.command_id),
         node=node,
         ok=result.ok,
-        error_kind=result.error_kind,
+        error_kind=_error_kind(result.error_kind),
         detail=(result.detail or (verdict.reason if result.findings else ""))[:_MAX_DETAIL],
         completed_step=result.completed_step,
         # The agent answers a repeated command without what was found: that is no verdict.
@@ -226,6 +226,14 @@ def command_finished(node: NodeId, result: agents_pb2.CommandResult) -> ev.Comma
             for found in result.stacks[:_MAX_STACKS]
         ),
     )
+
+
+def _error_kind(text: str) -> ErrorKind:
+    try:
+        return ErrorKind(text)
+    except ValueError:
+        # An agent of another version: why it failed is not known, only that it did.
+        return ErrorKind.INTERNAL
 
 
 def fold_findings(findings: Iterable[diagnostics_pb2.Finding]) -> NodeVerdict:

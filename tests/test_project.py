@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
 CORES = tuple(f"{package}/core" for package in PACKAGES if package != "outlast")
 # Modules of `outlast` that a core may use: they are facts and vocabulary.
-CORE_VOCABULARY = ("blackbox", "chosen", "clock", "errors", "flops", "ids", "layout", "notes")
-CORE_VOCABULARY += ("skipped",)
+CORE_VOCABULARY = ("blackbox", "chosen", "clock", "errors", "failures", "flops", "ids", "layout")
+CORE_VOCABULARY += ("notes", "skipped")
 FORBIDDEN_IN_CORES = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "random", "secrets"),
     *("socket", "subprocess", "threading", "time"),

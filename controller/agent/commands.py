@@ -21,7 +21,6 @@ from controller.agent.ledger import (
     CommandKind,
     CommandLedger,
     Decision,
-    ErrorKind,
     Result,
     Weight,
 )
@@ -38,6 +37,7 @@ from diagnostics.core.orders import Order, OrderKind
 from outlast.clock import node_time_ns, node_time_s
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import RetryableError
+from outlast.failures import ErrorKind
 from outlast.v1 import agents_pb2, diagnostics_pb2
 
 logger = logging.getLogger(__name__)

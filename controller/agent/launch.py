@@ -22,7 +22,6 @@ from checkpoint.slotfile import free_bytes
 from checkpoint.storage import Storage
 from controller.agent.capacity import count_gpus
 from controller.agent.config import AgentConfig
-from controller.agent.ledger import ErrorKind
 from controller.agent.supervisor import Launch
 from controller.agent.threads import HungCallsError, run_blocking
 from controller.agent.uploads import UploadPlan, held_bytes
@@ -30,6 +29,7 @@ from controller.agent.worker import WorkerPaths
 from controller.ranknodes import rank_nodes
 from outlast.chosen import ChosenStart
 from outlast.errors import OutlastError
+from outlast.failures import ErrorKind
 from outlast.layout import Layout
 from outlast.notes import MAX_COUNT
 from outlast.spec import JobSpec

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Generic, TypeVar
 
+from outlast.failures import ErrorKind
+
 # A controller repeats unanswered commands only; a few per job and attempt are ever open.
 MAX_RESULTS = 1_000
 MAX_FENCES = 10_000
@@ -48,24 +50,6 @@ class Decision(StrEnum):
     RUNNING = "running"
     ANSWERED = "answered"
     STALE = "stale"
-
-
-class ErrorKind(StrEnum):
-    """Why a command failed, by who must do something about it."""
-
-    NONE = ""
-    CONFIG = "config"
-    # The job asks for more than the node has; or the node has it, but it is in use.
-    MISFIT = "misfit"
-    OCCUPIED = "occupied"
-    # A place that the job names is not there: on this node, or on any.
-    MISSING = "missing"
-    # The node cannot though it should.
-    RESOURCE = "resource"
-    # The job's storage does not answer, on this node or any other.
-    STORAGE = "storage"
-    STALE = "stale"
-    INTERNAL = "internal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

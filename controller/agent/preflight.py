@@ -22,9 +22,9 @@ from checkpoint.drivers import missing_driver
 from checkpoint.storage import Storage
 from controller.agent import launch
 from controller.agent.launch import StartRefusedError
-from controller.agent.ledger import ErrorKind
 from controller.agent.threads import run_blocking
 from outlast.errors import OutlastError
+from outlast.failures import ErrorKind
 from outlast.problems import FieldProblem, shown
 from outlast.rules.data import check_tokens
 from outlast.rules.loads import wrong_with_model

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import assert_never
 
 from controller.core import incidents, misfit, nodes, searching
 from controller.core.context import Context
-from controller.core.events import CheckpointFailed
+from controller.core.events import CheckpointFailed, CommandFinished
 from controller.core.facts import AttemptPut
 from controller.core.naming import names
 from controller.core.records import (
@@ -25,6 +26,7 @@ from controller.core.records import (
 )
 from controller.core.replica_peers import ReplicaPeer
 from controller.core.states import AWAY, EXCLUDED, JobState, NodeState
+from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, NodeId
 
 
@@ -244,7 +246,7 @@ def _leave_unchecked(ctx: Context, job: JobRecord) -> None:
         for command in ctx.commands_of(RunSuite, node=node_id, job=job.job_id):
             ctx.close_command(command.command_id, f"job {job.job_id} no longer waits for it")
     signs = (sign(ctx, EvidenceKind.START_FAILED, node, detail) for node in late)
-    evidence = tuple(replace(item, fault_class=misfit.OCCUPIED) for item in signs)
+    evidence = tuple(replace(item, fault_class=FailureClass.OCCUPIED) for item in signs)
     job = misfit.leave(ctx, job, evidence)
     ctx.move_job(job, JobState.PROVISIONING, f"without {names(late)}: {detail}")
 
@@ -256,6 +258,35 @@ def close_starts(ctx: Context, job: JobRecord) -> None:
 
 def sign(ctx: Context, kind: EvidenceKind, node: NodeId | None, detail: str) -> Evidence:
     return Evidence(kind=kind, node=node, rank=None, detail=detail, at_s=ctx.now_s)
+
+
+def start_failure(ctx: Context, record: CommandRecord, event: CommandFinished) -> Evidence:
+    """The sign of a start that a node refused or could not carry out."""
+    match event.error_kind:
+        case ErrorKind.STALE:
+            # An agent that was restarted while it carried the command out: the workers are gone,
+            # and the node has done nothing wrong.
+            return sign(ctx, EvidenceKind.WORKERS_MISSING, record.node, event.detail)
+        case ErrorKind.NONE:
+            failure = FailureClass.NONE
+        case ErrorKind.CONFIG:
+            failure = FailureClass.CONFIG
+        case ErrorKind.MISFIT:
+            failure = FailureClass.MISFIT
+        case ErrorKind.OCCUPIED:
+            failure = FailureClass.OCCUPIED
+        case ErrorKind.MISSING:
+            failure = FailureClass.MISSING
+        case ErrorKind.RESOURCE:
+            failure = FailureClass.RESOURCE
+        case ErrorKind.STORAGE:
+            failure = FailureClass.STORAGE
+        case ErrorKind.INTERNAL:
+            failure = FailureClass.INTERNAL
+        case _:
+            assert_never(event.error_kind)
+    refused = sign(ctx, EvidenceKind.START_FAILED, record.node, event.detail)
+    return replace(refused, fault_class=failure)
 
 
 def _replica_peers(

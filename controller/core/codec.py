@@ -15,6 +15,8 @@ from functools import cache, partial
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from controller.core.facts import Fact
+from controller.core.records import Evidence, EvidenceKind
+from outlast.failures import FailureClass
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 _Encoder = Callable[[Any], Json]
@@ -134,7 +136,13 @@ def _decode_plain(kind: type, data: Json) -> object:
 
 
 def _decode_enum(kind: type[StrEnum], data: Json) -> object:
-    return kind(str(data))
+    try:
+        return kind(str(data))
+    except ValueError:
+        if kind is FailureClass:
+            # The journal of a version that has classes which this one has not.
+            return FailureClass.UNKNOWN
+        raise
 
 
 def _union_decoder(members: tuple[Any, ...]) -> _Decoder:
@@ -178,6 +186,17 @@ def _exactly(kind: Any) -> type | None:
     return kind if kind in _PLAIN else None
 
 
+def _with_detected(data: dict[str, Json]) -> dict[str, Json]:
+    """Evidence of a version that wrote what a detector found as the class of a failure."""
+    if "detected" in data or data.get("kind") != EvidenceKind.DETECTED:
+        return data
+    return {**data, "detected": data.get("fault_class") or None, "fault_class": ""}
+
+
+# Records that older versions wrote differently, to what this one reads.
+_UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {Evidence: _with_detected}
+
+
 def _dataclass_decoder(kind: Any) -> _Decoder:
     hints = get_type_hints(kind)
     members = tuple(
@@ -189,10 +208,12 @@ def _dataclass_decoder(kind: Any) -> _Decoder:
         )
         for item in fields(kind)
     )
+    upgrade = _UPGRADES.get(kind)
 
     def decode(data: Json) -> object:
         if not isinstance(data, dict):
             raise ValueError(f"expected {kind.__name__}, found {data!r}")
+        data = data if upgrade is None else upgrade(data)
         values = {}
         for name, plain, decoder, required in members:
             if name in data:

@@ -35,7 +35,7 @@ def found(ctx: Context, job: JobRecord, event: Detected) -> None:
         rank=event.rank,
         detail=event.detail,
         at_s=event.at_s,
-        fault_class=str(Cause.SILENT_CORRUPTION),
+        detected=Cause.SILENT_CORRUPTION,
     )
     last = _last_of(ctx, event.node)
     is_same = last is not None and _is_same_occasion(ctx, last, sign)
@@ -76,15 +76,13 @@ def _last_of(ctx: Context, node: NodeId) -> IncidentRecord | None:
 
 def _is_same_occasion(ctx: Context, last: IncidentRecord, sign: Evidence) -> bool:
     """Whether a sign belongs to the newest damage on its node, by the clock of that node."""
-    kin = (item.at_s for item in last.evidence if item.fault_class == sign.fault_class)
+    kin = (item.at_s for item in last.evidence if item.detected is sign.detected)
     since_s = sign.at_s - max(kin)
     return since_s <= SAME_OCCASION_S and ctx.now_s - last.opened_s <= LONGEST_OCCASION_S
 
 
 def _is_ours(incident: IncidentRecord) -> bool:
-    first = incident.evidence[0]
-    is_detected = first.kind is EvidenceKind.DETECTED
-    return is_detected and first.fault_class == str(Cause.SILENT_CORRUPTION)
+    return incident.evidence[0].detected is Cause.SILENT_CORRUPTION
 
 
 def _is_open(incident: IncidentRecord) -> bool:

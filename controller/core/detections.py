@@ -40,7 +40,7 @@ def found(ctx: Context, event: Detected) -> None:
         rank=event.rank,
         detail=event.detail,
         at_s=event.at_s,
-        fault_class=str(event.cause),
+        detected=event.cause,
     )
     if event.acts and not _has_acted(ctx, job, event):
         jobs.fault(ctx, job, sign)
@@ -124,5 +124,4 @@ def _has_acted(ctx: Context, job: JobRecord, event: Detected) -> bool:
 def _is_about(incident: IncidentRecord, event: Detected) -> bool:
     """Whether it began with the same. Its cause may be another: that of an end beside it."""
     first = incident.evidence[0]
-    is_same = first.kind is EvidenceKind.DETECTED and first.fault_class == event.cause
-    return is_same and (event.node is None or event.node == first.node)
+    return first.detected is event.cause and (event.node is None or event.node == first.node)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from controller.core.capacity import Capacity
 from controller.core.records import Cause, JobPlan
 from outlast.chosen import ChosenStart
+from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 
@@ -79,7 +80,7 @@ class WorkerExited:
     node: NodeId
     rank: int
     code: int
-    fault_class: str
+    fault_class: FailureClass
     fingerprint: str
     detail: str
     traceback: str
@@ -253,8 +254,8 @@ class CommandFinished:
     command_id: CommandId
     node: NodeId
     ok: bool
-    # config, misfit, occupied, missing, resource, stale or internal when not ok.
-    error_kind: str
+    # NONE when ok.
+    error_kind: ErrorKind
     detail: str
     # For StopWorkers: last step that any local rank completed, -1 when none.
     completed_step: int = -1

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from controller.core.records import Evidence, EvidenceKind
+from controller.core.records import Cause, Evidence, EvidenceKind
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
-# Class of the sign that the checkpoint of a job's last step did not get to storage.
-NOT_STORED = "last_checkpoint"
 # Fingerprint of a start that took longer than recovery.first_step_timeout_s.
 NO_FIRST_STEP_YET = "no first step in time"
 # Of one kind and class: connections that a thousand ranks lost leave room for the one that failed.
@@ -54,9 +53,7 @@ def nodes_with_odd_stacks(evidence: tuple[Evidence, ...]) -> tuple[NodeId, ...]:
 
 
 def _is_one_too_many(evidence: tuple[Evidence, ...], sign: Evidence) -> bool:
-    alike = [
-        item for item in evidence if (item.kind, item.fault_class) == (sign.kind, sign.fault_class)
-    ]
+    alike = [item for item in evidence if _group(item) == _group(sign)]
     if len(alike) < MAX_ALIKE:
         return False
     if sign.kind is EvidenceKind.STACKS and len(alike) < 2 * MAX_ALIKE:
@@ -67,6 +64,10 @@ def _is_one_too_many(evidence: tuple[Evidence, ...], sign: Evidence) -> bool:
         if is_blamed or all(item.fingerprint != sign.fingerprint for item in alike):
             return False
     return sign.kind in _COMES_IN_NUMBERS or any(item.node == sign.node for item in alike)
+
+
+def _group(item: Evidence) -> tuple[EvidenceKind, FailureClass, Cause | None]:
+    return item.kind, item.fault_class, item.detected
 
 
 def _with_few_tracebacks(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
@@ -81,7 +82,7 @@ def _with_few_tracebacks(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]
         only_waits = item.kind is EvidenceKind.STACKS and item.rank not in blamed
         return item.is_cascade, only_waits, item.at_s
 
-    kept: dict[tuple[str, str], Evidence] = {}
+    kept: dict[tuple[FailureClass, str], Evidence] = {}
     for item in sorted(evidence, key=order):
         if item.traceback and len(kept) < MAX_TRACEBACKS:
             kept.setdefault((item.fault_class, item.fingerprint), item)

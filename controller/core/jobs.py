@@ -34,7 +34,6 @@ from controller.core.events import (
 )
 from controller.core.evidence import NO_FIRST_STEP_YET
 from controller.core.facts import JobForgotten, JobPut, NodeChecked, RanksDone, State
-from controller.core.missing import MISSING
 from controller.core.records import (
     CommandRecord,
     Evidence,
@@ -56,6 +55,7 @@ from controller.core.states import (
 )
 from controller.core.verdict import is_follower
 from outlast.chosen import ChosenStart
+from outlast.failures import FailureClass
 
 # Where the workers stand is all that can be known of such a fault.
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
@@ -266,7 +266,7 @@ def stalled(ctx: Context, event: JobStalled) -> None:
                 ),
                 detail=f"stood still for {event.stalled_s:.1f} s ({event.limit}); {event.detail}",
                 at_s=ctx.now_s - event.stalled_s,
-                fault_class="user_error" if event.is_users else "",
+                fault_class=FailureClass.USER_ERROR if event.is_users else FailureClass.NONE,
                 fingerprint="hang of the program" if event.is_users else fingerprint,
             ),
         )
@@ -399,20 +399,11 @@ def _start_answered(
 ) -> None:
     """A node has started its ranks, or could not."""
     if not event.ok:
-        sign = _start_failure(ctx, record, event)
-        if sign.fault_class != MISSING:
+        sign = attempts.start_failure(ctx, record, event)
+        if sign.fault_class is not FailureClass.MISSING:
             fault(ctx, job, sign)
             return
         # The job's mistake or this node's: the others' answers tell.
         job = ctx.put(replace(job, lacking=(*job.lacking, sign)))
     if job.lacking and not ctx.commands_of(StartWorkers, job=job.job_id):
         fault(ctx, job, job.lacking[0])
-
-
-def _start_failure(ctx: Context, record: CommandRecord, event: CommandFinished) -> Evidence:
-    if event.error_kind == "stale":
-        # An agent that was restarted while it carried the command out: the workers are gone,
-        # and the node has done nothing wrong.
-        return attempts.sign(ctx, EvidenceKind.WORKERS_MISSING, record.node, event.detail)
-    sign = attempts.sign(ctx, EvidenceKind.START_FAILED, record.node, event.detail)
-    return replace(sign, fault_class=event.error_kind)

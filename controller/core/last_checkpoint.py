@@ -13,7 +13,6 @@ from dataclasses import replace
 from controller.core import accounting, attempts, incidents
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CheckpointPushRequested, CommandFinished
-from controller.core.evidence import NOT_STORED
 from controller.core.records import (
     CommandRecord,
     Evidence,
@@ -23,6 +22,7 @@ from controller.core.records import (
     Wanted,
 )
 from controller.core.states import JobState
+from outlast.failures import FailureClass
 from outlast.ids import CommandId
 
 
@@ -89,7 +89,7 @@ def not_stored(ctx: Context, job: JobRecord) -> Evidence:
         f"{job.checkpoint_url} after {job.plan.last_checkpoint_s:g} s "
         f"(checkpoint.last_timeout_s): {_why(job)}",
         at_s=ctx.now_s,
-        fault_class=NOT_STORED,
+        fault_class=FailureClass.LAST_CHECKPOINT,
     )
 
 

@@ -19,8 +19,9 @@ from controller.core.capacity import (
     is_no_larger,
     lacking,
 )
+from controller.core.causes import MISFITS
 from controller.core.context import Context
-from controller.core.missing import MISSING, lacks
+from controller.core.missing import lacks
 from controller.core.program_error import plain
 from controller.core.records import (
     Action,
@@ -33,14 +34,12 @@ from controller.core.records import (
 )
 from controller.core.states import AWAY, PLACED, NodeState
 from controller.core.verdict import Facts, Verdict, root_failure
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
 # What is in use may come free; a job that shares a machine with itself would try for ever.
 # With the first wait of `Settings.occupied_retry_s`, doubled each time: a quarter of an hour.
 MAX_TIMES_OCCUPIED = 6
-# Classes of evidence: the node does not have it, and it has it but something else uses it.
-MISFIT = "misfit"
-OCCUPIED = "occupied"
 
 
 def fits(job: JobRecord, node: NodeRecord, now_s: float) -> bool:
@@ -72,10 +71,10 @@ def refusals(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     found = tuple(
         item
         for item in evidence
-        if item.kind is EvidenceKind.START_FAILED and item.fault_class in (MISFIT, OCCUPIED)
+        if item.kind is EvidenceKind.START_FAILED and item.fault_class in MISFITS
     )
     root = root_failure(evidence)
-    if not found and root is not None and root.fault_class in (MISFIT, OCCUPIED):
+    if not found and root is not None and root.fault_class in MISFITS:
         return (root,)
     return found
 
@@ -200,9 +199,9 @@ def _noted(ctx: Context, job: JobRecord, evidence: tuple[Evidence, ...]) -> JobR
         if node is None or node.node in notes:
             continue
         note = Misfit(node=node.node, incarnation=node.incarnation, detail=item.detail)
-        if item.fault_class == MISFIT:
+        if item.fault_class is FailureClass.MISFIT:
             note = replace(note, capacity=node.capacity)
-        elif item.fault_class == MISSING:
+        elif item.fault_class is FailureClass.MISSING:
             note = replace(note, detail=plain(item.detail), is_missing_file=True)
         else:
             times = before.get(node.node, 0)

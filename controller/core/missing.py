@@ -15,23 +15,23 @@ from controller.core.naming import names
 from controller.core.program_error import plain
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.verdict import Facts, Verdict, root_failure
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
-
-# Class of evidence: a file or module is not there, or may not be read.
-MISSING = "missing"
 
 
 def lacks(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """The signs of what is missing, if that is what the fault began with."""
     found = tuple(
-        item for item in evidence if item.fault_class == MISSING and item.node is not None
+        item
+        for item in evidence
+        if item.fault_class is FailureClass.MISSING and item.node is not None
     )
     answers = tuple(item for item in found if item.kind is EvidenceKind.START_FAILED)
     if answers:
         # Whatever became of ranks that were started elsewhere and waited for the others.
         return answers
     root = root_failure(evidence)
-    return found if root is None or root.fault_class == MISSING else ()
+    return found if root is None or root.fault_class is FailureClass.MISSING else ()
 
 
 def decide(facts: Facts) -> Verdict | None:

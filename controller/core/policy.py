@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from controller.core import (
+    causes,
     misfit,
     missing,
     planned,
@@ -19,40 +20,15 @@ from controller.core import (
     reproducing,
     unloadable,
 )
-from controller.core.evidence import NO_FIRST_STEP_YET, NOT_STORED, nodes_with_odd_stacks
+from controller.core.evidence import NO_FIRST_STEP_YET, nodes_with_odd_stacks
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
-from controller.core.reproducing import ANYONES
 from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict, root_failure
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
-_CAUSE_OF_CLASS = {
-    "user_error": Cause.USER_ERROR,
-    "program_error": Cause.USER_ERROR,
-    missing.MISSING: Cause.USER_ERROR,
-    program_error.ENDED_EARLY: Cause.USER_ERROR,
-    "cuda_oom": Cause.OUT_OF_MEMORY,
-    "oom_host": Cause.OUT_OF_MEMORY,
-    "storage": Cause.STORAGE,
-    "device": Cause.DEVICE,
-    "killed_by_signal": Cause.WORKER_KILLED,
-    "nccl": Cause.TRANSIENT,
-    "non_finite": Cause.NON_FINITE,
-    "non_finite_own_gradient": Cause.NON_FINITE,
-    "non_finite_gradient": Cause.NON_FINITE,
-    "corrupt": Cause.SILENT_CORRUPTION,
-    "corrupt_somewhere": Cause.SILENT_CORRUPTION,
-    misfit.MISFIT: Cause.MISFIT,
-    misfit.OCCUPIED: Cause.MISFIT,
-}
-_CAUSE_BY_NAME = {str(cause): cause for cause in Cause}
-# Deterministic in the user's own code or settings: repeating them changes nothing.
-_DETERMINISTIC = (
-    *("user_error", "program_error", missing.MISSING, program_error.ENDED_EARLY, "cuda_oom"),
-)
+_REPORTS_FAULT = "a device reports a fault of its own"
 _OF_SETTING = "outlast.errors.SettingError: "
-# Of no node in particular.
-_NOBODYS = (*ANYONES, program_error.ENDED_EARLY)
 # Figures of healthy nodes differ by more than a tenth from run to run.
 _CLEARLY_WORSE = 0.8
 
@@ -87,7 +63,7 @@ def _stuck_program(evidence: tuple[Evidence, ...]) -> Iterator[Evidence]:
     return (
         item
         for item in evidence
-        if item.kind is EvidenceKind.STALLED and item.fault_class == "user_error"
+        if item.kind is EvidenceKind.STALLED and item.fault_class is FailureClass.USER_ERROR
     )
 
 
@@ -96,7 +72,7 @@ def _refused(facts: Facts) -> Verdict | None:
     root = root_failure(facts.evidence)
     starts = (item for item in facts.evidence if item.kind is EvidenceKind.START_FAILED)
     for item in (*starts, *([root] if root is not None else [])):
-        if item.fault_class == "config":
+        if item.fault_class is FailureClass.CONFIG:
             told = program_error.plain(item.detail).removeprefix(_OF_SETTING)
             return Verdict(
                 action=Action.FAIL,
@@ -151,9 +127,7 @@ def _memory_damaged(facts: Facts) -> Verdict | None:
     found = [
         item
         for item in facts.evidence
-        if item.kind is EvidenceKind.DETECTED
-        and item.fault_class == str(Cause.SILENT_CORRUPTION)
-        and item.node is not None
+        if item.detected is Cause.SILENT_CORRUPTION and item.node is not None
     ]
     if not found:
         return None
@@ -247,8 +221,9 @@ def _not_stored(facts: Facts) -> Verdict | None:
 
 
 def _lacks_storage(item: Evidence) -> bool:
-    is_silent = item.kind is EvidenceKind.START_FAILED and item.fault_class == "storage"
-    return is_silent or (item.kind is EvidenceKind.CHECKPOINT and item.fault_class == NOT_STORED)
+    if item.kind is EvidenceKind.START_FAILED:
+        return item.fault_class is FailureClass.STORAGE
+    return item.fault_class is FailureClass.LAST_CHECKPOINT
 
 
 def _repeated(facts: Facts) -> Verdict | None:
@@ -263,9 +238,9 @@ def _repeated(facts: Facts) -> Verdict | None:
     if root.fingerprint != facts.last_fingerprint or not no_progress:
         return None
     times = facts.same_failures + 2
-    if times < (2 if root.fault_class in _DETERMINISTIC else 3):
+    if times < (2 if root.fault_class in causes.DETERMINISTIC else 3):
         return None
-    cause = _CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT)
+    cause = causes.cause_of(root.fault_class)
     return Verdict(
         # Nothing of the job has to change for storage to come back.
         action=_last_resort(facts) if cause is Cause.STORAGE else Action.FAIL,
@@ -333,13 +308,14 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     detected = _detected(facts.evidence)
     # Uncorrectable memory, or a device that is gone: on the same node it would come again.
     device = _cause(facts) is Cause.DEVICE
-    is_anyones = root is not None and (root.fault_class in ANYONES or root.is_cascade)
+    is_anyones = root is not None and (root.fault_class in causes.ANYONES or root.is_cascade)
     # Slow steps are of no node in particular: all are checked.
     has_suspects = bool(culprits) or is_anyones or detected is not None
     may_check = Rung.DIAGNOSE in facts.ladder and has_suspects and not facts.findings
     if may_check and (always or often or known_bad or detected or device):
         if device:
-            because = "a device reports a fault of its own"
+            is_kernel = root is not None and root.fault_class is FailureClass.DEVICE_KERNEL
+            because = "a kernel failed on a device" if is_kernel else _REPORTS_FAULT
         elif detected:
             against = "it" if culprits else "no node in particular"
             because = f"a detector that acts speaks against {against}"
@@ -434,7 +410,7 @@ def _culprits(facts: Facts) -> tuple[NodeId, ...]:
         return ()
     stalled = [item for item in facts.evidence if item.kind is EvidenceKind.STALLED]
     root = root_failure(facts.evidence)
-    if root is not None and root.fault_class in _NOBODYS:
+    if root is not None and root.fault_class in causes.NOBODYS:
         return ()
     # Every node has stacks, and who lost a peer did nothing: neither is a sign against a node.
     others = [
@@ -452,10 +428,10 @@ def _cause(facts: Facts) -> Cause:
     if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
         return Cause.WORKERS_MISSING
     if root is not None:
-        return _CAUSE_OF_CLASS.get(root.fault_class, Cause.TRANSIENT)
+        return causes.cause_of(root.fault_class)
     detected = _detected(facts.evidence)
     if detected is not None:
-        return _CAUSE_BY_NAME.get(detected.fault_class, Cause.UNKNOWN)
+        return detected.detected or Cause.UNKNOWN
     slow = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
     if any(item.kind in slow for item in facts.evidence):
         return Cause.HANG

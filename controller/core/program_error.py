@@ -11,10 +11,8 @@ from dataclasses import replace
 
 from controller.core.records import Action, Cause, Evidence, EvidenceKind
 from controller.core.verdict import Facts, Verdict, root_failure
+from outlast.failures import FailureClass
 
-# Class of a rank whose program ended without an error before the job's last step. Whatever made it
-# do so (`sys.exit(0)` in a library) is the program: no node makes a process end like that.
-ENDED_EARLY = "ended_early"
 # What decided a class is for those who look into an incident; see `diagnostics.core.exits`.
 _SOURCE = re.compile(r" \([a-z' ]+, class '[a-z_]+', rule '[^']+' of table \d+\)")
 
@@ -36,8 +34,8 @@ def ended_early(sign: Evidence, completed_step: int, total_steps: int) -> Eviden
         sign,
         detail=f"its process ended with exit code 0 {reached} of {total_steps}, without an error "
         "(does anything call sys.exit or os._exit?)",
-        fault_class=ENDED_EARLY,
-        fingerprint=ENDED_EARLY,
+        fault_class=FailureClass.ENDED_EARLY,
+        fingerprint=str(FailureClass.ENDED_EARLY),
     )
 
 
@@ -52,14 +50,12 @@ def decide(facts: Facts) -> Verdict | None:
     root = root_failure(facts.evidence)
     if root is None or root.kind is not EvidenceKind.WORKER_EXIT or not root.fingerprint:
         return None
-    match root.fault_class:
-        case "program_error":
-            is_certain = not _need_not_come_again(facts, root)
-        case "user_error" | "ended_early":
-            has_trained = max(facts.fault_step, facts.last_fault_step) >= 1 or facts.committed_step
-            is_certain = not has_trained
-        case _:
-            return None
+    if root.fault_class is FailureClass.PROGRAM_ERROR:
+        is_certain = not _need_not_come_again(facts, root)
+    else:
+        may_be = root.fault_class in (FailureClass.USER_ERROR, FailureClass.ENDED_EARLY)
+        has_trained = max(facts.fault_step, facts.last_fault_step) >= 1 or facts.committed_step
+        is_certain = may_be and not has_trained
     if not is_certain:
         return None
     checked = "; checks of its nodes found nothing" if facts.findings else ""

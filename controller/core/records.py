@@ -16,6 +16,7 @@ from controller.core.capacity import NOTHING_NEEDED, Capacity, NodeNeed
 from controller.core.replica_peers import ReplicaPeer
 from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
 from outlast.chosen import ChosenStart
+from outlast.failures import FailureClass
 from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
 from outlast.layout import Layout
 from outlast.skipped import StepRange
@@ -350,8 +351,10 @@ class Evidence:
     rank: int | None
     detail: str
     at_s: float
-    # `diagnostics.core.exits` class of a worker's exit, "" for other kinds.
-    fault_class: str = ""
+    # Of an exit or a refused start.
+    fault_class: FailureClass = FailureClass.NONE
+    # What a detector found, of kind DETECTED only.
+    detected: Cause | None = None
     fingerprint: str = ""
     # Of the first failures that differ; see `evidence`.
     traceback: str = ""
@@ -359,7 +362,7 @@ class Evidence:
     @property
     def is_cascade(self) -> bool:
         """Whether a rank says no more than that it lost another one."""
-        return self.fault_class == "cascade"
+        return self.fault_class is FailureClass.CASCADE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.core.verdict import Facts, Verdict, root_failure
+from outlast.failures import FailureClass
 
 _DEVICE = (
     "parallel.recompute: selective or full, a smaller parallel.micro_batch, parallel.zero.level: "
     "1, 2 or 3, or more parallel.tp or parallel.pp"
 )
 _NEED_LESS = {
-    "cuda_oom": f"what needs less device memory: {_DEVICE}; `outlast plan` estimates each",
-    "oom_host": (
+    FailureClass.CUDA_OOM: (
+        f"what needs less device memory: {_DEVICE}; `outlast plan` estimates each"
+    ),
+    FailureClass.OOM_HOST: (
         "what needs less host memory: fewer resources.workers_per_node, checkpoint.replicas: 0, "
         "nodes with more memory (or a higher limit of their container); where workers train on "
         f"the CPU also {_DEVICE}; `outlast plan` estimates each"

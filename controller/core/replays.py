@@ -18,6 +18,7 @@ from controller.core.records import Action, IncidentRecord, JobRecord
 from controller.core.reproducing import bad_step
 from controller.core.states import NodeState
 from controller.core.verdict import Verdict, root_failure
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
 from outlast.skipped import is_skipped
 
@@ -31,9 +32,9 @@ def computed_on(job: JobRecord, incident: IncidentRecord) -> tuple[NodeId, ...]:
     # A gradient that is none is every rank's by the time it is looked at.
     if root is None or root.rank is None:
         return ()
-    if root.fault_class == "non_finite_own_gradient":
+    if root.fault_class is FailureClass.NON_FINITE_OWN:
         return () if root.node is None else (root.node,)
-    if root.fault_class not in ("non_finite", "corrupt"):
+    if root.fault_class not in (FailureClass.NON_FINITE, FailureClass.CORRUPT):
         return ()
     places = (job.nodes[place] for place in job.plan.model_places(root.rank))
     return tuple(node for node in places if node is not None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from controller.core.causes import CORRUPT, NON_FINITE
 from controller.core.naming import names
 from controller.core.records import (
     Action,
@@ -21,10 +22,6 @@ from controller.core.records import (
 from controller.core.verdict import Facts, Verdict, root_failure
 from outlast.skipped import StepRange
 
-_NON_FINITE = ("non_finite", "non_finite_own_gradient", "non_finite_gradient")
-_CORRUPT = ("corrupt", "corrupt_somewhere")
-# All ranks end of these alike: who ended first did nothing that the others did not.
-ANYONES = ("non_finite_gradient", "corrupt_somewhere")
 # Data are shuffled, so bad batches are not neighbours: one more, and it is the weights.
 _MAX_SKIPS_IN_A_ROW = 2
 
@@ -33,14 +30,14 @@ def bad_step(evidence: tuple[Evidence, ...], fault_step: int) -> int | None:
     """The step that gave no number, when that is what the fault is about."""
     root = root_failure(evidence)
     # The weights were not touched: every rank had completed the step before.
-    is_bad = root is not None and root.fault_class in _NON_FINITE and fault_step >= 0
+    is_bad = root is not None and root.fault_class in NON_FINITE and fault_step >= 0
     return fault_step + 1 if is_bad else None
 
 
 def _other_bits(facts: Facts) -> Verdict | None:
     """Two replicas computed the same part of a step, and their bits differ."""
     root = root_failure(facts.evidence)
-    if root is None or root.fault_class not in _CORRUPT or facts.retry_left <= 0:
+    if root is None or root.fault_class not in CORRUPT or facts.retry_left <= 0:
         return None
     known = facts.computed_on
     why = f"step {facts.fault_step + 1} was done again by two replicas, and their bits differ"
@@ -141,7 +138,7 @@ def past_the_spike(verdict: Verdict, facts: Facts) -> Verdict:
 
 def _spike(facts: Facts) -> Evidence | None:
     for item in facts.evidence:
-        if item.kind is EvidenceKind.DETECTED and item.fault_class == Cause.SPIKE:
+        if item.detected is Cause.SPIKE:
             return item
     return None
 

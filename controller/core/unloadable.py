@@ -9,8 +9,8 @@ from __future__ import annotations
 from controller.core.program_error import plain
 from controller.core.records import Action, Cause, Evidence, EvidenceKind
 from controller.core.verdict import Facts, Verdict, root_failure
+from outlast.failures import FailureClass
 
-CLASS = "checkpoint"
 _ERROR = "checkpoint.core.errors.NoCheckpointError: "
 _ADVICE = (
     "repair or bring back what is damaged (`outlast ckpt verify JOB` lists it; `outlast ckpt "
@@ -22,7 +22,7 @@ _ADVICE = (
 def decide(facts: Facts) -> Verdict | None:
     """Wait for a person, with the damaged file named."""
     root = root_failure(facts.evidence)
-    if root is None or root.fault_class != CLASS:
+    if root is None or root.fault_class is not FailureClass.CHECKPOINT:
         return None
     what = plain(_most_telling(facts, root).detail).removeprefix(_ERROR)
     return Verdict(
@@ -42,7 +42,7 @@ def _most_telling(facts: Facts, root: Evidence) -> Evidence:
         item
         for item in facts.evidence
         if item.kind is EvidenceKind.WORKER_EXIT
-        and item.fault_class == CLASS
+        and item.fault_class is FailureClass.CHECKPOINT
         and "on another rank" not in item.detail
     )
     return next(told, root)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.core.causes import WHEN_PEERS_DIE
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, NonFiniteAgain, Rung
 from outlast.ids import NodeId
 from outlast.skipped import StepRange
 
 # How many faults before this one `Facts.blamed_before` looks back on.
 BLAMED_BEFORE = 2
-# How ranks end when an agent elsewhere takes its workers along.
-_WHEN_PEERS_DIE = ("cascade", "nccl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,7 @@ class Verdict:
 
 def is_follower(item: Evidence) -> bool:
     """Whether a rank ended as ranks do when an agent elsewhere takes its workers along."""
-    return item.kind is EvidenceKind.WORKER_EXIT and item.fault_class in _WHEN_PEERS_DIE
+    return item.kind is EvidenceKind.WORKER_EXIT and item.fault_class in WHEN_PEERS_DIE
 
 
 def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from controller.agent.ledger import (
     CommandKind,
     Decision,
-    ErrorKind,
     EventBuffer,
     Result,
     Weight,
@@ -34,6 +33,7 @@ from controller.sim.network import Session
 from controller.sim.node import Node
 from controller.sim.training import Training
 from controller.sim.worker import Worker
+from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, JobId, NodeId
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Agent:
         for worker in self.running():
             self.ledger.stop_attempt(worker.job_id, worker.attempt)
             worker.told = True
-            worker.end(75, "clean", "", "no controller for too long")
+            worker.end(75, FailureClass.CLEAN, "", "no controller for too long")
             self.world.trainings.worker_gone(worker)
 
     # Events
@@ -471,7 +471,7 @@ class Agent:
             command_id=command.command_id,
             node=self.node.name,
             ok=result.ok,
-            error_kind=result.error_kind.value,
+            error_kind=result.error_kind,
             detail=result.detail,
             completed_step=result.completed_step,
             verdict=verdict,

@@ -19,6 +19,7 @@ from controller.sim.training import Phase, Training
 from controller.sim.victims import in_use, is_in_use
 from controller.sim.worker import Worker
 from controller.sim.world import World
+from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId
 
 DAY_S = 86_400.0
@@ -115,20 +116,27 @@ class Campaign:
                 training.culprit = None
                 self._after("detect_hang", self._world.controller.hang_found, training)
             case Kind.FLAP:
-                self._after("detect_network", worker.end, 1, "nccl", "", cause.name)
+                self._after("detect_network", worker.end, 1, FailureClass.NCCL, "", cause.name)
             case _:
                 fingerprint = f"{self._world.random.getrandbits(32):08x}"
-                self._after("detect_process", worker.end, 1, "user_error", fingerprint, cause.name)
+                self._after(
+                    "detect_process",
+                    worker.end,
+                    1,
+                    FailureClass.USER_ERROR,
+                    fingerprint,
+                    cause.name,
+                )
 
     def _strike_node(self, name: NodeId, cause: Cause, place: float) -> None:
         match cause.kind:
             case Kind.GPU:
                 # Of the fault alone, so that it is the same whichever others are left out.
                 draw = Random(f"report {self._seed} {place}").random()
-                exit_class = "device" if draw < REPORTED_SHARE else "nccl"
+                exit_class = FailureClass.DEVICE if draw < REPORTED_SHARE else FailureClass.NCCL
                 self._break(name, cause, exit_class=exit_class, noticed="detect_gpu")
             case Kind.NETWORK:
-                self._break(name, cause, exit_class="nccl", noticed="detect_network")
+                self._break(name, cause, exit_class=FailureClass.NCCL, noticed="detect_network")
             case Kind.SDC:
                 node = self._world.nodes[name]
                 node.sickness, node.is_corrupt = cause.name, True
@@ -144,7 +152,7 @@ class Campaign:
 
     # What each kind does to a node: training stands still at once; that somebody notices takes time
 
-    def _break(self, name: NodeId, cause: Cause, *, exit_class: str, noticed: str) -> None:
+    def _break(self, name: NodeId, cause: Cause, *, exit_class: FailureClass, noticed: str) -> None:
         world = self._world
         for training in list(self._world.trainings.by_attempt.values()):
             # One that restores does not get through to its first step.

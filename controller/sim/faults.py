@@ -18,6 +18,7 @@ from controller.sim.timeline import EPOCH_S
 from controller.sim.training import SimJob
 from controller.sim.victims import kill_worker_of, some_node, some_training
 from controller.sim.world import World
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
 SAFETY_S = 24 * 3600.0
@@ -117,15 +118,15 @@ def _worker_dies(world: World) -> None:
     worker = random.choice(list(training.joined.values()))
     code, fault_class, fingerprint, detail = random.choice(
         (
-            (-9, "killed_by_signal", "", "killed by SIGKILL"),
-            (-9, "oom_host", "", "killed by the kernel: out of memory"),
-            (-11, "unknown", "", "killed by SIGSEGV"),
-            (1, "nccl", "", "ncclInternalError"),
-            (1, "device", "", "CUDA error: uncorrectable NVLink error was detected"),
-            (1, "storage", "", "OSError: input/output error"),
-            (1, "user_error", f"{random.getrandbits(32):08x}", "RuntimeError: rare"),
-            (1, "cuda_oom", "0000cafe", "CUDA out of memory"),
-            (1, "cascade", "", "connection reset by peer"),
+            (-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL"),
+            (-9, FailureClass.OOM_HOST, "", "killed by the kernel: out of memory"),
+            (-11, FailureClass.UNKNOWN, "", "killed by SIGSEGV"),
+            (1, FailureClass.NCCL, "", "ncclInternalError"),
+            (1, FailureClass.DEVICE, "", "CUDA error: uncorrectable NVLink error was detected"),
+            (1, FailureClass.STORAGE, "", "OSError: input/output error"),
+            (1, FailureClass.USER_ERROR, f"{random.getrandbits(32):08x}", "RuntimeError: rare"),
+            (1, FailureClass.CUDA_OOM, "0000cafe", "CUDA out of memory"),
+            (1, FailureClass.CASCADE, "", "connection reset by peer"),
         )
     )
     worker.end(code, fault_class, fingerprint, detail)
@@ -264,7 +265,7 @@ def _user_error(world: World) -> None:
     if training is not None and training.job.error_step is None:
         step = training.completed(world.now_s) + 2
         training.job.error_step = min(step, training.job.plan.total_steps)
-        training.joined[0].end(-9, "killed_by_signal", "", "killed by SIGKILL")
+        training.joined[0].end(-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
 
 
 def _bad_batch(world: World) -> None:
@@ -276,7 +277,7 @@ def _bad_batch(world: World) -> None:
     step = training.completed(world.now_s) + 2
     if job.nan_step is None and step <= job.plan.total_steps:
         job.nan_step = step
-        training.joined[0].end(-9, "killed_by_signal", "", "killed by SIGKILL")
+        training.joined[0].end(-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
 
 
 def _corrupt_node(world: World) -> None:
@@ -362,7 +363,9 @@ def _stuck(world: World) -> None:
     world.timeline.after(world.random.choice((5.0, 100.0, 1800.0)), world.unstick, node)
     training = some_training(world)
     if training is not None:
-        world.random.choice(list(training.joined.values())).end(1, "nccl", "", "ncclInternalError")
+        world.random.choice(list(training.joined.values())).end(
+            1, FailureClass.NCCL, "", "ncclInternalError"
+        )
 
 
 def _refuses(world: World) -> None:

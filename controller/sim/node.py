@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from controller.agent.ledger import CommandLedger
 from controller.core.capacity import Capacity
+from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Node:
     # Its checks show that it computes other bits than it should.
     is_corrupt: bool = False
     # The class of exit of workers that use its broken devices; "" while they are not broken.
-    device_exit: str = ""
+    device_exit: FailureClass = FailureClass.NONE
     # Whatever is wrong with it, its checks do not see it.
     passes_checks: bool = False
     # It says that workers have ended which it was told to stop, and leaves them as they are.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from controller.sim.victims import kill_worker_of, some_node
 from controller.sim.world import World
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
 # Of devices that break, those whose workers end with the driver's own report of it.
@@ -27,7 +28,7 @@ def _device_breaks(world: World) -> None:
 
 def _break_devices(world: World, name: NodeId, why: str) -> None:
     random = world.random
-    exit_class = "device" if random.random() < REPORTED_SHARE else "nccl"
+    exit_class = FailureClass.DEVICE if random.random() < REPORTED_SHARE else FailureClass.NCCL
     world.break_devices(
         name, why, exit_class=exit_class, noticed_s=lambda: random.uniform(0.0, 5.0)
     )

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from controller.core.records import JobPlan
+from outlast.failures import FailureClass
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
 from outlast.skipped import StepRange, is_skipped, is_undone
@@ -244,7 +245,7 @@ class Trainings:
 
     def _cascade(self, training: Training, worker: Worker, delay_s: float) -> None:
         self._world.timeline.after(
-            delay_s, worker.end, 1, "cascade", "", "connection closed by peer"
+            delay_s, worker.end, 1, FailureClass.CASCADE, "", "connection closed by peer"
         )
 
     def _restored(self, training: Training) -> None:
@@ -358,7 +359,7 @@ class Trainings:
         if training.is_training:
             rank = training.job.error_step or 0
             worker = training.joined[rank % training.world_size]
-            worker.end(1, "program_error", "f00d", "ValueError: bad sample")
+            worker.end(1, FailureClass.PROGRAM_ERROR, "f00d", "ValueError: bad sample")
 
     def _no_number(self, training: Training) -> None:
         if training.is_training:
@@ -387,7 +388,12 @@ class Trainings:
             self._upload(training, training.frozen)
         for worker in training.joined.values():
             self._world.timeline.after(
-                self._world.random.uniform(0.0, 1.0), worker.end, 75, "clean", "", "stopped"
+                self._world.random.uniform(0.0, 1.0),
+                worker.end,
+                75,
+                FailureClass.CLEAN,
+                "",
+                "stopped",
             )
 
     def _seal(self, training: Training, done: int) -> None:

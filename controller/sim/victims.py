@@ -5,6 +5,7 @@ from __future__ import annotations
 from controller.core.states import PLACED
 from controller.sim.training import Training
 from controller.sim.world import World
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
 
@@ -42,4 +43,4 @@ def kill_worker_of(world: World, node: NodeId) -> None:
     agent = world.nodes[node].agent
     workers = [] if agent is None else agent.running()
     if workers:
-        world.random.choice(workers).end(-9, "killed_by_signal", "", "killed by SIGKILL")
+        world.random.choice(workers).end(-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from controller.agent.ledger import Weight
 from controller.core import events as ev
 from controller.sim.checkers import FAILED
+from outlast.failures import FailureClass
 from outlast.ids import Attempt, JobId, NodeId
 
 if TYPE_CHECKING:
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from controller.sim.world import World
 
 # Exits that a node's hardware may have brought about.
-_OF_HARDWARE = ("device", "nccl", "unknown")
+_OF_HARDWARE = (FailureClass.DEVICE, FailureClass.NCCL, FailureClass.UNKNOWN)
 # Exits of which a traceback says where the program was.
-_RAISED = ("user_error", "program_error", "missing")
+_RAISED = (FailureClass.USER_ERROR, FailureClass.PROGRAM_ERROR, FailureClass.MISSING)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,7 +36,7 @@ class Worker:
     exit: ev.WorkerExited | None = None
     completed_step: int = -1
 
-    def end(self, code: int, fault_class: str, fingerprint: str, detail: str) -> None:
+    def end(self, code: int, fault_class: FailureClass, fingerprint: str, detail: str) -> None:
         """The process ends by itself or by a fault."""
         world = self.agent.world
         if not self.is_running or (code == 1 and world.nodes[self.node].is_stuck):
@@ -47,20 +48,25 @@ class Worker:
 
     def end_without_number(self) -> None:
         """The loss that it computed is not a number."""
-        self.end(1, "non_finite", "0bad", "NonFiniteLossError: loss nan")
+        self.end(1, FailureClass.NON_FINITE, "0bad", "NonFiniteLossError: loss nan")
 
     def end_with_other_bits(self) -> None:
         """It computed other bits than another replica did."""
-        self.end(1, "corrupt", "0b17", "SilentCorruptionError: this replica computed other bits")
+        self.end(
+            1,
+            FailureClass.CORRUPT,
+            "0b17",
+            "SilentCorruptionError: this replica computed other bits",
+        )
 
     def kill(self) -> None:
         """The agent kills it on a command."""
         self.told = True
         if self.is_running and not self.agent.node.is_stuck:
             self._finish(self.agent.world, -9)
-            self._report(-9, "killed_by_signal", "", "killed by SIGKILL")
+            self._report(-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
 
-    def _report(self, code: int, fault_class: str, fingerprint: str, detail: str) -> None:
+    def _report(self, code: int, fault_class: FailureClass, fingerprint: str, detail: str) -> None:
         world = self.agent.world
         self.exit = ev.WorkerExited(
             job_id=self.job_id,

@@ -25,6 +25,7 @@ from controller.sim.pace import WHOLE, Fidelity, Pace
 from controller.sim.timeline import EPOCH_S, Timeline
 from controller.sim.trace import Tracer
 from controller.sim.training import Phase, SimJob, Training, Trainings
+from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId
 
 DEFAULT_LIMITS = Limits()
@@ -238,7 +239,7 @@ class World:
         """A person returns the machine, empty and sound."""
         node = self.nodes[name]
         node.sickness, node.check_delay_s = "", 0.0
-        node.device_exit = ""
+        node.device_exit = FailureClass.NONE
         node.is_corrupt = node.refuses_start = node.lacks_file = False
         node.passes_checks = node.hides_workers = False
         self.unstick(name)
@@ -248,7 +249,7 @@ class World:
         self.start_agent(name)
 
     def break_devices(
-        self, name: NodeId, why: str, *, exit_class: str, noticed_s: Callable[[], float]
+        self, name: NodeId, why: str, *, exit_class: FailureClass, noticed_s: Callable[[], float]
     ) -> None:
         """Whoever uses the node's devices fails from here on, and so do those who run there.
 
@@ -262,13 +263,17 @@ class World:
             return
         node.agent.meet_broken_devices(noticed_s)
         training = self.trainings.get(workers[0].job_id, workers[0].attempt)
-        if exit_class != "nccl" or training is None or self.random.random() > PEER_FAILS_SHARE:
+        if (
+            exit_class is not FailureClass.NCCL
+            or training is None
+            or self.random.random() > PEER_FAILS_SHARE
+        ):
             return
         peers = [peer for peer in training.joined.values() if peer.node != name]
         if peers:
             peer = self.random.choice(peers)
             detail = f"NCCL WARN Got completion from {name} with status=12"
-            self.timeline.after(noticed_s(), peer.end, 1, "nccl", "", detail)
+            self.timeline.after(noticed_s(), peer.end, 1, FailureClass.NCCL, "", detail)
 
     def mend(self, link: tuple[NodeId, NodeId]) -> None:
         """Somebody has put a new cable in."""

@@ -10,37 +10,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
+
+from outlast.failures import FailureClass
 
 # Version of `RULES`; raised with every change, so that an incident says by which it is.
 RULES_VERSION = 4
-
-
-class ExitClass(StrEnum):
-    """What kind of failure ended a worker."""
-
-    CLEAN = "clean"  # it did not fail
-    USER_ERROR = "user_error"  # the user's code or settings, perhaps at this moment only
-    PROGRAM_ERROR = "program_error"  # the user's code: the same input would raise it again
-    MISSING = "missing"  # a file or module is not there, or may not be read
-    CASCADE = "cascade"  # another rank died or hangs, this one noticed
-    OOM_HOST = "oom_host"  # host memory ran out
-    CUDA_OOM = "cuda_oom"  # device memory ran out
-    DEVICE = "device"  # the accelerator reports a fault of its own
-    DEVICE_KERNEL = "device_kernel"  # what ran on it went wrong: the program's mistake, or its own
-    NON_FINITE = "non_finite"  # the loss that it computed was not a number
-    NON_FINITE_OWN = "non_finite_own_gradient"  # the loss was one, and its own gradient was not
-    NON_FINITE_GRADIENT = "non_finite_gradient"  # only the gradient was not; nobody knows whose
-    CORRUPT = "corrupt"  # its replica computed other bits than another one
-    CORRUPT_SOMEWHERE = "corrupt_somewhere"  # its replica did, or the other one
-    STORAGE = "storage"  # a file system or object store refused
-    CHECKPOINT = "checkpoint"  # checkpoints were committed, and none of them can be loaded
-    NCCL = "nccl"  # the collective library failed by itself
-    CONFIG = "config"  # a field of the spec asks for what cannot be done
-    MISFIT = "misfit"  # the job asks for more than the node has
-    OCCUPIED = "occupied"  # the node has it, but something else uses it now
-    KILLED_BY_SIGNAL = "killed_by_signal"  # no word why
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +22,7 @@ class Rule:
     """One kind of message."""
 
     name: str
-    exit_class: ExitClass
+    exit_class: FailureClass
     pattern: re.Pattern[str]
     # Texts that this rule must classify, and texts that it must not match.
     matches: tuple[str, ...]
@@ -60,7 +34,7 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(
         name="more than the node has",
-        exit_class=ExitClass.MISFIT,
+        exit_class=FailureClass.MISFIT,
         pattern=re.compile(
             r"^outlast\.errors\.MisfitError\b|Torch not compiled with CUDA enabled|"
             r"Found no NVIDIA driver on your system"
@@ -80,7 +54,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="in use on the node",
-        exit_class=ExitClass.OCCUPIED,
+        exit_class=FailureClass.OCCUPIED,
         pattern=re.compile(r"^outlast\.errors\.OccupiedError\b"),
         matches=(
             "outlast.errors.OccupiedError: host memory /dev/shm/outlast/job: 2 checkpoint slots of "
@@ -94,7 +68,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="setting that cannot be met",
-        exit_class=ExitClass.CONFIG,
+        exit_class=FailureClass.CONFIG,
         pattern=re.compile(r"^outlast\.errors\.SettingError\b"),
         matches=(
             "outlast.errors.SettingError: checkpoint.load: file:///ckpt/gpt-zhrpe: checkpoint step "
@@ -111,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="no checkpoint to load",
-        exit_class=ExitClass.CHECKPOINT,
+        exit_class=FailureClass.CHECKPOINT,
         pattern=re.compile(r"^checkpoint\.core\.errors\.NoCheckpointError\b"),
         matches=(
             "checkpoint.core.errors.NoCheckpointError: file:///ckpt/job has no checkpoint that can "
@@ -125,7 +99,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="device memory",
-        exit_class=ExitClass.CUDA_OOM,
+        exit_class=FailureClass.CUDA_OOM,
         pattern=re.compile(
             r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|"
             r"CUDA error: out of memory"
@@ -144,7 +118,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="kernel out of memory",
-        exit_class=ExitClass.OOM_HOST,
+        exit_class=FailureClass.OOM_HOST,
         pattern=re.compile(r"[Oo]ut of memory: Killed process|oom-kill:|OOMKilled"),
         matches=(
             "Out of memory: Killed process 4242 (python) total-vm:81788928kB",
@@ -155,7 +129,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="host allocation",
-        exit_class=ExitClass.OOM_HOST,
+        exit_class=FailureClass.OOM_HOST,
         pattern=re.compile(
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|^MemoryError\b|"
             r"Cannot allocate memory|std::bad_alloc"
@@ -172,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="device fault",
-        exit_class=ExitClass.DEVICE,
+        exit_class=FailureClass.DEVICE,
         pattern=re.compile(
             r"uncorrectable (?:NVLink|ECC) error|ECC error encountered|fallen off the bus|"
             r"Invalid access of peer GPU memory|"
@@ -192,7 +166,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="kernel fault",
-        exit_class=ExitClass.DEVICE_KERNEL,
+        exit_class=FailureClass.DEVICE_KERNEL,
         pattern=re.compile(
             r"an illegal memory access|unspecified launch failure|misaligned address|"
             r"illegal instruction was encountered"
@@ -208,7 +182,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="wrong bits on another replica",
-        exit_class=ExitClass.CASCADE,
+        exit_class=FailureClass.CASCADE,
         pattern=re.compile(r"SilentCorruptionError: step \d+: not this replica"),
         matches=(
             "trainer.replay.SilentCorruptionError: step 7: not this replica: one of 1 (n2) "
@@ -221,7 +195,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="wrong bits somewhere",
-        exit_class=ExitClass.CORRUPT_SOMEWHERE,
+        exit_class=FailureClass.CORRUPT_SOMEWHERE,
         pattern=re.compile(r"SilentCorruptionError: step \d+: one of"),
         matches=(
             "trainer.replay.SilentCorruptionError: step 7: one of the replicas 0 (n1), 1 (n2) "
@@ -234,7 +208,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="wrong bits",
-        exit_class=ExitClass.CORRUPT,
+        exit_class=FailureClass.CORRUPT,
         pattern=re.compile(r"SilentCorruptionError: step \d+: this replica"),
         matches=(
             "trainer.replay.SilentCorruptionError: step 7: this replica, 1 (n2), computed other "
@@ -249,7 +223,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="not a number on another rank",
-        exit_class=ExitClass.CASCADE,
+        exit_class=FailureClass.CASCADE,
         pattern=re.compile(r"NonFiniteLossError: step \d+: .* of another rank"),
         matches=(
             "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf of another "
@@ -264,7 +238,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="own gradient not a number",
-        exit_class=ExitClass.NON_FINITE_OWN,
+        exit_class=FailureClass.NON_FINITE_OWN,
         pattern=re.compile(r"NonFiniteLossError: step \d+: .* of this rank"),
         matches=(
             "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf of this rank; "
@@ -277,7 +251,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="gradient not a number",
-        exit_class=ExitClass.NON_FINITE_GRADIENT,
+        exit_class=FailureClass.NON_FINITE_GRADIENT,
         # All ranks share the gradient by then, so this one is no more to blame than others.
         pattern=re.compile(r"NonFiniteLossError: step \d+: loss -?\d\S*, gradient norm"),
         matches=(
@@ -293,7 +267,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="not a number",
-        exit_class=ExitClass.NON_FINITE,
+        exit_class=FailureClass.NON_FINITE,
         pattern=re.compile(r"NonFiniteLossError: "),
         matches=(
             "trainer.blame.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
@@ -307,7 +281,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="program out of step",
-        exit_class=ExitClass.USER_ERROR,
+        exit_class=FailureClass.USER_ERROR,
         pattern=re.compile(
             r"Detected mismatch between collectives|ncclInvalidUsage|ncclInvalidArgument|"
             r"device-side assert triggered"
@@ -323,7 +297,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="storage",
-        exit_class=ExitClass.STORAGE,
+        exit_class=FailureClass.STORAGE,
         pattern=re.compile(
             r"No space left on device|Disk quota exceeded|Stale (?:NFS )?file handle|"
             r"\[Errno 5\] Input/output error|Read-only file system|Transport endpoint is not "
@@ -345,7 +319,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="peer connection lost",
-        exit_class=ExitClass.CASCADE,
+        exit_class=FailureClass.CASCADE,
         pattern=re.compile(
             r"Connection (?:was )?(?:likely )?(?:reset|closed)(?: by (?:remote )?peer)?|"
             r"Connection refused|Broken pipe|ncclRemoteError|ncclSystemError|"
@@ -382,7 +356,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="waited for a peer in vain",
-        exit_class=ExitClass.CASCADE,
+        exit_class=FailureClass.CASCADE,
         pattern=re.compile(
             r"Timed out waiting \d+ ?ms for (?:recv|send) operation|"
             r"collective operation timeout: WorkNCCL|"
@@ -402,7 +376,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="collective library",
-        exit_class=ExitClass.NCCL,
+        exit_class=FailureClass.NCCL,
         pattern=re.compile(
             r"ncclInternalError|ncclUnhandledCudaError|NCCL error|"
             r"NCCL WARN|NET/IB ?: Got completion|NET/IB ?: .*[Aa]sync fatal event|"
@@ -420,7 +394,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="shapes and arguments",
-        exit_class=ExitClass.PROGRAM_ERROR,
+        exit_class=FailureClass.PROGRAM_ERROR,
         pattern=re.compile(
             r"shapes cannot be multiplied|must match the size of tensor|"
             r"shape '\[.*\]' is invalid for input|size mismatch|inconsistent tensor size|"
@@ -439,7 +413,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="not there",
-        exit_class=ExitClass.MISSING,
+        exit_class=FailureClass.MISSING,
         pattern=re.compile(
             r"^(?:FileNotFoundError|PermissionError|IsADirectoryError|NotADirectoryError|"
             r"ImportError|ModuleNotFoundError)\b"
@@ -458,7 +432,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="interpreter",
-        exit_class=ExitClass.PROGRAM_ERROR,
+        exit_class=FailureClass.PROGRAM_ERROR,
         pattern=re.compile(
             r"^(?:KeyError|IndexError|AttributeError|TypeError|ValueError(?!: (?:cannot )?mmap )|"
             r"NameError|UnboundLocalError|AssertionError|ZeroDivisionError|SyntaxError|"

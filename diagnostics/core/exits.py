@@ -19,7 +19,8 @@ import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from diagnostics.core.exit_rules import RULES, RULES_VERSION, ExitClass, Rule
+from diagnostics.core.exit_rules import RULES, RULES_VERSION, Rule
+from outlast.failures import FailureClass
 
 # Done, and stopped gracefully on request.
 CLEAN_CODES = (0, 75)
@@ -41,7 +42,7 @@ _FRAME = re.compile(r'^  File "([^"]+)", line', re.MULTILINE)
 _OUR_FILE = re.compile(r"/(?:outlast|trainer|checkpoint|diagnostics)/[\w/]+\.py$")
 
 # Classes that any better evidence may replace.
-_SOFT = (ExitClass.CASCADE, ExitClass.UNKNOWN)
+_SOFT = (FailureClass.CASCADE, FailureClass.UNKNOWN)
 
 
 class Where(StrEnum):
@@ -74,7 +75,7 @@ class ExitFacts:
 class Classification:
     """The class of an exit, what decided it, and the words that did."""
 
-    exit_class: ExitClass
+    exit_class: FailureClass
     where: Where
     reason: str
     # Of the table; "" where none of its rules was asked or knew the words.
@@ -96,7 +97,7 @@ def classify(facts: ExitFacts) -> Classification:
     over the kernel's count, and that over the bare signal.
     """
     if facts.code in CLEAN_CODES:
-        return _classification(ExitClass.CLEAN, Where.EXIT_CODE, f"exit code {facts.code}")
+        return _classification(FailureClass.CLEAN, Where.EXIT_CODE, f"exit code {facts.code}")
     exception = _exception(facts)
     if exception is not None and exception.exit_class not in _SOFT:
         return exception
@@ -105,19 +106,19 @@ def classify(facts: ExitFacts) -> Classification:
         return tail
     if facts.code == -signal.SIGKILL and facts.out_of_memory:
         reason = f"killed by SIGKILL: {facts.out_of_memory}"
-        return _classification(ExitClass.OOM_HOST, Where.COUNT, reason)
+        return _classification(FailureClass.OOM_HOST, Where.COUNT, reason)
     # What the worker wrote about itself came before the signal, which may be no
     # more than the agent's own clean-up.
     for found in (exception, tail):
-        if found is not None and found.exit_class is ExitClass.CASCADE:
+        if found is not None and found.exit_class is FailureClass.CASCADE:
             return found
     if facts.code < 0:
         name = _signal_name(-facts.code)
-        return _classification(ExitClass.KILLED_BY_SIGNAL, Where.EXIT_CODE, f"killed by {name}")
+        return _classification(FailureClass.KILLED_BY_SIGNAL, Where.EXIT_CODE, f"killed by {name}")
     if exception is not None:
         return exception
     reason = f"exit code {facts.code} without a word"
-    return _classification(ExitClass.UNKNOWN, Where.EXIT_CODE, reason)
+    return _classification(FailureClass.UNKNOWN, Where.EXIT_CODE, reason)
 
 
 def match(text: str) -> Rule | None:
@@ -136,12 +137,12 @@ def _exception(facts: ExitFacts) -> Classification | None:
     if rule is not None:
         found = _by_rule(rule, Where.EXCEPTION, reason)
         is_doubtful = _came_of_others(facts) or _is_our_assertion(facts)
-        if found.exit_class is ExitClass.PROGRAM_ERROR and is_doubtful:
-            return replace(found, exit_class=ExitClass.USER_ERROR)
+        if found.exit_class is FailureClass.PROGRAM_ERROR and is_doubtful:
+            return replace(found, exit_class=FailureClass.USER_ERROR)
         return found
     is_native = bool(_NATIVE.search(facts.exception_message))
     is_user_error = not is_native and kind not in _ENVIRONMENT and not kind.startswith(_OURS)
-    exit_class = ExitClass.USER_ERROR if is_user_error else ExitClass.UNKNOWN
+    exit_class = FailureClass.USER_ERROR if is_user_error else FailureClass.UNKNOWN
     return _classification(exit_class, Where.EXCEPTION, reason)
 
 
@@ -153,7 +154,7 @@ def _came_of_others(facts: ExitFacts) -> bool:
     """
     raised = (line for line in facts.traceback.splitlines() if _RAISED.match(line))
     rules = (match(_ADVICE.sub("", line.removeprefix("builtins."))) for line in raised)
-    return any(rule is None or rule.exit_class is not ExitClass.PROGRAM_ERROR for rule in rules)
+    return any(rule is None or rule.exit_class is not FailureClass.PROGRAM_ERROR for rule in rules)
 
 
 def _is_our_assertion(facts: ExitFacts) -> bool:
@@ -174,10 +175,10 @@ def _stderr(facts: ExitFacts) -> Classification | None:
         rule = match(_ADVICE.sub("", line))
         if rule is None or not rule.in_stderr:
             continue
-        if facts.code == -signal.SIGKILL and rule.exit_class is not ExitClass.OOM_HOST:
+        if facts.code == -signal.SIGKILL and rule.exit_class is not FailureClass.OOM_HOST:
             continue
         found = _by_rule(rule, Where.STDERR, line.strip()[:300])
-        if rule.exit_class is not ExitClass.CASCADE:
+        if rule.exit_class is not FailureClass.CASCADE:
             return found
         cascade = cascade or found
     return cascade
@@ -194,5 +195,5 @@ def _by_rule(rule: Rule, where: Where, reason: str) -> Classification:
     return Classification(exit_class=rule.exit_class, where=where, reason=reason, rule=rule.name)
 
 
-def _classification(exit_class: ExitClass, where: Where, reason: str) -> Classification:
+def _classification(exit_class: FailureClass, where: Where, reason: str) -> Classification:
     return Classification(exit_class=exit_class, where=where, reason=reason)

@@ -42,13 +42,28 @@ class HostState:
     kernel: tuple[KernelLine, ...] = ()
 
 
+class KernelClass(StrEnum):
+    """What a line of the kernel is about."""
+
+    PROGRAM = "program"
+    FOLLOW_UP = "follow-up"
+    DEVICE_MEMORY = "device memory"
+    NVLINK = "nvlink"
+    DEVICE = "device"
+    MEMORY_OR_PROCESSOR = "memory or processor"
+    HOST_MEMORY = "host memory"
+    DISK = "disk"
+    LINK = "link"
+    KERNEL = "kernel"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRule:
     """One kind of line in a kernel's log, and lines that it must and must not match."""
 
     name: str
     pattern: re.Pattern[str]
-    fault_class: str
+    kernel_class: KernelClass
     means: str
     # Whether the node itself is at fault, so that `act` checks it.
     blames_node: bool = True
@@ -74,7 +89,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="xid of a program",
         pattern=_xid(8, 13, 31, 32, 39, 68, 69, 80),
-        fault_class="program",
+        kernel_class=KernelClass.PROGRAM,
         means="a program made an error on a GPU; where others do not, the GPU may be at fault",
         blames_node=False,
         matches=(
@@ -86,7 +101,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="xid that follows",
         pattern=_xid(37, 38, 43, 44, 45, 66, 92, 121, 137),
-        fault_class="follow-up",
+        kernel_class=KernelClass.FOLLOW_UP,
         means="the driver cleans up after another error, or tells of one that was corrected",
         blames_node=False,
         matches=("NVRM: Xid (PCI:0000:3b:00): 45, pid=1234, Ch 00000008",),
@@ -95,7 +110,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="xid of memory",
         pattern=_xid(48, 63, 64, 94, 95, 140, 156, 171, 172),
-        fault_class="device memory",
+        kernel_class=KernelClass.DEVICE_MEMORY,
         means="a GPU's memory reports an error that could not be corrected",
         matches=("NVRM: Xid (PCI:0000:86:00): 48, pid='<unknown>', Double Bit ECC Error",),
         misses=("NVRM: Xid (PCI:0000:86:00): 13, pid=77, Graphics SM Warp Exception",),
@@ -103,7 +118,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="xid of nvlink",
         pattern=_xid(74, *range(144, 151)),
-        fault_class="nvlink",
+        kernel_class=KernelClass.NVLINK,
         means="an NVLink port of a GPU reports an error",
         matches=(
             "NVRM: Xid (PCI:0000:3b:00): 74, pid=1, NVLink: fatal error detected on link 6",
@@ -114,7 +129,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="xid",
         pattern=re.compile(r"NVRM: Xid \(|GPU has fallen off the bus"),
-        fault_class="device",
+        kernel_class=KernelClass.DEVICE,
         means="the driver reports an error of a GPU",
         matches=(
             "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.",
@@ -128,7 +143,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
             r"\[Hardware Error\]: (?!.*corrected)|EDAC \S+: \d+ UE |mce: .*Uncorrected|"
             r"Memory failure: 0x"
         ),
-        fault_class="memory or processor",
+        kernel_class=KernelClass.MEMORY_OR_PROCESSOR,
         means="memory or processor report an error that could not be corrected",
         matches=(
             "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0",
@@ -143,7 +158,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="out of memory",
         pattern=re.compile(r"[Oo]ut of memory: Killed process|oom-kill:"),
-        fault_class="host memory",
+        kernel_class=KernelClass.HOST_MEMORY,
         means="the kernel killed a process for want of memory",
         blames_node=False,
         matches=(
@@ -158,7 +173,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
             r"I/O error, dev |Buffer I/O error on dev|EXT4-fs error|XFS \(.*\): .*[Cc]orruption|"
             r"Remounting filesystem read-only|nvme.*: (?:I/O \d+ .*timeout|controller is down)"
         ),
-        fault_class="disk",
+        kernel_class=KernelClass.DISK,
         means="a disk or its file system reports errors",
         matches=(
             "blk_update_request: I/O error, dev sda, sector 1953525168",
@@ -173,7 +188,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
             r"mlx5_core .*(?:Link down|health compromised|[Ff]atal)|NETDEV WATCHDOG: .*timed out|"
             r"NVLink: .*(?:[Ff]atal|error)"
         ),
-        fault_class="link",
+        kernel_class=KernelClass.LINK,
         means="a network or NVLink port has failed",
         matches=(
             "mlx5_core 0000:3b:00.0 ens1f0np0: Link down",
@@ -184,7 +199,7 @@ KERNEL_RULES: tuple[KernelRule, ...] = (
     KernelRule(
         name="lockup",
         pattern=re.compile(r"soft lockup|hard LOCKUP|blocked for more than \d+ seconds"),
-        fault_class="kernel",
+        kernel_class=KernelClass.KERNEL,
         means="a task or a processor hangs in the kernel",
         matches=(
             "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4242]",
@@ -201,7 +216,7 @@ def known_lines(lines: Iterable[str]) -> tuple[KernelLine, ...]:
     for line in lines:
         rule = next((rule for rule in KERNEL_RULES if rule.pattern.search(line)), None)
         if rule is not None:
-            which = f"class {rule.fault_class!r}, rule {rule.name!r} of table {RULES_VERSION}"
+            which = f"class {str(rule.kernel_class)!r}, rule {rule.name!r} of table {RULES_VERSION}"
             words = f"{rule.means} (kernel log, {which}): {line.strip()[:300]}"
             found.append(KernelLine(rule=rule, words=words))
     return tuple(found)

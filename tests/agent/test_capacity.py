@@ -10,7 +10,7 @@ from checkpoint.memory import free_memory_bytes, memory_bytes, most_host_memory_
 from controller.agent.capacity import NodeCapacity, count_gpus
 from controller.agent.config import AgentConfig
 from controller.agent.launch import StartRefusedError, check_host_memory
-from controller.agent.ledger import ErrorKind
+from outlast.failures import ErrorKind
 from outlast.spec.parse import parse_spec
 
 GIB = 1 << 30

@@ -13,12 +13,12 @@ from controller.agent.ledger import (
     CommandKind,
     CommandLedger,
     Decision,
-    ErrorKind,
     EventBuffer,
     Fence,
     Result,
     Weight,
 )
+from outlast.failures import ErrorKind
 
 DONE = Result(ok=True, detail="done", completed_step=7)
 

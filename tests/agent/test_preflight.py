@@ -15,9 +15,9 @@ from checkpoint.claiming import Owner
 from checkpoint.errors import RootTakenError, StorageTimeoutError, StorageUnavailableError
 from checkpoint.storage import Storage
 from controller.agent.launch import StartRefusedError, check_storage
-from controller.agent.ledger import ErrorKind
 from controller.agent.preflight import Preflight
 from controller.agent.threads import HungCallsError
+from outlast.failures import ErrorKind
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
 

@@ -28,6 +28,7 @@ from controller.store.database import Database, DatabaseError
 from controller.store.journal import DeposedError, Journal
 from controller.store.lock import LockedError, StateLock
 from outlast.clock import SystemClock
+from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import JobId, NodeId
 from outlast.spec.parse import parse_spec
 from tests.controller.fakes import spec_document
@@ -118,7 +119,7 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
         command_id=command.command_id,
         node=command.node,
         ok=True,
-        error_kind="",
+        error_kind=ErrorKind.NONE,
         detail="",
         verdict="pass",
         completed_step=3 if isinstance(command.command, StopWorkers) else -1,
@@ -144,7 +145,7 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
                 node=command.node,
                 rank=command.command.ranks[0],
                 code=-9 if is_faulty else 0,
-                fault_class="killed_by_signal" if is_faulty else "clean",
+                fault_class=FailureClass.KILLED_BY_SIGNAL if is_faulty else FailureClass.CLEAN,
                 fingerprint="",
                 detail="",
                 traceback="",

@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
-from diagnostics.core.exit_rules import RULES, RULES_VERSION, ExitClass, Rule
+from diagnostics.core.exit_rules import RULES, RULES_VERSION, Rule
 from diagnostics.core.exits import ExitFacts, Where, classify, match
+from outlast.failures import FailureClass
 
 GLOO_LOST = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
@@ -46,13 +47,13 @@ def test_sample_as_an_exception_gets_the_class_of_its_rule() -> None:
 
 @pytest.mark.parametrize("code", [0, 75])
 def test_finished_and_stopped_workers_did_not_fail(code: int) -> None:
-    assert classify(ExitFacts(code=code)).exit_class is ExitClass.CLEAN
+    assert classify(ExitFacts(code=code)).exit_class is FailureClass.CLEAN
 
 
 def test_lost_connection_is_a_cascade() -> None:
     facts = ExitFacts(code=1, exception_type="builtins.RuntimeError", exception_message=GLOO_LOST)
     found = classify(facts)
-    assert (found.exit_class, found.where) == (ExitClass.CASCADE, Where.EXCEPTION)
+    assert (found.exit_class, found.where) == (FailureClass.CASCADE, Where.EXCEPTION)
     assert found.reason.startswith("RuntimeError: [")
 
 
@@ -80,7 +81,7 @@ def test_initiating_cause_in_standard_error_beats_a_cascade() -> None:
         stderr_tail="CUDA error: uncorrectable ECC error encountered\nConnection closed by peer",
     )
     found = classify(facts)
-    assert (found.exit_class, found.where) == (ExitClass.DEVICE, Where.STDERR)
+    assert (found.exit_class, found.where) == (FailureClass.DEVICE, Where.STDERR)
 
 
 def test_exception_beats_noise_in_standard_error() -> None:
@@ -90,14 +91,14 @@ def test_exception_beats_noise_in_standard_error() -> None:
         exception_message="'input_ids'",
         stderr_tail="NCCL WARN something odd\nOut of memory: Killed process 3 (cc1plus)",
     )
-    assert classify(facts).exit_class is ExitClass.PROGRAM_ERROR
+    assert classify(facts).exit_class is FailureClass.PROGRAM_ERROR
 
 
 def test_cascade_stays_a_cascade_when_the_agent_then_kills_the_worker() -> None:
     facts = ExitFacts(
         code=-signal.SIGKILL, exception_type="RuntimeError", exception_message=GLOO_LOST
     )
-    assert classify(facts).exit_class is ExitClass.CASCADE
+    assert classify(facts).exit_class is FailureClass.CASCADE
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_cascade_stays_a_cascade_when_the_agent_then_kills_the_worker() -> None:
 )
 def test_bare_signal_is_named(number: int, name: str) -> None:
     found = classify(ExitFacts(code=-number))
-    assert (found.exit_class, found.reason) == (ExitClass.KILLED_BY_SIGNAL, f"killed by {name}")
+    assert (found.exit_class, found.reason) == (FailureClass.KILLED_BY_SIGNAL, f"killed by {name}")
 
 
 def test_unnamed_signal_is_numbered() -> None:
@@ -116,7 +117,7 @@ def test_unnamed_signal_is_numbered() -> None:
 def test_sigkill_with_the_kernel_s_line_is_out_of_memory() -> None:
     tail = "step 40 loss 2.1\nMemory cgroup out of memory: Killed process 87 (python3)\n"
     found = classify(ExitFacts(code=-signal.SIGKILL, stderr_tail=tail))
-    assert found.exit_class is ExitClass.OOM_HOST
+    assert found.exit_class is FailureClass.OOM_HOST
 
 
 COUNTED = "for want of memory the kernel has killed one more process of its cgroup"
@@ -133,46 +134,48 @@ def test_sigkill_that_the_kernel_has_counted_is_out_of_memory(before: str) -> No
             out_of_memory=COUNTED,
         )
     )
-    assert (found.exit_class, found.where) == (ExitClass.OOM_HOST, Where.COUNT)
+    assert (found.exit_class, found.where) == (FailureClass.OOM_HOST, Where.COUNT)
     assert found.words == f"killed by SIGKILL: {COUNTED}"
 
 
 def test_other_ends_are_not_explained_by_a_count() -> None:
     aborted = classify(ExitFacts(code=-signal.SIGABRT, out_of_memory=COUNTED))
-    assert aborted.exit_class is ExitClass.KILLED_BY_SIGNAL
+    assert aborted.exit_class is FailureClass.KILLED_BY_SIGNAL
     mistaken = classify(
         ExitFacts(code=-signal.SIGKILL, exception_type="KeyError", out_of_memory=COUNTED)
     )
-    assert mistaken.exit_class is ExitClass.PROGRAM_ERROR
+    assert mistaken.exit_class is FailureClass.PROGRAM_ERROR
 
 
 def test_sigkill_is_not_explained_by_earlier_warnings() -> None:
     tail = "[W] Connection reset by peer, retrying\nOSError: [Errno 28] No space left on device\n"
     found = classify(ExitFacts(code=-signal.SIGKILL, stderr_tail=tail))
-    assert found.exit_class is ExitClass.KILLED_BY_SIGNAL
+    assert found.exit_class is FailureClass.KILLED_BY_SIGNAL
 
 
 def test_abort_is_explained_by_what_was_printed_before() -> None:
     tail = "terminate called after throwing an instance of 'std::bad_alloc'\n"
     found = classify(ExitFacts(code=-signal.SIGABRT, stderr_tail=tail))
-    assert found.exit_class is ExitClass.OOM_HOST
+    assert found.exit_class is FailureClass.OOM_HOST
 
 
 def test_advice_is_no_evidence() -> None:
     tail = "RuntimeError: boom, which might be caused by CUDA out of memory or NCCL error\n"
-    assert classify(ExitFacts(code=-6, stderr_tail=tail)).exit_class is ExitClass.KILLED_BY_SIGNAL
+    assert (
+        classify(ExitFacts(code=-6, stderr_tail=tail)).exit_class is FailureClass.KILLED_BY_SIGNAL
+    )
 
 
 def test_exception_class_of_the_user_is_a_user_error() -> None:
     facts = ExitFacts(code=1, exception_type="my_model.DataError", exception_message="bad row 7")
-    assert classify(facts).exit_class is ExitClass.USER_ERROR
+    assert classify(facts).exit_class is FailureClass.USER_ERROR
 
 
 def test_plain_runtime_error_from_python_is_a_user_error() -> None:
     facts = ExitFacts(
         code=1, exception_type="builtins.RuntimeError", exception_message="loss is negative"
     )
-    assert classify(facts).exit_class is ExitClass.USER_ERROR
+    assert classify(facts).exit_class is FailureClass.USER_ERROR
 
 
 @pytest.mark.parametrize(
@@ -186,12 +189,12 @@ def test_plain_runtime_error_from_python_is_a_user_error() -> None:
 )
 def test_unknown_failure_below_the_user_s_code_is_not_blamed_on_it(kind: str, message: str) -> None:
     facts = ExitFacts(code=1, exception_type=kind, exception_message=message)
-    assert classify(facts).exit_class is ExitClass.UNKNOWN
+    assert classify(facts).exit_class is FailureClass.UNKNOWN
 
 
 def test_exit_code_without_a_word_is_unknown() -> None:
     found = classify(ExitFacts(code=3))
-    assert (found.exit_class, found.reason) == (ExitClass.UNKNOWN, "exit code 3 without a word")
+    assert (found.exit_class, found.reason) == (FailureClass.UNKNOWN, "exit code 3 without a word")
 
 
 @pytest.mark.parametrize(
@@ -234,25 +237,25 @@ def test_an_exception_of_the_program_is_certain_unless_it_came_of_another_one(
     kind: str, message: str, traceback: str, certain: bool
 ) -> None:
     facts = ExitFacts(code=1, exception_type=kind, exception_message=message, traceback=traceback)
-    expected = ExitClass.PROGRAM_ERROR if certain else ExitClass.USER_ERROR
+    expected = FailureClass.PROGRAM_ERROR if certain else FailureClass.USER_ERROR
     assert classify(facts).exit_class is expected
 
 
 @pytest.mark.parametrize(
     ("kind", "exit_class"),
     [
-        ("MemoryError", ExitClass.OOM_HOST),
-        ("ConnectionResetError", ExitClass.CASCADE),
-        ("FileNotFoundError", ExitClass.MISSING),
-        ("ImportError", ExitClass.MISSING),
-        ("OSError", ExitClass.UNKNOWN),
-        ("RuntimeError", ExitClass.USER_ERROR),
-        ("UnicodeDecodeError", ExitClass.USER_ERROR),
-        ("json.decoder.JSONDecodeError", ExitClass.USER_ERROR),
+        ("MemoryError", FailureClass.OOM_HOST),
+        ("ConnectionResetError", FailureClass.CASCADE),
+        ("FileNotFoundError", FailureClass.MISSING),
+        ("ImportError", FailureClass.MISSING),
+        ("OSError", FailureClass.UNKNOWN),
+        ("RuntimeError", FailureClass.USER_ERROR),
+        ("UnicodeDecodeError", FailureClass.USER_ERROR),
+        ("json.decoder.JSONDecodeError", FailureClass.USER_ERROR),
     ],
 )
 def test_what_a_node_or_the_moment_can_cause_is_no_certain_error_of_the_program(
-    kind: str, exit_class: ExitClass
+    kind: str, exit_class: FailureClass
 ) -> None:
     facts = ExitFacts(code=1, exception_type=kind, exception_message="x")
     assert classify(facts).exit_class is exit_class

@@ -12,11 +12,11 @@ import pytest
 
 from checkpoint.storage import Storage
 from controller.agent.launch import StartRefusedError
-from controller.agent.ledger import ErrorKind
 from controller.agent.preflight import Preflight
 from controller.convert import worker_exited
 from controller.core.events import WorkerExited
 from outlast.cli.places import Nodes, look
+from outlast.failures import ErrorKind
 from outlast.ids import NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from diagnostics.core.exit_rules import ExitClass
 from diagnostics.core.exits import ExitFacts, classify
+from outlast.failures import FailureClass
 from outlast.layout import Layout
 from tests.trainer.jobs import train
 from tests.trainer.jobs_replay import bit_sums, train_again, train_to_infinity
@@ -65,7 +65,7 @@ def error_of(folder: Path, rank: int) -> dict[str, str]:
     return report
 
 
-def classes(folder: Path, world_size: int) -> list[ExitClass]:
+def classes(folder: Path, world_size: int) -> list[FailureClass]:
     """What the agents make of the ends of all ranks."""
     reports = [error_of(folder, rank) for rank in range(world_size)]
     facts = [
@@ -82,7 +82,7 @@ def test_one_wrong_bit_accuses_the_replica_that_was_suspected(
     spec = spec_of(folder.parent, steps=4, parallel={"dp": 2, "tp": 2})
     found = ranks.run(train_again, 4, folder, spec, 1, 3, ("n3",), 3)
     assert [each["code"] for each in found] == [FAILED] * 4
-    assert classes(folder, 4) == [ExitClass.CASCADE] * 2 + [ExitClass.CORRUPT] * 2
+    assert classes(folder, 4) == [FailureClass.CASCADE] * 2 + [FailureClass.CORRUPT] * 2
     assert error_of(folder, 2)["message"].startswith("step 3: this replica, 1 (n2, n3), computed")
     # The step is not done, and the weights are those of the step before.
     assert [record.step for record in steps_of(folder, 1, 0)] == [1, 2]
@@ -94,7 +94,7 @@ def test_without_an_earlier_sign_two_replicas_cannot_be_told_apart(
     _, folder = folders
     spec = spec_of(folder.parent, steps=4, parallel={"dp": 2})
     ranks.run(train_again, 2, folder, spec, 1, 3, (), 1)
-    assert classes(folder, 2) == [ExitClass.CORRUPT_SOMEWHERE] * 2
+    assert classes(folder, 2) == [FailureClass.CORRUPT_SOMEWHERE] * 2
     assert "one of the replicas 0 (n0), 1 (n1) computed" in error_of(folder, 0)["message"]
 
 
@@ -104,14 +104,14 @@ def test_of_four_replicas_the_wrong_one_is_found_without_one(
     _, folder = folders
     spec = spec_of(folder.parent, steps=4, parallel={"dp": 4, "zero": {"level": 2}})
     ranks.run(train_again, 4, folder, spec, 1, 3, (), 2)
-    expected = [ExitClass.CASCADE] * 4
-    expected[2] = ExitClass.CORRUPT
+    expected = [FailureClass.CASCADE] * 4
+    expected[2] = FailureClass.CORRUPT
     assert classes(folder, 4) == expected
 
 
 def ends(
     ranks: RankPool, folder: Path, layout: dict[str, Any], wrong_rank: int, *, after_the_sum: bool
-) -> list[ExitClass]:
+) -> list[FailureClass]:
     """How ranks end, one of which has an infinite gradient."""
     spec = spec_of(folder.parent, steps=4, parallel={"micro_batch": 1, **layout})
     world_size = math.prod(layout.get(axis, 1) for axis in ("dp", "tp", "pp"))
@@ -120,8 +120,8 @@ def ends(
     return classes(folder, world_size)
 
 
-OWN, OTHERS = ExitClass.NON_FINITE_OWN, ExitClass.CASCADE
-ANYONES = ExitClass.NON_FINITE_GRADIENT
+OWN, OTHERS = FailureClass.NON_FINITE_OWN, FailureClass.CASCADE
+ANYONES = FailureClass.NON_FINITE_GRADIENT
 
 
 def test_a_gradient_spoilt_after_the_sum_is_that_rank_s(

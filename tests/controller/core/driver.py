@@ -32,6 +32,7 @@ from controller.core.facts import (
 )
 from controller.core.machine import Machine
 from controller.core.records import IncidentRecord, JobPlan, JobRecord, NodeRecord
+from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 JOB = JobId("job")
@@ -177,7 +178,9 @@ class Driver:
             "detail": "",
             "verdict": "pass" if "/suite/" in command_id else "",
         }
-        return self.send(ev.CommandFinished(**{**values, **changes}))  # type: ignore[arg-type]
+        values |= changes
+        values["error_kind"] = ErrorKind(str(values["error_kind"]))
+        return self.send(ev.CommandFinished(**values))  # type: ignore[arg-type]
 
     def answer_all(self, part: str) -> list[str]:
         """Good results for every open command whose id has this part."""
@@ -203,7 +206,9 @@ class Driver:
             "completed_step": job.plan.total_steps if changes.get("code") == 0 else 10,
             "at_s": self.now_s,
         }
-        return ev.WorkerExited(**{**values, **changes})  # type: ignore[arg-type]
+        values |= changes
+        values["fault_class"] = FailureClass(str(values["fault_class"]))
+        return ev.WorkerExited(**values)  # type: ignore[arg-type]
 
     def advanced(self, completed_step: int, resumed_step: int = 0) -> list[str]:
         return self.send(

@@ -10,6 +10,7 @@ from controller.core.facts import State
 from controller.core.records import Evidence, EvidenceKind
 from controller.core.states import JobState, NodeState
 from controller.core.verdict import root_failure
+from outlast.failures import FailureClass
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
 
@@ -28,13 +29,18 @@ def gathered(signs: list[Evidence]) -> tuple[Evidence, ...]:
 
 def cascades(count: int) -> list[Evidence]:
     return [
-        sign(EvidenceKind.WORKER_EXIT, number, fault_class="cascade", traceback="T" * 16_000)
+        sign(
+            EvidenceKind.WORKER_EXIT,
+            number,
+            fault_class=FailureClass.CASCADE,
+            traceback="T" * 16_000,
+        )
         for number in range(count)
     ]
 
 
 def test_a_thousand_lost_connections_leave_room_for_the_failure_behind_them() -> None:
-    root = sign(EvidenceKind.WORKER_EXIT, 2000, fault_class="oom_host", traceback="why")
+    root = sign(EvidenceKind.WORKER_EXIT, 2000, fault_class=FailureClass.OOM_HOST, traceback="why")
     evidence = gathered([*cascades(1000), root])
     assert len(evidence) == MAX_ALIKE + 1
     assert root_failure(evidence) == root

@@ -8,6 +8,7 @@ from controller.core import events as ev
 from controller.core.context import Settings
 from controller.core.facts import NodePut, fold
 from controller.core.states import JobState, NodeState
+from outlast.failures import ErrorKind
 from outlast.ids import Attempt, JobId, NodeId
 from tests.controller.core.driver import JOB, Driver
 
@@ -183,10 +184,14 @@ def test_an_answer_from_another_node_or_for_a_closed_command_is_ignored() -> Non
     driver = Driver().starting()
     start = next(iter(driver.machine.state.commands.values()))
     finished = ev.CommandFinished(
-        command_id=start.command_id, node=start.node, ok=True, error_kind="", detail=""
+        command_id=start.command_id, node=start.node, ok=True, error_kind=ErrorKind.NONE, detail=""
     )
     stranger = ev.CommandFinished(
-        command_id=start.command_id, node=NodeId("n3"), ok=False, error_kind="", detail=""
+        command_id=start.command_id,
+        node=NodeId("n3"),
+        ok=False,
+        error_kind=ErrorKind.NONE,
+        detail="",
     )
     assert driver.send(stranger) == []
     assert driver.send(finished) == [f"close {start.command_id}"]

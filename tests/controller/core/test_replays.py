@@ -11,6 +11,7 @@ from controller.core.effects import Persist, SendCommand
 from controller.core.facts import fold
 from controller.core.records import Action, Cause, NonFiniteAgain, Rung
 from controller.core.states import IncidentState, JobState, NodeState
+from outlast.failures import ErrorKind
 from outlast.ids import NodeId
 from outlast.skipped import StepRange
 from tests.controller.core.driver import JOB, Driver
@@ -85,7 +86,12 @@ def test_what_is_left_out_is_in_the_journal_before_workers_hear_of_it() -> None:
     record = driver.machine.state.commands[last]
     batch = driver.machine.handle(
         ev.CommandFinished(
-            command_id=last, node=record.node, ok=True, error_kind="", detail="", completed_step=6
+            command_id=last,
+            node=record.node,
+            ok=True,
+            error_kind=ErrorKind.NONE,
+            detail="",
+            completed_step=6,
         ),
         driver.now_s,
     )

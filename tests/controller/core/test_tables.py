@@ -38,6 +38,7 @@ from controller.core.states import (
     check_node,
 )
 from controller.core.verdict import Facts
+from outlast.failures import FailureClass
 from outlast.ids import Attempt, CommandId, NodeId
 from tests.controller.core.driver import Driver
 
@@ -281,7 +282,7 @@ def _evidence(kind: EvidenceKind, node: NodeId | None = N1, **changes: Any) -> E
     return Evidence(kind=kind, node=node, **{**values, **changes})
 
 
-def _exit(node: NodeId, at_s: float, fault_class: str, fingerprint: str = "") -> Evidence:
+def _exit(node: NodeId, at_s: float, fault_class: FailureClass, fingerprint: str = "") -> Evidence:
     return _evidence(
         EvidenceKind.WORKER_EXIT,
         node,
@@ -313,14 +314,16 @@ def _facts(*evidence: Evidence, **changes: Any) -> Facts:
 
 
 def test_a_lost_connection_is_what_the_others_say() -> None:
-    cascade, root = _exit(N1, 1.0, "cascade"), _exit(N2, 2.0, "oom_host")
+    cascade, root = _exit(N1, 1.0, FailureClass.CASCADE), _exit(N2, 2.0, FailureClass.OOM_HOST)
     verdict = decide(_facts(cascade, root))
     assert (verdict.action, verdict.cause) == (Action.RESTART_IN_PLACE, Cause.OUT_OF_MEMORY)
     assert verdict.culprits == (N2,)
 
 
 def test_a_config_error_fails_at_once_and_names_what_to_change() -> None:
-    refused = _evidence(EvidenceKind.START_FAILED, fault_class="config", detail="no such file")
+    refused = _evidence(
+        EvidenceKind.START_FAILED, fault_class=FailureClass.CONFIG, detail="no such file"
+    )
     verdict = decide(_facts(refused, _evidence(EvidenceKind.NODE_LOST)))
     assert (verdict.action, verdict.cause) == (Action.FAIL, Cause.CONFIG)
     assert "no such file" in verdict.reason
@@ -353,7 +356,7 @@ def test_a_job_that_starts_nowhere_costs_no_more_nodes_than_its_budget() -> None
 
 
 def test_the_same_failure_counts_only_without_progress() -> None:
-    again = _exit(N1, 1.0, "user_error", "f")
+    again = _exit(N1, 1.0, FailureClass.USER_ERROR, "f")
     repeated = _facts(again, last_fingerprint="f", last_fault_step=10)
     assert decide(repeated).action is Action.FAIL
     assert decide(dataclasses.replace(repeated, fault_step=11)).action is not Action.FAIL
@@ -361,7 +364,7 @@ def test_the_same_failure_counts_only_without_progress() -> None:
 
 
 def test_suspects_are_diagnosed_before_they_are_used_again() -> None:
-    fault = _exit(N1, 1.0, "nccl")
+    fault = _exit(N1, 1.0, FailureClass.NCCL)
     assert decide(_facts(fault, suspects=(N1,))).action is Action.DIAGNOSE
     assert decide(_facts(fault, suspects=(N2,))).action is Action.RESTART_IN_PLACE
     assert decide(_facts(fault, faults_in_row=1)).action is Action.DIAGNOSE
@@ -387,7 +390,7 @@ def test_a_job_is_only_given_what_its_ladder_has(
     ladder: str, killed: str, killed_and_checked: str, lost: str, spent: str
 ) -> None:
     rungs = tuple(Rung(rung) for rung in ladder.split())
-    fault = _exit(N1, 1.0, "killed_by_signal")
+    fault = _exit(N1, 1.0, FailureClass.KILLED_BY_SIGNAL)
     gone = _evidence(EvidenceKind.NODE_LOST)
     given = (
         _facts(fault, ladder=rungs),
@@ -398,11 +401,11 @@ def test_a_job_is_only_given_what_its_ladder_has(
     found = [decide(facts).action for facts in given]
     assert found == [killed, killed_and_checked, lost, spent]
     assert decide(_facts(_evidence(EvidenceKind.DRAIN), ladder=rungs)).action == "replace_nodes"
-    again = _exit(N1, 1.0, "user_error", "f")
+    again = _exit(N1, 1.0, FailureClass.USER_ERROR, "f")
     repeated = _facts(again, ladder=rungs, last_fingerprint="f", last_fault_step=10)
     assert decide(repeated).action is Action.FAIL
     away = dataclasses.replace(
-        repeated, evidence=(_exit(N1, 1.0, "storage", "f"),), same_failures=1
+        repeated, evidence=(_exit(N1, 1.0, FailureClass.STORAGE, "f"),), same_failures=1
     )
     # The job may go on as it is when storage is back.
     assert decide(away).action == spent
@@ -435,7 +438,7 @@ def test_a_job_is_only_given_what_its_ladder_has(
 def test_of_a_bad_link_one_end_is_replaced_and_the_reason_says_which(
     changes: dict[str, Any], replaced: tuple[NodeId, ...], because: str
 ) -> None:
-    verdict = decide(_facts(_exit(N1, 1.0, "nccl"), suspects=(N1,), **changes))
+    verdict = decide(_facts(_exit(N1, 1.0, FailureClass.NCCL), suspects=(N1,), **changes))
     assert (verdict.action, verdict.culprits) == (Action.REPLACE_NODES, replaced)
     assert because in verdict.reason
 
