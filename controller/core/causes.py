@@ -24,14 +24,11 @@ NOBODYS = (*ANYONES, FailureClass.ENDED_EARLY)
 WHEN_PEERS_DIE = (FailureClass.CASCADE, FailureClass.NCCL)
 # The job does not fit its node: the node does not have it, or something else uses it now.
 MISFITS = (FailureClass.MISFIT, FailureClass.OCCUPIED)
-# Deterministic in the user's own code or settings: repeating them changes nothing.
-DETERMINISTIC = (
-    FailureClass.USER_ERROR,
-    FailureClass.PROGRAM_ERROR,
-    FailureClass.MISSING,
-    FailureClass.ENDED_EARLY,
-    FailureClass.CUDA_OOM,
-)
+
+
+def is_deterministic(failure: FailureClass) -> bool:
+    """Whether it is of the user's own code or settings, so that repeating them changes nothing."""
+    return cause_of(failure) is Cause.USER_ERROR or failure is FailureClass.CUDA_OOM
 
 
 def cause_of(failure: FailureClass) -> Cause:

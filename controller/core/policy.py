@@ -238,7 +238,7 @@ def _repeated(facts: Facts) -> Verdict | None:
     if root.fingerprint != facts.last_fingerprint or not no_progress:
         return None
     times = facts.same_failures + 2
-    if times < (2 if root.fault_class in causes.DETERMINISTIC else 3):
+    if times < (2 if causes.is_deterministic(root.fault_class) else 3):
         return None
     cause = causes.cause_of(root.fault_class)
     return Verdict(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from controller import convert
 from controller.core.records import NonFiniteAgain, StartWorkers
 from controller.core.states import JobState
 from diagnostics.core.exit_rules import RULES_VERSION
+from outlast.failures import ErrorKind
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
@@ -149,3 +152,9 @@ def test_the_end_of_a_worker_says_by_which_rule_it_has_its_class() -> None:
         "OSError: [Errno 28] No space left on device: '/ckpt' (exception, class 'storage', "
         f"rule 'storage' of table {RULES_VERSION}) (in dp all_reduce #3)"
     )
+
+
+@pytest.mark.parametrize(("kind", "read"), [("storage", "storage"), ("melted", "internal")])
+def test_a_kind_of_error_of_another_version_is_read_as_internal(kind: str, read: str) -> None:
+    result = agents_pb2.CommandResult(command_id="c", error_kind=kind, detail="it cannot")
+    assert convert.command_finished(NodeId("n1"), result).error_kind is ErrorKind(read)
