@@ -15,8 +15,6 @@ from pathlib import Path
 
 from outlast.errors import FatalError
 
-# In the environment of whatever a worker starts: the worker's key.
-WORKER_MARK = "OUTLAST_WORKER"
 PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
 
 

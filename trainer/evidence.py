@@ -9,6 +9,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from outlast.worker_contract import flight_record_stem
+
 # Of <sys/prctl.h>.
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
@@ -33,7 +35,7 @@ def arm_flight_recorder(folder: Path) -> None:
 
     Source: DumpPipe in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp.
     """
-    stem = str(folder / "nccl-")
+    stem = str(flight_record_stem(folder))
     for name, value in (
         ("TORCH_FR_BUFFER_SIZE", _BUFFER_SIZE),
         ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),

@@ -4,7 +4,7 @@ Importing torch and the trainer costs seconds; forking a process
 that has imported it costs milliseconds. The node agent starts one standby
 process per node and asks it, over a socket pair, for every worker:
 
-    agent -> standby  {"op": "fork", "key": K, "assignment": {...}, "cgroup": G}
+    agent -> standby  {"op": "fork", "key": K, "contract": {...}, "cgroup": G}
                       {"op": "adopt", "key": K, "pid": P}   (a child of a standby that died)
                       {"op": "exit"}
     standby -> agent  {"event": "ready", "pid": P}
@@ -37,13 +37,19 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from outlast.clock import node_time_ns, node_time_s
 from outlast.crashpoints import CrashPoint, reach
-from outlast.startup import WORKER_MARK, check_packages
+from outlast.startup import check_packages
+from outlast.worker_contract import (
+    STOP_SIGNAL,
+    WORKER_MARK,
+    ErrorField,
+    WorkerContract,
+    WorkerExitCode,
+)
 from trainer.hugepages import gather_pages
 
 # The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
@@ -51,7 +57,7 @@ from trainer.hugepages import gather_pages
 PRELOADED_MODULES = ("numpy", "torch", "torch.distributed")
 ENTRY = "trainer.worker:run"
 
-Entry = Callable[[dict[str, Any]], int]
+Entry = Callable[[WorkerContract], int]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -143,7 +149,7 @@ class Standby:
             request = json.loads(line)
             match request["op"]:
                 case "fork":
-                    self._fork(request["key"], request["assignment"], request.get("cgroup", ""))
+                    self._fork(request["key"], request["contract"], request.get("cgroup", ""))
                 case "adopt":
                     self._adopt(request["key"], request["pid"])
                 case "exit":
@@ -152,7 +158,7 @@ class Standby:
                     raise ValueError(f"request from the agent: unknown op {unknown!r}")
         return True
 
-    def _fork(self, key: str, assignment: dict[str, Any], cgroup: str) -> None:
+    def _fork(self, key: str, env: dict[str, str], cgroup: str) -> None:
         threads = os.listdir("/proc/self/task")
         if len(threads) != 1:
             detail = (
@@ -169,24 +175,29 @@ class Standby:
             self._tell(event="refused", key=key, detail=f"cannot fork: {error}")
             return
         if pid == 0:
-            self._become_worker(key, {**assignment, "forked_at_ns": forked_at_ns}, cgroup)
+            self._become_worker(key, env, forked_at_ns, cgroup)
         reach(CrashPoint.STANDBY_FORKED)
         self._watch(_Child(key, pid, own=True, cgroup=cgroup))
         self._tell(event="forked", key=key, pid=pid, at_ns=forked_at_ns)
 
-    def _become_worker(self, key: str, assignment: dict[str, Any], cgroup: str) -> None:
+    def _become_worker(self, key: str, env: dict[str, str], forked_at_ns: int, cgroup: str) -> None:
         """The rest of a child's life; never returns."""
-        code = 1
+        code: int = WorkerExitCode.FAILED
+        contract: WorkerContract | None = None
         try:
             _write(cgroup, "cgroup.procs", "0")
-            _enter_child(key, assignment, self._rendezvous_fd)
+            given = WorkerContract.from_env(env)
+            listening = None if given.rendezvous_fd is None else self._rendezvous_fd
+            contract = replace(given, forked_at_ns=forked_at_ns, rendezvous_fd=listening)
+            _enter_child(key, contract)
             reach(CrashPoint.WORKER_FORKED)
-            code = self._entry(assignment)
+            code = self._entry(contract)
         except SystemExit as exit_request:
-            code = exit_request.code if isinstance(exit_request.code, int) else 1
+            asked = exit_request.code
+            code = asked if isinstance(asked, int) else WorkerExitCode.FAILED
         # The last frame of the process: whatever was raised must end here.
         except BaseException as error:  # noqa: BLE001
-            _report_failure(error, assignment)
+            _report_failure(error, None if contract is None else contract.error_path)
         finally:
             _flush()
             # Not sys.exit: clean-up handlers of the standby are not the worker's.
@@ -232,19 +243,18 @@ class Standby:
             return
 
 
-def _enter_child(key: str, assignment: dict[str, Any], rendezvous_fd: int) -> None:
+def _enter_child(key: str, contract: WorkerContract) -> None:
     """Own process group, own log, default signals, and no descriptor of the standby's."""
     os.setpgid(0, 0)
     os.environ[WORKER_MARK] = key
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, STOP_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
-    log = os.open(assignment["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(contract.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     keep = {0, 1, 2}
-    if assignment["rendezvous_fd"] is not None:
-        assignment["rendezvous_fd"] = rendezvous_fd
-        keep.add(rendezvous_fd)
+    if contract.rendezvous_fd is not None:
+        keep.add(contract.rendezvous_fd)
     for name in os.listdir("/proc/self/fd"):
         if int(name) in keep:
             continue
@@ -274,19 +284,18 @@ def _remove(cgroup: str) -> None:
         return
 
 
-def _report_failure(error: BaseException, assignment: dict[str, Any]) -> None:
+def _report_failure(error: BaseException, path: Path | None) -> None:
     """Say what escaped from the entry point, unless the worker has said so itself."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
-    path = Path(assignment["error_path"])
-    if path.exists():
+    if path is None or path.exists():
         return
     kind = type(error)
     report = {
-        "type": f"{kind.__module__}.{kind.__qualname__}",
-        "message": str(error),
-        "traceback": text,
-        "at_s": node_time_s(),
+        ErrorField.TYPE: f"{kind.__module__}.{kind.__qualname__}",
+        ErrorField.MESSAGE: str(error),
+        ErrorField.TRACEBACK: text,
+        ErrorField.AT_S: node_time_s(),
     }
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(report))

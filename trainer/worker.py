@@ -5,8 +5,7 @@ thread and has not touched torch's kernels. Time until the first step is what
 a restart costs, so nothing here imports late, and initial values are only
 made when there is no state to restore.
 
-Exit codes: 0 all steps done; 75 stopped on request (SIGTERM) after sealing the
-step in host memory; 1 an exception, described in the error file.
+Its exit codes, its files and the signal that stops it are those of `outlast.worker_contract`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.utils.deterministic
@@ -45,6 +43,14 @@ from outlast.blackbox import Phase, StartMark, Writer
 from outlast.chosen import must_start_at
 from outlast.clock import node_time_s
 from outlast.crashpoints import CrashPoint, reach
+from outlast.worker_contract import (
+    GLOO_INTERFACE,
+    STOP_SIGNAL,
+    EnvironmentField,
+    ErrorField,
+    WorkerContract,
+    WorkerExitCode,
+)
 from trainer import evidence, rehearsal
 from trainer.assignment import Assignment
 from trainer.device import set_up_device
@@ -58,11 +64,6 @@ from trainer.resume import OtherJob, Sources, restore
 from trainer.room import check_room
 from trainer.state import TrainState, build_state, environment
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-# EX_TEMPFAIL of sysexits.h: come back later.
-EXIT_STOPPED = 75
-
 
 @dataclass(slots=True)
 class _Stop:
@@ -74,13 +75,13 @@ class _Stop:
         self.requested = True
 
 
-def run(assignment: Mapping[str, Any]) -> int:
-    """Train as `assignment` says; returns the exit code. The caller exits with it."""
+def run(contract: WorkerContract) -> int:
+    """Train as `contract` says; returns the exit code. The caller exits with it."""
     # What the standby process imported lives as long as this process. Without this every
     # full collection visits it all and copies each page it shares: 0.1 s, several times.
     gc.freeze()
     try:
-        parsed = Assignment.parse(assignment)
+        parsed = Assignment.of(contract)
         box = Writer(
             parsed.blackbox_path,
             rank=parsed.rank,
@@ -93,8 +94,8 @@ def run(assignment: Mapping[str, Any]) -> int:
     except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is reported
         traceback.print_exc()
         sys.stderr.flush()
-        write_error(Path(assignment["error_path"]), error)
-        return EXIT_FAILED
+        write_error(contract.error_path, error)
+        return WorkerExitCode.FAILED
 
 
 def _train(assignment: Assignment, box: Writer) -> int:
@@ -114,7 +115,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
     # Hangs are found by the agent; this only bounds the life of an orphan.
     timeout_s = max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
     store = _rendezvous(assignment, timeout_s)
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    interface = os.environ.get(GLOO_INTERFACE, "").partition(",")[0]
     mesh = build_mesh(
         spec.layout,
         assignment.rank,
@@ -163,7 +164,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
 
     stop = _Stop()
     # Before this point SIGTERM simply ends the process: there is nothing to save.
-    signal.signal(signal.SIGTERM, stop.on_signal)
+    signal.signal(STOP_SIGNAL, stop.on_signal)
     loop = TrainLoop(
         state,
         box,
@@ -174,7 +175,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
     )
     done = loop.run(resumed_step)
     box.phase(Phase.FINISHED)
-    return EXIT_DONE if done else EXIT_STOPPED
+    return WorkerExitCode.DONE if done else WorkerExitCode.STOPPED
 
 
 def _replay(assignment: Assignment, state: TrainState, box: Writer) -> Replay | None:
@@ -279,10 +280,10 @@ def _restore(
     # Equal bits are promised for an equal environment only: what it is goes to the controller,
     # and so do checkpoints that should have been loaded.
     document = {
-        "environment": environment(mesh.device),
-        "changes": changes,
-        "left_out": state.data_left_out,
-        "skipped": () if restored is None else restored.skipped,
+        EnvironmentField.ENVIRONMENT: environment(mesh.device),
+        EnvironmentField.CHANGES: changes,
+        EnvironmentField.LEFT_OUT: state.data_left_out,
+        EnvironmentField.SKIPPED: () if restored is None else restored.skipped,
     }
     _write_whole(assignment.environment_path, document)
     return 0 if restored is None else restored.step
@@ -305,10 +306,10 @@ def write_error(path: Path, error: BaseException) -> None:
     """Describe `error` for the agent."""
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     report = {
-        "type": name,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-        "at_s": node_time_s(),
+        ErrorField.TYPE: name,
+        ErrorField.MESSAGE: str(error),
+        ErrorField.TRACEBACK: "".join(traceback.format_exception(error)),
+        ErrorField.AT_S: node_time_s(),
     }
     _write_whole(path, report)
 

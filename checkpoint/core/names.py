@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import re
 
+from outlast.worker_contract import parse_rank_name, rank_name
+
 COMMITS = "commits"
 QUARANTINE = "quarantine"
 PINS = "pins"
@@ -35,9 +37,7 @@ _COMMIT = re.compile(r"(\d{8,})\.json")
 _QUARANTINED = re.compile(r"(\d{8,})\.(\d+)\.json")
 _LEASE = re.compile(r"(\d{8,})\.([0-9a-f]+)\.json")
 _DRAFT = re.compile(r"\.(.+)\.([0-9a-f]{32})")
-_MEMORY = re.compile(r"rank-(\d{5,})")
 _PAYLOAD = re.compile(r"__(\d+)_0\.distcp")
-_PART = re.compile(r"rank-(\d{5,})\.json")
 
 
 def attempt_folder(step: int, attempt: int) -> str:
@@ -113,24 +113,22 @@ def parse_payload(name: str) -> int | None:
 
 def part_name(rank: int) -> str:
     """File of a rank's record in the folder `parts` of its attempt folder."""
-    return f"rank-{rank:05d}.json"
+    return f"{rank_name(rank)}.json"
 
 
 def parse_part(name: str) -> int | None:
     """Rank of a part record's file name; None for any other name."""
-    match = _PART.fullmatch(name)
-    return int(match[1]) if match else None
+    return parse_rank_name(name.removesuffix(".json")) if name.endswith(".json") else None
 
 
 def memory_folder(rank: int) -> str:
     """A rank's folder in the host memory of its job."""
-    return f"rank-{rank:05d}"
+    return rank_name(rank)
 
 
 def parse_memory_folder(name: str) -> int | None:
     """Rank of a folder of host memory; None for any other name."""
-    match = _MEMORY.fullmatch(name)
-    return int(match[1]) if match else None
+    return parse_rank_name(name)
 
 
 def replica_folder(rank: int) -> str:

@@ -11,10 +11,10 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from checkpoint.claiming import Owner, claim
+from checkpoint.core import names
 from checkpoint.errors import StorageTimeoutError, StorageUnavailableError
 from checkpoint.memory import most_host_memory_bytes
 from checkpoint.sizing import least_node_bytes, num_node_slots
@@ -25,16 +25,17 @@ from controller.agent.config import AgentConfig
 from controller.agent.supervisor import Launch
 from controller.agent.threads import HungCallsError, run_blocking
 from controller.agent.uploads import UploadPlan, held_bytes
-from controller.agent.worker import WorkerPaths
 from controller.ranknodes import rank_nodes
 from outlast.chosen import ChosenStart
 from outlast.errors import OutlastError
 from outlast.failures import ErrorKind
 from outlast.layout import Layout
 from outlast.notes import MAX_COUNT
+from outlast.skipped import StepRange
 from outlast.spec import JobSpec
 from outlast.spec.parse import accepted_spec
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import WorkerContract, WorkerFiles
 
 # Exceptions of botocore and google-auth: no credentials, or a parameter that is none.
 _OF_SETTINGS = re.compile("Credential|Validation|Profile|ConfigNotFound")
@@ -160,44 +161,41 @@ def make_launches(
     nodes = rank_nodes(start)
     launches = []
     for local_rank, rank in enumerate(start.ranks):
-        paths = WorkerPaths.below(attempt_dir, rank)
-        memory_dir = config.job_memory_dir(command.job_id) / f"rank-{rank:05d}"
+        paths = WorkerFiles.below(attempt_dir, rank)
+        memory_dir = config.job_memory_dir(command.job_id) / names.memory_folder(rank)
         memory_dir.mkdir(parents=True, exist_ok=True)
-        assignment = {
-            "job_id": command.job_id,
-            "attempt": command.attempt,
-            "rank": rank,
-            "world_size": start.world_size,
-            "local_rank": local_rank,
-            "rank_nodes": list(nodes),
-            "spec": spec,
-            "rendezvous_host": start.rendezvous_host,
-            "rendezvous_port": start.rendezvous_port,
-            "rendezvous_fd": rendezvous_fd if rank == 0 else None,
-            "blackbox_path": str(paths.blackbox),
-            "error_path": str(paths.error),
-            "environment_path": str(paths.environment),
-            "log_path": str(paths.log),
-            "memory_dir": str(memory_dir),
-            "data_dir": str(config.data_dir),
-            "committed_step": start.committed_step,
-            "skipped": [[each.first, each.last] for each in start.skipped],
-            "replayed_step": start.replayed_step,
-            "suspects": list(start.suspect_nodes),
-            "chosen": [asdict(each) for each in chosen_of(start)],
-            "checkpoint_url": start.checkpoint_url,
+        contract = WorkerContract(
+            job_id=command.job_id,
+            attempt=command.attempt,
+            rank=rank,
+            world_size=start.world_size,
+            local_rank=local_rank,
+            rank_nodes=tuple(nodes),
+            spec_json=start.spec_json,
+            rendezvous_host=start.rendezvous_host,
+            rendezvous_port=start.rendezvous_port,
+            rendezvous_fd=rendezvous_fd if rank == 0 else None,
+            log_path=paths.log,
+            error_path=paths.error,
+            blackbox_path=paths.blackbox,
+            environment_path=paths.environment,
+            memory_dir=memory_dir,
+            data_dir=config.data_dir,
+            committed_step=start.committed_step,
+            skipped=tuple(StepRange(first=each.first, last=each.last) for each in start.skipped),
+            replayed_step=start.replayed_step,
+            suspects=tuple(start.suspect_nodes),
+            chosen=chosen_of(start),
+            checkpoint_url=start.checkpoint_url,
             # The standby process puts the real moment here.
-            "forked_at_ns": 0,
-            "device": device,
-        }
+            forked_at_ns=0,
+            device=device,
+        )
         launches.append(
             Launch(
-                job_id=command.job_id,
-                attempt=command.attempt,
-                rank=rank,
+                contract=contract,
                 paths=paths,
                 requested_ns=requested_ns,
-                assignment=assignment,
                 stage=layout.coordinate(rank).pp,
                 total_steps=int(spec.get("steps", MAX_COUNT)),
             )

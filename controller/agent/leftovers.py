@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outlast.blackbox import BlackBoxError, Reader, StepRecord
+from outlast.worker_contract import ALL_BLACKBOXES
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def left_steps(jobs_dir: Path, memory_dir: Path) -> Iterator[LeftSteps]:
         if not attempts:
             continue
         newest = max(attempts)
-        for path in sorted(attempts[newest].glob("rank-*.blackbox")):
+        for path in sorted(attempts[newest].glob(ALL_BLACKBOXES)):
             records = _steps_in(path)
             if records:
                 yield LeftSteps(job_id=job_dir.name, attempt=newest, records=records)

@@ -20,6 +20,7 @@ from controller.agent.log_files import read_log
 from controller.agent.log_times import LogTimes
 from controller.agent.session import SessionLostError
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import ALL_LOGS, log_rank
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ CHUNK_BYTES = 64 * 1024
 FOLLOW_PERIOD_S = 0.1
 
 _ATTEMPT = re.compile(r"a(\d+)")
-_RANK_LOG = re.compile(r"rank-(\d{5})\.log")
 
 Send = Callable[[agents_pb2.AgentMessage], Awaitable[None]]
 
@@ -160,7 +160,7 @@ def _attempts(job_dir: Path) -> list[int]:
 def _newest_attempt(job_dir: Path) -> int:
     """The newest attempt that has written logs; 0 when none has."""
     for attempt in reversed(_attempts(job_dir)):
-        if any((job_dir / f"a{attempt}").glob("rank-*.log")):
+        if any((job_dir / f"a{attempt}").glob(ALL_LOGS)):
             return attempt
     return 0
 
@@ -172,7 +172,7 @@ def _sources(job_dir: Path, rank: int | None, *, after_attempt: int) -> list[_So
         if attempt <= after_attempt:
             continue
         for path in sorted((job_dir / f"a{attempt}").iterdir()):
-            match = _RANK_LOG.fullmatch(path.name)
-            if match and (rank is None or int(match.group(1)) == rank):
-                found.append(_Source(attempt, int(match.group(1)), path, 0))
+            its_rank = log_rank(path.name)
+            if its_rank is not None and rank in (None, its_rank):
+                found.append(_Source(attempt, its_rank, path, 0))
     return found

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from controller.agent.processes import child_pids, reap, stat_of
 from controller.agent.worker import Worker
-from outlast.startup import WORKER_MARK
+from outlast.worker_contract import WORKER_MARK
 
 logger = logging.getLogger(__name__)
 

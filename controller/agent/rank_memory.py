@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkpoint.core import names
+from outlast.worker_contract import ALL_RANKS
 
 
 def stray_folders(memory_dir: Path, ranks: Sequence[int]) -> list[Path]:
     """Folders of ranks other than these in a job's host memory, in rank order."""
     wanted = {names.memory_folder(rank) for rank in ranks}
-    return sorted(path for path in memory_dir.glob("rank-*") if path.name not in wanted)
+    return sorted(path for path in memory_dir.glob(ALL_RANKS) if path.name not in wanted)
 
 
 def hand_over(memory_dir: Path, ranks: Sequence[int]) -> None:

@@ -31,6 +31,7 @@ from controller.agent.processes import process_state, wait_gone
 from controller.agent.worker import Worker
 from diagnostics.core.stacks import place_of
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import flight_record, flight_record_pipe
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +59,6 @@ _STATES = {
 _UNWAKABLE = "D"
 _NO_TOOL = "no stacks: py-spy is not installed on this node (pip install 'outlast[stacks]')\n"
 _LOOK_S = 0.05
-# Where torch's NCCL listens for an order to write its flight recorder down.
-_RECORDER_PIPE = "nccl-{rank}.pipe"
-_RECORDER_FILE = "nccl-{rank}"
 
 
 async def collect(
@@ -211,10 +209,10 @@ def _kernel_place(pid: int) -> str:
 def _ask_for_flight_record(worker: Worker) -> Path | None:
     """Have torch write NCCL's flight recorder down; where that will be, if it can be had."""
     folder = worker.paths.log.parent
-    pipe = folder / _RECORDER_PIPE.format(rank=worker.rank)
+    pipe = flight_record_pipe(folder, worker.rank)
     if not pipe.is_fifo():
         return None
-    record = folder / _RECORDER_FILE.format(rank=worker.rank)
+    record = flight_record(folder, worker.rank)
     try:
         # What an earlier hang left would pass for this one's.
         record.unlink(missing_ok=True)

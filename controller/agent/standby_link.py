@@ -26,6 +26,7 @@ from controller.agent.processes import how_ended, wait_gone
 from outlast.clock import node_clock_environment
 from outlast.errors import RetryableError
 from outlast.startup import python_command
+from outlast.worker_contract import GLOO_INTERFACE, WorkerContract
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 def standby_environment(given: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:
     """What a standby process and its workers find in their environment."""
-    interface = {"GLOO_SOCKET_IFNAME": "lo"} if is_loopback else {}
+    interface = {GLOO_INTERFACE: "lo"} if is_loopback else {}
     return {**_TUNABLES, **given, **_ENVIRONMENT, **node_clock_environment(), **interface}
 
 
@@ -153,7 +154,7 @@ class StandbyLink:
             self._waiting.discard(waiting)
 
     async def fork(
-        self, key: str, assignment: Mapping[str, object], *, cgroup: Path | None = None
+        self, key: str, contract: WorkerContract, *, cgroup: Path | None = None
     ) -> Forked:
         """A new worker, in a cgroup if one is given.
 
@@ -164,7 +165,7 @@ class StandbyLink:
             raise StandbyError(f"worker {key}: the standby process is not ready")
         waiting: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         self._forks[key] = waiting
-        self._tell(op="fork", key=key, assignment=assignment, cgroup=str(cgroup or ""))
+        self._tell(op="fork", key=key, contract=contract.to_env(), cgroup=str(cgroup or ""))
         try:
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await waiting

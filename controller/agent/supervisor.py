@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from controller.agent.cgroups import WorkerCgroups
@@ -21,11 +21,18 @@ from controller.agent.mistakes import Mistakes
 from controller.agent.oom import OomKills
 from controller.agent.processes import child_pids, reap, reap_group, zombie_status
 from controller.agent.standby_link import StandbyError, StandbyLink
-from controller.agent.worker import Worker, WorkerPaths, bare_exit, post_mortem
+from controller.agent.worker import Worker, bare_exit, post_mortem
 from outlast.clock import node_time_ns
 from outlast.errors import RetryableError
 from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import (
+    KILLED,
+    STOP_SIGNAL,
+    WorkerContract,
+    WorkerExitCode,
+    WorkerFiles,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +49,9 @@ class WorkersStayError(RetryableError):
 class Launch:
     """One worker to start."""
 
-    job_id: str
-    attempt: int
-    rank: int
-    paths: WorkerPaths
+    contract: WorkerContract
+    paths: WorkerFiles
     requested_ns: int
-    assignment: Mapping[str, object]
     stage: int = 0
     """Of the pipeline."""
     total_steps: int = MAX_COUNT
@@ -120,9 +124,9 @@ class Supervisor:
         pairs = [
             (
                 Worker(
-                    job_id=launch.job_id,
-                    attempt=launch.attempt,
-                    rank=launch.rank,
+                    job_id=launch.contract.job_id,
+                    attempt=launch.contract.attempt,
+                    rank=launch.contract.rank,
                     paths=launch.paths,
                     requested_ns=launch.requested_ns,
                     gone=loop.create_future(),
@@ -149,7 +153,7 @@ class Supervisor:
         """
         targets = [w for w in self._workers.values() if w.job_id == job_id and w.attempt <= attempt]
         if graceful:
-            await _signal_and_wait(targets, signal.SIGTERM, timeout_s)
+            await _signal_and_wait(targets, STOP_SIGNAL, timeout_s)
         await _signal_and_wait(targets, signal.SIGKILL, self._limits.kill_s)
         if self._families:
             # They may hold a device or a port that the next attempt needs.
@@ -214,7 +218,7 @@ class Supervisor:
     async def _fork(self, worker: Worker, launch: Launch) -> None:
         worker.cgroup = self._cgroups.make()
         try:
-            forked = await self._standby.fork(worker.key, launch.assignment, cgroup=worker.cgroup)
+            forked = await self._standby.fork(worker.key, launch.contract, cgroup=worker.cgroup)
         except StandbyError:
             # It may have forked all the same, and died before it said so.
             self._end_family(worker)
@@ -264,7 +268,8 @@ class Supervisor:
         if status is None:
             # Reaped by a standby that died before it could tell. It left an error report
             # or was killed.
-            status = 1 << 8 if worker.paths.error.exists() else int(signal.SIGKILL)
+            failed = WorkerExitCode.FAILED << 8
+            status = failed if worker.paths.error.exists() else int(signal.SIGKILL)
         self._ended(worker, os.waitstatus_to_exitcode(status))
 
     def _ended(self, worker: Worker, code: int) -> None:
@@ -305,7 +310,7 @@ class Supervisor:
             task.add_done_callback(self._families.discard)
 
     def _post_mortem(self, worker: Worker, code: int) -> agents_pb2.WorkerExit:
-        was_killed = code == -signal.SIGKILL and worker.stopped_by is not signal.SIGKILL
+        was_killed = code == KILLED and worker.stopped_by is not signal.SIGKILL
         return post_mortem(
             worker,
             code,

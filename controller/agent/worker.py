@@ -21,10 +21,13 @@ from outlast import blackbox
 from outlast.clock import node_time_s
 from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import (
+    STOPPED_CODES,
+    EnvironmentField,
+    ErrorField,
+    WorkerFiles,
+)
 
-# How a worker ends that was told to: killed, before it could listen, gracefully, or as it ended
-# anyway. Whether it had done all steps by then is another matter.
-_STOPPED_CODES = (-signal.SIGKILL, -signal.SIGTERM, 75, 0)
 # Of what a worker writes about its environment: ten times what it says.
 _MAX_NOTES = 256
 _MAX_NOTE_CHARS = 2_000
@@ -32,26 +35,6 @@ _MAX_NOTE_CHARS = 2_000
 _MAX_REPORT_BYTES = 16 * 2**20
 
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPaths:
-    """Files of one worker, below the folder of its attempt."""
-
-    log: Path
-    error: Path
-    blackbox: Path
-    environment: Path
-
-    @classmethod
-    def below(cls, attempt_dir: Path, rank: int) -> WorkerPaths:
-        stem = f"rank-{rank:05d}"
-        return cls(
-            log=attempt_dir / f"{stem}.log",
-            error=attempt_dir / f"{stem}.error.json",
-            blackbox=attempt_dir / f"{stem}.blackbox",
-            environment=attempt_dir / f"{stem}.environment.json",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +58,7 @@ class Worker:
     job_id: str
     attempt: int
     rank: int
-    paths: WorkerPaths
+    paths: WorkerFiles
     # When the start command came in.
     requested_ns: int
     gone: asyncio.Future[None]
@@ -177,7 +160,7 @@ def bare_exit(worker: Worker, code: int) -> agents_pb2.WorkerExit:
         code=code,
         at_s=node_time_s(),
         completed_step=-1,
-        stopped=worker.stopped_by is not None and code in _STOPPED_CODES,
+        stopped=worker.stopped_by is not None and code in STOPPED_CODES,
     )
 
 
@@ -191,10 +174,10 @@ def post_mortem(
     report = _read_object(worker.paths.error)
     present = worker.present()
     found = bare_exit(worker, code)
-    found.exception_type = _text(report, "type", max_text_bytes)
-    found.exception_message = _text(report, "message", max_text_bytes)
-    found.traceback = _text(report, "traceback", max_text_bytes)
-    found.at_s = _moment_s(report.get("at_s"))
+    found.exception_type = _text(report, ErrorField.TYPE, max_text_bytes)
+    found.exception_message = _text(report, ErrorField.MESSAGE, max_text_bytes)
+    found.traceback = _text(report, ErrorField.TRACEBACK, max_text_bytes)
+    found.at_s = _moment_s(report.get(ErrorField.AT_S))
     found.stderr_tail = tail(worker.paths.log, stderr_tail_bytes).decode(errors="replace")
     found.out_of_memory = out_of_memory
     if present is not None:
@@ -206,13 +189,13 @@ def post_mortem(
 def read_environment(path: Path) -> EnvironmentNote:
     """What a rank wrote before its first step; nothing where the file is not what it should be."""
     document = _read_object(path)
-    environment, changes = document.get("environment"), document.get("changes")
+    environment = document.get(EnvironmentField.ENVIRONMENT)
     named = environment.items() if isinstance(environment, dict) else ()
     return EnvironmentNote(
         environment={_note(name): _note(value) for name, value in islice(named, _MAX_NOTES)},
-        changes=_notes(changes),
-        left_out=_notes(document.get("left_out")),
-        skipped=tuple(islice(_skipped_steps(document.get("skipped")), _MAX_NOTES)),
+        changes=_notes(document.get(EnvironmentField.CHANGES)),
+        left_out=_notes(document.get(EnvironmentField.LEFT_OUT)),
+        skipped=tuple(islice(_skipped_steps(document.get(EnvironmentField.SKIPPED)), _MAX_NOTES)),
     )
 
 

@@ -35,6 +35,7 @@ from controller.sim.training import Training
 from controller.sim.worker import Worker
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, JobId, NodeId
+from outlast.worker_contract import WorkerExitCode
 
 if TYPE_CHECKING:
     from controller.sim.world import World
@@ -182,7 +183,7 @@ class Agent:
         for worker in self.running():
             self.ledger.stop_attempt(worker.job_id, worker.attempt)
             worker.told = True
-            worker.end(75, FailureClass.CLEAN, "", "no controller for too long")
+            worker.end(WorkerExitCode.STOPPED, FailureClass.CLEAN, "", "no controller for too long")
             self.world.trainings.worker_gone(worker)
 
     # Events

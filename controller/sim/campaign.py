@@ -21,6 +21,7 @@ from controller.sim.worker import Worker
 from controller.sim.world import World
 from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId
+from outlast.worker_contract import WorkerExitCode
 
 DAY_S = 86_400.0
 # Nodes behind one switch or on one power feed.
@@ -116,7 +117,14 @@ class Campaign:
                 training.culprit = None
                 self._after("detect_hang", self._world.controller.hang_found, training)
             case Kind.FLAP:
-                self._after("detect_network", worker.end, 1, FailureClass.NCCL, "", cause.name)
+                self._after(
+                    "detect_network",
+                    worker.end,
+                    WorkerExitCode.FAILED,
+                    FailureClass.NCCL,
+                    "",
+                    cause.name,
+                )
             case _:
                 fingerprint = f"{self._world.random.getrandbits(32):08x}"
                 self._after(

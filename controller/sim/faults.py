@@ -6,6 +6,7 @@ end; a plan draws a dozen of them over half a day.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from random import Random
 
@@ -20,6 +21,7 @@ from controller.sim.victims import kill_worker_of, some_node, some_training
 from controller.sim.world import World
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
+from outlast.worker_contract import KILLED, WorkerExitCode
 
 SAFETY_S = 24 * 3600.0
 MIN_FAULTS = 20
@@ -116,17 +118,19 @@ def _worker_dies(world: World) -> None:
         return
     random = world.random
     worker = random.choice(list(training.joined.values()))
+    failed, rare = WorkerExitCode.FAILED, "RuntimeError: rare"
+    nvlink = "CUDA error: uncorrectable NVLink error was detected"
     code, fault_class, fingerprint, detail = random.choice(
         (
-            (-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL"),
-            (-9, FailureClass.OOM_HOST, "", "killed by the kernel: out of memory"),
-            (-11, FailureClass.UNKNOWN, "", "killed by SIGSEGV"),
-            (1, FailureClass.NCCL, "", "ncclInternalError"),
-            (1, FailureClass.DEVICE, "", "CUDA error: uncorrectable NVLink error was detected"),
-            (1, FailureClass.STORAGE, "", "OSError: input/output error"),
-            (1, FailureClass.USER_ERROR, f"{random.getrandbits(32):08x}", "RuntimeError: rare"),
-            (1, FailureClass.CUDA_OOM, "0000cafe", "CUDA out of memory"),
-            (1, FailureClass.CASCADE, "", "connection reset by peer"),
+            (KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL"),
+            (KILLED, FailureClass.OOM_HOST, "", "killed by the kernel: out of memory"),
+            (-signal.SIGSEGV, FailureClass.UNKNOWN, "", "killed by SIGSEGV"),
+            (failed, FailureClass.NCCL, "", "ncclInternalError"),
+            (failed, FailureClass.DEVICE, "", nvlink),
+            (failed, FailureClass.STORAGE, "", "OSError: input/output error"),
+            (failed, FailureClass.USER_ERROR, f"{random.getrandbits(32):08x}", rare),
+            (failed, FailureClass.CUDA_OOM, "0000cafe", "CUDA out of memory"),
+            (failed, FailureClass.CASCADE, "", "connection reset by peer"),
         )
     )
     worker.end(code, fault_class, fingerprint, detail)
@@ -265,7 +269,7 @@ def _user_error(world: World) -> None:
     if training is not None and training.job.error_step is None:
         step = training.completed(world.now_s) + 2
         training.job.error_step = min(step, training.job.plan.total_steps)
-        training.joined[0].end(-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
+        training.joined[0].end(KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
 
 
 def _bad_batch(world: World) -> None:
@@ -277,7 +281,7 @@ def _bad_batch(world: World) -> None:
     step = training.completed(world.now_s) + 2
     if job.nan_step is None and step <= job.plan.total_steps:
         job.nan_step = step
-        training.joined[0].end(-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
+        training.joined[0].end(KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
 
 
 def _corrupt_node(world: World) -> None:
@@ -364,7 +368,7 @@ def _stuck(world: World) -> None:
     training = some_training(world)
     if training is not None:
         world.random.choice(list(training.joined.values())).end(
-            1, FailureClass.NCCL, "", "ncclInternalError"
+            WorkerExitCode.FAILED, FailureClass.NCCL, "", "ncclInternalError"
         )
 
 

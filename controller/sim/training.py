@@ -18,6 +18,7 @@ from outlast.failures import FailureClass
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
 from outlast.skipped import StepRange, is_skipped, is_undone
+from outlast.worker_contract import WorkerExitCode
 
 if TYPE_CHECKING:
     from controller.sim.worker import Worker
@@ -245,7 +246,12 @@ class Trainings:
 
     def _cascade(self, training: Training, worker: Worker, delay_s: float) -> None:
         self._world.timeline.after(
-            delay_s, worker.end, 1, FailureClass.CASCADE, "", "connection closed by peer"
+            delay_s,
+            worker.end,
+            WorkerExitCode.FAILED,
+            FailureClass.CASCADE,
+            "",
+            "connection closed by peer",
         )
 
     def _restored(self, training: Training) -> None:
@@ -359,7 +365,9 @@ class Trainings:
         if training.is_training:
             rank = training.job.error_step or 0
             worker = training.joined[rank % training.world_size]
-            worker.end(1, FailureClass.PROGRAM_ERROR, "f00d", "ValueError: bad sample")
+            worker.end(
+                WorkerExitCode.FAILED, FailureClass.PROGRAM_ERROR, "f00d", "ValueError: bad sample"
+            )
 
     def _no_number(self, training: Training) -> None:
         if training.is_training:
@@ -390,7 +398,7 @@ class Trainings:
             self._world.timeline.after(
                 self._world.random.uniform(0.0, 1.0),
                 worker.end,
-                75,
+                WorkerExitCode.STOPPED,
                 FailureClass.CLEAN,
                 "",
                 "stopped",

@@ -7,6 +7,7 @@ from controller.sim.training import Training
 from controller.sim.world import World
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
+from outlast.worker_contract import KILLED
 
 
 def some_training(world: World) -> Training | None:
@@ -43,4 +44,6 @@ def kill_worker_of(world: World, node: NodeId) -> None:
     agent = world.nodes[node].agent
     workers = [] if agent is None else agent.running()
     if workers:
-        world.random.choice(workers).end(-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
+        world.random.choice(workers).end(
+            KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL"
+        )

@@ -10,6 +10,7 @@ from controller.core import events as ev
 from controller.sim.checkers import FAILED
 from outlast.failures import FailureClass
 from outlast.ids import Attempt, JobId, NodeId
+from outlast.worker_contract import CLEAN_CODES, KILLED, STOPPED_CODES, WorkerExitCode
 
 if TYPE_CHECKING:
     from controller.sim.agent import Agent
@@ -39,7 +40,9 @@ class Worker:
     def end(self, code: int, fault_class: FailureClass, fingerprint: str, detail: str) -> None:
         """The process ends by itself or by a fault."""
         world = self.agent.world
-        if not self.is_running or (code == 1 and world.nodes[self.node].is_stuck):
+        if not self.is_running or (
+            code == WorkerExitCode.FAILED and world.nodes[self.node].is_stuck
+        ):
             return
         self._finish(world, code)
         if fault_class in _OF_HARDWARE:
@@ -48,23 +51,21 @@ class Worker:
 
     def end_without_number(self) -> None:
         """The loss that it computed is not a number."""
-        self.end(1, FailureClass.NON_FINITE, "0bad", "NonFiniteLossError: loss nan")
+        self.end(
+            WorkerExitCode.FAILED, FailureClass.NON_FINITE, "0bad", "NonFiniteLossError: loss nan"
+        )
 
     def end_with_other_bits(self) -> None:
         """It computed other bits than another replica did."""
-        self.end(
-            1,
-            FailureClass.CORRUPT,
-            "0b17",
-            "SilentCorruptionError: this replica computed other bits",
-        )
+        detail = "SilentCorruptionError: this replica computed other bits"
+        self.end(WorkerExitCode.FAILED, FailureClass.CORRUPT, "0b17", detail)
 
     def kill(self) -> None:
         """The agent kills it on a command."""
         self.told = True
         if self.is_running and not self.agent.node.is_stuck:
-            self._finish(self.agent.world, -9)
-            self._report(-9, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
+            self._finish(self.agent.world, KILLED)
+            self._report(KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
 
     def _report(self, code: int, fault_class: FailureClass, fingerprint: str, detail: str) -> None:
         world = self.agent.world
@@ -73,17 +74,17 @@ class Worker:
             attempt=self.attempt,
             node=self.node,
             rank=self.rank,
-            code=code,
+            code=int(code),
             fault_class=fault_class,
             fingerprint=fingerprint,
             detail=f"{detail} (rank {self.rank})" if code else "",
             traceback=f"Traceback: {detail}" if fault_class in _RAISED else "",
             completed_step=self.completed_step,
             at_s=world.now_s,
-            stopped=self.told and code in (-9, 75, 0),
+            stopped=self.told and code in STOPPED_CODES,
         )
         world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
-        if world.fidelity.idle_messages or code == 0 or not self.exit.stopped:
+        if world.fidelity.idle_messages or code == WorkerExitCode.DONE or not self.exit.stopped:
             self.agent.emit(self.exit, Weight.LASTING)
 
     def vanish(self, *, silently: bool) -> None:
@@ -99,5 +100,5 @@ class Worker:
             self.completed_step = training.completed(world.now_s)
         self.is_running = False
         world.checkers.worker_ended(self)
-        if code not in (0, 75) or self.told:
+        if code not in CLEAN_CODES or self.told:
             world.trainings.worker_gone(self)

@@ -27,6 +27,7 @@ from controller.sim.trace import Tracer
 from controller.sim.training import Phase, SimJob, Training, Trainings
 from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId
+from outlast.worker_contract import WorkerExitCode
 
 DEFAULT_LIMITS = Limits()
 # Of devices that break without a report of their own, those whose ranks' peers fail as they do.
@@ -273,7 +274,9 @@ class World:
         if peers:
             peer = self.random.choice(peers)
             detail = f"NCCL WARN Got completion from {name} with status=12"
-            self.timeline.after(noticed_s(), peer.end, 1, FailureClass.NCCL, "", detail)
+            self.timeline.after(
+                noticed_s(), peer.end, WorkerExitCode.FAILED, FailureClass.NCCL, "", detail
+            )
 
     def mend(self, link: tuple[NodeId, NodeId]) -> None:
         """Somebody has put a new cable in."""

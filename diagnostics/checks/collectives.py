@@ -30,6 +30,7 @@ from diagnostics import children
 from diagnostics.checks.base import Context, Emit, SkipCheckError
 from diagnostics.contention import Contention
 from diagnostics.core.finding import Localises, Measurement
+from outlast.worker_contract import GLOO_INTERFACE
 
 # A peer that says nothing for so long is gone; the check's own deadline is longer.
 _PEER_TIMEOUT = timedelta(seconds=10)
@@ -139,7 +140,7 @@ def _wait_for_all(pids: list[int]) -> list[str]:
 def _worker(rank: int, context: Context, listener: socket.socket, emit: Emit) -> None:
     torch.set_num_threads(1)
     # Loopback is where local peers are; without this gloo asks the resolver first.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ[GLOO_INTERFACE] = "lo"
     backend, device = _backend(rank, context)
     store = TCPStore(
         "127.0.0.1",

@@ -21,9 +21,7 @@ from enum import StrEnum
 
 from diagnostics.core.exit_rules import RULES, RULES_VERSION, Rule
 from outlast.failures import FailureClass
-
-# Done, and stopped gracefully on request.
-CLEAN_CODES = (0, 75)
+from outlast.worker_contract import CLEAN_CODES, KILLED
 
 # Advice, not evidence: from here on a line names causes that need not be there.
 _ADVICE = re.compile(
@@ -104,7 +102,7 @@ def classify(facts: ExitFacts) -> Classification:
     tail = _stderr(facts)
     if tail is not None and tail.exit_class not in _SOFT:
         return tail
-    if facts.code == -signal.SIGKILL and facts.out_of_memory:
+    if facts.code == KILLED and facts.out_of_memory:
         reason = f"killed by SIGKILL: {facts.out_of_memory}"
         return _classification(FailureClass.OOM_HOST, Where.COUNT, reason)
     # What the worker wrote about itself came before the signal, which may be no
@@ -175,7 +173,7 @@ def _stderr(facts: ExitFacts) -> Classification | None:
         rule = match(_ADVICE.sub("", line))
         if rule is None or not rule.in_stderr:
             continue
-        if facts.code == -signal.SIGKILL and rule.exit_class is not FailureClass.OOM_HOST:
+        if facts.code == KILLED and rule.exit_class is not FailureClass.OOM_HOST:
             continue
         found = _by_rule(rule, Where.STDERR, line.strip()[:300])
         if rule.exit_class is not FailureClass.CASCADE:

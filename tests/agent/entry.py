@@ -17,9 +17,9 @@ from typing import Any
 
 from outlast.blackbox import Group, Op, Phase, StartMark, StepRecord, Writer
 from outlast.clock import node_time_ns
+from outlast.worker_contract import WorkerContract, WorkerExitCode
 
 STEP_S = 0.005
-GRACEFUL_EXIT = 75
 
 
 class Stop:
@@ -31,9 +31,9 @@ class Stop:
         self.asked = True
 
 
-def run(assignment: dict[str, Any]) -> int:
-    rank = int(assignment["rank"])
-    path = Path(assignment["data_dir"]) / "behaviour.json"
+def run(contract: WorkerContract) -> int:
+    rank = contract.rank
+    path = contract.data_dir / "behaviour.json"
     behaviours = json.loads(path.read_text()) if path.exists() else {}
     behaviour = str(behaviours.get(str(rank), "train"))
     stop = Stop()
@@ -48,23 +48,23 @@ def run(assignment: dict[str, Any]) -> int:
         return int(behaviour.removeprefix("exit:"))
     if behaviour == "facts":
         print(json.dumps(facts()), flush=True)
-    print(f"rank {rank} attempt {assignment['attempt']} starts", flush=True)
+    print(f"rank {rank} attempt {contract.attempt} starts", flush=True)
     box = Writer(
-        assignment["blackbox_path"],
+        contract.blackbox_path,
         rank=rank,
-        world_size=assignment["world_size"],
-        attempt=assignment["attempt"],
+        world_size=contract.world_size,
+        attempt=contract.attempt,
     )
     for mark in (StartMark.GROUPS_READY, StartMark.MODEL_READY, StartMark.RESTORED):
         box.mark(mark)
-    box.resumed(max(0, assignment["committed_step"]))
+    box.resumed(max(0, contract.committed_step))
     if behaviour == "family":
-        start_family(Path(assignment["data_dir"]) / f"family-{rank}")
+        start_family(contract.data_dir / f"family-{rank}")
     if behaviour == "forked daemon":
-        fork_daemon(Path(assignment["data_dir"]) / f"family-{rank}")
+        fork_daemon(contract.data_dir / f"family-{rank}")
     if behaviour == "garbage":
-        return write_garbage(Path(assignment["blackbox_path"]))
-    return train(box, behaviour, stop, first=max(0, assignment["committed_step"]) + 1)
+        return write_garbage(contract.blackbox_path)
+    return train(box, behaviour, stop, first=max(0, contract.committed_step) + 1)
 
 
 def train(box: Writer, behaviour: str, stop: Stop, *, first: int) -> int:
@@ -91,7 +91,7 @@ def train(box: Writer, behaviour: str, stop: Stop, *, first: int) -> int:
             )
         )
         if stop.asked:
-            return GRACEFUL_EXIT
+            return WorkerExitCode.STOPPED
     return 0
 
 

@@ -15,6 +15,7 @@ from checkpoint.storage import Storage
 from controller.agent.processes import zombie_status
 from controller.operations import operation_of
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import WorkerExitCode
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import (
     AgentProcess,
@@ -151,7 +152,7 @@ def test_graceful_stop_lets_workers_finish_their_step(
     result = controller.result(controller.command(stop_command(1, graceful=True)))
     assert result.ok
     exits = [controller.exit_of("job", 1, rank) for rank in (0, 1)]
-    assert [(exit_.code, exit_.stopped) for exit_ in exits] == [(75, True)] * 2
+    assert [(exit_.code, exit_.stopped) for exit_ in exits] == [(WorkerExitCode.STOPPED, True)] * 2
     assert result.completed_step == max(exit_.completed_step for exit_ in exits)
 
 

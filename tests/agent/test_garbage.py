@@ -23,7 +23,7 @@ from controller.agent.metrics import ranks as rank_metrics
 from controller.agent.mistakes import Mistakes
 from controller.agent.reporter import Reporter
 from controller.agent.standing import Standings
-from controller.agent.worker import Worker, WorkerPaths, post_mortem, read_environment
+from controller.agent.worker import Worker, post_mortem, read_environment
 from outlast.blackbox import (
     FILE_BYTES,
     HEADER_BYTES,
@@ -37,6 +37,7 @@ from outlast.blackbox import (
 )
 from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import WorkerFiles
 from tests.agent.harness import (
     AgentProcess,
     FakeController,
@@ -142,7 +143,7 @@ class Boxes:
     def __init__(self, folder: Path) -> None:
         attempt_dir = folder / "jobs" / "job" / "a1"
         attempt_dir.mkdir(parents=True)
-        self.paths = [WorkerPaths.below(attempt_dir, rank) for rank in range(NUM_RANKS)]
+        self.paths = [WorkerFiles.below(attempt_dir, rank) for rank in range(NUM_RANKS)]
         self.maps = []
         for rank, paths in enumerate(self.paths):
             write_box(paths.blackbox, rank)
@@ -270,7 +271,7 @@ def test_garbage_in_one_rank_s_box_leaves_the_agent_and_the_other_ranks_alone(
 def test_whatever_a_worker_reports_of_its_end_is_told(tmp_path: Path, left: str) -> None:
     async def run() -> agents_pb2.WorkerExit:
         gone = asyncio.get_running_loop().create_future()
-        paths = WorkerPaths.below(tmp_path, 0)
+        paths = WorkerFiles.below(tmp_path, 0)
         paths.error.write_text(left)
         paths.environment.write_text(left)
         assert not read_environment(paths.environment).environment

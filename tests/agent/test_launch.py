@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,16 +68,17 @@ def test_assignment_holds_what_a_worker_must_know(tmp_path: Path) -> None:
     launches = launch.make_launches(
         config(tmp_path), command, device="cpu", rendezvous_fd=9, requested_ns=5
     )
-    assert [(one.rank, one.attempt, one.requested_ns) for one in launches] == [(1, 3, 5), (0, 3, 5)]
-    second, first = (one.assignment for one in launches)
-    assert (second["local_rank"], first["local_rank"]) == (0, 1)
-    assert (second["rendezvous_fd"], first["rendezvous_fd"]) == (None, 9)
-    assert first["committed_step"] == 40
-    assert first["skipped"] == [[7, 7], [20, 30]]
-    assert first["memory_dir"] == str(tmp_path / "memory" / "job" / "rank-00000")
-    assert Path(str(first["memory_dir"])).is_dir()
-    assert Path(str(first["log_path"])).parent == tmp_path / "state" / "jobs" / "job" / "a3"
-    assert parse_spec(first["spec"]).name == "job"
+    second, first = (one.contract for one in launches)
+    assert [(one.rank, one.attempt) for one in (second, first)] == [(1, 3), (0, 3)]
+    assert [one.requested_ns for one in launches] == [5, 5]
+    assert (second.local_rank, first.local_rank) == (0, 1)
+    assert (second.rendezvous_fd, first.rendezvous_fd) == (None, 9)
+    assert first.committed_step == 40
+    assert [str(each) for each in first.skipped] == ["7", "20-30"]
+    assert first.memory_dir == tmp_path / "memory" / "job" / "rank-00000"
+    assert first.memory_dir.is_dir()
+    assert first.log_path.parent == tmp_path / "state" / "jobs" / "job" / "a3"
+    assert parse_spec(json.loads(first.spec_json)).name == "job"
 
 
 def test_every_rank_saves_and_only_the_node_of_rank_0_commits(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from controller.agent.log_times import LogTimes
 from controller.agent.logs import Logs
-from controller.agent.worker import Worker, WorkerPaths
+from controller.agent.worker import Worker
 from controller.agent.worker_logs import WorkerLogs
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import WorkerFiles
 
 DEADLINE_S = 10.0
 
@@ -66,7 +67,7 @@ def test_each_piece_has_the_time_at_which_it_was_seen(tmp_path: Path) -> None:
         job_id="job",
         attempt=1,
         rank=0,
-        paths=WorkerPaths.below(folder, 0),
+        paths=WorkerFiles.below(folder, 0),
         requested_ns=0,
         gone=loop.create_future(),
     )

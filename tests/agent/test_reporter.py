@@ -11,9 +11,10 @@ import pytest
 from controller.agent.ledger import Weight
 from controller.agent.leftovers import left_steps
 from controller.agent.reporter import LAST_STEPS_S, Reporter
-from controller.agent.worker import Worker, WorkerPaths
+from controller.agent.worker import Worker
 from outlast.blackbox import StepRecord, Writer
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import WorkerFiles
 
 SECOND_NS = 10**9
 
@@ -21,7 +22,7 @@ SECOND_NS = 10**9
 def write_steps(attempt_dir: Path, rank: int, num_steps: int) -> None:
     """A black box of a rank that has completed a step every second."""
     attempt_dir.mkdir(parents=True, exist_ok=True)
-    box = Writer(WorkerPaths.below(attempt_dir, rank).blackbox, rank=rank, world_size=2, attempt=1)
+    box = Writer(WorkerFiles.below(attempt_dir, rank).blackbox, rank=rank, world_size=2, attempt=1)
     for step in range(1, num_steps + 1):
         box.completed(
             StepRecord(
@@ -41,7 +42,7 @@ def write_steps(attempt_dir: Path, rank: int, num_steps: int) -> None:
 def test_checkpoints_that_an_attempt_could_not_load_are_told_with_its_first_step(
     tmp_path: Path,
 ) -> None:
-    paths = WorkerPaths.below(tmp_path, 0)
+    paths = WorkerFiles.below(tmp_path, 0)
     write_steps(tmp_path, rank=0, num_steps=3)
     skipped = [[8, "a file is short"], "nonsense"]
     paths.environment.write_text(json.dumps({"skipped": skipped}))
@@ -92,7 +93,7 @@ def test_end_of_a_rank_tells_what_rank_0_may_not_have_told(
             job_id="job",
             attempt=1,
             rank=1,
-            paths=WorkerPaths.below(tmp_path, 1),
+            paths=WorkerFiles.below(tmp_path, 1),
             requested_ns=0,
             gone=asyncio.get_running_loop().create_future(),
         )
@@ -109,7 +110,7 @@ def test_end_of_a_rank_tells_what_rank_0_may_not_have_told(
 def test_step_that_the_job_does_not_have_is_left_out_and_later_ones_count(
     tmp_path: Path,
 ) -> None:
-    paths = WorkerPaths.below(tmp_path, 0)
+    paths = WorkerFiles.below(tmp_path, 0)
     box = Writer(paths.blackbox, rank=0, world_size=1, attempt=1)
     events: list[agents_pb2.AgentEvent] = []
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from outlast.worker_contract import WorkerFiles
 from tests.agent.harness import DEADLINE_S, REPOSITORY, wait_for
+from tests.contracts import contract_of
 
 FAST = ("--entry=tests.agent.entry:run", "--preload=")
 ENVIRONMENT = {
@@ -68,34 +70,28 @@ class StandbyProcess:
     def fork(self, rank: int, behaviour: str = "train", *, rendezvous: bool = False) -> int:
         """Fork a worker that behaves so; its pid."""
         self.tell(
-            op="fork", key=f"job/1/{rank}", assignment=self.assignment(rank, behaviour, rendezvous)
+            op="fork", key=f"job/1/{rank}", contract=self.contract(rank, behaviour, rendezvous)
         )
         message = self.hear(timeout_s=DEADLINE_S)
         assert message["event"] == "forked", message
         assert message["key"] == f"job/1/{rank}"
         return int(message["pid"])
 
-    def assignment(self, rank: int, behaviour: str, rendezvous: bool = False) -> dict[str, Any]:
+    def contract(self, rank: int, behaviour: str, rendezvous: bool = False) -> dict[str, str]:
         data = self.folder / f"data-{rank}"
         data.mkdir(exist_ok=True)
         (data / "behaviour.json").write_text(json.dumps({str(rank): behaviour}))
-        return {
-            "job_id": "job",
-            "attempt": 1,
-            "rank": rank,
-            "world_size": 2,
-            "committed_step": 0,
-            "skipped": [],
-            "data_dir": str(data),
-            "blackbox_path": str(self.folder / f"{rank}.blackbox"),
-            "error_path": str(self.folder / f"{rank}.error.json"),
-            "log_path": str(self.folder / f"{rank}.log"),
-            "rendezvous_fd": 99 if rendezvous else None,
-            "forked_at_ns": 0,
-        }
+        return contract_of(
+            self.folder,
+            rank,
+            job_id="job",
+            world_size=max(2, rank + 1),
+            data_dir=data,
+            rendezvous_fd=99 if rendezvous else None,
+        ).to_env()
 
     def log(self, rank: int) -> str:
-        path = self.folder / f"{rank}.log"
+        path = WorkerFiles.below(self.folder, rank).log
         return path.read_text() if path.exists() else ""
 
     def first_line(self, rank: int) -> str:
@@ -155,7 +151,7 @@ def test_exception_that_escapes_is_written_down(start: Start, tmp_path: Path) ->
     standby.hear()
     standby.fork(0, "raise")
     assert os.waitstatus_to_exitcode(standby.hear()["status"]) == 1
-    report = json.loads((tmp_path / "0.error.json").read_text())
+    report = json.loads(WorkerFiles.below(tmp_path, 0).error.read_text())
     assert report["type"] == "builtins.ValueError"
     assert report["message"] == "loss is not finite at step 3"
     assert "in train" in report["traceback"]
@@ -231,7 +227,7 @@ def test_many_forks_leave_no_descriptors_in_the_standby(start: Start) -> None:
 def test_standby_with_a_second_thread_refuses_to_fork(start: Start) -> None:
     standby = start("--entry=tests.agent.threaded_entry:run", "--preload=")
     standby.hear()
-    standby.tell(op="fork", key="job/1/0", assignment=standby.assignment(0, "train"))
+    standby.tell(op="fork", key="job/1/0", contract=standby.contract(0, "train"))
     refused = standby.hear()
     assert (refused["event"], refused["key"]) == ("refused", "job/1/0")
     assert "2 threads" in refused["detail"]

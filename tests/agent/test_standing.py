@@ -22,9 +22,10 @@ from controller.agent.metrics.host import Folders
 from controller.agent.oom import OomKills
 from controller.agent.processes import process_state
 from controller.agent.standing import Standings
-from controller.agent.worker import Worker, WorkerPaths
+from controller.agent.worker import Worker
 from outlast.blackbox import Group, Op, Phase, StepRecord, Writer
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import WorkerFiles
 from tests.agent.harness import wait_for
 
 SLEEPER = """
@@ -41,7 +42,7 @@ waits_for_ever()
 def worker_of(folder: Path, pid: int) -> Iterator[tuple[Worker, Writer]]:
     """A worker whose process is `pid`, and the writer's end of its black box."""
     loop = asyncio.new_event_loop()
-    paths = WorkerPaths.below(folder, 1)
+    paths = WorkerFiles.below(folder, 1)
     box = Writer(paths.blackbox, rank=1, world_size=2, attempt=1)
     worker = Worker(
         job_id="job",

@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+from outlast.worker_contract import WorkerExitCode
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import (
     DEADLINE_S,
@@ -107,7 +108,7 @@ def test_workers_outlive_the_standby_process_and_a_new_one_takes_over(
     os.kill(pids[0], signal.SIGKILL)
     assert controller.exit_of("job", 1, 0).code == -signal.SIGKILL
     os.kill(pids[1], signal.SIGTERM)
-    assert controller.exit_of("job", 1, 1).code == 75
+    assert controller.exit_of("job", 1, 1).code == WorkerExitCode.STOPPED
     start_job(controller, attempt=2)
     controller.progress("job", 2)
 
@@ -119,7 +120,7 @@ def test_worker_end_is_noticed_while_the_standby_process_is_stuck(
     controller.progress("job", 1)
     os.kill(agent.standby_pid(), signal.SIGSTOP)
     os.kill(agent.worker_pid(1, 0), signal.SIGTERM)
-    assert controller.exit_of("job", 1, 0).code == 75
+    assert controller.exit_of("job", 1, 0).code == WorkerExitCode.STOPPED
 
 
 def test_killed_agent_leaves_no_process(controller: FakeController, agent: AgentProcess) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.worker import Worker, WorkerPaths
+from controller.agent.worker import Worker
 from controller.agent.worker_logs import MAX_BYTES, WorkerLogs
+from outlast.worker_contract import WorkerFiles
 
 LOST = "GPU is lost"
 
@@ -21,7 +22,7 @@ def worker(tmp_path: Path) -> Worker:
             job_id="job",
             attempt=2,
             rank=3,
-            paths=WorkerPaths.below(tmp_path, 3),
+            paths=WorkerFiles.below(tmp_path, 3),
             requested_ns=0,
             gone=loop.create_future(),
         )

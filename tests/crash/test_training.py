@@ -16,6 +16,7 @@ from checkpoint.cleaning import Cleaner
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.storage import Storage
 from outlast.crashpoints import CrashPoint
+from outlast.worker_contract import WorkerExitCode
 from tests.crash.orders import Orders
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
@@ -29,7 +30,7 @@ MEMORY_POINTS = (
 )
 STORAGE_POINTS = (CrashPoint.RESTORE_FROM_STORAGE, CrashPoint.RESTORE_SET_ASIDE)
 POINTS = (*MEMORY_POINTS, *STORAGE_POINTS)
-DONE, STOPPED = 0, 75
+DONE, STOPPED = WorkerExitCode.DONE, WorkerExitCode.STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 from diagnostics.core.exit_rules import RULES, RULES_VERSION, Rule
 from diagnostics.core.exits import ExitFacts, Where, classify, match
 from outlast.failures import FailureClass
+from outlast.worker_contract import CLEAN_CODES
 
 GLOO_LOST = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
@@ -45,7 +46,7 @@ def test_sample_as_an_exception_gets_the_class_of_its_rule() -> None:
         assert classify(facts).exit_class is rule.exit_class, text
 
 
-@pytest.mark.parametrize("code", [0, 75])
+@pytest.mark.parametrize("code", CLEAN_CODES)
 def test_finished_and_stopped_workers_did_not_fail(code: int) -> None:
     assert classify(ExitFacts(code=code)).exit_class is FailureClass.CLEAN
 

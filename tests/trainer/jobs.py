@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from checkpoint.stage import Stager
 from outlast.blackbox import Group, Op, OpRecord
 from outlast.chosen import ChosenStart
 from outlast.layout import Layout
+from outlast.skipped import StepRange
 from outlast.spec import JobSpec
 from tests.checkpoint.lanes import GatedLane
+from tests.contracts import contract_of
 from tests.trainer.ranks import RankContext
 from trainer import worker
 from trainer.core import schedule as schedules
@@ -276,40 +279,35 @@ def worked(
     assert len(os.listdir("/proc/self/task")) == 1
     rank = context.rank
     name = f"a{attempt}-rank-{rank}"
-    fields = {
-        "job_id": "job-1",
-        "attempt": attempt,
-        "rank": rank,
-        "local_rank": rank,
-        "world_size": context.world_size,
-        "rank_nodes": list(nodes or ("n1",) * context.world_size),
-        "spec": spec,
-        "rendezvous_host": "127.0.0.1",
-        "rendezvous_port": context.port,
-        "rendezvous_fd": context.listen_fd if rank == 0 else None,
-        "blackbox_path": str(folder / f"{name}.blackbox"),
-        "error_path": str(folder / f"{name}.error.json"),
-        "environment_path": str(folder / f"{name}.environment.json"),
-        "log_path": str(folder / f"{name}.log"),
-        "memory_dir": str(folder / "memory" / "job-1" / f"rank-{rank:05d}"),
-        "data_dir": str(folder / "data"),
-        "committed_step": committed_step,
-        "skipped": [list(each) for each in skipped],
-        "replayed_step": replayed_step,
-        "suspects": suspects,
-        "chosen": [asdict(each) for each in chosen],
-        "checkpoint_url": str(folder / "store" / "job-1"),
-        "forked_at_ns": time.time_ns(),
-        "device": "cpu",
-    }
-    log = os.open(fields["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    contract = contract_of(
+        folder,
+        rank,
+        world_size=context.world_size,
+        attempt=attempt,
+        rank_nodes=nodes or ("n1",) * context.world_size,
+        spec_json=json.dumps(spec),
+        rendezvous_port=context.port,
+        rendezvous_fd=context.listen_fd if rank == 0 else None,
+        blackbox_path=folder / f"{name}.blackbox",
+        error_path=folder / f"{name}.error.json",
+        environment_path=folder / f"{name}.environment.json",
+        log_path=folder / f"{name}.log",
+        committed_step=committed_step,
+        skipped=tuple(StepRange(first=first, last=last) for first, last in skipped),
+        replayed_step=replayed_step,
+        suspects=suspects,
+        chosen=chosen,
+        checkpoint_url=str(folder / "store" / "job-1"),
+        forked_at_ns=time.time_ns(),
+    )
+    log = os.open(contract.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)
     states: list[TrainState] = []
     # This process is a child of its own: what is replaced here ends with it.
     worker.build_state = _keeping(states, worker.build_state)
     if stop_after and rank == context.world_size - 1:
         worker.Stager = _terminating(stop_after)
-    return worker.run(fields), states
+    return worker.run(contract), states
 
 
 def _keeping(states: list[TrainState], build: Callable[[JobSpec, Mesh, Path], TrainState]) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from checkpoint.storage import Storage
 from outlast.chosen import ChosenStart
+from outlast.worker_contract import WorkerExitCode
 from tests.checkpoint.helpers import commit_steps
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
@@ -23,7 +24,7 @@ from tests.trainer.resuming import (
     upload_all,
 )
 
-STOPPED = 75
+STOPPED = WorkerExitCode.STOPPED
 PARALLEL = {"parallel": {"dp": 2}}
 
 

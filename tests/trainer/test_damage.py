@@ -10,11 +10,12 @@ import pytest
 
 from outlast.blackbox import Reader
 from outlast.spec.parse import parse_spec
+from outlast.worker_contract import WorkerExitCode
 from tests.checkpoint.helpers import DEADLINE_S, uploading
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 
-DONE, STOPPED = 0, 75
+DONE, STOPPED = WorkerExitCode.DONE, WorkerExitCode.STOPPED
 
 
 def flip(path: Path) -> None:

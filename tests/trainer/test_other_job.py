@@ -20,11 +20,12 @@ from outlast.failures import ErrorKind
 from outlast.ids import NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import WorkerExitCode
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of, train_and_upload
 
-DONE, FAILED, STOPPED = 0, 1, 75
+DONE, FAILED, STOPPED = WorkerExitCode
 
 
 @pytest.fixture

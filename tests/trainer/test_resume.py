@@ -19,6 +19,7 @@ from checkpoint.slotfile import Seal
 from checkpoint.storage import Storage
 from outlast.blackbox import Phase, Reader, StartMark, StepRecord
 from outlast.spec.parse import parse_spec
+from outlast.worker_contract import WorkerExitCode
 from tests.trainer.jobs import train, train_late
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import (
@@ -30,7 +31,7 @@ from tests.trainer.resuming import (
     train_and_upload,
 )
 
-DONE, FAILED, STOPPED = 0, 1, 75
+DONE, FAILED, STOPPED = WorkerExitCode
 FOUR_LAYERS = {"layers": 4, "hidden": 16, "heads": 2, "seq_len": 16}
 INTERLEAVED = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}
 

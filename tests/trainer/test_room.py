@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from outlast.errors import FatalError
 from outlast.spec.parse import parse_spec
+from tests.contracts import contract_of
 from trainer import room
 from trainer.assignment import Assignment
 from trainer.planning import host_memory_bytes, node_host_memory_bytes
@@ -23,31 +25,14 @@ SPEC: dict[str, Any] = {
 
 def assignment(folder: Path) -> Assignment:
     """Rank 0, which shares its node with rank 1."""
-    paths = ("blackbox_path", "error_path", "environment_path", "data_dir")
-    return Assignment.parse(
-        {
-            **{name: str(folder / name) for name in paths},
-            "job_id": "job-1",
-            "attempt": 1,
-            "rank": 0,
-            "local_rank": 0,
-            "world_size": 4,
-            "rendezvous_host": "127.0.0.1",
-            "rendezvous_port": 1,
-            "rendezvous_fd": None,
-            "committed_step": 0,
-            "skipped": [],
-            "replayed_step": 0,
-            "suspects": [],
-            "chosen": [],
-            "forked_at_ns": 0,
-            "device": "cpu",
-            "checkpoint_url": "",
-            "rank_nodes": ["a", "a", "b", "b"],
-            "memory_dir": str(folder / "job-1" / "rank-00000"),
-            "spec": SPEC,
-        }
+    contract = contract_of(
+        folder,
+        world_size=4,
+        rank_nodes=("a", "a", "b", "b"),
+        memory_dir=folder / "job-1" / "rank-00000",
+        spec_json=json.dumps(SPEC),
     )
+    return Assignment.of(contract)
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import pytest
 
 from checkpoint.storage import Storage
 from outlast.blackbox import StepRecord
+from outlast.worker_contract import WorkerExitCode
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import spec_of, steps_of, train_and_upload
 
-DONE, STOPPED = 0, 75
+DONE, STOPPED = WorkerExitCode.DONE, WorkerExitCode.STOPPED
 
 
 def bits(records: list[StepRecord]) -> list[tuple[int, str, str, int]]:

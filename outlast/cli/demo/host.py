@@ -20,6 +20,7 @@ from outlast.blackbox import Present, Reader
 from outlast.cli.demo.processes import command_line, kill, kill_sessions, session_of
 from outlast.cli.errors import CliError, ExitCode
 from outlast.startup import python_command
+from outlast.worker_contract import WorkerFiles
 
 START_TIMEOUT_S = 60.0
 # `outlast up` stops its nodes itself; whatever is left after this is killed.
@@ -118,7 +119,7 @@ class Host:
         """What a rank's black box says; None while it has none or its process is gone."""
         folder = self.state_dir / "nodes" / node / "jobs" / job_id / f"a{attempt}"
         try:
-            reader = Reader(folder / f"rank-{rank:05d}.blackbox")
+            reader = Reader(WorkerFiles.below(folder, rank).blackbox)
         except (FileNotFoundError, ValueError):
             return None
         try:

@@ -8,6 +8,7 @@ from controller.core import events as ev
 from controller.core.records import Action, Cause, EvidenceKind, Rung
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import JobId, NodeId
+from outlast.worker_contract import WorkerExitCode
 from tests.controller.core.driver import JOB, Driver
 
 RESTARTED = [
@@ -296,9 +297,9 @@ def test_a_job_that_a_person_paused_needs_none() -> None:
 
 def test_workers_that_their_agent_stopped_by_itself_are_missing() -> None:
     driver = Driver().running()
-    driver.send(driver.exited(0, code=75, stopped=True))
+    driver.send(driver.exited(0, code=WorkerExitCode.STOPPED, stopped=True))
     assert driver.job().state is JobState.SUSPENDING
-    driver.send(driver.exited(1, code=75, stopped=True))
+    driver.send(driver.exited(1, code=WorkerExitCode.STOPPED, stopped=True))
     driver.answer_all("/stop/")
     (sign,) = driver.incident().evidence
     assert (sign.kind, sign.node) == (EvidenceKind.WORKERS_MISSING, "n1")
