@@ -39,6 +39,7 @@ from pathlib import Path
 from outlast.clock import node_time_ns
 from outlast.notes import (
     MAX_COUNT,
+    MAX_DETAIL,
     Expected,
     Group,
     Op,
@@ -345,7 +346,7 @@ class Reader:
             op=Op(op_and_group & 0xFFFFFFFF),
             group=Group(op_and_group >> 32),
             op_seq=self._count(_OP_SEQ),
-            detail=self._step(_OP_DETAIL),
+            detail=_in_range(words[_OP_DETAIL], -1, MAX_DETAIL, otherwise=-1),
             op_entered_ns=self._time_ns(_OP_ENTERED),
             op_left_ns=self._time_ns(_OP_LEFT),
             entered={group: self._count(_GROUP_SEQS + group) for group in _GROUPS},

@@ -12,6 +12,8 @@ from typing import Self, TypeVar
 
 # Steps, tokens, bytes: what a double still counts one by one, and so every reader of them.
 MAX_COUNT = 2**53 - 1
+# The detail of an operation, a rank or a micro-batch: an int32 on the wire.
+MAX_DETAIL = 2**31 - 1
 
 
 class _Word(IntEnum):
