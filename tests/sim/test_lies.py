@@ -12,6 +12,7 @@ from controller.core.states import EXCLUDED, JobState
 from controller.sim.node import Node
 from controller.sim.training import SimJob
 from controller.sim.world import Shape, World, make_plan
+from outlast.failures import FailureClass
 from outlast.ids import JobId
 
 JOB = JobId("job")
@@ -48,14 +49,18 @@ def _victim(world: World) -> Node:
 
 def _fail(world: World, node: Node) -> None:
     assert node.agent is not None
-    node.agent.running()[0].end(1, "nccl", "", "ncclInternalError")
+    node.agent.running()[0].end(1, FailureClass.NCCL, "", "ncclInternalError")
 
 
 def test_a_node_that_breaks_every_attempt_and_passes_its_checks_is_replaced() -> None:
     """It used up the whole retry budget in place: the job was PAUSED with free nodes beside it."""
     world = _world(nodes=3)
     liar = _victim(world)
-    liar.sickness, liar.device_exit, liar.passes_checks = "devices fail unseen", "nccl", True
+    liar.sickness, liar.device_exit, liar.passes_checks = (
+        "devices fail unseen",
+        FailureClass.NCCL,
+        True,
+    )
     _fail(world, liar)
     world.timeline.run_until(world.now_s + 600.0)
     machine = world.controller.machine
@@ -97,7 +102,7 @@ def test_a_node_that_only_tells_of_lost_connections_keeps_its_place() -> None:
     teller = _victim(world)
     for _ in range(4):
         assert teller.agent is not None
-        teller.agent.running()[0].end(1, "cascade", "", "connection closed by peer")
+        teller.agent.running()[0].end(1, FailureClass.CASCADE, "", "connection closed by peer")
         world.timeline.run_until(world.now_s + 240.0)
         assert _state(world) is JobState.RUNNING
     machine = world.controller.machine
