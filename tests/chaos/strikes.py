@@ -192,8 +192,12 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
         case Fault.DISK_FULL:
             _push_when_paused(plant, lambda: (plant.disk / "ballast").unlink())
         case fault if fault in NODE_CLOCK_STEPS_S:
-            told = f"node clock is off and corrected for: node={node}"
-            wait_for(lambda: told in plant.log("controller"), "the node's clock to be told")
+            # The node's times do not follow the step, so the controller has nothing to correct.
+            log = plant.state_dir / "nodes" / node / "agent.log"
+            told = "the wall clock stepped by"
+            wait_for(
+                lambda: told in log.read_text(errors="replace"), "the step of the node's clock"
+            )
         case fault if fault in OWN_CLOCK_STEPS_S:
             name = "outlast_controller_clock_steps_total"
             wait_for(lambda: plant.metrics()[name, frozenset()] == 1, "the step to be counted")
@@ -201,10 +205,13 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
             if waits_for_store(row):
                 _push_when_paused(plant, lambda: plant.desk.store(""))
         case Fault.STORE_DOWN | Fault.STORE_SILENT:
-            # Uploads can wait; a start cannot go on without it.
+            # Uploads can wait until the job waits for its last; a start cannot go on without it.
             if row.moment in (Moment.START, Moment.RESTORE, Moment.RECOVERY):
                 time.sleep(STORE_AWAY_S)
-                plant.desk.store("")
+            else:
+                plant.cluster.wait_step(plant.job_id, NUM_STEPS)
+                wait_for(lambda: _is_told(plant, "storage"), "an incident of storage")
+            plant.desk.store("")
         case _:
             return
 
