@@ -74,5 +74,7 @@ def test_a_bell_wakes_an_agent_with_many_open_files(folder: Path) -> None:
 
 def test_nobody_rings_and_the_wait_ends(folder: Path) -> None:
     doorkeeper = Doorkeeper([folder])
+    begin_s = time.monotonic()
     doorkeeper.wait(0.01)
+    assert 0.005 <= time.monotonic() - begin_s < WITHIN_S
     doorkeeper.close()
