@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-crash test-seeds test-kube test-prometheus test-stores chaos \
+.PHONY: demo test test-crash test-seeds test-properties test-kube test-prometheus test-stores chaos \
 	chaos-full lint proto clean
 
 $(STAMP): pyproject.toml constraints.txt
@@ -38,6 +38,10 @@ test-crash: $(STAMP)
 test-seeds: $(STAMP)
 	$(BIN)/python -m controller.sim.run --seed 0 --count 1000 --processes 2 --quiet \
 		--output tests/sim/results/seeds.json
+
+# Properties with other examples than those of `make test`, and more where a test sets no number.
+test-properties: $(STAMP)
+	HYPOTHESIS_PROFILE=random $(BIN)/pytest -n 2 -m hypothesis tests
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP)

@@ -11,9 +11,11 @@ from hypothesis import settings
 _PLACES = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONPATH"] = os.pathsep.join(_PLACES)
 
-# A machine that does other things too makes any example slow now and then.
-settings.register_profile("outlast", deadline=None)
-settings.load_profile("outlast")
+# A machine that does other things too makes any example slow now and then. The same commit is
+# tried with the same examples; `make test-properties` looks for others.
+settings.register_profile("outlast", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "outlast"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -213,7 +213,7 @@ def _not_stored(facts: Facts) -> Verdict | None:
             return Verdict(
                 action=Action.PAUSE,
                 cause=Cause.STORAGE,
-                reason=item.detail,
+                reason=item.detail or "storage does not answer",
                 error=item.detail,
                 spends_retry=False,
             )
