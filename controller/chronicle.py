@@ -9,9 +9,13 @@ from typing import assert_never
 
 from controller.core.facts import (
     AttemptPut,
+    CheckpointStored,
+    CheckpointWaited,
     CommandClosed,
     CommandOpened,
+    CommandsOpened,
     Fact,
+    IncidentGrown,
     IncidentPut,
     JobExplained,
     JobForgotten,
@@ -70,6 +74,10 @@ class Chronicle:
                     pass  # The job's own line says that one begins.
                 case JobExplained() | NodeChecked() | JobForgotten() | RanksDone():
                     pass  # No state changes with them.
+                case CheckpointStored() | CheckpointWaited() | IncidentGrown():
+                    pass  # Nor with them.
+                case CommandsOpened(id_prefix=prefix, nodes=nodes):
+                    logger.debug("commands opened: command=%sNODE nodes=%d", prefix, len(nodes))
                 case CommandOpened(command=command):
                     logger.debug("command opened: command=%s", command.command_id)
                 case CommandClosed(command_id=command_id, why=why):

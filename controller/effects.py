@@ -113,8 +113,8 @@ class Effects:
         return make if packed else make()
 
     def _pack(self, attempt: AttemptRecord) -> bytes:
-        if len(attempt.rank_nodes) <= MOST_PLAIN_RANKS:
+        if attempt.world_size <= MOST_PLAIN_RANKS:
             return b""
         if self._packed is None or self._packed[0] is not attempt:
-            self._packed = (attempt, pack(attempt.rank_nodes))
+            self._packed = (attempt, pack(attempt.nodes))
         return self._packed[1]

@@ -18,11 +18,8 @@ MOST_PLAIN_RANKS = 1_024
 _MAX_BYTES = 16_384 * 254
 
 
-def pack(rank_nodes: Sequence[str]) -> bytes:
-    """The node of each rank, in rank order; each node must have as many, side by side."""
-    nodes = list(dict.fromkeys(rank_nodes))
-    per_node = len(rank_nodes) // len(nodes)
-    assert list(rank_nodes[::per_node]) == nodes, "the ranks of a node lie side by side"
+def pack(nodes: Sequence[str]) -> bytes:
+    """Nodes in the order of their ranks, of which each has as many."""
     return zlib.compress("\n".join(nodes).encode())
 
 

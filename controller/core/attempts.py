@@ -79,8 +79,8 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
             attempt=AttemptRecord(
                 job=job.job_id,
                 attempt=attempt,
-                world_size=job.plan.world_size,
-                rank_nodes=tuple(node for node in places for _ in range(per_node)),
+                nodes=places,
+                workers_per_node=per_node,
                 rendezvous_host=first.address,
                 rendezvous_port=first.rendezvous_port,
                 committed_step=-1 if job.committed_step is None else job.committed_step,

@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from controller.core.facts import Fact
-from controller.core.records import Evidence, EvidenceKind
+from controller.core.records import AttemptRecord, Evidence, EvidenceKind
 from outlast.failures import FailureClass
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
@@ -193,8 +193,20 @@ def _with_detected(data: dict[str, Json]) -> dict[str, Json]:
     return {**data, "detected": data.get("fault_class") or None, "fault_class": ""}
 
 
+def _with_nodes_once(data: dict[str, Json]) -> dict[str, Json]:
+    """An attempt of a version that wrote the node of each rank."""
+    ranks = data.get("rank_nodes")
+    if "nodes" in data or not isinstance(ranks, list):
+        return data
+    nodes = list(dict.fromkeys(map(str, ranks)))
+    return {**data, "nodes": [*nodes], "workers_per_node": len(ranks) // max(1, len(nodes))}
+
+
 # Records that older versions wrote differently, to what this one reads.
-_UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {Evidence: _with_detected}
+_UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {
+    Evidence: _with_detected,
+    AttemptRecord: _with_nodes_once,
+}
 
 
 def _dataclass_decoder(kind: Any) -> _Decoder:

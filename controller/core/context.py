@@ -23,6 +23,7 @@ from controller.core.facts import (
     JobPut,
     NodePut,
     State,
+    growth,
 )
 from controller.core.records import (
     NO_ATTEMPT,
@@ -224,9 +225,15 @@ class Context:
         elif isinstance(record, NodeRecord):
             if record != self.state.nodes.get(record.node):
                 self.record(NodePut(node=record))
-        elif record != self.state.incidents.get(record.incident):
-            self.record(IncidentPut(incident=record))
+        else:
+            self._put_incident(record)
         return record
+
+    def _put_incident(self, record: IncidentRecord) -> None:
+        old = self.state.incidents.get(record.incident)
+        if record != old:
+            added = None if old is None else growth(old, record)
+            self.record(added or IncidentPut(incident=record))
 
     def explain(self, job: JobRecord, reason: str) -> None:
         """Record why a job is still where it is; nothing happens when that has not changed."""

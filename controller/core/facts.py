@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import assert_never
 
+from controller.core import accounting
 from controller.core.index import Index
 from controller.core.records import (
     AttemptRecord,
+    Command,
     CommandRecord,
+    Evidence,
     IncidentRecord,
     JobRecord,
     NodeRecord,
+    TimelineEntry,
 )
 from controller.core.states import TERMINAL
-from outlast.ids import CommandId, IncidentId, JobId, NodeId
+from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,66 @@ class RanksDone:
     ranks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStored:
+    """A newer checkpoint of the job is in storage: what that changes in the job."""
+
+    job_id: JobId
+    committed_step: int
+    high_step: int
+    retry_left: int
+    faults_in_row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointWaited:
+    """Training has waited for copies to host memory, `more_s` since that was last noted."""
+
+    job_id: JobId
+    more_s: float
+    at_s: float
+    # In the present attempt so far.
+    stalled_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentGrown:
+    """Signs, lines or findings were added to the incident, and nothing else has changed."""
+
+    incident: IncidentId
+    fault_s: float
+    evidence: tuple[Evidence, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
+    findings: tuple[tuple[NodeId, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandsOpened:
+    """The same command is to be carried out on each of these nodes.
+
+    Its id is `id_prefix` with the node's name. Only the journal has it, for a `CommandOpened` of
+    each node.
+    """
+
+    id_prefix: str
+    nodes: tuple[NodeId, ...]
+    job: JobId | None
+    attempt: Attempt
+    issued_s: float
+    command: Command
+
+    def one_by_one(self) -> Iterator[CommandRecord]:
+        for node in self.nodes:
+            yield CommandRecord(
+                command_id=CommandId(self.id_prefix + node),
+                node=node,
+                job=self.job,
+                attempt=self.attempt,
+                issued_s=self.issued_s,
+                command=self.command,
+            )
+
+
 Fact = (
     JobPut
     | NodePut
@@ -116,6 +180,10 @@ Fact = (
     | NodeChecked
     | JobForgotten
     | RanksDone
+    | CheckpointStored
+    | CheckpointWaited
+    | IncidentGrown
+    | CommandsOpened
 )
 
 
@@ -149,9 +217,13 @@ class State:
                 self.index.put_incident(incident)
             case AttemptPut(attempt=attempt):
                 self.attempts[attempt.job] = attempt
+            case IncidentGrown(incident=incident_id):
+                self.incidents[incident_id] = grown(self.incidents[incident_id], fact)
             case CommandOpened(command=command):
-                self.commands[command.command_id] = command
-                self.index.open_command(command)
+                self._open(command)
+            case CommandsOpened():
+                for command in fact.one_by_one():
+                    self._open(command)
             case CommandClosed(command_id=command_id):
                 closed = self.commands.pop(command_id, None)
                 if closed is not None:
@@ -166,8 +238,16 @@ class State:
                 self.jobs[job_id] = replace(job, held_by=_without(job.held_by, name))
             case RanksDone(job_id=job_id, ranks=ranks):
                 self.done.setdefault(job_id, {}).update(dict.fromkeys(ranks))
+            case CheckpointStored(job_id=job_id):
+                self.jobs[job_id] = with_checkpoint(self.jobs[job_id], fact)
+            case CheckpointWaited(job_id=job_id):
+                self.jobs[job_id] = having_waited(self.jobs[job_id], fact)
             case _:
                 assert_never(fact)
+
+    def _open(self, command: CommandRecord) -> None:
+        self.commands[command.command_id] = command
+        self.index.open_command(command)
 
     def _put_job(self, job: JobRecord) -> None:
         before = self.jobs.get(job.job_id)
@@ -202,6 +282,46 @@ def fold(facts: Iterable[Fact]) -> State:
     for fact in facts:
         state.apply(fact)
     return state
+
+
+def with_checkpoint(job: JobRecord, fact: CheckpointStored) -> JobRecord:
+    """The job once its newest checkpoint is known."""
+    return replace(
+        job,
+        committed_step=fact.committed_step,
+        high_step=fact.high_step,
+        retry_left=fact.retry_left,
+        faults_in_row=fact.faults_in_row,
+    )
+
+
+def having_waited(job: JobRecord, fact: CheckpointWaited) -> JobRecord:
+    """The job once its waits for host memory are accounted for."""
+    account = accounting.stalled(job.account, fact.more_s, fact.at_s)
+    return replace(job, account=account, stalled_s=fact.stalled_s)
+
+
+def grown(incident: IncidentRecord, fact: IncidentGrown) -> IncidentRecord:
+    """The incident with what was added to it."""
+    return replace(
+        incident,
+        fault_s=fact.fault_s,
+        evidence=incident.evidence + fact.evidence,
+        timeline=incident.timeline + fact.timeline,
+        findings=incident.findings + fact.findings,
+    )
+
+
+def growth(old: IncidentRecord, new: IncidentRecord) -> IncidentGrown | None:
+    """What was added to an incident; None when anything else of it has changed."""
+    fact = IncidentGrown(
+        incident=new.incident,
+        fault_s=new.fault_s,
+        evidence=new.evidence[len(old.evidence) :],
+        timeline=new.timeline[len(old.timeline) :],
+        findings=new.findings[len(old.findings) :],
+    )
+    return fact if grown(old, fact) == new else None
 
 
 def _without(nodes: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:

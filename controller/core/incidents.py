@@ -12,7 +12,7 @@ from controller.core.events import (
     CommandFinished,
     JobAdvanced,
 )
-from controller.core.facts import IncidentPut
+from controller.core.facts import CheckpointStored, CheckpointWaited, IncidentPut
 from controller.core.records import (
     Cause,
     Evidence,
@@ -119,16 +119,16 @@ def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> bool:
     if is_given_up(job.chosen, event.step, event.saved_by or event.attempt):
         # Its upload was under way when a person chose to go on elsewhere.
         return False
-    job = ctx.put(
-        replace(
-            job,
+    ctx.record(
+        CheckpointStored(
+            job_id=job.job_id,
             committed_step=event.step,
             high_step=max(job.high_step, event.step),
             retry_left=job.plan.retry_budget,
             faults_in_row=0,
         )
     )
-    job = _stalled(ctx, job, event)
+    job = _stalled(ctx, ctx.state.jobs[job.job_id], event)
     if event.is_behind:
         _storage_is_slow(ctx, job, event.step)
     else:
@@ -141,8 +141,12 @@ def _stalled(ctx: Context, job: JobRecord, event: CheckpointCommitted) -> JobRec
     more_s = event.stalled_s - job.stalled_s
     if event.attempt != job.attempt or more_s < accounting.LEAST_STALL_S:
         return job
-    account = accounting.stalled(job.account, more_s, ctx.now_s)
-    return ctx.put(replace(job, account=account, stalled_s=event.stalled_s))
+    ctx.record(
+        CheckpointWaited(
+            job_id=job.job_id, more_s=more_s, at_s=ctx.now_s, stalled_s=event.stalled_s
+        )
+    )
+    return ctx.state.jobs[job.job_id]
 
 
 def close_storage_trouble(ctx: Context, job: JobRecord, why: str) -> None:

@@ -420,9 +420,9 @@ class AttemptRecord:
 
     job: JobId
     attempt: Attempt
-    world_size: int
-    # The node of each rank.
-    rank_nodes: tuple[NodeId, ...]
+    # In the order of their ranks, of which each has as many.
+    nodes: tuple[NodeId, ...]
+    workers_per_node: int
     rendezvous_host: str
     rendezvous_port: int
     committed_step: int
@@ -436,6 +436,15 @@ class AttemptRecord:
     replayed_step: int | None = None
     suspects: tuple[NodeId, ...] = ()
     chosen: tuple[ChosenStart, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes) * self.workers_per_node
+
+    @property
+    def rank_nodes(self) -> tuple[NodeId, ...]:
+        """The node of each rank."""
+        return tuple(node for node in self.nodes for _ in range(self.workers_per_node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

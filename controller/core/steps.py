@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from controller.core import (
     attempts,
-    causes,
     elastic,
     last_checkpoint,
     leaving,
@@ -341,7 +340,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
 
 
 def _blamed_before(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
-    """Nodes on which each of the last faults before this one began, all such as machines make."""
+    """Nodes on which each of the last faults before this one began."""
     faults: list[IncidentRecord] = []
     # What was only told stopped nobody.
     for number in range(job.num_incidents, 0, -1):
@@ -350,7 +349,7 @@ def _blamed_before(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
             break
         if incident.action is not None and incident.incident != job.incident:
             faults.append(incident)
-    if len(faults) < BLAMED_BEFORE or any(each.cause not in causes.OF_MACHINES for each in faults):
+    if len(faults) < BLAMED_BEFORE:
         return ()
     last, other = faults
     return tuple(node for node in last.culprits if node in other.culprits)

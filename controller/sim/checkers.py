@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 from controller.core import events as ev
 from controller.core.effects import Effect, EvictNode, Persist, SendCommand
-from controller.core.facts import CommandOpened, Fact, IncidentPut, JobPut, NodePut, State
+from controller.core.facts import (
+    CommandOpened,
+    Fact,
+    IncidentGrown,
+    IncidentPut,
+    JobPut,
+    NodePut,
+    State,
+    grown,
+)
 from controller.core.machine import Machine
 from controller.core.records import (
     CommandRecord,
@@ -165,6 +174,11 @@ class Checkers:
                 if old is not None and old.state is IncidentState.CLOSED:
                     self._fail(10, f"{incident.incident} changes after it was closed")
                 self._spared_as_reporter(incident)
+            case IncidentGrown(incident=grown_id):
+                old = before.incidents[grown_id]
+                if old.state is IncidentState.CLOSED:
+                    self._fail(10, f"{grown_id} changes after it was closed")
+                self._spared_as_reporter(grown(old, fact))
             case CommandOpened(command=command):
                 if command.command_id in before.commands:
                     self._fail(2, f"{command.command_id} is opened twice")

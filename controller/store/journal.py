@@ -6,7 +6,8 @@ every append: a deposed controller's write never lands. When the facts have grow
 to a multiple of the last snapshot, the state itself is written as the next one,
 a part at a time, and the facts that it holds are dropped.
 
-What does not belong here: what facts mean. Folding them is all that is done.
+What does not belong here: what facts mean. Folding them is all that is done, and what a batch
+changes as a whole is worked out in `core.batches`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from controller.core.batches import compacted
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.facts import Fact, State, fold
 from controller.store.database import CONTROLLER, FACTS, POISONED, SNAPSHOTS, Database
@@ -39,6 +41,11 @@ _READ_ROWS = 500
 
 # Marks of events that were skipped; agents send nothing again that is older.
 MAX_POISONED = 1_000
+
+
+def encoded(fact: Fact) -> str:
+    """A fact as a row of the journal has it."""
+    return json.dumps(encode_fact(fact))
 
 
 class DeposedError(FatalError):
@@ -130,7 +137,7 @@ class Journal:
             yield decode_fact(json.loads(row.fact))
 
     def append(self, facts: Sequence[Fact]) -> None:
-        """Make these facts durable, all or none.
+        """Make these facts durable, all or none; what is written is what they change together.
 
         Raises:
             DeposedError: another controller has taken over; nothing was written.
@@ -138,7 +145,7 @@ class Journal:
         """
         started_s = time.monotonic()
         at_s = self._clock.now_s()
-        texts = [json.dumps(encode_fact(fact)) for fact in facts]
+        texts = [encoded(fact) for fact in compacted(facts)]
         rows = [{"term": self.term, "at_s": at_s, "fact": text} for text in texts]
         with self._database.transaction() as connection:
             self._check_term(connection)
@@ -146,6 +153,11 @@ class Journal:
         self._bytes_since += sum(map(len, texts))
         if self._on_commit is not None:
             self._on_commit(time.monotonic() - started_s)
+
+    @property
+    def num_bytes(self) -> int:
+        """What a controller that starts has to read: the snapshot and the facts after it."""
+        return self._snapshot_bytes + self._bytes_since
 
     def snapshot_is_due(self) -> bool:
         """Whether enough has gathered since the last snapshot for another one."""
@@ -177,7 +189,7 @@ class Journal:
         if draft is None:
             return
         facts = draft.facts[len(draft.encoded) : len(draft.encoded) + SNAPSHOT_SLICE_FACTS]
-        draft.encoded += [json.dumps(encode_fact(fact)) for fact in facts]
+        draft.encoded += map(encoded, facts)
         if len(draft.encoded) < len(draft.facts):
             return
         text = f"[{', '.join(draft.encoded)}]"

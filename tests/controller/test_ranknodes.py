@@ -21,10 +21,8 @@ def _attempt(num_nodes: int, workers: int) -> AttemptRecord:
     return AttemptRecord(
         job=JobId("job"),
         attempt=Attempt(1),
-        world_size=num_nodes * workers,
-        rank_nodes=tuple(
-            NodeId(f"gpu-{number:05d}") for number in range(num_nodes) for _ in range(workers)
-        ),
+        nodes=tuple(NodeId(f"gpu-{number:05d}") for number in range(num_nodes)),
+        workers_per_node=workers,
         rendezvous_host="gpu-00000",
         rendezvous_port=29500,
         committed_step=-1,
@@ -76,7 +74,7 @@ def test_an_order_of_a_small_attempt_names_its_nodes() -> None:
         (zlib.compress(b"a\nb\nc"), "names 3 nodes for 4 ranks"),
         # A bomb: what it unpacks to is cut.
         (zlib.compress(b"a" * 50_000_000), "names 1 nodes for 4 ranks"),
-        (pack(("a", "a", "b", "b"))[:-4], "names 2 nodes for 4 ranks"),
+        (pack(("a", "b"))[:-4], "names 2 nodes for 4 ranks"),
     ],
 )
 def test_an_order_whose_nodes_cannot_be_read_is_refused(packed: bytes, words: str) -> None:

@@ -30,9 +30,10 @@ def refusal(
         return Reason.UNKNOWN_ATTEMPT
     record = state.attempts.get(job_id)
     if record is not None and record.attempt == attempt:
-        places = record.rank_nodes
+        places = record.nodes
         if rank is not None:
-            is_its = 0 <= rank < len(places) and places[rank] == node
+            place = rank // record.workers_per_node
+            is_its = 0 <= place < len(places) and places[place] == node
             return None if is_its else Reason.NOT_PLACED
         return None if node in job.held_by or node in places else Reason.NOT_PLACED
     if rank is not None and attempt == job.attempt and not _holds_rank(job, node, rank):

@@ -18,8 +18,12 @@ from controller.core.effects import (
 )
 from controller.core.facts import (
     AttemptPut,
+    CheckpointStored,
+    CheckpointWaited,
     CommandClosed,
     CommandOpened,
+    CommandsOpened,
+    IncidentGrown,
     IncidentPut,
     JobExplained,
     JobForgotten,
@@ -38,7 +42,16 @@ from outlast.ids import Attempt, CommandId, JobId, NodeId
 JOB = JobId("job")
 START_S = 1000.0
 # Facts with which nothing comes into another state.
-_STATELESS = (AttemptPut, JobExplained, NodeChecked, JobForgotten, RanksDone)
+_STATELESS = (
+    AttemptPut,
+    JobExplained,
+    NodeChecked,
+    JobForgotten,
+    RanksDone,
+    CheckpointStored,
+    CheckpointWaited,
+    IncidentGrown,
+)
 
 
 def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
@@ -54,6 +67,7 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
                 for fact in facts:
                     if isinstance(fact, _STATELESS):
                         continue  # An attempt's beginning is in the job's own line.
+                    assert not isinstance(fact, CommandsOpened), "only the journal has these"
                     line = _fact_line(fact)
                     subject = line.split()[0]
                     if told.get(subject) != line:
