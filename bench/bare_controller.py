@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from controller.core.edge.edge import Edge
 from controller.core.facts import State
 from controller.core.machine import Machine
 from controller.diagnosis.runs import DiagnosticRuns
@@ -25,12 +26,12 @@ from controller.rpc.jobs import JobsService
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import Outgoing, Sessions
 from controller.service import Service
+from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
 from controller.tally import Tally
-from controller.watch import Watch
 from outlast.clock import SystemClock
 from outlast.ids import NodeId
 
@@ -71,7 +72,7 @@ class Bench:
     """A controller without servers, and what its agents were told."""
 
     service: Service
-    watch: Watch
+    edge: Edge
     journal: Journal
     jobs: JobsService
     # Nodes with the ids and kinds of what they were told, and the bytes of each message.
@@ -99,22 +100,20 @@ async def controller(folder: Path) -> AsyncIterator[Bench]:
     journal.take_over()
     machine = Machine(journal.load())
     sessions = Sessions()
-    watch = Watch(machine.state)
+    edge = Edge(machine.state, settings_of)
     runs = DiagnosticRuns(sessions, Diagnoses(database), clock, Tally())
     service = Service(
         machine=machine,
         journal=journal,
         curves=Curves(database),
-        watch=watch,
+        edge=edge,
         effects=Effects(send, UnmanagedCluster(), FaultSearches(runs)),
         clock=clock,
     )
     jobs = JobsService(
-        service, sessions, watch, LogQueries(service, sessions, watch), folder.as_uri()
+        service, sessions, edge, LogQueries(service, sessions, edge), folder.as_uri()
     )
-    bench = Bench(
-        service=service, watch=watch, journal=journal, jobs=jobs, commands=told, sent=sent
-    )
+    bench = Bench(service=service, edge=edge, journal=journal, jobs=jobs, commands=told, sent=sent)
     begin_snapshot = journal.begin_snapshot
 
     def counted(state: State) -> None:
@@ -145,5 +144,5 @@ async def _beat_all(bench: Bench) -> None:
     loop = asyncio.get_running_loop()
     while True:
         for node in bench.service.state.nodes:
-            bench.service.post(*bench.watch.heard(node, loop.time()))
+            bench.service.post(*bench.edge.heard(node, loop.time()))
         await asyncio.sleep(0.5)

@@ -24,9 +24,9 @@ from typing import Protocol
 from controller import join_token
 from controller.clock import SteadyClock
 from controller.core.context import Settings
+from controller.core.edge.edge import Edge
 from controller.core.events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.core.machine import Machine
-from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Cluster, Effects, UnmanagedCluster
@@ -36,6 +36,7 @@ from controller.rpc.incoming import Incoming
 from controller.rpc.server import Parts, PortTakenError, Server
 from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
@@ -43,7 +44,6 @@ from controller.store.journal import Journal
 from controller.store.lock import StateLock
 from controller.store.reserve import Reserve
 from controller.tally import Tally
-from controller.watch import Watch
 from controller.web.app import Web
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
@@ -195,7 +195,7 @@ class _Controller:
 
     service: Service
     journal: Journal
-    detectors: Detectors
+    edge: Edge
     server: Server
     web: Web
     effects: Effects
@@ -310,7 +310,7 @@ class _Controller:
     def _cluster_said(self, event: NodeEvent | NodesAwaited) -> None:
         self.service.post(event)
         if isinstance(event, NodeClosed):
-            self.service.post(*self.detectors.closed(event, self.service.now_s))
+            self.service.post(*self.edge.closed(event, self.service.now_s))
 
 
 @asynccontextmanager
@@ -326,8 +326,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         journal.take_over()
         settings = replace(options.settings, brings_nodes=options.kube is not None)
         machine = Machine(journal.load(), settings)
-        watch = Watch(machine.state)
-        detectors = Detectors(machine.state)
+        edge = Edge(machine.state, settings_of)
         sessions = Sessions()
         incoming = Incoming(machine.state)
         tally = Tally()
@@ -338,7 +337,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
             machine=machine,
             journal=journal,
             curves=Curves(database),
-            watch=watch,
+            edge=edge,
             effects=effects,
             clock=clock,
             reserve=reserve,
@@ -349,7 +348,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         metrics.read_from(
             Sources(
                 service=service,
-                watch=watch,
+                edge=edge,
                 sessions=sessions,
                 effects=effects,
                 tally=tally,
@@ -361,8 +360,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         parts = Parts(
             service=service,
             sessions=sessions,
-            watch=watch,
-            detectors=detectors,
+            edge=edge,
             runs=runs,
             clock=clock,
             checkpoint_root=checkpoints.as_uri(),
@@ -373,7 +371,7 @@ async def _assemble(options: Options) -> AsyncIterator[_Controller]:
         yield _Controller(
             service=service,
             journal=journal,
-            detectors=detectors,
+            edge=edge,
             server=Server(parts),
             web=Web(service, journal, sessions, metrics),
             effects=effects,

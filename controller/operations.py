@@ -1,8 +1,8 @@
-"""The operation that a rank entered last, on its way from its agent to whoever looks for hangs."""
+"""The operation that a rank entered last, put into messages; `core/edge/operations.py` reads it."""
 
 from __future__ import annotations
 
-from outlast.notes import Group, Op, Operation, member
+from outlast.notes import Operation
 from outlast.v1 import agents_pb2
 
 
@@ -20,21 +20,3 @@ def set_operation(
                 is_inside=operation.is_inside,
             )
         )
-
-
-def operation_of(message: agents_pb2.RankSummary | agents_pb2.WorkerExit) -> Operation | None:
-    """The operation in a message, if there is any.
-
-    Raises:
-        ValueError: it is one that this version does not know.
-    """
-    if not message.HasField("last_operation"):
-        return None
-    last = message.last_operation
-    return Operation(
-        op=member(Op, last.op),
-        group=member(Group, last.group),
-        seq=last.sequence,
-        detail=last.detail,
-        is_inside=last.is_inside,
-    )

@@ -23,6 +23,7 @@ from functools import partial
 
 from controller.changes import Changes
 from controller.chronicle import Chronicle
+from controller.core.edge.edge import Edge
 from controller.core.effects import Effect, Persist
 from controller.core.events import ControllerStarted, Event, TimePassed
 from controller.core.facts import Fact, JobPut, State
@@ -31,7 +32,6 @@ from controller.core.states import TERMINAL
 from controller.effects import Effects
 from controller.guard import Guard
 from controller.items import Item
-from controller.listening import Listening
 from controller.poison import Poison, failed_request, job_at_fault, set_aside
 from controller.read_only import ReadOnly
 from controller.refusals import ServiceStoppedError
@@ -39,7 +39,6 @@ from controller.store.curves import Curves, StepRow
 from controller.store.database import DiskFullError
 from controller.store.journal import Journal
 from controller.store.reserve import Reserve
-from controller.watch import LOOK_S, Watch
 from outlast.clock import Clock
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import OutlastError
@@ -69,7 +68,7 @@ class Service:
         machine: Machine,
         journal: Journal,
         curves: Curves,
-        watch: Watch,
+        edge: Edge,
         effects: Effects,
         clock: Clock,
         reserve: Reserve | None = None,
@@ -86,7 +85,7 @@ class Service:
         self.is_leaving = False
         self._machine = machine
         self._journal = journal
-        self._watch = watch
+        self._edge = edge
         self._effects = effects
         self._clock = clock
         self._chronicle = Chronicle(machine.state)
@@ -95,9 +94,7 @@ class Service:
         self._stopping = False
         self._not_written: list[Callable[[], None]] = []
         self._flush_at_s: float | None = None
-        self._stall_look_s = 0.0
         self._machine_waits_until_s = 0.0
-        self._listening = Listening()
         self._read_only = ReadOnly(journal, reserve, self.changes.fire)
         # Items to be handled in turns of their own: one of them cannot be journalled.
         self._num_alone = 0
@@ -224,7 +221,7 @@ class Service:
     async def run(self) -> None:
         """Handle events until `stop`; any error is the end of the controller."""
         loop = asyncio.get_running_loop()
-        self._watch.expect_known(loop.time())
+        self._edge.expect_known(loop.time())
         self.post(ControllerStarted(term=self._journal.term))
         while not self._stopping:
             due_s = self._next_due_s(loop.time())
@@ -239,11 +236,11 @@ class Service:
                 break
             now_s = loop.time()
             self._turn(now_s, due_s)
-            self._listening.note_pause(now_s, loop.time())
+            self._edge.listening.note_pause(now_s, loop.time())
         self._write_curves()
 
     def _turn(self, now_s: float, due_s: float) -> None:
-        self._listening.note_pause(due_s, now_s)
+        self._edge.listening.note_pause(due_s, now_s)
         if self.read_only and not self._may_write_again(now_s):
             return
         self._look_around(now_s)
@@ -275,7 +272,7 @@ class Service:
         """Whether read-only mode has ended."""
         if not self._read_only.has_ended(now_s):
             return False
-        self._listening.begin_anew(now_s)
+        self._edge.listening.begin_anew(now_s)
         self._awake.set()
         return True
 
@@ -290,20 +287,15 @@ class Service:
             self._journal.drop_snapshot()
 
     def _refresh(self, facts: Sequence[Fact], now_s: float) -> None:
-        changed = self._watch.refresh(facts, now_s)
+        changed = self._edge.refresh(facts, now_s)
         if changed:
             self.on_refreshed(changed)
 
     def _look_around(self, now_s: float) -> None:
         """Queue what follows from nothing but the passing of time."""
-        if self._listening.may_judge(now_s):
-            expired = self.guard.call("watch", None, lambda: self._watch.expire(now_s))
-            self.post(*expired or ())
-        if now_s >= self._stall_look_s:
-            self._stall_look_s = now_s + LOOK_S
-            wall_s = self._clock.now_s()
-            stalled = self.guard.call("watch", None, lambda: self._watch.stalled(now_s, wall_s))
-            self.post(*stalled or ())
+        wall_s = self._clock.now_s()
+        events = self.guard.call("watch", None, lambda: self._edge.wake(now_s, wall_s))
+        self.post(*events or ())
         wake_at_s = self._machine.wake_at()
         is_due = wake_at_s is not None and self._clock.now_s() >= wake_at_s
         if is_due and now_s >= self._machine_waits_until_s:
@@ -439,7 +431,7 @@ class Service:
         """Build the machine anew from the journal, as a controller that has just started."""
         self._machine.restore(self._journal.load())
         self._chronicle = Chronicle(self._machine.state)
-        self._watch.expect_known(asyncio.get_running_loop().time())
+        self._edge.expect_known(asyncio.get_running_loop().time())
         self.on_restored()
         self._queue.appendleft(Item(events=(ControllerStarted(term=self._journal.term),)))
         self.changes.fire()
@@ -459,10 +451,10 @@ class Service:
         """When the loop must run at the latest, by the monotonic clock."""
         if self.read_only:
             return self._read_only.look_at_s(now_s)
-        times = [now_s + TICK_S, self._stall_look_s]
-        expiry_s = self._watch.next_expiry_s()
-        if expiry_s is not None:
-            times.append(max(expiry_s, self._listening.judge_after_s))
+        times = [now_s + TICK_S]
+        edge_s = self._edge.wake_at(now_s, self._clock.now_s())
+        if edge_s is not None:
+            times.append(edge_s)
         if self._flush_at_s is not None:
             times.append(self._flush_at_s)
         wake_at_s = self._machine.wake_at()

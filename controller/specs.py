@@ -1,9 +1,15 @@
-"""The spec of a journalled job, parsed once."""
+"""The spec of a journalled job, parsed once, and what the edge needs of it."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from controller.core.edge.liveness import Limits
+from controller.core.edge.settings import JobSettings
+from controller.core.records import JobRecord
+from outlast.detectors import DetectorsSpec
+from outlast.layout import Layout
+from outlast.recovery import RecoverySpec
 from outlast.spec import JobSpec
 
 
@@ -11,3 +17,26 @@ from outlast.spec import JobSpec
 def spec_of(spec_json: str) -> JobSpec:
     """The spec of a job, which was validated when the job was submitted."""
     return JobSpec.model_validate_json(spec_json)
+
+
+def settings_of(job: JobRecord) -> JobSettings:
+    """What the edge needs of a job's spec; the edge remembers it."""
+    spec = spec_of(job.spec_json)
+    return job_settings(spec.recovery, spec.detectors, spec.layout)
+
+
+def job_settings(recovery: RecoverySpec, detectors: DetectorsSpec, layout: Layout) -> JobSettings:
+    """Limits and detectors of a job as plain values."""
+    return JobSettings(
+        layout=layout,
+        heartbeat_period_s=recovery.heartbeat_period_s,
+        limits=Limits(
+            late_s=recovery.heartbeat_late_s,
+            lost_s=recovery.heartbeat_lost_s,
+            silent_s=recovery.heartbeat_silent_s,
+        ),
+        controller_absence_limit_s=recovery.controller_absence_limit_s,
+        first_step_timeout_s=recovery.first_step_timeout_s,
+        hang_timeout_s=recovery.hang_timeout_s,
+        modes={name: str(mode) for name, mode in detectors},
+    )

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from controller.changes import Changes
-from controller.convert import finding_message, finding_of
+from controller.convert import finding_message
+from controller.core.edge.reports import finding_of
 from controller.diagnosis.asking import START_ALLOWANCE_S, Answer, Asking, broken
 from diagnostics.core import agreement, links, report
 from diagnostics.core.baseline import Baseline

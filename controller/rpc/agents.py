@@ -1,6 +1,6 @@
 """The Agents service: the controller's end of each agent's stream.
 
-Heartbeats end in the tables of `watch`. Events become the machine's events, and
+Heartbeats end in the tables of the edge. Events become the machine's events, and
 are acknowledged when what they brought is durable.
 """
 
@@ -10,21 +10,17 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import grpc
 
 from controller import convert
+from controller.core.edge.edge import Edge
 from controller.core.edge.fields import MAX_RANKS
+from controller.core.edge.reports import fold_findings
 from controller.core.edge.rules import MAX_COUNT, Reason
-from controller.core.events import (
-    CheckpointCommitted,
-    CheckpointFailed,
-    Event,
-    NodeDisconnected,
-    NodeLeft,
-)
+from controller.core.events import Event, NodeDisconnected, NodeLeft
 from controller.core.records import RunSuite
-from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.poison import NodeRefusedError
 from controller.rpc.errors import Context, abort, bad_field, unavailable
@@ -35,7 +31,6 @@ from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationErro
 from controller.service import Service
 from controller.store.curves import StepRow
 from controller.tally import Tally
-from controller.watch import Watch
 from outlast.crashpoints import CrashPoint, reach
 from outlast.ids import CommandId, JobId, NodeId
 from outlast.v1 import agents_pb2
@@ -59,21 +54,19 @@ class AgentsService(AgentsServicer):
         *,
         service: Service,
         sessions: Sessions,
-        watch: Watch,
+        edge: Edge,
         logs: LogQueries,
         runs: DiagnosticRuns,
-        detectors: Detectors,
         tally: Tally,
         incoming: Incoming,
     ) -> None:
         self._service = service
         self._incoming = incoming
         self._sessions = sessions
-        self._watch = watch
+        self._edge = edge
         self._logs = logs
         self._runs = runs
         self._tally = tally
-        self._detectors = detectors
         service.on_refreshed = self._retell_periods
         service.on_restored = sessions.drop_all
 
@@ -112,10 +105,10 @@ class AgentsService(AgentsServicer):
         now_s = asyncio.get_running_loop().time()
         for node in nodes:
             session = self._sessions.get(node)
-            if session is None or session.heartbeat_period_s == self._watch.wanted_period_s(node):
+            if session is None or session.heartbeat_period_s == self._edge.wanted_period_s(node):
                 continue
             session.send(self._welcome_message(session))
-            self._watch.told_period(node, session.heartbeat_period_s, now_s)
+            self._edge.told_period(node, session.heartbeat_period_s, now_s)
 
     async def _hello(
         self, messages: AsyncIterator[agents_pb2.AgentMessage], context: Context
@@ -186,7 +179,7 @@ class AgentsService(AgentsServicer):
         session.send(self._welcome_message(session))
         session.acknowledge()
         now_s = asyncio.get_running_loop().time()
-        heard = self._watch.joined(node, now_s, session.heartbeat_period_s)
+        joined = self._edge.handle(node, agents_pb2.AgentMessage(hello=hello), now_s)
         logger.info(
             "session opened: node=%s incarnation=%s address=%s workers=%d version=%s",
             node,
@@ -196,15 +189,15 @@ class AgentsService(AgentsServicer):
             hello.version,
         )
         source = f"{node}/{hello.incarnation}/hello"
-        self._service.offer((convert.node_joined(hello), *heard), source=source)
+        self._service.offer(joined, source=source)
         self._service.changes.fire()
 
     def _welcome_message(self, session: AgentSession) -> agents_pb2.ControllerMessage:
-        session.heartbeat_period_s = self._watch.wanted_period_s(session.node)
+        session.heartbeat_period_s = self._edge.wanted_period_s(session.node)
         welcome = agents_pb2.Welcome(
             term=self._service.term,
             heartbeat_period_s=session.heartbeat_period_s,
-            controller_absence_limit_s=self._watch.absence_limit_s(session.node),
+            controller_absence_limit_s=self._edge.absence_limit_s(session.node),
         )
         return agents_pb2.ControllerMessage(welcome=welcome)
 
@@ -230,17 +223,16 @@ class AgentsService(AgentsServicer):
     def _take(self, session: AgentSession, message: agents_pb2.AgentMessage) -> None:
         node = session.node
         now_s = asyncio.get_running_loop().time()
-        self._service.post(*self._watch.heard(node, now_s))
+        self._service.post(*self._edge.heard(node, now_s))
         if not self._incoming.accepts(node, message, self._service.now_s):
             if message.HasField("event"):
                 self._take_nothing(session, message.event)
             return
         match message.WhichOneof("kind"):
             case "heartbeat":
-                self._service.post(*self._watch.heartbeat(node, message.heartbeat, now_s))
-                self._service.post(*self._detectors.heartbeat(message.heartbeat, now_s))
+                self._service.post(*self._edge.handle(node, message, now_s))
             case "event":
-                self._take_event(session, message.event, now_s)
+                self._take_event(session, message, now_s)
             case "log_chunk":
                 self._logs.deliver(node, message.log_chunk)
             case "check_report":
@@ -255,9 +247,9 @@ class AgentsService(AgentsServicer):
         session.acknowledge()
 
     def _take_event(
-        self, session: AgentSession, event: agents_pb2.AgentEvent, now_s: float
+        self, session: AgentSession, message: agents_pb2.AgentMessage, now_s: float
     ) -> None:
-        receipts = session.receipts
+        receipts, event = session.receipts, message.event
         source = f"{session.node}/{receipts.incarnation}/{event.seq}"
         if self._service.poison.is_known(source):
             self._incoming.dropped(session.node, Reason.POISONED, "event")
@@ -274,96 +266,43 @@ class AgentsService(AgentsServicer):
                 present.acknowledge()
 
         try:
-            events, rows = self._news_in(session.node, event, now_s)
+            rows = self._note(session.node, event)
+            events = self._edge.handle(session.node, message, now_s)
         except Exception:
             # It would fail each time that it is sent again. The session ends, and what is true
             # on the node comes with its next hello.
             durable()
             raise
+        if self._service.is_leaving:
+            events = [_is_ours(event) for event in events]
         self._service.offer(events, rows, durable, source=source)
 
-    def _news_in(
-        self, node: NodeId, event: agents_pb2.AgentEvent, now_s: float
-    ) -> tuple[list[Event], list[StepRow]]:
-        """What an event means to the machine, and its rows of the curve."""
+    def _note(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[StepRow]:
+        """Count what the machine does not keep; the rows of the curve in an event."""
+        state, job_id = self._service.state, JobId(event.job_id)
         match event.WhichOneof("kind"):
             case "step_reports":
                 rows = convert.step_rows(event)
-                last = self._service.curves.last(JobId(event.job_id))
+                last = self._service.curves.last(job_id)
                 self._tally.steps(rows, 0 if last is None else last.step)
-                return self._detectors.steps(JobId(event.job_id), rows), rows
-            case "host_sign":
-                return self._detectors.host(node, event), []
-            case "progress":
-                return self._watch.progress_made(node, event, now_s), []
-            case _:
-                self._count(node, event)
-                return self._events_of(node, event), []
-
-    def _events_of(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
-        if event.WhichOneof("kind") == "goodbye":
-            is_ours = self._service.is_leaving
-            said = event.goodbye.incarnation
-            return [NodeLeft(node=node, incarnation=said, is_ours=is_ours)]
-        return _events_of(node, event)
-
-    def _count(self, node: NodeId, event: agents_pb2.AgentEvent) -> None:
-        """Note what the machine does not keep."""
-        state, job_id = self._service.state, JobId(event.job_id)
-        match event.WhichOneof("kind"):
+                return rows
             case "command_result":
                 result = event.command_result
                 record = state.commands.get(CommandId(result.command_id))
                 if record is None or record.node != node:
-                    return  # Answered before, or another node's.
+                    return []  # Answered before, or another node's.
                 self._tally.found(node, result.findings)
                 if isinstance(record.command, RunSuite):
-                    verdict = convert.fold_findings(result.findings).verdict
+                    verdict = fold_findings(result.findings).verdict
                     self._tally.suite_ended(record.command.suite, verdict)
             case "checkpoint_committed" if job_id in state.jobs:
                 reach(CrashPoint.CHECKPOINT_HEARD)
                 self._tally.checkpoint_committed(job_id, event.at_s, event.checkpoint_committed)
             case "checkpoint_trouble" if job_id in state.jobs:
                 self._tally.checkpoint_failed(job_id, event.checkpoint_trouble.stage)
+        return []
 
 
-def _events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
-    """The machine's events in what an agent reports."""
-    match event.WhichOneof("kind"):
-        case "command_result":
-            return [convert.command_finished(node, event.command_result)]
-        case "worker_exited":
-            exited = event.worker_exited
-            return [
-                convert.worker_exited(node, event.job_id, event.attempt, exited.rank, exited.exit)
-            ]
-        case "checkpoint_committed":
-            return [
-                CheckpointCommitted(
-                    job_id=JobId(event.job_id),
-                    step=event.checkpoint_committed.step,
-                    is_behind=event.checkpoint_committed.is_behind,
-                    attempt=event.attempt,
-                    stalled_s=event.checkpoint_committed.stalled_s,
-                    saved_by=event.checkpoint_committed.saved_by_attempt,
-                )
-            ]
-        case "checkpoint_trouble":
-            trouble = event.checkpoint_trouble
-            return [
-                CheckpointFailed(
-                    job_id=JobId(event.job_id),
-                    node=node,
-                    step=trouble.step,
-                    detail=trouble.detail
-                    if trouble.stage == "start"
-                    else f"{trouble.stage}: {trouble.detail}",
-                    at_s=event.at_s,
-                    was_stored=trouble.stage == "load",
-                    was_copied=trouble.stage == "replica",
-                    is_awaited=trouble.stage == "start",
-                )
-            ]
-        case other:
-            logger.warning("event ignored: node=%s seq=%d kind=%s", node, event.seq, other)
-            return []
+def _is_ours(event: Event) -> Event:
+    """An agent that leaves does so because this controller takes its nodes along."""
+    return replace(event, is_ours=True) if isinstance(event, NodeLeft) else event

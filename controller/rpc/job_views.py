@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from controller.core.edge.edge import Edge
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.rpc.use import step_use
 from controller.rpc.views import brief_job, complete
 from controller.service import Service
 from controller.store.curves import StepRow
-from controller.watch import Watch
 from outlast.ids import JobId
 from outlast.v1 import jobs_pb2
 
@@ -68,9 +68,9 @@ class _Use:
 class JobViews:
     """The views of the jobs that somebody looks at."""
 
-    def __init__(self, service: Service, watch: Watch) -> None:
+    def __init__(self, service: Service, edge: Edge) -> None:
         self._service = service
-        self._watch = watch
+        self._edge = edge
         self._views: dict[JobId, JobView] = {}
         self._uses: dict[JobId, _Use] = {}
 
@@ -132,7 +132,7 @@ class JobViews:
             return known.use
         stride = -(-job.plan.world_size // USE_RANKS)
         turn = 0 if known is None else known.turn % stride
-        use = step_use(self._watch.some_summaries(job, turn, stride))
+        use = step_use(self._edge.some_summaries(job, turn, stride))
         before = None if known is None else known.use
         if use is None:
             use = before

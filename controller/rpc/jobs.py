@@ -15,6 +15,7 @@ from typing import NoReturn
 import grpc
 
 from controller.convert import plan_of, step_report
+from controller.core.edge.edge import Edge
 from controller.core.events import (
     CheckpointPushRequested,
     JobCancelRequested,
@@ -44,7 +45,6 @@ from controller.rpc.views import document_of
 from controller.service import Service
 from controller.specs import spec_of
 from controller.store.curves import PAGE_ROWS
-from controller.watch import Watch
 from outlast.chosen import ChosenStart
 from outlast.ids import JobId, job_id
 from outlast.problems import SpecError
@@ -74,14 +74,14 @@ class JobsService(JobsServicer):
         self,
         service: Service,
         sessions: Sessions,
-        watch: Watch,
+        edge: Edge,
         logs: LogQueries,
         checkpoint_root: str,
     ) -> None:
         """`checkpoint_root` is the URL below which jobs without their own keep checkpoints."""
         self._service = service
         self._sessions = sessions
-        self._views = JobViews(service, watch)
+        self._views = JobViews(service, edge)
         self._logs = logs
         self._checkpoint_root = checkpoint_root
 

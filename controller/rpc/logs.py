@@ -12,12 +12,12 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
+from controller.core.edge.edge import Edge
 from controller.core.records import JobRecord
 from controller.core.states import TERMINAL
 from controller.rpc.log_query import LogQuery, NodeView, Ranks
 from controller.rpc.sessions import Sessions
 from controller.service import Service
-from controller.watch import Watch
 from outlast.errors import RetryableError
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2, jobs_pb2
@@ -40,10 +40,10 @@ class TooManyQueriesError(RetryableError):
 class LogQueries:
     """The readers of logs, and the routing of what agents answer."""
 
-    def __init__(self, service: Service, sessions: Sessions, watch: Watch) -> None:
+    def __init__(self, service: Service, sessions: Sessions, edge: Edge) -> None:
         self._service = service
         self._sessions = sessions
-        self._watch = watch
+        self._edge = edge
         self._queries: dict[str, LogQuery] = {}
         sessions.on_closed(self._node_left)
 
@@ -144,8 +144,8 @@ class LogQueries:
         views = {
             node: NodeView(
                 is_connected=self._sessions.is_connected(node),
-                heard_s=self._watch.heard_s(node),
-                is_late=self._watch.is_late(node),
+                heard_s=self._edge.heard_s(node),
+                is_late=self._edge.is_late(node),
             )
             for node in dict.fromkeys([*query.wanted, *query.answering()])
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from heapq import nsmallest
 
+from controller.core.edge.edge import Edge
 from controller.core.events import (
     NodeCordonRequested,
     NodeDrainRequested,
@@ -18,7 +19,6 @@ from controller.rpc.errors import Context, bad_field, not_found, refused, tell
 from controller.rpc.sessions import Sessions
 from controller.rpc.views import node_message
 from controller.service import Service
-from controller.watch import Watch
 from outlast.clock import Clock
 from outlast.ids import NodeId
 from outlast.v1 import nodes_pb2
@@ -31,10 +31,10 @@ CALM = (NodeState.ASSIGNED, NodeState.STANDBY, NodeState.READY)
 class NodesService(NodesServicer):
     """Lists nodes, and cordons, uncordons and drains them."""
 
-    def __init__(self, service: Service, sessions: Sessions, watch: Watch, clock: Clock) -> None:
+    def __init__(self, service: Service, sessions: Sessions, edge: Edge, clock: Clock) -> None:
         self._service = service
         self._sessions = sessions
-        self._watch = watch
+        self._edge = edge
         self._clock = clock
 
     async def ListNodes(
@@ -104,7 +104,7 @@ class NodesService(NodesServicer):
         return self._message(self._service.state.nodes[event.node])
 
     def _message(self, node: NodeRecord) -> nodes_pb2.Node:
-        heard_s = self._watch.heard_s(node.node)
+        heard_s = self._edge.heard_s(node.node)
         if heard_s is not None:
             heard_s = self._clock.now_s() - (asyncio.get_running_loop().time() - heard_s)
         return node_message(
@@ -112,5 +112,5 @@ class NodesService(NodesServicer):
             is_connected=self._sessions.is_connected(node.node),
             last_heartbeat_s=heard_s,
             now_s=self._service.now_s,
-            is_late=self._watch.is_late(node.node),
+            is_late=self._edge.is_late(node.node),
         )

@@ -10,7 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from controller.detectors import Detectors
+from controller.core.edge.edge import Edge
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.admission import Admission
 from controller.rpc.agents import AgentsService
@@ -23,7 +23,6 @@ from controller.rpc.nodes import NodesService
 from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.tally import Tally
-from controller.watch import Watch
 from outlast.clock import Clock
 from outlast.errors import FatalError
 from outlast.v1 import agents_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
@@ -65,8 +64,7 @@ class Parts:
 
     service: Service
     sessions: Sessions
-    watch: Watch
-    detectors: Detectors
+    edge: Edge
     runs: DiagnosticRuns
     clock: Clock
     checkpoint_root: str
@@ -83,20 +81,19 @@ class Server:
         self._sessions = parts.sessions
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         service, sessions = parts.service, parts.sessions
-        logs = LogQueries(service, sessions, parts.watch)
+        logs = LogQueries(service, sessions, parts.edge)
         runs = parts.runs
         agents = AgentsService(
             service=service,
             sessions=sessions,
-            watch=parts.watch,
+            edge=parts.edge,
             logs=logs,
             runs=runs,
-            detectors=parts.detectors,
             tally=parts.tally,
             incoming=parts.incoming,
         )
-        jobs = JobsService(service, sessions, parts.watch, logs, parts.checkpoint_root)
-        nodes = NodesService(service, sessions, parts.watch, parts.clock)
+        jobs = JobsService(service, sessions, parts.edge, logs, parts.checkpoint_root)
+        nodes = NodesService(service, sessions, parts.edge, parts.clock)
         admission = Admission(agents, parts.join_token_file)
         self._server.add_generic_rpc_handlers((admission.handler(),))
         add_JobsServicer_to_server(jobs, self._server)

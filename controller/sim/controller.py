@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from controller.core import events as ev
 from controller.core.context import Settings
+from controller.core.edge.liveness import LivenessTable
+from controller.core.edge.progress import ProgressTable
 from controller.core.effects import (
     Alert,
     Effect,
@@ -23,9 +25,7 @@ from controller.core.effects import (
     SendCommand,
 )
 from controller.core.facts import Fact, NodePut
-from controller.core.liveness import LivenessTable
 from controller.core.machine import Machine
-from controller.core.progress import ProgressTable
 from controller.core.records import AttemptRecord, CommandRecord
 from controller.core.states import JobState, NodeState
 from controller.sim.agent import AgentEvent, ProgressMade

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from controller.core import accounting, cost
 from controller.core import events as ev
 from controller.core.accounting import Part
-from controller.core.liveness import Limits
+from controller.core.edge.liveness import Limits
 from controller.core.records import Action, IncidentRecord, JobPlan, JobRecord, Size
 from controller.core.standbys import standbys_for
 from controller.core.states import TERMINAL, JobState

@@ -12,7 +12,7 @@ from random import Random
 
 from controller.core import events as ev
 from controller.core.capacity import Capacity
-from controller.core.liveness import Limits
+from controller.core.edge.liveness import Limits
 from controller.core.records import JobPlan, NonFiniteAgain, Rung
 from controller.core.states import TERMINAL
 from controller.sim.agent import Agent

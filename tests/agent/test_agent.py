@@ -13,7 +13,7 @@ import pytest
 from checkpoint.claiming import Owner, claim
 from checkpoint.storage import Storage
 from controller.agent.processes import zombie_status
-from controller.operations import operation_of
+from controller.core.edge.operations import operation_of
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerExitCode
 from tests.agent.conftest import StartAgent

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from controller import convert
+from controller.core.edge import reports
 from outlast.ids import NodeId
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import FakeController, start_job, wait_for
@@ -57,7 +57,7 @@ def test_a_worker_that_eats_all_memory_is_told_from_one_that_is_killed(
     # The other one has the same count, which has risen for the first one.
     os.kill(agent.worker_pid(1, 1), signal.SIGKILL)
     killed = controller.exit_of("job", 1, 1)
-    told = [convert.worker_exited(NodeId("n0"), "job", 1, 0, exit_) for exit_ in (eaten, killed)]
+    told = [reports.worker_exited(NodeId("n0"), "job", 1, 0, exit_) for exit_ in (eaten, killed)]
     assert [exit_.code for exit_ in (eaten, killed)] == [-signal.SIGKILL] * 2
     assert [end.fault_class for end in told] == ["oom_host", "killed_by_signal"]
     assert "process of its cgroup" in told[0].detail

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from controller.core import events as ev
+from controller.core.edge.edge import Edge
+from controller.core.edge.listening import JUDGE_WITHIN_S
 from controller.core.effects import SearchFaults
 from controller.core.machine import Machine
 from controller.effects import Effects, UnmanagedCluster
-from controller.listening import JUDGE_WITHIN_S
 from controller.service import BATCH_ITEMS, TURN_S, Service
+from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.journal import Journal
-from controller.watch import Watch
 from outlast.clock import SystemClock
 from outlast.ids import NodeId
 from tests.controller.fakes import until
@@ -43,24 +44,24 @@ class NoSearches:
 
 
 @asynccontextmanager
-async def service_on(folder: Path) -> AsyncIterator[tuple[Service, Watch]]:
+async def service_on(folder: Path) -> AsyncIterator[tuple[Service, Edge]]:
     """A service without servers; agents are events."""
     database = Database(folder / "journal.sqlite")
     journal = Journal(database, SystemClock())
     journal.take_over()
     machine = Machine(journal.load())
-    watch = Watch(machine.state)
+    edge = Edge(machine.state, settings_of)
     service = Service(
         machine=machine,
         journal=journal,
         curves=Curves(database),
-        watch=watch,
+        edge=edge,
         effects=Effects(lambda node, message: True, UnmanagedCluster(), NoSearches()),
         clock=SystemClock(),
     )
     running = asyncio.create_task(service.run())
     try:
-        yield service, watch
+        yield service, edge
     finally:
         service.stop()
         await running
@@ -88,16 +89,17 @@ def test_pauses_of_our_own_put_judging_off_for_five_seconds_at_most(
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, BusyLoop)
-        async with service_on(tmp_path) as (service, watch):
-            await service.tell(_joined("n1"), *watch.joined(NodeId("n1"), loop.time(), 2.0))
+        async with service_on(tmp_path) as (service, edge):
+            edge.told_period(NodeId("n1"), 2.0, loop.time())
+            await service.tell(_joined("n1"))
             judged_s = [loop.time()]
-            expire = watch.expire
+            judge = edge.judge_silence
 
             def judging(now_s: float) -> list[ev.Event]:
                 judged_s.append(now_s)
-                return expire(now_s)
+                return judge(now_s)
 
-            watch.expire = judging  # type: ignore[method-assign]  # only notes when
+            edge.judge_silence = judging  # type: ignore[method-assign]  # only notes when
             begun_s = loop.time()
             while loop.time() - begun_s < 60.0:
                 loop.skew_s += busy_s
@@ -120,14 +122,15 @@ def test_after_a_long_absence_agents_are_heard_before_anyone_is_judged(
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, BusyLoop)
-        async with service_on(tmp_path) as (service, watch):
-            await service.tell(_joined("n1"), *watch.joined(NodeId("n1"), loop.time(), 2.0))
+        async with service_on(tmp_path) as (service, edge):
+            edge.told_period(NodeId("n1"), 2.0, loop.time())
+            await service.tell(_joined("n1"))
             loop.skew_s += 1.0
             await service.tell()
             loop.skew_s += 60.0
             await service.tell()
             await service.tell()
-            watch.heard(NodeId("n1"), loop.time())
+            edge.heard(NodeId("n1"), loop.time())
             loop.skew_s += 0.4
             await service.tell()
             assert ev.NodeLate not in kinds

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from controller import convert
+from controller.core.edge import reports
 from controller.core.records import NonFiniteAgain, StartWorkers
 from controller.core.states import JobState
 from diagnostics.core.exit_rules import RULES_VERSION
@@ -26,12 +27,12 @@ def test_a_suite_answered_from_memory_is_no_verdict_and_asked_for_again() -> Non
     driver.submit()
     assert driver.job().state is JobState.PREFLIGHT
     repeated = agents_pb2.CommandResult(command_id="n1/suite/1", ok=True)
-    lines = driver.send(convert.command_finished(NodeId("n1"), repeated))
+    lines = driver.send(reports.command_finished(NodeId("n1"), repeated))
     assert "open n1/suite/2" in lines
     assert "n1" in driver.job().unchecked
     repeated.command_id = "n1/suite/2"
     repeated.findings.add(test="device", verdict="pass")
-    driver.send(convert.command_finished(NodeId("n1"), repeated))
+    driver.send(reports.command_finished(NodeId("n1"), repeated))
     assert driver.job().unchecked == ("n2",)
 
 
@@ -108,7 +109,7 @@ def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_ar
     driver = Driver()
     for number in (1, 2):
         driver.send(
-            convert.node_joined(
+            reports.node_joined(
                 agents_pb2.Hello(
                     node_id=f"n{number}",
                     incarnation="one",
@@ -123,7 +124,7 @@ def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_ar
     for node in ("n1", "n2"):
         result = agents_pb2.CommandResult(command_id=f"{node}/suite/1", ok=True)
         result.findings.add(test="device", verdict="pass")
-        driver.send(convert.command_finished(NodeId(node), result))
+        driver.send(reports.command_finished(NodeId(node), result))
     starts = [
         record
         for record in driver.machine.state.commands.values()
@@ -146,7 +147,7 @@ def test_the_end_of_a_worker_says_by_which_rule_it_has_its_class() -> None:
         exception_message="[Errno 28] No space left on device: '/ckpt'",
         last_operation=message_from("in dp all_reduce #3"),
     )
-    told = convert.worker_exited(NodeId("n1"), "job", 2, 1, exit_)
+    told = reports.worker_exited(NodeId("n1"), "job", 2, 1, exit_)
     assert told.fault_class == "storage"
     assert told.detail == (
         "OSError: [Errno 28] No space left on device: '/ckpt' (exception, class 'storage', "
@@ -157,4 +158,4 @@ def test_the_end_of_a_worker_says_by_which_rule_it_has_its_class() -> None:
 @pytest.mark.parametrize(("kind", "read"), [("storage", "storage"), ("melted", "internal")])
 def test_a_kind_of_error_of_another_version_is_read_as_internal(kind: str, read: str) -> None:
     result = agents_pb2.CommandResult(command_id="c", error_kind=kind, detail="it cannot")
-    assert convert.command_finished(NodeId("n1"), result).error_kind is ErrorKind(read)
+    assert reports.command_finished(NodeId("n1"), result).error_kind is ErrorKind(read)

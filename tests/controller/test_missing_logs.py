@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.core.edge.edge import Edge
 from controller.core.facts import JobPut, NodePut
 from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
@@ -19,7 +20,6 @@ from controller.rpc.logs import LogQueries
 from controller.rpc.nodes import NodesService
 from controller.rpc.sessions import AgentSession, Sessions
 from controller.service import Service
-from controller.watch import Watch
 from outlast.clock import SystemClock
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec.parse import parse_spec
@@ -52,11 +52,11 @@ def _job(nodes: tuple[NodeId | None, ...], state: JobState = JobState.RUNNING) -
 class Fleet:
     """The nodes of one job with two ranks each; all are connected, and none answers by itself."""
 
-    def __init__(self, service: Service, watch: Watch) -> None:
+    def __init__(self, service: Service, edge: Edge) -> None:
         self.service = service
-        self.watch = watch
+        self.edge = edge
         self.sessions = Sessions()
-        self.logs = LogQueries(service, self.sessions, watch)
+        self.logs = LogQueries(service, self.sessions, edge)
         self.nodes = (NodeId("n0"), NodeId("n1"))
         self.asked: dict[str, str] = {}
         self._open: dict[str, AgentSession] = {}
@@ -69,7 +69,7 @@ class Fleet:
     def connect(self, node: NodeId) -> None:
         session = self._open[node] = self.sessions.open(node, "one")
         self._tasks.append(asyncio.create_task(self._listen(session)))
-        self.watch.joined(node, asyncio.get_running_loop().time(), 2.0)
+        self.edge.told_period(node, 2.0, asyncio.get_running_loop().time())
 
     async def _listen(self, session: AgentSession) -> None:
         async for message in session.outgoing():
@@ -101,7 +101,7 @@ class Fleet:
         for _ in range(round(seconds * 2)):
             loop.skew_s += 0.5
             for node in beating:
-                self.service.post(*self.watch.heard(NodeId(node), loop.time()))
+                self.service.post(*self.edge.heard(NodeId(node), loop.time()))
             await self.service.tell()
             await asyncio.sleep(0)
 
@@ -144,9 +144,9 @@ def _node(name: NodeId) -> NodeRecord:
 
 @asynccontextmanager
 async def fleet(folder: Path) -> AsyncIterator[Fleet]:
-    async with service_on(folder) as (service, watch):
+    async with service_on(folder) as (service, edge):
         await service.tell()
-        yield Fleet(service, watch)
+        yield Fleet(service, edge)
 
 
 def run(scenario: Callable[[], object]) -> None:
@@ -232,7 +232,7 @@ def test_stopped_node_is_listed_as_silent(tmp_path: Path, is_idle: bool) -> None
                 for node in found.nodes:
                     idle = replace(_node(node), state=NodeState.READY, job=None)
                     found.service.state.apply(NodePut(node=idle))
-            service = NodesService(found.service, found.sessions, found.watch, SystemClock())
+            service = NodesService(found.service, found.sessions, found.edge, SystemClock())
             await found.pass_time(45.0, beating=("n0",))
             answer = await service.ListNodes(nodes_pb2.ListNodesRequest(), None)  # type: ignore[arg-type]
             assert [(n.node_id, n.connected, n.late) for n in answer.nodes] == [

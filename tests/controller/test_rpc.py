@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from controller import convert
+from controller.core.edge import reports
 from controller.rpc.views import document_of, struct_of
 from outlast.v1 import agents_pb2, diagnostics_pb2, jobs_pb2, nodes_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
@@ -258,7 +258,7 @@ def test_hello_that_makes_no_sense_is_refused(
 def test_an_event_that_cannot_be_taken_in_holds_up_none_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = convert.worker_exited
+    real = reports.worker_exited
     exits = ["well", "well", "mistaken"]
 
     def mistaken(*facts: object) -> object:
@@ -266,7 +266,7 @@ def test_an_event_that_cannot_be_taken_in_holds_up_none_after_it(
             raise ZeroDivisionError("our own mistake")
         return real(*facts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("controller.rpc.agents.convert.worker_exited", mistaken)
+    monkeypatch.setattr("controller.core.edge.reports.worker_exited", mistaken)
 
     async def scenario() -> None:
         async with lab(tmp_path) as bench:

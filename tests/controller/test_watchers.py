@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import pytest
 
+from controller.core.edge.edge import Edge
+from controller.core.edge.listening import JUDGE_WITHIN_S
 from controller.core.facts import JobPut, NodePut
 from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
-from controller.listening import JUDGE_WITHIN_S
 from controller.rpc import job_views
 from controller.rpc.jobs import JobsService
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.store.curves import StepRow
-from controller.watch import Watch
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, common_pb2, jobs_pb2
@@ -98,7 +98,7 @@ def _row(step: int) -> StepRow:
     )
 
 
-def _running(service: Service, watch: Watch, num_nodes: int = 16) -> JobsService:
+def _running(service: Service, edge: Edge, num_nodes: int = 16) -> JobsService:
     """The large job in the service's tables, with every rank heard."""
     job = _job(num_nodes)
     for name in job.nodes:
@@ -107,11 +107,9 @@ def _running(service: Service, watch: Watch, num_nodes: int = 16) -> JobsService
     service.state.apply(JobPut(job=job))
     now_s = asyncio.get_running_loop().time()
     for node, beat in _beats(num_nodes, 1):
-        watch.heartbeat(node, beat, now_s)
+        edge.handle(node, agents_pb2.AgentMessage(heartbeat=beat), now_s)
     sessions = Sessions()
-    return JobsService(
-        service, sessions, watch, LogQueries(service, sessions, watch), "file:///tmp"
-    )
+    return JobsService(service, sessions, edge, LogQueries(service, sessions, edge), "file:///tmp")
 
 
 async def _follow(
@@ -140,16 +138,16 @@ def test_watchers_of_a_large_job_share_one_view_a_second(
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, BusyLoop)
-        async with service_on(tmp_path) as (service, watch):
-            jobs = _running(service, watch, NUM_NODES)
+        async with service_on(tmp_path) as (service, edge):
+            jobs = _running(service, edge, NUM_NODES)
             judged_s = [loop.time()]
-            expire = watch.expire
+            judge = edge.judge_silence
 
             def judging(now_s: float) -> Any:
                 judged_s.append(now_s)
-                return expire(now_s)
+                return judge(now_s)
 
-            watch.expire = judging  # type: ignore[method-assign]  # only notes when
+            edge.judge_silence = judging  # type: ignore[method-assign]  # only notes when
             streams: list[list[jobs_pb2.WatchJobResponse]] = [[] for _ in range(NUM_WATCHERS)]
             tasks = [asyncio.create_task(_follow(jobs, each, brief=True)) for each in streams]
             begun_s, step = loop.time(), 1
@@ -198,8 +196,8 @@ def _last_step(responses: list[jobs_pb2.WatchJobResponse]) -> int:
 
 def test_a_change_of_state_is_shown_at_once_and_nodes_when_they_change(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with service_on(tmp_path) as (service, watch):
-            jobs = _running(service, watch)
+        async with service_on(tmp_path) as (service, edge):
+            jobs = _running(service, edge)
             received: list[jobs_pb2.WatchJobResponse] = []
             task = asyncio.create_task(_follow(jobs, received, brief=True))
             await until(lambda: len(received) == 1, "the job as it is")
@@ -222,8 +220,8 @@ def test_a_change_of_state_is_shown_at_once_and_nodes_when_they_change(tmp_path:
 
 def test_a_client_that_asks_for_no_brief_messages_gets_whole_ones(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with service_on(tmp_path) as (service, watch):
-            jobs = _running(service, watch)
+        async with service_on(tmp_path) as (service, edge):
+            jobs = _running(service, edge)
             received: list[jobs_pb2.WatchJobResponse] = []
             task = asyncio.create_task(_follow(jobs, received, brief=False))
             await until(lambda: len(received) == 1, "the job as it is")

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.operations import operation_of, set_operation
+from controller.core.edge.operations import operation_of
+from controller.operations import set_operation
 from diagnostics.core.hang import (
     HangKind,
     RankFacts,

@@ -10,8 +10,8 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.context import Settings
+from controller.core.edge.progress import ProgressTable
 from controller.core.facts import fold
-from controller.core.progress import ProgressTable
 from controller.core.records import Action
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import Attempt, JobId, NodeId

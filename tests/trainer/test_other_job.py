@@ -13,7 +13,7 @@ import pytest
 from checkpoint.storage import Storage
 from controller.agent.launch import StartRefusedError
 from controller.agent.preflight import Preflight
-from controller.convert import worker_exited
+from controller.core.edge.reports import worker_exited
 from controller.core.events import WorkerExited
 from outlast.cli.places import Nodes, look
 from outlast.failures import ErrorKind

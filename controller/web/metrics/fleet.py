@@ -49,7 +49,7 @@ def collect(sources: Sources) -> Iterator[Metric]:
     yield HEARTBEAT.of(
         ((node.node,), max(0.0, now_s - heard_s))
         for node in nodes
-        if (heard_s := sources.watch.heard_s(node.node)) is not None
+        if (heard_s := sources.edge.heard_s(node.node)) is not None
     )
     yield QUARANTINES.of(((node.node,), len(node.quarantines_s)) for node in nodes)
     wall_s = sources.service.now_s

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.clock import SteadyClock
+from controller.core.edge.edge import Edge
 from controller.core.records import JobRecord
 from controller.effects import Effects
 from controller.rpc.incoming import Incoming
 from controller.rpc.sessions import Sessions
 from controller.service import Service
 from controller.tally import Tally
-from controller.watch import Watch
 
 # Long enough for any scraper to see how a job ended.
 ENDED_JOBS_S = 3_600.0
@@ -22,7 +22,7 @@ class Sources:
     """The parts of a controller that know something worth showing."""
 
     service: Service
-    watch: Watch
+    edge: Edge
     sessions: Sessions
     effects: Effects
     tally: Tally

@@ -11,11 +11,11 @@ from pathlib import Path
 from controller.clock import SteadyClock
 from controller.convert import plan_of
 from controller.core.context import Settings
+from controller.core.edge.edge import Edge
 from controller.core.edge.rules import MAX_COUNT
 from controller.core.events import JobResumeRequested, JobSubmitted
 from controller.core.machine import Machine
 from controller.core.states import TERMINAL, JobState
-from controller.detectors import Detectors
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Effects, UnmanagedCluster
@@ -25,12 +25,12 @@ from controller.rpc.job_views import JobViews
 from controller.rpc.logs import LogQueries
 from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
 from controller.tally import Tally
-from controller.watch import Watch
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
 from outlast.ids import JobId
@@ -134,8 +134,8 @@ class Bench:
         self.journal.take_over()
         settings = Settings(reconcile_s=0.0, cooldown_s=0.0, suspect_s=0.0)
         machine = Machine(self.journal.load(), settings)
-        self.watch = Watch(machine.state)
-        detectors, sessions, tally = Detectors(machine.state), Sessions(), Tally()
+        self.edge = Edge(machine.state, settings_of)
+        sessions, tally = Sessions(), Tally()
         self.sessions = sessions
         self.incoming = Incoming(machine.state)
         runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
@@ -145,7 +145,7 @@ class Bench:
             machine=machine,
             journal=self.journal,
             curves=Curves(database),
-            watch=self.watch,
+            edge=self.edge,
             effects=effects,
             clock=clock,
         )
@@ -153,10 +153,9 @@ class Bench:
         self.agents = AgentsService(
             service=self.service,
             sessions=sessions,
-            watch=self.watch,
-            logs=LogQueries(self.service, sessions, self.watch),
+            edge=self.edge,
+            logs=LogQueries(self.service, sessions, self.edge),
             runs=runs,
-            detectors=detectors,
             tally=tally,
             incoming=self.incoming,
         )
@@ -164,7 +163,7 @@ class Bench:
         self.metrics.read_from(
             Sources(
                 service=self.service,
-                watch=self.watch,
+                edge=self.edge,
                 sessions=sessions,
                 effects=effects,
                 tally=tally,
@@ -213,7 +212,7 @@ class Bench:
         """What people and programs ask for must be there, too."""
         for family in self.metrics.collect():
             assert family.name
-        views = JobViews(self.service, self.watch)
+        views = JobViews(self.service, self.edge)
         now_s = asyncio.get_running_loop().time()
         for job in self.service.state.jobs.values():
             assert views.fresh(job, now_s).whole().SerializeToString()

@@ -11,6 +11,7 @@ import pytest
 
 from controller.core import steps
 from controller.core.context import Context
+from controller.core.edge.edge import Edge
 from controller.core.events import (
     CheckpointCommitted,
     Event,
@@ -32,7 +33,6 @@ from controller.poison import (
     MAX_OF_REQUEST_KIND,
     PoisonedError,
 )
-from controller.watch import Watch
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2
 from tests.controller.edge.bench import Bench, bench
@@ -381,7 +381,7 @@ def test_errors_of_observers_and_effects_are_counted_and_not_fatal(
     async def scenario() -> None:
         async with bench(tmp_path) as found:
             await _until(found, lambda: _state(found) == "RUNNING", "it trains")
-            monkeypatch.setattr(Watch, "refresh", mistaken)
+            monkeypatch.setattr(Edge, "refresh", mistaken)
             monkeypatch.setattr(Effects, "run", mistaken)
             (job_id,) = found.service.state.jobs
             await found.service.tell(JobCancelRequested(job_id=job_id))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from controller.watch import Watch
+from controller.core.edge.edge import Edge
+from outlast.ids import NodeId
 from tests.controller.edge.bench import Bench, Stream, bench
 
 
@@ -26,17 +28,17 @@ def test_session_that_fails_while_it_is_welcomed_is_not_connected_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was: its node counted as connected, and nobody was at the other end."""
-    joined = Watch.joined
+    handle = Edge.handle
 
-    def mistaken(self: Watch, node: str, *arguments: float) -> object:
+    def mistaken(self: Edge, node: NodeId, *arguments: Any) -> object:
         if node == "n9":
             raise KeyError("our own mistake")
-        return joined(self, node, *arguments)  # type: ignore[arg-type]  # as it is called
+        return handle(self, node, *arguments)
 
     async def scenario() -> None:
         async with bench(tmp_path) as found:
             await _until(found, lambda: len(found.sessions) == 3, "the others are connected")
-            monkeypatch.setattr(Watch, "joined", mistaken)
+            monkeypatch.setattr(Edge, "handle", mistaken)
             stream = Stream(found, "n9")
             await _until(found, stream.has_ended, "its call ends with the mistake")
             with pytest.raises(KeyError, match="our own mistake"):

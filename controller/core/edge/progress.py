@@ -105,17 +105,30 @@ class ProgressTable:
             )
         ]
 
+    def expect(self, job: JobRecord, now_s: float) -> None:
+        """The job runs: its next step is waited for from now on, if not from an earlier moment.
+
+        Nobody may have said a word since the controller started: it may hang all the same.
+        """
+        track = self._tracks.get(job.job_id)
+        if track is None or track.attempt != job.attempt:
+            self._tracks[job.job_id] = _Track(attempt=job.attempt, changed_s=now_s)
+
+    def due_s(self, job: JobRecord, limit_s: float) -> float | None:
+        """When it stands still for too long if no step is completed; None when that was told."""
+        track = self._tracks.get(job.job_id)
+        if track is None or track.attempt != job.attempt or track.told_stalled:
+            return None
+        return track.changed_s + limit_s
+
     def stalled(self, job: JobRecord, now_s: float, limit_s: float) -> float | None:
         """Seconds without a common step when that is over the limit, told once."""
         if job.state is not JobState.RUNNING:
             return None
-        track = self._tracks.get(job.job_id)
-        if track is None or track.attempt != job.attempt:
-            # Nobody has said a word since the controller started: it may hang all the same.
-            self._tracks[job.job_id] = _Track(attempt=job.attempt, changed_s=now_s)
+        self.expect(job, now_s)
+        due_s = self.due_s(job, limit_s)
+        if due_s is None or now_s < due_s:
             return None
-        silent_s = now_s - track.changed_s
-        if silent_s < limit_s or track.told_stalled:
-            return None
+        track = self._tracks[job.job_id]
         track.told_stalled = True
-        return silent_s
+        return now_s - track.changed_s

@@ -10,8 +10,13 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
+from controller.core.edge.due import DueQueue
 from controller.core.events import NodeHeard, NodeLate, NodeLost, NodeSilent
 from outlast.ids import NodeId
+
+# Nodes due within so long are looked at together: those of a large fleet, nearly all of which have
+# been heard meanwhile, must not wake anybody one by one.
+_TOGETHER_S = 1.0
 
 LivenessEvent = NodeHeard | NodeLate | NodeLost | NodeSilent
 
@@ -73,9 +78,7 @@ class LivenessTable:
 
     def __init__(self) -> None:
         self._entries: dict[NodeId, _Entry] = {}
-        # Nobody crosses a limit before; healthy nodes only move it back, so that the table
-        # of a large fleet is gone through every few seconds and not in every turn.
-        self._next_s = math.inf
+        self._due: DueQueue[NodeId] = DueQueue()
 
     def expect(self, node: NodeId, now_s: float, limits: Limits) -> None:
         """Start watching a node as if it had been heard now, or change its limits.
@@ -91,11 +94,12 @@ class LivenessTable:
         elif limits.is_shorter_than(entry.limits):
             entry.limited_s = now_s
         entry.limits = limits
-        self._next_s = min(self._next_s, entry.next_s())
+        self._look_again(node, entry)
 
     def forget(self, node: NodeId) -> None:
         """Stop watching a node."""
         self._entries.pop(node, None)
+        self._due.forget(node)
 
     def heard(self, node: NodeId, now_s: float) -> list[LivenessEvent]:
         """A message arrived."""
@@ -106,7 +110,7 @@ class LivenessTable:
         if entry.level is _Level.HEARD:
             return []
         entry.level = _Level.HEARD
-        self._next_s = min(self._next_s, entry.next_s())
+        self._look_again(node, entry)
         return [NodeHeard(node=node)]
 
     def heard_s(self, node: NodeId) -> float | None:
@@ -121,22 +125,31 @@ class LivenessTable:
 
     def expire(self, now_s: float) -> list[LivenessEvent]:
         """Who has crossed a limit since the last call; each limit is told once."""
-        if now_s < self._next_s:
+        next_s = self._due.next_s()
+        if next_s is None or now_s < next_s:
             return []
         events: list[LivenessEvent] = []
-        for node, entry in self._entries.items():
-            counted_s, silent_s = now_s - entry.counted_s, now_s - entry.heard_s
-            for level, limit_s, event in (
-                (_Level.LATE, entry.limits.late_s, NodeLate),
-                (_Level.LOST, entry.limits.lost_s, NodeLost),
-                (_Level.SILENT, entry.limits.silent_s, NodeSilent),
-            ):
-                if counted_s >= limit_s and entry.level < level:
-                    entry.level = level
-                    events.append(event(node=node, silent_s=silent_s))
-        self._next_s = min((entry.next_s() for entry in self._entries.values()), default=math.inf)
+        for node in self._due.take(now_s + _TOGETHER_S):
+            entry = self._entries[node]
+            silent_s = now_s - entry.heard_s
+            while entry.next_s() <= now_s:
+                entry.level = _Level(entry.level + 1)
+                events.append(_EVENTS[entry.level](node=node, silent_s=silent_s))
+            self._look_again(node, entry)
         return events
 
     def next_expiry_s(self) -> float | None:
         """When `expire` is to be called next: somebody may be due then, nobody before."""
-        return None if math.isinf(self._next_s) else self._next_s
+        return self._due.next_s()
+
+    def _look_again(self, node: NodeId, entry: _Entry) -> None:
+        next_s = entry.next_s()
+        if not math.isinf(next_s):
+            self._due.put(node, next_s)
+
+
+_EVENTS: dict[_Level, type[NodeLate | NodeLost | NodeSilent]] = {
+    _Level.LATE: NodeLate,
+    _Level.LOST: NodeLost,
+    _Level.SILENT: NodeSilent,
+}

@@ -1,4 +1,4 @@
-"""What is found in figures while jobs train: the tables between reports and the machine.
+"""What is found in figures while jobs train, and what is said of their hosts.
 
 Steps and heartbeats update the tables of `diagnostics.core`, and only changes come out as
 events. A job's `detectors` section says which are looked for and whether they act.
@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from controller.core.detections import HOST_CAUSES
+from controller.core.edge.settings import SettingsTable
 from controller.core.events import Detected, DetectionEnded, Event, NodeClosed
 from controller.core.facts import State
 from controller.core.records import Cause, JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
-from controller.specs import spec_of
-from controller.store.curves import StepRow
 from diagnostics.core.curves import CALM_STEPS, SpeedWatch, SpikeWatch, Step, not_a_number
 from diagnostics.core.stragglers import StragglerTable
 from diagnostics.core.windows import Lasting
 from outlast.ids import Attempt, JobId, NodeId
-from outlast.v1 import agents_pb2
+from outlast.v1 import agents_pb2, common_pb2
 
 # A window of what ranks report: so long, and so many samples of each.
 WINDOW_S = 10.0
@@ -74,39 +73,41 @@ class _Tables:
 class Detectors:
     """The tables of every running job."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, settings: SettingsTable) -> None:
         self._state = state
+        self._settings = settings
         self._tables: dict[JobId, _Tables] = {}
         # Ranks, and their best window of steps: attempts of as many ranks are held against it.
         self._best_steps_s: dict[JobId, tuple[int, float | None]] = {}
         # What the cluster says of hosts that are broken.
         self._broken: dict[NodeId, str] = {}
 
-    def steps(self, job_id: JobId, rows: Sequence[StepRow]) -> list[Event]:
+    def steps(self, event: agents_pb2.AgentEvent) -> list[Event]:
         """Figures of completed steps."""
-        job = self._running(job_id)
+        job = self._running(JobId(event.job_id))
         if job is None:
             return []
         tables = self._tables_of(job)
         events: list[Event] = []
-        for row in rows:
-            if row.attempt != job.attempt or row.is_left_out:
+        for report in event.step_reports.reports:
+            # Without tokens, the step was passed without its batch.
+            if (report.attempt or event.attempt) != job.attempt or not report.tokens:
                 continue
             step = Step(
-                step=row.step,
-                loss=row.loss,
-                grad_norm=row.grad_norm,
-                duration_s=row.duration_s,
+                step=report.step,
+                loss=report.loss,
+                grad_norm=report.grad_norm,
+                duration_s=report.duration_s,
             )
             # A worker that finds no number has ended by itself when that is to be acted on.
             words = not_a_number(step)
-            events += self._odd(job, tables, Cause.NON_FINITE, words, row, may_act=False)
+            events += self._odd(job, tables, Cause.NON_FINITE, words, report, may_act=False)
             words = tables.spikes.take(step)
             may_act = tables.spikes.is_of_loss
-            events += self._odd(job, tables, Cause.SPIKE, words, row, may_act=may_act)
+            events += self._odd(job, tables, Cause.SPIKE, words, report, may_act=may_act)
             change = tables.speed.take(step)
             self._best_steps_s[job.job_id] = (job.plan.world_size, tables.speed.best_s)
-            events += self._changed(job, Cause.SLOWDOWN, change, tables.speed.words, row.at_s)
+            events += self._changed(job, Cause.SLOWDOWN, change, tables.speed.words, report.at_s)
         return events
 
     def heartbeat(self, beat: agents_pb2.Heartbeat, now_s: float) -> list[Event]:
@@ -205,7 +206,7 @@ class Detectors:
     def _tables_of(self, job: JobRecord) -> _Tables:
         tables = self._tables.get(job.job_id)
         if tables is None or tables.attempt != job.attempt:
-            layout = spec_of(job.spec_json).layout
+            layout = self._settings.of(job).layout
             stages: dict[int, list[int]] = {}
             for rank in range(layout.world_size):
                 stages.setdefault(layout.coordinate(rank).pp, []).append(rank)
@@ -293,35 +294,42 @@ class Detectors:
         tables: _Tables,
         cause: Cause,
         words: str,
-        row: StepRow,
+        report: common_pb2.StepReport,
         *,
         may_act: bool,
     ) -> list[Event]:
         """Something about a single step; over when it has not come back for a while."""
         odd = tables.odd.get(cause)
         if not words:
-            return [] if odd is None else self._calm(job, tables, cause, odd, row)
+            return [] if odd is None else self._calm(job, tables, cause, odd, report)
         acts = may_act and self._mode(job, cause) == "act"
-        if odd is not None and not acts and row.at_s - odd.reported_s < REPORT_PERIOD_S:
-            odd.last_s, odd.calm_steps = row.at_s, 0
+        if odd is not None and not acts and report.at_s - odd.reported_s < REPORT_PERIOD_S:
+            odd.last_s, odd.calm_steps = report.at_s, 0
             odd.unreported, odd.words = odd.unreported + 1, words
             return []
         count = 1 if odd is None else 1 + odd.unreported
-        tables.odd[cause] = _Odd(last_s=row.at_s, reported_s=row.at_s)
-        return self._found(job, cause, words, row.at_s, step=row.step, may_act=may_act, count=count)
+        tables.odd[cause] = _Odd(last_s=report.at_s, reported_s=report.at_s)
+        return self._found(
+            job, cause, words, report.at_s, step=report.step, may_act=may_act, count=count
+        )
 
     def _calm(
-        self, job: JobRecord, tables: _Tables, cause: Cause, odd: _Odd, row: StepRow
+        self,
+        job: JobRecord,
+        tables: _Tables,
+        cause: Cause,
+        odd: _Odd,
+        report: common_pb2.StepReport,
     ) -> list[Event]:
         """A step without it: what was not reported yet is, and after enough of them it is over."""
         odd.calm_steps += 1
         events: list[Event] = []
-        if odd.unreported and row.at_s - odd.reported_s >= REPORT_PERIOD_S:
+        if odd.unreported and report.at_s - odd.reported_s >= REPORT_PERIOD_S:
             events = self._found(
                 job, cause, odd.words, odd.last_s, may_act=False, count=odd.unreported
             )
-            odd.unreported, odd.reported_s = 0, row.at_s
-        if odd.calm_steps >= CALM_STEPS and row.at_s - odd.last_s >= CALM_S:
+            odd.unreported, odd.reported_s = 0, report.at_s
+        if odd.calm_steps >= CALM_STEPS and report.at_s - odd.last_s >= CALM_S:
             del tables.odd[cause]
             events += self._over(job, cause, None)
         return events
@@ -367,7 +375,7 @@ class Detectors:
     def _mode(self, job: JobRecord, cause: Cause) -> str:
         # Of storage, it is a worker's log that speaks.
         detector = Cause.WORKER_LOG if cause is Cause.STORAGE else cause
-        return str(getattr(spec_of(job.spec_json).detectors, detector))
+        return self._settings.of(job).modes.get(detector, "log")
 
     def _over(self, job: JobRecord, cause: Cause, node: NodeId | None) -> list[Event]:
         return [DetectionEnded(job_id=job.job_id, cause=cause, node=node, detail="it is over")]
