@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast.notes import Operation
+from outlast.blackbox.records import Operation
 from outlast.v1 import agents_pb2
 
 

@@ -21,7 +21,7 @@ PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
 CORES = tuple(f"{package}/core" for package in PACKAGES if package != "outlast")
 # Modules of `outlast` that a core may use: they are facts and vocabulary.
 CORE_VOCABULARY = ("blackbox", "chosen", "clock", "errors", "failures", "flops", "ids", "layout")
-CORE_VOCABULARY += ("notes", "skipped", "worker_contract")
+CORE_VOCABULARY += ("skipped", "worker_contract")
 FORBIDDEN_IN_CORES = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "random", "secrets"),
     *("socket", "subprocess", "threading", "time"),

@@ -26,11 +26,11 @@ from controller.agent.supervisor import Launch
 from controller.agent.threads import HungCallsError, run_blocking
 from controller.agent.uploads import UploadPlan, held_bytes
 from controller.ranknodes import rank_nodes
+from outlast.blackbox.records import MAX_COUNT
 from outlast.chosen import ChosenStart
 from outlast.errors import OutlastError
 from outlast.failures import ErrorKind
 from outlast.layout import Layout
-from outlast.notes import MAX_COUNT
 from outlast.skipped import StepRange
 from outlast.spec import JobSpec
 from outlast.spec.parse import accepted_spec

@@ -22,9 +22,9 @@ from controller.agent.oom import OomKills
 from controller.agent.processes import child_pids, reap, reap_group, zombie_status
 from controller.agent.standby_link import StandbyError, StandbyLink
 from controller.agent.worker import Worker, bare_exit, post_mortem
+from outlast.blackbox.records import MAX_COUNT
 from outlast.clock import node_time_ns
 from outlast.errors import RetryableError
-from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import (
     KILLED,

@@ -18,8 +18,8 @@ from controller.agent.mistakes import Mistakes
 from controller.agent.processes import has_ended, send_signal
 from controller.operations import set_operation
 from outlast import blackbox
+from outlast.blackbox.records import MAX_COUNT
 from outlast.clock import node_time_s
-from outlast.notes import MAX_COUNT
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import (
     STOPPED_CODES,

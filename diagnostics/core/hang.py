@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from outlast.blackbox.records import Group, Op, Operation, Phase
 from outlast.layout import Layout
-from outlast.notes import Group, Op, Operation, Phase
 
 _NO_OPERATION = Operation(op=Op.NONE, group=Group.WORLD, seq=0, is_inside=False)
 _POINT_TO_POINT = (Op.SEND, Op.RECV)

@@ -311,7 +311,7 @@ class Operation(google.protobuf.message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     IS_INSIDE_FIELD_NUMBER: builtins.int
     op: builtins.str
-    """The words of `outlast.notes.Op` and `Group`, in lower case."""
+    """The words of `outlast.blackbox.records.Op` and `Group`, in lower case."""
     group: builtins.str
     sequence: builtins.int
     """How manieth of its group."""

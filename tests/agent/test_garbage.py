@@ -25,8 +25,6 @@ from controller.agent.reporter import Reporter
 from controller.agent.standing import Standings
 from controller.agent.worker import Worker, post_mortem, read_environment
 from outlast.blackbox import (
-    FILE_BYTES,
-    HEADER_BYTES,
     Expected,
     Group,
     Op,
@@ -35,7 +33,8 @@ from outlast.blackbox import (
     StepUse,
     Writer,
 )
-from outlast.notes import MAX_COUNT
+from outlast.blackbox.file import FILE_BYTES, HEADER_BYTES
+from outlast.blackbox.records import MAX_COUNT
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
 from tests.agent.harness import (

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from controller.agent.steps import LastSteps
-from outlast import blackbox
 from outlast.blackbox import (
     Expected,
     Group,
@@ -17,6 +16,7 @@ from outlast.blackbox import (
     StepRecord,
     StepUse,
     Writer,
+    writer,
 )
 
 
@@ -33,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(blackbox, "node_time_ns", found)
+    monkeypatch.setattr(writer, "node_time_ns", found)
     return found
 
 

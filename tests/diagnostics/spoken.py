@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from controller.operations import set_operation
 from diagnostics.core.hang import RankFacts, facts_of
+from outlast.blackbox.records import Group, Op, Operation, Phase, member
 from outlast.layout import Layout
-from outlast.notes import Group, Op, Operation, Phase, member
 from outlast.v1 import agents_pb2
 
 

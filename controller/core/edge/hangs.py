@@ -17,9 +17,9 @@ from controller.core.events import Detected, Event, JobStalled
 from controller.core.records import Cause, JobRecord
 from diagnostics.core.hang import HangVerdict, RankFacts, analyse, facts_of, where_all_stand
 from diagnostics.core.pace import STOPPED_STATE, Standing, all_over
+from outlast.blackbox.records import Group, Phase, member
 from outlast.ids import Attempt, JobId
 from outlast.layout import Layout
-from outlast.notes import Group, Phase, member
 from outlast.v1 import agents_pb2
 
 # The rarest, in what is told of a hang that is only logged.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast.notes import Group, Op, Operation, member
+from outlast.blackbox.records import Group, Op, Operation, member
 from outlast.v1 import agents_pb2
 
 

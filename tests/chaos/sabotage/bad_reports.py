@@ -130,6 +130,7 @@ def summaries(case: Case) -> list[agents_pb2.RankSummary]:
 def write_into(box: Any) -> None:
     """Note completed steps, and a present, that cannot be. The rank's next step mends it."""
     from outlast import blackbox
+    from outlast.blackbox import file
 
     for step, tokens, end_ns in (
         (_FAR, 1, 0),
@@ -151,6 +152,6 @@ def write_into(box: Any) -> None:
                 eval_loss=math.inf,
             )
         )
-    for word in (blackbox._PHASE, blackbox._OP_GROUP, blackbox._OP_SEQ, blackbox._COMPLETED):
+    for word in (file.PHASE, file.OP_GROUP, file.OP_SEQ, file.COMPLETED):
         box._words[word] = -_FAR
-    box._words[blackbox._PHASE] = 99
+    box._words[file.PHASE] = 99

@@ -1,6 +1,6 @@
 """What a rank notes of itself: the words and records of its black box.
 
-What does not belong here: how they are written and read (`outlast/blackbox.py`).
+What does not belong here: how they are written and read (`outlast/blackbox/{writer,reader}.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,246 @@
+"""Writing a black box: the rank's own end of it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from outlast.blackbox.file import (
+    BACKWARD,
+    BUSY,
+    COMPLETED,
+    EXPECTED_BUBBLE,
+    EXPECTED_MEMORY,
+    FILE_BYTES,
+    FORWARD,
+    GROUP_SEQS,
+    HIDDEN,
+    IDENTITY,
+    IDENTITY_AT,
+    MAGIC,
+    MARKS,
+    NUM_OP_RECORDS,
+    NUM_STEP_RECORDS,
+    OP_DETAIL,
+    OP_ENTERED,
+    OP_GROUP,
+    OP_LEFT,
+    OP_RECORD,
+    OP_SEQ,
+    OP_TOTALS,
+    OPS_AT,
+    OPS_WRITTEN,
+    PARTS_PER_UNIT,
+    PEAK_MEMORY,
+    PHASE,
+    PHASE_SINCE,
+    PHASE_TOTALS,
+    RESUMED,
+    SENT,
+    STEP_RECORD,
+    STEPS_AT,
+    STEPS_WRITTEN,
+    WAITED,
+)
+from outlast.blackbox.records import (
+    Expected,
+    Group,
+    Op,
+    OpRecord,
+    Phase,
+    StartMark,
+    StepRecord,
+    StepUse,
+)
+from outlast.clock import node_time_ns
+
+
+class Writer:
+    """A rank's own end of its black box. Not thread-safe: one writer thread."""
+
+    def __init__(self, path: str | Path, *, rank: int, world_size: int, attempt: int) -> None:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _allocate(handle, path)
+            self._map = mmap.mmap(handle, FILE_BYTES)
+        finally:
+            os.close(handle)
+        self._words = memoryview(self._map).cast("q")
+        self._steps = 0
+        self._ops = 0
+        self._completed_step = -1
+        self._resumed_step = -1
+        self._phase = Phase.STARTING
+        self._phase_since_ns = node_time_ns()
+        self._seqs = [0] * len(Group)
+        self._entered = (0, 0, 0, 0, 0)
+        self._ended: OpRecord | None = None
+        # How far a device has come in each group; the host runs ahead of it.
+        self._device_seqs: dict[int, int] = {}
+        for index in range(OP_GROUP, OP_LEFT + 1):
+            self._words[index] = 0
+        for index in range(PHASE_TOTALS, GROUP_SEQS + len(Group)):
+            self._words[index] = 0
+        self._publish()
+        IDENTITY.pack_into(self._map, IDENTITY_AT, MAGIC, rank, world_size, attempt, os.getpid())
+
+    def phase(self, phase: Phase) -> None:
+        """Say what the rank is busy with from now on."""
+        now_ns = node_time_ns()
+        self._words[PHASE_TOTALS + self._phase] += now_ns - self._phase_since_ns
+        self._phase = phase
+        self._phase_since_ns = now_ns
+        self._publish()
+
+    def mark(self, mark: StartMark, at_ns: int | None = None) -> None:
+        """Note a moment of the start."""
+        self._words[MARKS + mark] = at_ns or node_time_ns()
+
+    def resumed(self, step: int) -> None:
+        """Say after which step this attempt goes on (0: from the beginning)."""
+        self._resumed_step = step
+        self._completed_step = step
+        self._publish()
+
+    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
+        """Note that an operation starts; returns its sequence number in the group.
+
+        `detail` is the root of a broadcast, the micro-batch of a send or receive, else -1.
+        """
+        seq = self._seqs[group] + 1
+        self._seqs[group] = seq
+        start_ns = node_time_ns()
+        self._entered = (op, group, seq, detail, start_ns)
+        words = self._words
+        words[OP_LEFT] = 0
+        words[OP_GROUP] = op | group << 32
+        words[OP_SEQ] = seq
+        words[OP_DETAIL] = detail
+        words[OP_ENTERED] = start_ns
+        words[GROUP_SEQS + group] = seq
+        return seq
+
+    def leave(self) -> None:
+        """Note that the operation entered last has ended."""
+        end_ns = node_time_ns()
+        self._words[OP_LEFT] = end_ns
+        self._keep(self._entered, end_ns)
+
+    def stands_in(self, operation: OpRecord) -> None:
+        """Note that a device has come to an operation that was entered before.
+
+        A device does later what it is given: this says which of it holds it up.
+        """
+        words = self._words
+        words[OP_LEFT] = 0
+        words[OP_GROUP] = operation.op | operation.group << 32
+        words[OP_SEQ] = operation.seq
+        words[OP_DETAIL] = operation.detail
+        words[OP_ENTERED] = operation.start_ns
+        words[GROUP_SEQS + operation.group] = operation.seq
+
+    def waits_for_device(self) -> None:
+        """Note that the host gives a device no more work until it has caught up.
+
+        Until then the box said what was given last; from now on it says how far the
+        device has come, first of all to the end of the last operation that has ended.
+        """
+        if self._ended is not None:
+            self.stands_in(self._ended)
+            self._words[OP_LEFT] = self._ended.end_ns
+            for group, seq in self._device_seqs.items():
+                self._words[GROUP_SEQS + group] = seq
+
+    def ended(self, operation: OpRecord) -> None:
+        """Note that a device has left an operation; the operation entered last may be another."""
+        self._ended = operation
+        self._device_seqs[operation.group] = operation.seq
+        words = self._words
+        here = (operation.op | operation.group << 32, operation.seq)
+        if (words[OP_GROUP], words[OP_SEQ]) == here:
+            words[OP_LEFT] = operation.end_ns
+        entered = (
+            operation.op,
+            operation.group,
+            operation.seq,
+            operation.detail,
+            operation.start_ns,
+        )
+        self._keep(entered, operation.end_ns)
+
+    def _keep(self, entered: tuple[int, int, int, int, int], end_ns: int) -> None:
+        """Put an operation that has ended into the ring; `entered` as `enter` noted it."""
+        at = OPS_AT + self._ops % NUM_OP_RECORDS * OP_RECORD.size
+        op, group, seq, detail, start_ns = entered
+        self._ops += 1
+        self._words[OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
+        OP_RECORD.pack_into(self._map, at, op, group, seq, detail, start_ns, end_ns, self._ops)
+        self._publish()
+
+    def expect(self, expected: Expected) -> None:
+        """Note what the rank should need, before it trains."""
+        self._words[EXPECTED_MEMORY] = expected.memory_bytes
+        self._words[EXPECTED_BUBBLE] = round(expected.bubble * PARTS_PER_UNIT)
+
+    def used(self, use: StepUse) -> None:
+        """Add what a step used."""
+        words = self._words
+        words[FORWARD] += use.forward_ns
+        words[BACKWARD] += use.backward_ns
+        words[BUSY] += use.busy_ns
+        words[WAITED] += use.waited_ns
+        for group, hidden_ns in use.hidden_ns.items():
+            words[HIDDEN + group] += hidden_ns
+        for group, sent_bytes in use.sent_bytes.items():
+            words[SENT + group] += sent_bytes
+        words[PEAK_MEMORY] = use.peak_memory_bytes
+
+    def completed(self, record: StepRecord) -> None:
+        """Note a completed step, with its figures."""
+        at = STEPS_AT + self._steps % NUM_STEP_RECORDS * STEP_RECORD.size
+        self._steps += 1
+        eval_loss = float("nan") if record.eval_loss is None else record.eval_loss
+        STEP_RECORD.pack_into(
+            self._map,
+            at,
+            record.step,
+            record.loss,
+            record.grad_norm,
+            record.learning_rate,
+            record.tokens,
+            record.start_ns,
+            record.end_ns,
+            eval_loss,
+            self._steps,
+        )
+        self._completed_step = record.step
+        self._publish()
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+    def _publish(self) -> None:
+        words = self._words
+        words[RESUMED] = self._resumed_step
+        words[PHASE] = self._phase
+        words[PHASE_SINCE] = self._phase_since_ns
+        words[STEPS_WRITTEN] = self._steps
+        words[OPS_WRITTEN] = self._ops
+        words[COMPLETED] = self._completed_step
+
+
+def _allocate(handle: int, path: str | Path) -> None:
+    """Take the whole file's room on its disk now.
+
+    A store into a page that a full disk has no block for ends the process by SIGBUS, and nobody
+    would say why.
+    """
+    try:
+        os.posix_fallocate(handle, 0, FILE_BYTES)
+    except OSError as error:
+        message = f"black box {path}: no room for its {FILE_BYTES} bytes: {error.strerror}"
+        raise OSError(error.errno, message) from error
+    # One of an earlier version may be longer.
+    os.ftruncate(handle, FILE_BYTES)
