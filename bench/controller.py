@@ -67,21 +67,20 @@ async def join(bench: Bench, num_nodes: int) -> None:
     now_s = asyncio.get_running_loop().time()
     for number in range(num_nodes):
         node = NodeId(f"node-{number:05d}")
-        joined = ev.NodeJoined(
-            node=node,
+        hello = agents_pb2.Hello(
+            node_id=node,
             incarnation="one",
             address=f"10.{number // 65536}.{number // 256 % 256}.{number % 256}",
             rendezvous_port=29500,
             workers=WORKERS,
-            statuses=(),
         )
-        bench.service.post(joined, *bench.watch.joined(node, now_s, 2.0))
+        bench.service.post(*bench.edge.handle(node, agents_pb2.AgentMessage(hello=hello), now_s))
         if number % 256 == 255:
             await bench.service.tell()
     # On a busy machine the first of them would be late by now: they do not beat in here.
     now_s = asyncio.get_running_loop().time()
     for number in range(num_nodes):
-        bench.service.post(*bench.watch.heard(NodeId(f"node-{number:05d}"), now_s))
+        bench.service.post(*bench.edge.heard(NodeId(f"node-{number:05d}"), now_s))
     await bench.service.tell()
 
 
@@ -139,7 +138,9 @@ async def first_steps(bench: Bench, num_nodes: int) -> None:
             progress=agents_pb2.ProgressMade(completed_step=1, resumed_step=0),
         )
         node = NodeId(f"node-{number:05d}")
-        bench.service.offer(bench.watch.progress_made(node, made, loop.time()))
+        bench.service.offer(
+            bench.edge.handle(node, agents_pb2.AgentMessage(event=made), loop.time())
+        )
     await bench.service.tell()
 
 
@@ -253,15 +254,16 @@ async def watch_one(folder: Path, num_nodes: int, watchers: int) -> dict[str, An
         await answer(bench)
         await first_steps(bench, num_nodes)
         for number in range(num_nodes):
-            bench.watch.heartbeat(NodeId(f"node-{number:05d}"), beat(number, 1), loop.time())
+            heartbeat = agents_pb2.AgentMessage(heartbeat=beat(number, 1))
+            bench.edge.handle(NodeId(f"node-{number:05d}"), heartbeat, loop.time())
         judged: list[float] = []
-        expire = bench.watch.expire
+        expire = bench.edge.judge_silence
 
         def judging(now_s: float) -> list[ev.Event]:
             judged.append(now_s)
             return expire(now_s)
 
-        bench.watch.expire = judging  # type: ignore[method-assign]  # only notes when
+        bench.edge.judge_silence = judging  # type: ignore[method-assign]  # only notes when
         tasks = [asyncio.create_task(follow(bench, received)) for _ in range(watchers)]
         begun_s, step = loop.time(), 1
         cpu_s = time.process_time()

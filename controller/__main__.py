@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from controller import app
+from controller import app, config_file
 from outlast.startup import check_packages
 
 
@@ -23,6 +23,7 @@ def parse(arguments: list[str] | None) -> app.Options:
     parser.add_argument("--workers-per-node", type=int, default=1)
     parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
     parser.add_argument("--join-token-file", type=Path, help="what agents must show to join")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: retention")
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
     )
@@ -38,6 +39,7 @@ def parse(arguments: list[str] | None) -> app.Options:
         standby=given.standby,
         fresh=given.fresh,
         join_token_file=given.join_token_file,
+        retention=config_file.read_or_default(given.config).retention,
     )
     if given.agent_command:
         return replace(options, agent_command=tuple(shlex.split(given.agent_command)))

@@ -27,11 +27,13 @@ from controller.core.context import Settings
 from controller.core.edge.edge import Edge
 from controller.core.events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.core.machine import Machine
+from controller.core.retention import Retention
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Cluster, Effects, UnmanagedCluster
 from controller.kube.config import KubeConfig
 from controller.local.cluster import LocalCluster, LocalConfig
+from controller.retention import Keeper
 from controller.rpc.incoming import Incoming
 from controller.rpc.server import Parts, PortTakenError, Server
 from controller.rpc.sessions import Sessions
@@ -88,6 +90,8 @@ class Options:
     """What agents must show; made when it is missing. With local nodes there is always one."""
     settings: Settings = field(default_factory=Settings)
     """Bounds of the fleet as a whole."""
+    retention: Retention = field(default_factory=Retention)
+    """What is kept of ended jobs."""
     agent_command: tuple[str, ...] = python_command("controller.agent")
 
     def __post_init__(self) -> None:
@@ -226,6 +230,9 @@ class _Controller:
         file = options.state_dir / "controller.json"
         loop = asyncio.create_task(self.service.run(), name="service")
         web = asyncio.create_task(self.web.serve(http), name="web")
+        keeper = asyncio.create_task(
+            Keeper(self.service, options.retention).run(), name="retention"
+        )
         stopped = asyncio.create_task(stop.wait(), name="stop")
         parts = [loop, web]
         if cluster is not None:
@@ -263,9 +270,9 @@ class _Controller:
             await self.server.stop()
             if cluster is not None:
                 await cluster.leave()
-            for task in (stopped, *parts[2:]):
+            for task in (stopped, keeper, *parts[2:]):
                 task.cancel()
-            await asyncio.gather(*parts, stopped, return_exceptions=True)
+            await asyncio.gather(*parts, stopped, keeper, return_exceptions=True)
 
     def _make_cluster(self, options: Options, grpc: str) -> NodeSource | None:
         if options.kube is not None:

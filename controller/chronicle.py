@@ -17,8 +17,10 @@ from controller.core.facts import (
     Fact,
     IncidentGrown,
     IncidentPut,
+    IncidentsPruned,
     JobExplained,
     JobForgotten,
+    JobPruned,
     JobPut,
     NodeChecked,
     NodeForgotten,
@@ -70,6 +72,14 @@ class Chronicle:
                             incident.cause,
                             incident.reason,
                         )
+                case JobPruned(job_id=job_id, incidents=incidents):
+                    for each in (job_id, *incidents):
+                        self._told.pop(each, None)
+                    logger.info("job deleted from the list: job=%s", job_id)
+                case IncidentsPruned(incidents=incidents):
+                    for each in incidents:
+                        self._told.pop(each, None)
+                    logger.info("incidents deleted: %d, oldest %s", len(incidents), incidents[0])
                 case AttemptPut():
                     pass  # The job's own line says that one begins.
                 case JobExplained() | NodeChecked() | JobForgotten() | RanksDone():

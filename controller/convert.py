@@ -14,9 +14,9 @@ from google.protobuf import json_format
 
 from checkpoint.placing import placement_of
 from checkpoint.sizing import least_node_bytes
+from controller.core.attempt_record import AttemptRecord
 from controller.core.capacity import Capacity, NodeNeed
 from controller.core.records import (
-    AttemptRecord,
     CommandRecord,
     ForgetJob,
     JobPlan,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from controller.convert import command_message
+from controller.core.attempt_record import AttemptRecord
 from controller.core.effects import (
     Alert,
     Effect,
@@ -22,7 +23,7 @@ from controller.core.effects import (
     SearchFaults,
     SendCommand,
 )
-from controller.core.records import AttemptRecord, CommandRecord
+from controller.core.records import CommandRecord
 from controller.ranknodes import MOST_PLAIN_RANKS, pack
 from controller.rpc.sessions import Outgoing
 from outlast.ids import NodeId

@@ -128,7 +128,8 @@ async def _attempt(
             progress=agents_pb2.ProgressMade(completed_step=step + 1, resumed_step=step - 5),
         )
         node_id = NodeId(f"node-{number:05d}")
-        bench.service.offer(bench.watch.progress_made(node_id, made, loop.time()))
+        message = agents_pb2.AgentMessage(event=made)
+        bench.service.offer(bench.edge.handle(node_id, message, loop.time()))
     # As a checkpoint does, which also gives the retries back.
     await bench.service.tell(
         ev.CheckpointCommitted(job_id=JOB, step=step + 1, attempt=attempt, saved_by=attempt)

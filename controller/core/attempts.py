@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import assert_never
 
 from controller.core import incidents, misfit, nodes, searching
+from controller.core.attempt_record import AttemptRecord
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CommandFinished
 from controller.core.facts import AttemptPut
 from controller.core.naming import names
 from controller.core.records import (
     NO_ATTEMPT,
-    AttemptRecord,
     CommandRecord,
     Evidence,
     EvidenceKind,

@@ -25,8 +25,10 @@ from controller.core.facts import (
     Fact,
     IncidentGrown,
     IncidentPut,
+    IncidentsPruned,
     JobExplained,
     JobForgotten,
+    JobPruned,
     JobPut,
     NodeChecked,
     NodeForgotten,
@@ -93,6 +95,12 @@ class _Batch:
             ):
                 self.jobs.pop(job_id, None)
                 self.facts.append(fact)
+            case JobPruned(job_id=job_id, incidents=pruned):
+                self._prune(job_id, pruned)
+                self.facts.append(fact)
+            case IncidentsPruned(incidents=pruned):
+                self._prune(None, pruned)
+                self.facts.append(fact)
             case AttemptPut():
                 self.facts.append(fact)
             case _:
@@ -106,6 +114,13 @@ class _Batch:
             self.facts.append(fact)
         else:
             self.facts[place] = fact
+
+    def _prune(self, job_id: JobId | None, incidents: tuple[IncidentId, ...]) -> None:
+        for incident in incidents:
+            self.incidents.pop(incident, None)
+        if job_id is not None:
+            for table in (self.jobs, self.reasons, self.done):
+                table.pop(job_id, None)
 
     def _put_job(self, fact: JobPut) -> None:
         job = fact.job

@@ -14,8 +14,9 @@ from enum import StrEnum
 from functools import cache, partial
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
+from controller.core.attempt_record import AttemptRecord
 from controller.core.facts import Fact
-from controller.core.records import AttemptRecord, Evidence, EvidenceKind
+from controller.core.records import Evidence, EvidenceKind, NodeRecord
 from outlast.failures import FailureClass
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
@@ -202,10 +203,19 @@ def _with_nodes_once(data: dict[str, Json]) -> dict[str, Json]:
     return {**data, "nodes": [*nodes], "workers_per_node": len(ranks) // max(1, len(nodes))}
 
 
+def _with_quarantined_s(data: dict[str, Json]) -> dict[str, Json]:
+    """A node of a version that read from the session's id when its quarantine began."""
+    session = data.get("quarantine")
+    if not session or "quarantined_s" in data:
+        return data
+    return {**data, "quarantined_s": float(str(session).rpartition("/")[2])}
+
+
 # Records that older versions wrote differently, to what this one reads.
 _UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {
     Evidence: _with_detected,
     AttemptRecord: _with_nodes_once,
+    NodeRecord: _with_quarantined_s,
 }
 
 

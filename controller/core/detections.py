@@ -116,8 +116,8 @@ def _has_acted(ctx: Context, job: JobRecord, event: Detected) -> bool:
         undone = (each.last for each in job.skipped if each.last > each.first)
         return event.step - max(undone, default=-job.plan.rollback_steps) < job.plan.rollback_steps
     return any(
-        incident.job == job.job_id and incident.action is not None and _is_about(incident, event)
-        for incident in ctx.state.incidents.values()
+        incident.action is not None and _is_about(incident, event)
+        for incident in ctx.state.incidents_of(job)
     )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.core.attempt_record import AttemptRecord
 from controller.core.facts import Fact
-from controller.core.records import AttemptRecord, CommandRecord
+from controller.core.records import CommandRecord
 from outlast.ids import JobId, NodeId
 
 

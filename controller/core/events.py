@@ -13,7 +13,7 @@ from controller.core.capacity import Capacity
 from controller.core.records import Cause, JobPlan
 from outlast.chosen import ChosenStart
 from outlast.failures import ErrorKind, FailureClass
-from outlast.ids import Attempt, CommandId, JobId, NodeId
+from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,14 @@ class CheckpointPushRequested:
     # "" for where its checkpoints go anyway.
     checkpoint_url: str
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsExpired:
+    """These ended jobs and closed incidents are older, or more, than is kept; see `retention`."""
+
+    jobs: tuple[JobId, ...] = ()
+    incidents: tuple[IncidentId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,6 +423,7 @@ Event = (
     | JobPauseRequested
     | JobResumeRequested
     | CheckpointPushRequested
+    | RecordsExpired
     | WorkerExited
     | CommandFinished
     | FaultsSearched

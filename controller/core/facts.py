@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import assert_never
 
 from controller.core import accounting
+from controller.core.attempt_record import AttemptRecord
 from controller.core.index import Index
 from controller.core.records import (
-    AttemptRecord,
     Command,
     CommandRecord,
     Evidence,
@@ -19,7 +19,7 @@ from controller.core.records import (
     TimelineEntry,
 )
 from controller.core.states import TERMINAL
-from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
+from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId, incident_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +168,21 @@ class CommandsOpened:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPruned:
+    """An ended job is older, or one more, than is kept; with all its incidents."""
+
+    job_id: JobId
+    incidents: tuple[IncidentId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentsPruned:
+    """These incidents of jobs that go on are more than are kept."""
+
+    incidents: tuple[IncidentId, ...]
+
+
 Fact = (
     JobPut
     | NodePut
@@ -184,6 +199,8 @@ Fact = (
     | CheckpointWaited
     | IncidentGrown
     | CommandsOpened
+    | JobPruned
+    | IncidentsPruned
 )
 
 
@@ -235,15 +252,29 @@ class State:
                 self.jobs[job_id] = replace(job, unchecked=_without(job.unchecked, name))
             case JobForgotten(job_id=job_id, node=name):
                 job = self.jobs[job_id]
-                self.jobs[job_id] = replace(job, held_by=_without(job.held_by, name))
+                self.jobs[job_id] = job = replace(job, held_by=_without(job.held_by, name))
+                self.index.put_job(job)
             case RanksDone(job_id=job_id, ranks=ranks):
                 self.done.setdefault(job_id, {}).update(dict.fromkeys(ranks))
             case CheckpointStored(job_id=job_id):
                 self.jobs[job_id] = with_checkpoint(self.jobs[job_id], fact)
             case CheckpointWaited(job_id=job_id):
                 self.jobs[job_id] = having_waited(self.jobs[job_id], fact)
+            case JobPruned(job_id=job_id, incidents=pruned):
+                self._prune_job(job_id, pruned)
+            case IncidentsPruned(incidents=pruned):
+                for incident_id in pruned:
+                    self.incidents.pop(incident_id, None)
             case _:
                 assert_never(fact)
+
+    def _prune_job(self, job_id: JobId, incidents: tuple[IncidentId, ...]) -> None:
+        for incident in incidents:
+            self.incidents.pop(incident, None)
+        self.jobs.pop(job_id, None)
+        self.attempts.pop(job_id, None)
+        self.done.pop(job_id, None)
+        self.index.forget_job(job_id)
 
     def _open(self, command: CommandRecord) -> None:
         self.commands[command.command_id] = command
@@ -258,6 +289,18 @@ class State:
             # The journal of a version that kept them in the job.
             self.done[job.job_id] = dict.fromkeys(job.done_ranks)
         self.jobs[job.job_id] = replace(job, done_ranks=()) if job.done_ranks else job
+        self.index.put_job(job)
+
+    def live_jobs(self) -> list[JobRecord]:
+        """Jobs that have not ended, in the order of all jobs."""
+        return [self.jobs[job_id] for job_id in self.index.live_jobs]
+
+    def incidents_of(self, job: JobRecord) -> Iterator[IncidentRecord]:
+        """All that are known of a job, oldest first."""
+        for number in range(1, job.num_incidents + 1):
+            incident = self.incidents.get(incident_id(job.job_id, number))
+            if incident is not None:
+                yield incident
 
     def become(self, other: State) -> None:
         """Hold what `other` holds, so that whoever refers to this state sees it."""

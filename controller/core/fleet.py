@@ -41,7 +41,6 @@ from controller.core.states import (
     EXCLUDED,
     FREE,
     LIVE,
-    TERMINAL,
     IncidentState,
     JobState,
     NodeState,
@@ -97,8 +96,9 @@ def joined(ctx: Context, event: NodeJoined) -> None:
     restarting = _drop_starts(ctx, event.node) if is_new else []
     for command_id in list(ctx.state.index.of_node.get(event.node, ())):
         ctx.send(ctx.state.commands[command_id])
-    for job in list(ctx.state.jobs.values()):
-        if job.state in TERMINAL and event.node in job.held_by:
+    for job_id in list(ctx.state.index.held_jobs):
+        job = ctx.state.jobs[job_id]
+        if event.node in job.held_by:
             attempts.forget_on(ctx, job, event.node)
     away_since_s = before.late_since_s if not before.connected else 0.0
     since_s = away_since_s or ctx.now_s
@@ -161,7 +161,9 @@ def uncordon_requested(ctx: Context, event: NodeUncordonRequested) -> None:
     elif node.state in EXCLUDED and ctx.connected(node.node):
         nodes.close_commands(ctx, node.node, "a person returned the node", keep_stops=True)
         ctx.move_node(
-            replace(node, passes=0, quarantine=""), NodeState.READY, "a person returned it"
+            replace(node, passes=0, quarantine="", quarantined_s=None),
+            NodeState.READY,
+            "a person returned it",
         )
     elif node.state in EXCLUDED and node.state is not NodeState.RELEASED:
         # Nobody is there to be used, or to be judged silent; it is free once it joins.
@@ -187,8 +189,7 @@ def why_not_forgotten(ctx: Context, node_id: NodeId) -> str:
         return "it is not there"
     if ctx.connected(node_id):
         return "it is connected; stop its agent first"
-    holders = (job.job_id for job in ctx.state.jobs.values() if job.state not in TERMINAL)
-    job = next((each for each in holders if node_id in ctx.state.jobs[each].nodes), None)
+    job = next((each.job_id for each in ctx.state.live_jobs() if node_id in each.nodes), None)
     if job is not None:
         return f"it has ranks of job {job}"
     if node.state not in AWAY:
@@ -279,7 +280,7 @@ def _reconcile_workers(
                 job=status.job_id,
                 attempt=status.attempt,
             )
-    for job in list(ctx.state.jobs.values()):
+    for job in ctx.state.live_jobs():
         if job.job_id in told or not _had_workers(ctx, job, node_id, is_new=is_new):
             continue
         what = "was restarted, and its workers died with it" if is_new else "has no workers left"
@@ -323,7 +324,11 @@ def _validated(ctx: Context, node: NodeRecord, *, passed: bool, detail: str) -> 
         node = ctx.put(replace(node, passes=node.passes + 1))
         nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
     else:
-        ctx.move_node(replace(node, passes=0, quarantine=""), NodeState.READY, "passed its checks")
+        ctx.move_node(
+            replace(node, passes=0, quarantine="", quarantined_s=None),
+            NodeState.READY,
+            "passed its checks",
+        )
 
 
 def _let_time_pass(ctx: Context) -> None:
@@ -358,7 +363,7 @@ def _let_time_pass(ctx: Context) -> None:
 
 def _keep_standbys(ctx: Context) -> None:
     """Check free nodes ahead of time, so that one can take a lost node's place at once."""
-    live = [job for job in ctx.state.jobs.values() if job.wants_nodes]
+    live = [job for job in ctx.state.live_jobs() if job.wants_nodes]
     wanted = spares_wanted(live)
     index = ctx.state.index
     standbys = [

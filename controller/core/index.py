@@ -15,9 +15,10 @@ from controller.core.records import (
     Command,
     CommandRecord,
     IncidentRecord,
+    JobRecord,
     NodeRecord,
 )
-from controller.core.states import AWAY, EXCLUDED, FREE, IncidentState, NodeState
+from controller.core.states import AWAY, EXCLUDED, FREE, TERMINAL, IncidentState, NodeState
 from outlast.ids import CommandId, IncidentId, JobId, NodeId
 
 # In these a node trains or leaves; neither time nor a check brings it on.
@@ -79,6 +80,10 @@ class Index:
     # How many nodes each job holds, but for those that are moving away.
     num_held: dict[JobId, int] = field(default_factory=dict)
     open_incidents: dict[IncidentId, None] = field(default_factory=dict)
+    # Jobs that have not ended, and ended ones that some node still keeps something of: what
+    # there is to do for a job does not depend on how many others have ended.
+    live_jobs: dict[JobId, None] = field(default_factory=dict)
+    held_jobs: dict[JobId, None] = field(default_factory=dict)
     of_kind: dict[type[Command], _Ids] = field(default_factory=dict)
     of_job: dict[tuple[type[Command], JobId | None], _Ids] = field(default_factory=dict)
     of_node: dict[NodeId, _Ids] = field(default_factory=dict)
@@ -117,6 +122,18 @@ class Index:
         """Whether the node may wait for time, a check or a place: it does not train."""
         return node in self.waiting or node in self.free
 
+    def put_job(self, job: JobRecord) -> None:
+        has_ended = job.state in TERMINAL
+        _put(self.live_jobs, job.job_id, not has_ended)
+        _put(self.held_jobs, job.job_id, has_ended and bool(job.held_by))
+
+    def forget_job(self, job_id: JobId) -> None:
+        """Of a job that has ended, and for which no command is open."""
+        for table in (self.live_jobs, self.held_jobs, self.num_held):
+            table.pop(job_id, None)
+        for kind in self.of_kind:
+            self.of_job.pop((kind, job_id), None)
+
     def put_incident(self, incident: IncidentRecord) -> None:
         if incident.state is IncidentState.CLOSED:
             self.open_incidents.pop(incident.incident, None)
@@ -148,3 +165,10 @@ class Index:
             self.of_job.setdefault((kind, record.job), {}),
             self.of_node.setdefault(record.node, {}),
         )
+
+
+def _put(table: dict[JobId, None], job_id: JobId, is_member: bool) -> None:
+    if is_member:
+        table[job_id] = None
+    else:
+        table.pop(job_id, None)

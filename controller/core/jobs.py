@@ -63,8 +63,7 @@ _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
 
 def named(state: State, name: str) -> JobRecord | None:
     """The job of this name that has not ended: people call jobs by their names."""
-    jobs = state.jobs.values()
-    return next((job for job in jobs if job.name == name and job.state not in TERMINAL), None)
+    return next((job for job in state.live_jobs() if job.name == name), None)
 
 
 def submitted(ctx: Context, event: JobSubmitted) -> None:

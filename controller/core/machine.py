@@ -26,6 +26,7 @@ from controller.core import (
     leaving,
     looks,
     losses,
+    retention,
     searching,
     steps,
 )
@@ -33,7 +34,6 @@ from controller.core import events as ev
 from controller.core.context import Context, Settings, Sight
 from controller.core.effects import Effect
 from controller.core.facts import State
-from controller.core.states import TERMINAL
 from outlast.ids import JobId, NodeId
 
 # What ranks and agents say in thousands at once after a fault. Whatever follows from it for
@@ -87,7 +87,7 @@ class Machine:
             ctx.fleet_touched = True
         self._dispatch(event)
         self._tend_fleet()
-        for job_id in list(ctx.state.jobs):
+        for job_id in list(ctx.state.index.live_jobs):
             self._advance(job_id)
         self._tend_fleet()
         incidents.tend(ctx)
@@ -155,10 +155,8 @@ class Machine:
         ctx = self._ctx
         times = [
             job.deadline_s
-            for job in ctx.state.jobs.values()
-            if job.deadline_s is not None
-            and job.deadline_s > ctx.now_s
-            and job.state not in TERMINAL
+            for job in ctx.state.live_jobs()
+            if job.deadline_s is not None and job.deadline_s > ctx.now_s
         ]
         if self._fleet_timer_s > ctx.now_s and self._fleet_timer_s < math.inf:
             times.append(self._fleet_timer_s)
@@ -196,7 +194,7 @@ class Machine:
             losses.judge_all(ctx)
         if ctx.reconciling_until_s is not None:
             return
-        for job in list(ctx.state.jobs.values()):
+        for job in ctx.state.live_jobs():
             is_due = job.deadline_s is not None and job.deadline_s <= ctx.now_s
             if is_due and job.job_id not in ctx.aside:
                 self._job_at_work = job.job_id
@@ -240,6 +238,8 @@ class Machine:
                 else:
                     incidents.checkpoint_failed(ctx, event)
                     last_checkpoint.failed(ctx, event)
+            case ev.RecordsExpired():
+                retention.prune(ctx, event)
             case ev.NodesAwaited(detail=detail):
                 ctx.awaited = detail
             case ev.CommandFinished():

@@ -20,7 +20,7 @@ from controller.core.records import (
     RunSuite,
     StopWorkers,
 )
-from controller.core.states import PLACED, TERMINAL, NodeState
+from controller.core.states import PLACED, NodeState
 from outlast.ids import CommandId, NodeId
 
 # Asking again costs seconds; a node whose checks cannot run at all is not fit for use.
@@ -67,8 +67,8 @@ def held_by_others(ctx: Context, job: JobRecord) -> str:
     """Which other jobs have nodes, and how many, in words; "" when none does."""
     held = {
         other.job_id: sum(placed(ctx, other, node) is not None for node in other.nodes)
-        for other in ctx.state.jobs.values()
-        if other.job_id != job.job_id and other.state not in TERMINAL
+        for other in ctx.state.live_jobs()
+        if other.job_id != job.job_id
     }
     most = sorted((each for each in held.items() if each[1]), key=lambda each: (-each[1], each[0]))
     words = [f"job {name} has {count} node(s)" for name, count in most[:_MAX_NAMED]]
@@ -126,7 +126,12 @@ def quarantine(ctx: Context, node: NodeRecord, reason: str) -> bool:
     sessions = (*(at_s for at_s in node.quarantines_s if at_s > begun), ctx.now_s)
     node = ctx.move_node(
         replace(
-            node, job=None, quarantines_s=sessions, quarantine=node.session_of(ctx.now_s), passes=0
+            node,
+            job=None,
+            quarantines_s=sessions,
+            quarantine=node.session_of(ctx.now_s),
+            quarantined_s=ctx.now_s,
+            passes=0,
         ),
         NodeState.QUARANTINED,
         reason,
@@ -169,8 +174,10 @@ def breaker_opens_s(ctx: Context) -> float:
 def retire(ctx: Context, node: NodeRecord, reason: str) -> None:
     """Give a node up."""
     close_commands(ctx, node.node, "the node is retired", keep_stops=False)
-    session = node.quarantine or node.session_of(ctx.now_s)
-    ctx.move_node(replace(node, job=None, passes=0, quarantine=session), NodeState.RETIRED, reason)
+    if not node.quarantine:
+        session = node.session_of(ctx.now_s)
+        node = replace(node, quarantine=session, quarantined_s=ctx.now_s)
+    ctx.move_node(replace(node, job=None, passes=0), NodeState.RETIRED, reason)
     ctx.emit(EvictNode(node=node.node, reason=reason))
     ctx.emit(Alert(summary=f"node {node.node} is retired: {reason}"))
 
@@ -178,7 +185,11 @@ def retire(ctx: Context, node: NodeRecord, reason: str) -> None:
 def release(ctx: Context, node: NodeRecord, reason: str) -> None:
     """Give a node back that has done nothing wrong."""
     close_commands(ctx, node.node, "the node is the cluster's again", keep_stops=False)
-    ctx.move_node(replace(node, job=None, passes=0, quarantine=""), NodeState.RELEASED, reason)
+    ctx.move_node(
+        replace(node, job=None, passes=0, quarantine="", quarantined_s=None),
+        NodeState.RELEASED,
+        reason,
+    )
 
 
 def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) -> None:

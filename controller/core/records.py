@@ -311,6 +311,8 @@ class NodeRecord:
     quarantines_s: tuple[float, ...] = ()
     # Id of the quarantine session until the node may be used again; the cluster keeps it closed.
     quarantine: str = ""
+    # When that session began.
+    quarantined_s: float | None = None
     # Incarnations of agents: it could not kill its workers; it said that it ends. "" for none.
     stuck: str = ""
     left: str = ""
@@ -325,11 +327,6 @@ class NodeRecord:
     def session_of(self, began_s: float) -> str:
         """Id of the quarantine session of this node that began then."""
         return f"{self.node}/{began_s:.0f}"
-
-    @property
-    def quarantine_since_s(self) -> float:
-        """When the present quarantine session began; only while there is one."""
-        return float(self.quarantine.rpartition("/")[2])
 
     @property
     def has_left(self) -> bool:
@@ -408,43 +405,6 @@ class IncidentRecord:
     # How often a detector found it, and when last.
     count: int = 1
     last_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRecord:
-    """What the start orders of an attempt have in common.
-
-    Journalled once for all of them: with every rank's node in the order of each node, the
-    journal would grow with the square of the nodes.
-    """
-
-    job: JobId
-    attempt: Attempt
-    # In the order of their ranks, of which each has as many.
-    nodes: tuple[NodeId, ...]
-    workers_per_node: int
-    rendezvous_host: str
-    rendezvous_port: int
-    committed_step: int
-    spec_json: str
-    checkpoint_url: str
-    # Tells the job's checkpoints from those of another of the same id.
-    owner: str
-    # Ranges of steps whose batches are left out.
-    skipped: tuple[StepRange, ...] = ()
-    # A step that gave no number and is done again, and the nodes that had a part in it then.
-    replayed_step: int | None = None
-    suspects: tuple[NodeId, ...] = ()
-    chosen: tuple[ChosenStart, ...] = ()
-
-    @property
-    def world_size(self) -> int:
-        return len(self.nodes) * self.workers_per_node
-
-    @property
-    def rank_nodes(self) -> tuple[NodeId, ...]:
-        """The node of each rank."""
-        return tuple(node for node in self.nodes for _ in range(self.workers_per_node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

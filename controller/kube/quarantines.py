@@ -109,7 +109,7 @@ def is_another_machine(host: Host, node: NodeRecord) -> bool:
     Clouds give a new machine its predecessor's name; what was wrong with that one says
     nothing of it. The same machine that somebody has added anew must pass its checks too.
     """
-    return bool(node.quarantine) and host.created_s > node.quarantine_since_s
+    return node.quarantined_s is not None and host.created_s > node.quarantined_s
 
 
 def _release(host: Host) -> PatchHost:

@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from controller.core import events as ev
+from controller.core.attempt_record import AttemptRecord
 from controller.core.context import Settings
 from controller.core.edge.liveness import LivenessTable
 from controller.core.edge.progress import ProgressTable
@@ -26,7 +27,7 @@ from controller.core.effects import (
 )
 from controller.core.facts import Fact, NodePut
 from controller.core.machine import Machine
-from controller.core.records import AttemptRecord, CommandRecord
+from controller.core.records import CommandRecord
 from controller.core.states import JobState, NodeState
 from controller.sim.agent import AgentEvent, ProgressMade
 from controller.sim.journal import DeposedError, Journal

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.agent.core.buffer import Weight
-from controller.agent.core.workers import WorkerKey
+from controller.agent.ledger import Weight
 from controller.core import events as ev
 from controller.sim.checkers import FAILED
 from outlast.failures import FailureClass
@@ -37,10 +36,6 @@ class Worker:
     told: bool = False
     exit: ev.WorkerExited | None = None
     completed_step: int = -1
-
-    @property
-    def key(self) -> WorkerKey:
-        return WorkerKey(self.job_id, self.attempt, self.rank)
 
     def end(self, code: int, fault_class: FailureClass, fingerprint: str, detail: str) -> None:
         """The process ends by itself or by a fault."""
@@ -91,7 +86,6 @@ class Worker:
         world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
         if world.fidelity.idle_messages or code == WorkerExitCode.DONE or not self.exit.stopped:
             self.agent.emit(self.exit, Weight.LASTING)
-        self.agent.worker_ended(self)
 
     def vanish(self, *, silently: bool) -> None:
         """Its agent or its whole node died, and it with them."""

@@ -157,6 +157,26 @@ class Curves:
         newest = rows[-1].version if rows else version
         return [_from_row(row) for row in rows], newest
 
+    def jobs(self) -> list[JobId]:
+        """Jobs that have rows here."""
+        with self._database.transaction() as connection:
+            return [JobId(job) for job in connection.execute(sa.select(TOKENS.c.job_id)).scalars()]
+
+    def forget(self, job: JobId) -> bool:
+        """Delete a page of a job's rows; whether that was the last of them."""
+        page = (sa.select(STEPS.c.step).where(STEPS.c.job_id == job).order_by(STEPS.c.step)).limit(
+            PAGE_ROWS
+        )
+        with self._database.transaction() as connection:
+            gone = connection.execute(
+                sa.delete(STEPS).where(STEPS.c.job_id == job, STEPS.c.step.in_(page))
+            )
+            if gone.rowcount == PAGE_ROWS:
+                return False
+            connection.execute(sa.delete(TOKENS).where(TOKENS.c.job_id == job))
+        self._tails.pop(job, None)
+        return True
+
     def last(self, job: JobId) -> StepRow | None:
         """The newest report of a job."""
         rows = self._tail(job).rows

@@ -14,8 +14,8 @@ import typer
 
 from outlast import __version__
 from outlast.cli import (
+    archive,
     checkpoints,
-    demo,
     diagnose,
     fleet,
     incidents,
@@ -25,6 +25,7 @@ from outlast.cli import (
     report,
     serve,
 )
+from outlast.cli.demo import command as demo
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.simulation import command as simulation
 from outlast.cli.usage import Commands, UsageError, print_usage_error
@@ -91,6 +92,7 @@ report.register(app)
 fleet.register(app)
 diagnose.register(app)
 checkpoints.register(app)
+archive.register(app)
 planning.register(app)
 simulation.register(app)
 demo.register(app)

@@ -48,6 +48,15 @@ JoinTokenFile = Annotated[
         help="A token that agents must show to join; a fresh one is written if FILE is missing.",
     ),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="OUTLAST_CONFIG",
+        metavar="FILE",
+        help="Configuration of the controller (YAML): what it keeps of ended jobs.",
+    ),
+]
 DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
 
@@ -58,6 +67,7 @@ class _Wanted:
     grpc: str
     http: str
     fresh: bool
+    config: Path | None = None
     nodes: int = 0
     workers_per_node: int = 1
     standby: int = 0
@@ -88,6 +98,7 @@ def up(
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     fresh: Fresh = False,
+    config: ConfigFile = None,
     observe: Annotated[
         bool,
         typer.Option("--observe", help="Start Prometheus beside it, where it is installed."),
@@ -104,6 +115,7 @@ def up(
             grpc=grpc,
             http=http,
             fresh=fresh,
+            config=config,
             nodes=nodes,
             workers_per_node=workers_per_node,
             standby=standby,
@@ -117,6 +129,7 @@ def controller(
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     fresh: Fresh = False,
+    config: ConfigFile = None,
     join_token_file: JoinTokenFile = None,
     kube_namespace: kube.Namespace = "",
     kube_image: kube.Image = "",
@@ -166,6 +179,7 @@ def controller(
             grpc=grpc,
             http=http,
             fresh=fresh,
+            config=config,
             kube=cluster,
             join_token_file=join_token_file,
         )
@@ -270,7 +284,7 @@ def agent_arguments(node: str, state_dir: Path) -> list[str]:
 
 
 def _run(wanted: _Wanted) -> None:
-    from controller import app
+    from controller import app, config_file
     from outlast.cli import observe as observing
 
     try:
@@ -284,6 +298,7 @@ def _run(wanted: _Wanted) -> None:
             fresh=wanted.fresh,
             kube=wanted.kube,
             join_token_file=wanted.join_token_file,
+            retention=config_file.read_or_default(wanted.config).retention,
         )
     except ValueError as error:
         raise CliError(str(error)) from error

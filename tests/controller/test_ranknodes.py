@@ -7,8 +7,9 @@ import zlib
 import pytest
 
 from controller.convert import command_message
+from controller.core.attempt_record import AttemptRecord
 from controller.core.effects import SendCommand
-from controller.core.records import AttemptRecord, CommandRecord, StartWorkers
+from controller.core.records import CommandRecord, StartWorkers
 from controller.effects import Effects, UnmanagedCluster
 from controller.ranknodes import pack, rank_nodes
 from controller.rpc.sessions import Outgoing

@@ -48,7 +48,7 @@ def test_uncordon_by_hand_is_told_and_not_fought() -> None:
 
 
 def test_newer_fault_outweighs_an_older_release_by_hand() -> None:
-    record = node("host-1", NodeState.RETIRED, quarantine="host-1/200")
+    record = node("host-1", NodeState.RETIRED, quarantine="host-1/200", quarantined_s=200.0)
     by_hand = replace(quarantined(host("host-1")), unschedulable=False)
     plan = Reconciler(CONFIG).plan(view(nodes=(record,), hosts=(by_hand,)))
     assert plan.events == ()

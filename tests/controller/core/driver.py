@@ -25,8 +25,10 @@ from controller.core.facts import (
     CommandsOpened,
     IncidentGrown,
     IncidentPut,
+    IncidentsPruned,
     JobExplained,
     JobForgotten,
+    JobPruned,
     JobPut,
     NodeChecked,
     NodeForgotten,
@@ -51,6 +53,8 @@ _STATELESS = (
     CheckpointStored,
     CheckpointWaited,
     IncidentGrown,
+    JobPruned,
+    IncidentsPruned,
 )
 
 

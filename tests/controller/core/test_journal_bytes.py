@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from controller.core import events as ev
 from controller.core.batches import compacted
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.effects import Persist
-from controller.core.facts import AttemptPut, Fact, IncidentPut, JobPut, fold
+from controller.core.facts import AttemptPut, Fact, IncidentPut, JobPut, NodePut, fold
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
 
@@ -98,3 +99,13 @@ def test_the_same_order_to_many_nodes_is_written_once() -> None:
     assert list(state.commands) == list(driver.machine.state.commands)
     assert state.jobs[JOB].state == driver.job().state
     assert fold(state.as_facts()) == state
+
+
+def test_the_time_of_an_older_quarantine_is_found() -> None:
+    """It was read from the id of the session; now a field has it."""
+    driver = _training(2)
+    node = replace(driver.node("n1"), quarantine="n1/1700000000", quarantined_s=1.7e9)
+    written = json.loads(json.dumps(encode_fact(NodePut(node=node))))
+    assert decode_fact(written) == NodePut(node=node)
+    del written["node"]["quarantined_s"]
+    assert decode_fact(written) == NodePut(node=node)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 from controller.core import events as ev
+from controller.core.attempt_record import AttemptRecord
 from controller.core.codec import encode_fact
 from controller.core.effects import SendCommand
 from controller.core.facts import AttemptPut, CommandOpened, fold
-from controller.core.records import AttemptRecord, StartWorkers
+from controller.core.records import StartWorkers
 from controller.core.states import JobState
 from outlast.ids import Attempt, NodeId
 from tests.controller.core.driver import JOB, Driver

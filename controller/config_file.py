@@ -1,0 +1,78 @@
+"""The controller's configuration file: YAML, each section the settings of one part."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import yaml
+
+from controller.core.retention import Retention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What the file says; a section that is not there has its defaults."""
+
+    retention: Retention = field(default_factory=Retention)
+
+
+def read(path: Path) -> Configuration:
+    """Read a configuration file.
+
+    Raises:
+        ValueError: naming file, field, value and what is allowed.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    try:
+        sections = _mapping({} if document is None else document, "the file")
+        _check_names(sections, ("retention",), "")
+        return Configuration(retention=_retention(sections.get("retention") or {}))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_or_default(path: Path | None) -> Configuration:
+    """The configuration of a file, or the defaults of a controller that was given none.
+
+    Raises:
+        ValueError: as `read`.
+    """
+    return Configuration() if path is None else read(path)
+
+
+def _retention(given: object) -> Retention:
+    values = _mapping(given, "retention")
+    known = {each.name: each.default for each in fields(Retention)}
+    _check_names(values, tuple(known), "retention.")
+    for name, value in values.items():
+        default = known[name]
+        if isinstance(default, str):
+            is_right, allowed = isinstance(value, str), "text"
+        elif isinstance(default, int):
+            is_right, allowed = type(value) is int, "a whole number"
+        else:
+            is_right, allowed = type(value) in (int, float), "a number"
+        if not is_right:
+            raise ValueError(f"retention.{name} is {value!r}; allowed: {allowed}")
+    return Retention(**values)  # type: ignore[arg-type]  # each was looked at above
+
+
+def _mapping(given: object, what: str) -> dict[str, object]:
+    if not isinstance(given, dict):
+        raise ValueError(f"{what} is {given!r}; allowed: fields with values, such as `name: 1`")
+    return {str(name): value for name, value in given.items()}
+
+
+def _check_names(given: dict[str, object], known: tuple[str, ...], prefix: str) -> None:
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; perhaps {prefix}{near[0]}" if near else ""
+            raise ValueError(f"{prefix}{name} is not known; allowed: {', '.join(known)}{hint}")

@@ -1,0 +1,46 @@
+"""What the journal keeps of an attempt besides the job's own record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outlast.chosen import ChosenStart
+from outlast.ids import Attempt, JobId, NodeId
+from outlast.skipped import StepRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """What the start orders of an attempt have in common.
+
+    Journalled once for all of them: with every rank's node in the order of each node, the
+    journal would grow with the square of the nodes.
+    """
+
+    job: JobId
+    attempt: Attempt
+    # In the order of their ranks, of which each has as many.
+    nodes: tuple[NodeId, ...]
+    workers_per_node: int
+    rendezvous_host: str
+    rendezvous_port: int
+    committed_step: int
+    spec_json: str
+    checkpoint_url: str
+    # Tells the job's checkpoints from those of another of the same id.
+    owner: str
+    # Ranges of steps whose batches are left out.
+    skipped: tuple[StepRange, ...] = ()
+    # A step that gave no number and is done again, and the nodes that had a part in it then.
+    replayed_step: int | None = None
+    suspects: tuple[NodeId, ...] = ()
+    chosen: tuple[ChosenStart, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes) * self.workers_per_node
+
+    @property
+    def rank_nodes(self) -> tuple[NodeId, ...]:
+        """The node of each rank."""
+        return tuple(node for node in self.nodes for _ in range(self.workers_per_node))

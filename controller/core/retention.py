@@ -1,0 +1,134 @@
+"""What is kept of jobs that have ended, and of the incidents of those that go on.
+
+A controller that lives for years would hold every job, incident and step that ever was: in
+memory, in each snapshot of the journal, in the tables of loss curves. What may go is decided
+here, by age and by size; when it goes, and where it is archived before, is `controller.retention`.
+
+What does not belong here: checkpoints, which are the user's, and what agents keep on their nodes
+(`controller.agent.leftovers`, `controller.agent.pruning`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.context import Context
+from controller.core.events import RecordsExpired
+from controller.core.facts import IncidentsPruned, JobPruned, State
+from controller.core.records import IncidentRecord, JobRecord
+from controller.core.states import AWAY, TERMINAL, IncidentState
+from outlast.ids import IncidentId, JobId
+
+# One look prunes so many: each is archived first, and the loop has other things to do.
+MAX_AT_ONCE = 32
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What a controller keeps; `retention` in its configuration."""
+
+    ended_jobs_days: float = 90.0
+    """Days after its end for which a job is listed, with its incidents and its loss curve."""
+    ended_jobs: int = 1_000
+    """Ended jobs that are kept at most; the oldest go first."""
+    curve_steps: int = 100_000_000
+    """Steps in the loss curves of ended jobs, at about 100 bytes each; the oldest jobs go first."""
+    incidents_per_job: int = 1_000
+    """Closed incidents of a job that has not ended; the oldest go first."""
+    archive_url: str = ""
+    """Where jobs and incidents are written before they are deleted: a folder or an fsspec URL."""
+
+    def __post_init__(self) -> None:
+        if not self.ended_jobs_days > 0:
+            raise ValueError(
+                f"retention.ended_jobs_days is {self.ended_jobs_days:g}; allowed: more than 0 days"
+            )
+        for name, least in (("ended_jobs", 1), ("curve_steps", 1), ("incidents_per_job", 10)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"retention.{name} is {getattr(self, name)}; allowed: {least} or more"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expired:
+    """What is to be deleted, oldest first."""
+
+    jobs: tuple[JobId, ...] = ()
+    incidents: tuple[IncidentId, ...] = ()
+
+
+def expired(state: State, limits: Retention, now_s: float) -> Expired:
+    """What is older, or more, than is kept."""
+    return Expired(
+        jobs=_expired_jobs(state, limits, now_s)[:MAX_AT_ONCE],
+        incidents=tuple(
+            incident
+            for job in state.live_jobs()
+            for incident in _expired_incidents(state, job, limits.incidents_per_job)
+        )[: MAX_AT_ONCE * 8],
+    )
+
+
+def may_prune(state: State, job_id: JobId) -> bool:
+    """Whether the job has ended, and nothing is to be done for it any more."""
+    job = state.jobs.get(job_id)
+    if job is None or job.state not in TERMINAL:
+        return False
+    index = state.index
+    if any(index.of_job.get((kind, job_id)) for kind in index.of_kind):
+        return False
+    if any(not _is_closed(incident) for incident in state.incidents_of(job)):
+        return False
+    # A node that is only silent is told to forget the job when it is back.
+    nodes = (state.nodes.get(node) for node in job.held_by)
+    return all(node is None or node.state in AWAY for node in nodes)
+
+
+def prune(ctx: Context, event: RecordsExpired) -> None:
+    """Delete what has expired, if it still may be."""
+    for job_id in event.jobs:
+        if may_prune(ctx.state, job_id):
+            job = ctx.state.jobs[job_id]
+            incidents = tuple(each.incident for each in ctx.state.incidents_of(job))
+            ctx.record(JobPruned(job_id=job_id, incidents=incidents))
+            ctx.looks.pop(job_id, None)
+            ctx.aside.pop(job_id, None)
+    known = (ctx.state.incidents.get(incident) for incident in event.incidents)
+    closed = tuple(each.incident for each in known if each is not None and _may_go(ctx.state, each))
+    if closed:
+        ctx.record(IncidentsPruned(incidents=closed))
+
+
+def _expired_jobs(state: State, limits: Retention, now_s: float) -> tuple[JobId, ...]:
+    ended = [job for job in state.jobs.values() if job.state in TERMINAL]
+    ended.sort(key=_ended_s, reverse=True)
+    found: list[JobId] = []
+    num_steps = 0
+    for place, job in enumerate(ended):
+        num_steps += job.high_step
+        is_old = now_s - _ended_s(job) > limits.ended_jobs_days * _DAY_S
+        if is_old or place >= limits.ended_jobs or num_steps > limits.curve_steps:
+            found.append(job.job_id)
+    return tuple(job_id for job_id in reversed(found) if may_prune(state, job_id))
+
+
+def _expired_incidents(state: State, job: JobRecord, most: int) -> list[IncidentId]:
+    if job.num_incidents <= most:
+        return []
+    closed = [each for each in state.incidents_of(job) if _may_go(state, each)]
+    return [each.incident for each in closed[: max(0, len(closed) - most)]]
+
+
+def _may_go(state: State, incident: IncidentRecord) -> bool:
+    job = state.jobs.get(incident.job)
+    return _is_closed(incident) and (job is None or job.incident != incident.incident)
+
+
+def _is_closed(incident: IncidentRecord) -> bool:
+    return incident.state is IncidentState.CLOSED
+
+
+def _ended_s(job: JobRecord) -> float:
+    return job.since_s if job.finished_s is None else job.finished_s
