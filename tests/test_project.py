@@ -17,8 +17,8 @@ import pytest
 from tests import protostubs
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
-CORES = tuple(f"{package}/core" for package in PACKAGES if package != "outlast")
+PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics", "demo")
+CORES = ("controller/core", "trainer/core", "checkpoint/core", "diagnostics/core")
 # Modules of `outlast` that a core may use: they are facts and vocabulary.
 CORE_VOCABULARY = ("blackbox", "chosen", "clock", "errors", "failures", "flops", "ids", "layout")
 CORE_VOCABULARY += ("skipped", "worker_contract")

@@ -164,7 +164,7 @@ def test_literals_of_the_contract_are_recognised(value: object) -> None:
 
 
 def test_no_other_file_repeats_the_contract() -> None:
-    packages = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
+    packages = ("outlast", "controller", "trainer", "checkpoint", "diagnostics", "demo")
     files = [
         path.relative_to(ROOT) for package in packages for path in (ROOT / package).rglob("*.py")
     ]

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import secrets
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
@@ -25,11 +24,11 @@ from checkpoint.damage import Damage
 from controller.agent.capacity import NodeCapacity
 from controller.agent.cgroups import WorkerCgroups
 from controller.agent.checks import CheckOrders
-from controller.agent.commands import Commands, Parts
+from controller.agent.commands import Commands
 from controller.agent.config import AgentConfig
+from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.diagnostics import SuitePlace, Suites
 from controller.agent.host import Host
-from controller.agent.ledger import EventBuffer, Weight
 from controller.agent.leftovers import left_steps
 from controller.agent.logs import Logs
 from controller.agent.metrics import Metrics, Reading, ranks
@@ -37,9 +36,11 @@ from controller.agent.metrics.host import Folders
 from controller.agent.metrics.reading import ReplicaReading
 from controller.agent.mistakes import Mistakes, keep_running
 from controller.agent.oom import OomKills
+from controller.agent.order_steps import Parts
 from controller.agent.orphans import Orphans
 from controller.agent.processes import become_subreaper, raise_open_files_limit
 from controller.agent.pruning import Pruning
+from controller.agent.rendezvous import listen
 from controller.agent.replicas import Replicas
 from controller.agent.reporter import Reporter
 from controller.agent.session import Session, SessionEvents
@@ -57,8 +58,6 @@ from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
-# Every rank of a large job may connect to rank 0 in the same instant.
-_RENDEZVOUS_BACKLOG = 4096
 # The controller answers within milliseconds; one that is stopped itself must not hold us up.
 GOODBYE_S = 2.0
 
@@ -74,7 +73,7 @@ class Agent:
         # It was asked to end, and does so in order.
         self._is_leaving = False
         self._state.kill_leftovers()
-        self._rendezvous = _listen(config.address)
+        self._rendezvous = listen(config.address)
         self._buffer: EventBuffer[agents_pb2.AgentEvent] = EventBuffer(
             config.limits.max_buffered_events
         )
@@ -95,8 +94,10 @@ class Agent:
             limits=config.limits,
             standby=self._standby,
             events=WorkerEvents(
-                requested=self._reporter.watch,
+                requested=self._workers_requested,
                 exited=self._worker_exited,
+                forked=lambda one: self._commands.worker_forked(one),
+                not_forked=lambda one: self._commands.worker_not_forked(one),
                 changed=self._processes_changed,
             ),
             oom_kills=oom_kills,
@@ -113,11 +114,12 @@ class Agent:
                 replicas=self._replicas,
                 suites=self._suites,
                 rendezvous_fd=self._rendezvous.fileno(),
-                emit=self._emit,
                 storage_awaited=self.storage_awaited,
-                save_ledger=self._state.save_ledger,
+                mistakes=self._mistakes,
             ),
             self._state.load_ledger(),
+            emit=self._emit,
+            save_ledger=self._state.save_ledger,
         )
         self._session = self._make_session()
         self._standings = Standings(self._supervisor.workers, self._session.beat_now)
@@ -343,7 +345,18 @@ class Agent:
                 summaries.append(summary)
         return agents_pb2.Heartbeat(ranks=summaries)
 
+    def _workers_requested(self, workers: list[Worker]) -> None:
+        self._commands.workers_requested(workers)
+        self._reporter.watch(workers)
+
     def _worker_exited(self, worker: Worker) -> None:
+        try:
+            self._report_exit(worker)
+        finally:
+            # A stop answers once all are gone, and after their ends.
+            self._commands.worker_ended(worker)
+
+    def _report_exit(self, worker: Worker) -> None:
         assert worker.exit is not None
         # What it completed comes before the news of its end.
         try:
@@ -472,15 +485,3 @@ async def run_agent(config: AgentConfig) -> None:
             "folders, and at the limits of open files and processes"
         ) from error
     await agent.run(stop)
-
-
-def _listen(address: str) -> socket.socket:
-    """The socket that rank 0's rendezvous takes over, attempt after attempt."""
-    try:
-        family, _, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((target[0], 0), family=family, backlog=_RENDEZVOUS_BACKLOG)
-    except OSError as error:
-        raise AgentStateError(
-            f"cannot listen on this node's address {address}: {error}; give its own with --address"
-        ) from error
-    return listening

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.agent.ledger import Weight
+from controller.agent.core.buffer import Weight
 from controller.agent.metrics.host import Folders, number_table
 from controller.agent.oom import OomKills, count_of_node
 from controller.agent.worker import Worker

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from controller.agent.ledger import Weight
+from controller.agent.core.buffer import Weight
 from controller.agent.leftovers import LeftSteps
 from controller.agent.steps import LastSteps
 from controller.agent.worker import EnvironmentNote, Worker, read_environment

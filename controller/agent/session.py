@@ -27,7 +27,7 @@ from grpc_status import rpc_status
 
 from controller import join_token
 from controller.agent.config import AgentConfig
-from controller.agent.ledger import EventBuffer
+from controller.agent.core.buffer import EventBuffer
 from controller.join_token import JoinTokenError
 from outlast.clock import node_time_s
 from outlast.errors import FatalError, RetryableError

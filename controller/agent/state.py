@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from controller.agent.ledger import CommandLedger
+from controller.agent.core.ledger import CommandLedger
 from controller.agent.processes import ProcessName, kill_leftovers, process_name
 from outlast.errors import FatalError
 

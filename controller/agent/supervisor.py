@@ -1,4 +1,4 @@
-"""Starts, watches and stops the workers of one node.
+"""Starts, watches and signals the workers of one node.
 
 The standby process forks workers and reaps them; the agent holds a pidfd of
 each. A worker's end is known as soon as its wait status is: from the standby,
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from controller.agent.cgroups import WorkerCgroups
 from controller.agent.config import Limits
+from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.oom import OomKills
 from controller.agent.processes import child_pids, reap, reap_group, zombie_status
@@ -24,11 +25,9 @@ from controller.agent.standby_link import StandbyError, StandbyLink
 from controller.agent.worker import Worker, bare_exit, post_mortem
 from outlast.blackbox.records import MAX_COUNT
 from outlast.clock import node_time_ns
-from outlast.errors import RetryableError
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import (
     KILLED,
-    STOP_SIGNAL,
     WorkerContract,
     WorkerExitCode,
     WorkerFiles,
@@ -39,10 +38,6 @@ logger = logging.getLogger(__name__)
 # The standby reaps within a millisecond; one that has not said how a worker ended by
 # then is dead or stopped.
 STATUS_GRACE_S = 0.5
-
-
-class WorkersStayError(RetryableError):
-    """Workers outlived SIGKILL: they hang in the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +60,10 @@ class WorkerEvents:
     """These workers, all ranks of one attempt here, are about to be forked."""
     exited: Callable[[Worker], None]
     """A worker ended; `exit` says how, and its black box is still open."""
+    forked: Callable[[Worker], None]
+    """There is a process of a worker that was requested."""
+    not_forked: Callable[[Worker], None]
+    """There will be none, and the worker is not known any more."""
     changed: Callable[[], None]
     """There are new processes below the agent."""
 
@@ -145,28 +144,16 @@ class Supervisor:
         # stop waits for the end of what they made.
         await asyncio.shield(asyncio.ensure_future(self._fork_all(pairs)))
 
-    async def stop(self, job_id: str, attempt: int, *, graceful: bool, timeout_s: float) -> int:
-        """End the workers of this attempt and older ones; the last step any completed, or -1.
+    def signal(self, keys: Iterable[WorkerKey], number: signal.Signals) -> None:
+        """Signal those of these workers that run, now or as soon as there is a process."""
+        for worker in self._named(keys):
+            if worker.is_running:
+                worker.signal(number)
 
-        Raises:
-            WorkersStayError: some process outlived SIGKILL.
-        """
-        targets = [w for w in self._workers.values() if w.job_id == job_id and w.attempt <= attempt]
-        if graceful:
-            await _signal_and_wait(targets, STOP_SIGNAL, timeout_s)
-        await _signal_and_wait(targets, signal.SIGKILL, self._limits.kill_s)
+    async def wait_for_families(self) -> None:
+        """Wait for the ends of what dead workers left: it may hold a device or a port."""
         if self._families:
-            # They may hold a device or a port that the next attempt needs.
             await asyncio.wait(self._families, timeout=self._limits.kill_s)
-        staying = [worker for worker in targets if worker.is_running]
-        if staying:
-            named = ", ".join(f"rank {worker.rank} (pid {worker.pid})" for worker in staying)
-            raise WorkersStayError(
-                f"job {job_id}: still there {self._limits.kill_s:.0f} s after SIGKILL: {named}"
-            )
-        return max(
-            (w.exit.completed_step for w in targets if w.attempt == attempt and w.exit), default=-1
-        )
 
     async def stop_all(self) -> None:
         """SIGKILL everything, for the end of the agent."""
@@ -174,14 +161,11 @@ class Supervisor:
         if self._families:
             await asyncio.wait(self._families, timeout=self._limits.shutdown_s)
 
-    def forget(self, job_id: str, *, below_attempt: int | None = None) -> None:
-        """Drop the dead workers of a job, or only those of attempts before `below_attempt`."""
-        for key, worker in list(self._workers.items()):
-            if worker.job_id != job_id or worker.is_running:
-                continue
-            if below_attempt is None or worker.attempt < below_attempt:
-                worker.close()
-                del self._workers[key]
+    def forget(self, keys: Iterable[WorkerKey]) -> None:
+        """Drop these dead workers."""
+        for worker in self._named(keys):
+            worker.close()
+            del self._workers[worker.key]
 
     def standby_died(self, other_pids: set[int]) -> None:
         """Kill workers that a standby forked and could not name before it died.
@@ -202,6 +186,10 @@ class Supervisor:
         worker = self._workers.get(key)
         if worker is not None:
             self._ended(worker, os.waitstatus_to_exitcode(status))
+
+    def _named(self, keys: Iterable[WorkerKey]) -> list[Worker]:
+        wanted = set(keys)
+        return [worker for worker in self._workers.values() if worker.identity in wanted]
 
     async def _fork_all(self, pairs: list[tuple[Worker, Launch]]) -> None:
         results = await asyncio.gather(
@@ -225,6 +213,7 @@ class Supervisor:
             worker.close()
             del self._workers[worker.key]
             worker.gone.set_result(None)
+            self._events.not_forked(worker)
             raise
         worker.forked_ns = forked.at_ns
         # A worker that ended at once may be reaped by now; its status has come or will come.
@@ -233,6 +222,7 @@ class Supervisor:
             self._oom_kills.began(worker.key, forked.pid)
             loop = asyncio.get_running_loop()
             loop.add_reader(worker.pidfd, self._process_ended, worker)
+        self._events.forked(worker)
         logger.info("worker started: worker=%s pid=%d", worker.key, forked.pid)
 
     def _take_hold(self, worker: Worker, pid: int) -> bool:

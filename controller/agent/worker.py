@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from controller.agent.core.workers import WorkerKey
 from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
 from controller.agent.processes import has_ended, send_signal
@@ -82,6 +83,11 @@ class Worker:
     def key(self) -> str:
         """What the worker is called between agent and standby process."""
         return f"{self.job_id}/{self.attempt}/{self.rank}"
+
+    @property
+    def identity(self) -> WorkerKey:
+        """What the worker is called inside the agent."""
+        return WorkerKey(self.job_id, self.attempt, self.rank)
 
     @property
     def is_running(self) -> bool:

@@ -24,6 +24,8 @@ NOBODYS = (*ANYONES, FailureClass.ENDED_EARLY)
 WHEN_PEERS_DIE = (FailureClass.CASCADE, FailureClass.NCCL)
 # The job does not fit its node: the node does not have it, or something else uses it now.
 MISFITS = (FailureClass.MISFIT, FailureClass.OCCUPIED)
+# What a program hardly makes by itself.
+OF_MACHINES = (Cause.TRANSIENT, Cause.DEVICE)
 
 
 def is_deterministic(failure: FailureClass) -> bool:

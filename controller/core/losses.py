@@ -161,12 +161,12 @@ def _peers_saw_it(ctx: Context, node: NodeRecord) -> bool:
         return False
     job = ctx.state.jobs[node.job]
     incident = ctx.incident_of(job)
-    if incident is None or job.state is not JobState.SUSPENDING:
+    # One that was acted on before tells of an earlier attempt.
+    if incident is None or incident.action is not None or job.state is not JobState.SUSPENDING:
         return False
-    return any(
-        item.kind is EvidenceKind.WORKER_EXIT and item.node not in (None, node.node)
-        for item in incident.evidence
-    )
+    kinds = {item.kind for item in incident.evidence if item.node not in (None, node.node)}
+    # Where an agent was stopped in order, its workers are what the others have lost.
+    return EvidenceKind.WORKER_EXIT in kinds and EvidenceKind.NODE_LEFT not in kinds
 
 
 def _lose(ctx: Context, node: NodeRecord, why: str) -> None:

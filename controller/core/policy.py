@@ -362,8 +362,8 @@ def _bad_unseen(facts: Facts, culprits: tuple[NodeId, ...]) -> tuple[NodeId, ...
     root = _initiating(facts)
     # A rank that lost its connection tells of another one's end.
     is_own = root is not None and not root.is_cascade
-    is_hardware = _cause(facts) in (Cause.TRANSIENT, Cause.DEVICE)
-    if not (is_own and is_hardware) or not facts.findings or Rung.REPLACE not in facts.ladder:
+    is_machines = _cause(facts) in causes.OF_MACHINES
+    if not (is_own and is_machines) or not facts.findings or Rung.REPLACE not in facts.ladder:
         return ()
     # What began before the last checkpoint was overcome.
     if facts.faults_in_row < BLAMED_BEFORE:

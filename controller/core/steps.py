@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from controller.core import (
     attempts,
+    causes,
     elastic,
     last_checkpoint,
     leaving,
@@ -340,7 +341,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
 
 
 def _blamed_before(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
-    """Nodes on which each of the last faults before this one began."""
+    """Nodes on which each of the last faults before this one began, all such as machines make."""
     faults: list[IncidentRecord] = []
     # What was only told stopped nobody.
     for number in range(job.num_incidents, 0, -1):
@@ -349,7 +350,7 @@ def _blamed_before(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
             break
         if incident.action is not None and incident.incident != job.incident:
             faults.append(incident)
-    if len(faults) < BLAMED_BEFORE:
+    if len(faults) < BLAMED_BEFORE or any(each.cause not in causes.OF_MACHINES for each in faults):
         return ()
     last, other = faults
     return tuple(node for node in last.culprits if node in other.culprits)

@@ -30,7 +30,7 @@ class Facts:
     corrupt: tuple[NodeId, ...] = ()
     # Nodes on which an earlier fault began lately.
     suspects: tuple[NodeId, ...]
-    # Nodes on which each of the last faults before this one began.
+    # Nodes on which each of the last faults before this one began, if machines made them all.
     blamed_before: tuple[NodeId, ...] = ()
     fault_step: int
     total_steps: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from controller.agent.ledger import CommandLedger
+from controller.agent.core.ledger import CommandLedger
 from controller.core.capacity import Capacity
 from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from controller.agent.ledger import MAX_RESULTS
+from controller.agent.core.ledger import MAX_RESULTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

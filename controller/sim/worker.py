@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.agent.ledger import Weight
+from controller.agent.core.buffer import Weight
+from controller.agent.core.workers import WorkerKey
 from controller.core import events as ev
 from controller.sim.checkers import FAILED
 from outlast.failures import FailureClass
@@ -36,6 +37,10 @@ class Worker:
     told: bool = False
     exit: ev.WorkerExited | None = None
     completed_step: int = -1
+
+    @property
+    def key(self) -> WorkerKey:
+        return WorkerKey(self.job_id, self.attempt, self.rank)
 
     def end(self, code: int, fault_class: FailureClass, fingerprint: str, detail: str) -> None:
         """The process ends by itself or by a fault."""
@@ -86,6 +91,7 @@ class Worker:
         world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
         if world.fidelity.idle_messages or code == WorkerExitCode.DONE or not self.exit.stopped:
             self.agent.emit(self.exit, Weight.LASTING)
+        self.agent.worker_ended(self)
 
     def vanish(self, *, silently: bool) -> None:
         """Its agent or its whole node died, and it with them."""

@@ -16,6 +16,7 @@ from outlast import __version__
 from outlast.cli import (
     archive,
     checkpoints,
+    demo,
     diagnose,
     fleet,
     incidents,
@@ -25,7 +26,6 @@ from outlast.cli import (
     report,
     serve,
 )
-from outlast.cli.demo import command as demo
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.simulation import command as simulation
 from outlast.cli.usage import Commands, UsageError, print_usage_error

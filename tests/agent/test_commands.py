@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
-from controller.agent.commands import Commands, Parts
+from controller.agent.commands import Commands
 from controller.agent.config import AgentConfig
-from controller.agent.ledger import CommandLedger
+from controller.agent.core.ledger import CommandLedger
+from controller.agent.mistakes import Mistakes
+from controller.agent.order_steps import Parts
 from controller.agent.supervisor import Supervisor
 from outlast.v1 import agents_pb2
 from tests.agent.harness import start_command, stop_command
@@ -17,8 +19,8 @@ from tests.agent.harness import start_command, stop_command
 class NoWorkers:
     """A supervisor that has nothing to stop."""
 
-    async def stop(self, job_id: str, attempt: int, **options: Any) -> int:
-        return -1
+    async def wait_for_families(self) -> None:
+        pass
 
 
 def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path) -> None:
@@ -43,13 +45,12 @@ def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path)
         replicas=unused,
         suites=unused,
         rendezvous_fd=-1,
-        emit=emit,
         storage_awaited=unused,
-        save_ledger=lambda ledger: None,
+        mistakes=Mistakes(),
     )
 
     async def run() -> None:
-        commands = Commands(parts, CommandLedger())
+        commands = Commands(parts, CommandLedger(), emit=emit, save_ledger=lambda ledger: None)
         start, stop = start_command(1, command_id="start"), stop_command(1)
         stop.command_id = "stop"
         # Both came in one read: the start's task has not run yet.

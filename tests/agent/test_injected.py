@@ -79,6 +79,8 @@ def test_start_beside_a_call_that_fails_leaves_nothing_and_the_next_one_works(
                 events=WorkerEvents(
                     requested=lambda made: None,
                     exited=lambda one: ended.append(one.pid or 0),
+                    forked=lambda one: None,
+                    not_forked=lambda one: None,
                     changed=lambda: None,
                 ),
                 oom_kills=OomKills(),
@@ -103,7 +105,7 @@ def test_start_beside_a_call_that_fails_leaves_nothing_and_the_next_one_works(
                     except (StandbyError, OSError) as error:
                         said[attempt] = str(error)
                     assert len(workers.running()) == (0 if attempt in said else 2)
-                    await workers.stop("job", attempt, graceful=False, timeout_s=0.0)
+                    await workers.stop_all()
                     assert workers.running() == []
             finally:
                 await workers.stop_all()

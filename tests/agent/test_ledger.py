@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.agent import ledger as ledger_module
-from controller.agent.ledger import (
-    CommandKind,
-    CommandLedger,
-    Decision,
-    EventBuffer,
-    Fence,
-    Result,
-    Weight,
-)
+from controller.agent.core import ledger as ledger_module
+from controller.agent.core.buffer import EventBuffer, Weight
+from controller.agent.core.ledger import CommandKind, CommandLedger, Decision, Fence, Result
 from outlast.failures import ErrorKind
 
 DONE = Result(ok=True, detail="done", completed_step=7)

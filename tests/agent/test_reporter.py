@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.ledger import Weight
+from controller.agent.core.buffer import Weight
 from controller.agent.leftovers import left_steps
 from controller.agent.reporter import LAST_STEPS_S, Reporter
 from controller.agent.worker import Worker

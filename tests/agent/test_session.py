@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from controller.agent.config import AgentConfig
-from controller.agent.ledger import EventBuffer
+from controller.agent.core.buffer import EventBuffer
 from controller.agent.session import Session, SessionEvents
 from outlast.v1 import agents_pb2
 

@@ -66,6 +66,16 @@ def test_file_in_the_place_of_a_package_is_named(tmp_path: Path, module: str) ->
     assert "PYTHONPATH" in done.stderr
 
 
+def test_demo_of_ones_own_stops_only_the_demo(tmp_path: Path) -> None:
+    (tmp_path / "demo.py").touch()
+    path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
+    command = python_command("outlast.cli.main")
+    assert run(tmp_path, *command, "--help", path=path).returncode == 0
+    done = run(tmp_path, *command, "demo", path=path)
+    assert done.returncode == 2
+    assert f"{tmp_path / 'demo.py'} is in the place of Outlast's own package" in done.stderr
+
+
 def test_folder_without_an_init_is_named_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

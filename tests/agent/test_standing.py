@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from controller.agent import stacks
+from controller.agent.core.buffer import Weight
 from controller.agent.host import Host
-from controller.agent.ledger import Weight
 from controller.agent.metrics.host import Folders
 from controller.agent.oom import OomKills
 from controller.agent.processes import process_state

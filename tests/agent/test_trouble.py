@@ -14,8 +14,8 @@ import pytest
 from controller.agent import session as sessions
 from controller.agent.checks import CheckOrders
 from controller.agent.config import AgentConfig
+from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.diagnostics import SuitePlace, Suites
-from controller.agent.ledger import EventBuffer, Weight
 from controller.agent.leftovers import KEPT_LOGS, delete_old_logs
 from controller.agent.logs import Logs
 from controller.agent.session import Session, SessionEvents

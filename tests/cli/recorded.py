@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outlast.cli.demo.analysis import FaultKind, Injected, Step
+from demo.analysis import FaultKind, Injected, Step
 
 STEP_S = 0.5
 START_S = 1_000.0

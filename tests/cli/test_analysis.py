@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from outlast.cli.demo import analysis
-from outlast.cli.demo.faults import NODE_WINDOW, WORKER_WINDOW, plan_faults
+from demo import analysis
+from demo.faults import NODE_WINDOW, WORKER_WINDOW, plan_faults
 from tests.cli.recorded import (
     NODE_FAULT,
     START_S,

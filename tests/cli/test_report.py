@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from outlast.cli.demo import page, summary, svg
-from outlast.cli.demo.analysis import Injected, Phase, Step
-from outlast.cli.demo.scenario import Recorded
+from demo import page, summary, svg
+from demo.analysis import Injected, Phase, Step
+from demo.scenario import Recorded
+from outlast.cli.pages import plot
 from outlast.spec.parse import parse_spec
 from tests.cli.recorded import NODE_FAULT, START_S, WORKER_FAULT, curve, incident
 
@@ -122,15 +123,15 @@ def test_summary_is_printed(report: dict[str, Any], capsys: pytest.CaptureFixtur
 
 
 def test_points_fill_the_frame() -> None:
-    frame = svg.Frame(
+    frame = plot.Frame(
         x_min=0, x_max=10, y_min=0, y_max=1, width=110, height=110, left=5, right=5, top=5, bottom=5
     )
-    assert svg.polyline([(0, 0), (5, 0.5), (10, 1)], frame) == "5.0,105.0 55.0,55.0 105.0,5.0"
+    assert plot.polyline([(0, 0), (5, 0.5), (10, 1)], frame) == "5.0,105.0 55.0,55.0 105.0,5.0"
 
 
 def test_values_that_are_not_finite_leave_no_mark() -> None:
-    frame = svg.Frame(x_min=0, x_max=1, y_min=0, y_max=1)
-    assert svg.polyline([(0, math.nan), (1, math.inf)], frame) == ""
+    frame = plot.Frame(x_min=0, x_max=1, y_min=0, y_max=1)
+    assert plot.polyline([(0, math.nan), (1, math.inf)], frame) == ""
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_values_that_are_not_finite_leave_no_mark() -> None:
     ],
 )
 def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
-    assert svg.ticks(low, high, 5 if high < 300 else 8) == expected
+    assert plot.ticks(low, high, 5 if high < 300 else 8) == expected
 
 
 @pytest.mark.parametrize(

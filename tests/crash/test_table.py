@@ -16,7 +16,7 @@ from tests.crash import (
 )
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
+PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics", "demo")
 
 
 def test_every_point_is_at_one_place_of_the_code() -> None:

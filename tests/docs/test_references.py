@@ -22,8 +22,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 # Folders of the repository: what begins with one of them is a path.
-TOPS = ("bench", "checkpoint", "controller", "deploy", "diagnostics", "docs", "examples")
-TOPS += ("outlast", "proto", "tests", "trainer")
+TOPS = ("bench", "checkpoint", "controller", "demo", "deploy", "diagnostics", "docs")
+TOPS += ("examples", "outlast", "proto", "tests", "trainer")
 # What a run makes, and places in the folders of users and stores.
 MADE = ("*NAME*", "outlast/owner.json", "tests/*/results/*", "bench/results/*-part.json")
 

@@ -220,7 +220,7 @@ def test_the_image_holds_every_package() -> None:
     lines = [line.split()[1] for line in dockerfile.splitlines() if line.startswith("COPY ")]
     copied = {path for path in lines if "." not in path}
     ignored = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
-    for package in ("outlast", "controller", "trainer", "checkpoint", "diagnostics"):
+    for package in ("outlast", "controller", "trainer", "checkpoint", "diagnostics", "demo"):
         assert package in copied
         assert f"!{package}" in ignored
         for path in (ROOT / package).rglob("*"):

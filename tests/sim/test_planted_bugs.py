@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from controller.agent.core.ledger import CommandKind
+from controller.agent.core.steps import STEPS, Step
 from controller.core import attempts, events, fleet, incidents, losses, nodes, policy, steps
-from controller.core.attempt_record import AttemptRecord
 from controller.core.context import Context
 from controller.core.effects import Effect, Persist
 from controller.core.records import (
-    CommandRecord,
     IncidentRecord,
     JobRecord,
     NodeRecord,
 )
 from controller.core.states import JobState
 from controller.core.verdict import Facts, root_failure
-from controller.sim.agent import Agent
 from controller.sim.checkers import Violation
 from controller.sim.journal import Journal
 from controller.sim.run import run_seed
-from outlast.ids import JobId, NodeId
+from outlast.ids import NodeId
 from tests.sim.bugs import lose_nodes_at_once
 
 MAX_SEEDS = 40
@@ -48,12 +48,11 @@ def _caught(invariants: Iterable[int], first: int = 0) -> str:
 def test_starting_beside_old_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides must fail: the agent kills what the controller forgot to stop."""
 
-    def careless(agent: Agent, command: CommandRecord, job: JobId, attempt: AttemptRecord) -> None:
-        agent._starting[command.command_id] = command
-        agent.world.timeline.after(0.05, agent._start, command, job, attempt)
-
+    starts = tuple(step for step in STEPS[CommandKind.START] if step is not Step.KILL)
     monkeypatch.setattr(attempts, "stops_pending", lambda _ctx, _job: iter(()))
-    monkeypatch.setattr(Agent, "_kill_old", careless)
+    monkeypatch.setitem(
+        cast("dict[CommandKind, tuple[Step, ...]]", STEPS), CommandKind.START, starts
+    )
     _caught((1,))
 
 

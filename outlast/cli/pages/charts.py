@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from outlast.cli.demo.svg import Frame, Point, polyline, ticks
+from outlast.cli.pages.plot import Frame, Point, polyline, ticks
 
 _BAR_HEIGHT = 22.0
 _LABEL_WIDTH = 210.0

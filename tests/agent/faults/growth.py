@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from controller.agent import ledger, leftovers, preflight
+from controller.agent import leftovers, preflight
+from controller.agent.core import ledger
 from controller.agent.processes import become_subreaper, child_pids
 from tests.agent.faults.node import Answered, Node, hurry
 from tests.agent.harness import REPOSITORY

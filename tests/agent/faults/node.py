@@ -24,7 +24,6 @@ from checkpoint.replica_holder import Duty, Holder
 from checkpoint.replica_wire import Peer
 from checkpoint.slotfile import Seal, prepare
 from controller.agent import (
-    commands,
     diagnostics,
     host,
     mistakes,
@@ -36,6 +35,7 @@ from controller.agent import (
 )
 from controller.agent.agent import Agent
 from controller.agent.config import AgentConfig, Limits
+from controller.agent.core import commands
 from outlast.errors import OutlastError
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
@@ -61,7 +61,7 @@ def hurry() -> None:
     replica_fetch._BEGIN_S = replica_wire.SILENCE_S = 1.0
     vars(upload)["backoff_s"] = lambda failures, jitter: 0.01
     diagnostics.KILL_AFTER_S = 5.0
-    commands._FORGET_PAUSE_S = threads._START_PAUSE_S = 0.05
+    commands.FORGET_PAUSE_S = threads._START_PAUSE_S = 0.05
 
 
 class Said(logging.Handler):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from controller.core import events as ev
 from controller.core.records import Action, Cause, EvidenceKind
 from controller.core.states import JobState, NodeState
@@ -169,3 +171,21 @@ def test_agents_restarted_while_nodes_are_checked_start_with_their_new_ports() -
     rejoin(driver, "n1", "two", 5151)
     assert driver.job().state is JobState.STARTING
     assert driver.machine.state.attempts[driver.job().job_id].rendezvous_port == 5151
+
+
+@pytest.mark.parametrize(
+    ("first", "is_replaced"), [("nccl", True), ("killed_by_signal", False), ("oom_host", False)]
+)
+def test_a_node_is_replaced_unseen_only_for_three_faults_such_as_machines_make(
+    first: str, is_replaced: bool
+) -> None:
+    driver = Driver().running(retry_budget=9, in_place_restarts=9)
+    for fault_class in (first, first, "nccl"):
+        driver.send(driver.exited(0, code=1, fault_class=fault_class))
+        driver.answer_all("/stop/")
+        if driver.job().state is JobState.DIAGNOSING:
+            driver.searched()
+        driver.answer_all("/start/")
+        driver.advanced(1)
+        driver.now_s += 10.0
+    assert (N1 not in driver.job().nodes) is is_replaced

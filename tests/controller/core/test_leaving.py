@@ -7,7 +7,7 @@ import pytest
 from controller.core import events as ev
 from controller.core import leaving
 from controller.core.facts import fold
-from controller.core.records import Cause, Rung
+from controller.core.records import Cause, EvidenceKind, Rung
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -268,3 +268,40 @@ def test_a_job_that_waits_for_an_agent_can_be_cancelled() -> None:
     driver.answer_all("/stop/")
     driver.send(ev.JobCancelRequested(job_id=JOB))
     assert driver.job().state is JobState.CANCELLED
+
+
+def test_what_ranks_lost_to_a_planned_stop_shortens_no_other_nodes_silence() -> None:
+    driver = Driver().running(spares=1, nodes=3)
+    driver.send(driver.exited(1, code=1, fault_class="cascade", detail="connection closed"))
+    leave(driver, "n1")
+    fall_silent(driver, "n3")
+    assert lost_nodes(driver) == []
+    driver.send(ev.NodeSilent(node=N3, silent_s=60.0))
+    assert lost_nodes(driver) == ["n3"]
+
+
+def test_what_ranks_lost_in_an_earlier_attempt_shortens_no_nodes_silence_now() -> None:
+    driver = Driver().running(spares=1, nodes=3, retry_budget=9)
+    driver.send(driver.exited(1, code=1, fault_class="cascade", detail="connection closed"))
+    driver.answer_all("/stop/")
+    driver.answer_all("/start/")
+    leave(driver, "n1")
+    assert driver.job().state is JobState.SUSPENDING
+    fall_silent(driver, "n3")
+    assert lost_nodes(driver) == []
+
+
+def fall_silent(driver: Driver, node: str) -> None:
+    """For so long that a node is lost if its peers say so too."""
+    disconnect(driver, node)
+    driver.send(ev.NodeLate(node=NodeId(node), silent_s=6.0))
+    driver.send(ev.NodeLost(node=NodeId(node), silent_s=15.0))
+
+
+def lost_nodes(driver: Driver) -> list[NodeId | None]:
+    return [
+        item.node
+        for incident in driver.machine.state.incidents.values()
+        for item in incident.evidence
+        if item.kind is EvidenceKind.NODE_LOST
+    ]

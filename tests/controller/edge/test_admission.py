@@ -16,7 +16,7 @@ import pytest
 
 from controller import app, join_token
 from controller.agent.config import AgentConfig
-from controller.agent.ledger import EventBuffer
+from controller.agent.core.buffer import EventBuffer
 from controller.agent.session import NotAdmittedError, Session, SessionEvents
 from controller.rpc.admission import MAX_HELLO_BYTES
 from controller.rpc.agents import HELLO_TIMEOUT_S

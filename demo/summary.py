@@ -11,14 +11,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from demo import analysis
+from demo.page import kind_name, render, seconds
 from outlast import __version__
 from outlast.cli import output
-from outlast.cli.demo import analysis
-from outlast.cli.demo.page import kind_name, render, seconds
 from outlast.cli.words import duration, size
 
 if TYPE_CHECKING:
-    from outlast.cli.demo.scenario import Recorded
+    from demo.scenario import Recorded
     from outlast.spec import JobSpec
 
 _LIBRARIES = ("torch", "numpy", "grpcio", "protobuf")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from demo.analysis import FaultKind, Injected, Step
+from demo.faults import PlannedFault
+from demo.host import Host
 from outlast.cli import output
-from outlast.cli.demo.analysis import FaultKind, Injected, Step
-from outlast.cli.demo.faults import PlannedFault
-from outlast.cli.demo.host import Host
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.follow import Follower, Snapshot
 from outlast.cli.view import show

@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo.processes import command_line, kill, kill_sessions, session_of
 from outlast.blackbox import Present, Reader
-from outlast.cli.demo.processes import command_line, kill, kill_sessions, session_of
 from outlast.cli.errors import CliError, ExitCode
 from outlast.startup import python_command
 from outlast.worker_contract import WorkerFiles

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from outlast.cli.demo import svg
-from outlast.cli.demo.analysis import Phase
+from demo import svg
+from demo.analysis import Phase
 from outlast.cli.pages.shell import style, template
 from outlast.cli.words import duration
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
-from outlast.cli.demo.analysis import FaultKind
+from demo.analysis import FaultKind
 
 Item = TypeVar("Item")
 

@@ -11,11 +11,11 @@ import typer
 
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.options import Assignments
-from outlast.startup import stop_signals
+from outlast.startup import check_packages, stop_signals
 
 if TYPE_CHECKING:
-    from outlast.cli.demo.faults import PlannedFault
-    from outlast.cli.demo.scenario import Recorded
+    from demo.faults import PlannedFault
+    from demo.scenario import Recorded
     from outlast.spec import JobSpec
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -50,8 +50,10 @@ def demo(
     Exits 0 only if the job succeeded, both faults were noticed and the losses
     are identical. Ctrl-C stops everything.
     """
-    from outlast.cli.demo import summary
-    from outlast.cli.demo.faults import plan_faults
+    # One's own `demo.py` is a likely name, and only this command minds.
+    check_packages(("demo",))
+    from demo import summary
+    from demo.faults import plan_faults
     from outlast.cli.places import Nodes
     from outlast.cli.specfile import EXAMPLE, load_spec
 
@@ -79,8 +81,8 @@ def _run(
     *,
     keep: bool,
 ) -> Recorded:
-    from outlast.cli.demo import scenario
-    from outlast.cli.demo.host import Host
+    from demo import scenario
+    from demo.host import Host
 
     host = Host(
         state_dir,

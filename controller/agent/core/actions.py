@@ -1,0 +1,76 @@
+"""What the machine of an agent wants done, in this order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.agent.core.inputs import Command
+from controller.agent.core.ledger import Result
+from controller.agent.core.steps import Step
+from controller.agent.core.workers import WorkerKey
+
+
+class Signal(StrEnum):
+    """What a worker is sent."""
+
+    STOP = "stop"
+    """SIGTERM: end after the next step."""
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepLedger:
+    """Write the ledger to disk. With a command, `LedgerKept` answers before it begins."""
+
+    command_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep:
+    """Do a step of a command; `StepEnded` answers."""
+
+    command_id: str
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelStep:
+    """Give up the step that runs; `StepEnded` answers."""
+
+    command_id: str
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalWorkers:
+    """Signal these workers, now or as soon as there is a process; `WorkerEnded` answers."""
+
+    command_id: str
+    keys: tuple[WorkerKey, ...]
+    signal: Signal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetWorkers:
+    """Drop what is kept of these dead workers."""
+
+    keys: tuple[WorkerKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Report the result of a command to the controller."""
+
+    command: Command
+    result: Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopFailed:
+    """Workers that this agent stops on its own account did not end."""
+
+    detail: str
+
+
+Action = KeepLedger | RunStep | CancelStep | SignalWorkers | ForgetWorkers | Answer | StopFailed

@@ -1,0 +1,349 @@
+"""Applies commands, each at most once, and answers each run exactly once.
+
+A command goes through the steps of its kind. It begins once the ledger that admits
+it is on disk; what ends something is done even where the disk is full: if the agent
+dies, the workers that it was about die too. Commands run side by side, so that a
+stop is never behind a start that waits for something; a stop also ends the starts
+and suites of its attempt, and of older ones, that are still under way.
+
+What does not belong here: how a step is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from controller.agent.core.actions import (
+    Action,
+    Answer,
+    CancelStep,
+    ForgetWorkers,
+    KeepLedger,
+    RunStep,
+    Signal,
+    SignalWorkers,
+    StopFailed,
+)
+from controller.agent.core.inputs import (
+    Command,
+    CommandReceived,
+    ControllerAbsent,
+    Input,
+    LedgerKept,
+    StepEnded,
+    TimePassed,
+    WorkerEnded,
+    WorkerForked,
+    WorkerNotForked,
+    WorkersRequested,
+)
+from controller.agent.core.ledger import CommandKind, CommandLedger, Decision, Result
+from controller.agent.core.steps import STEPS, Step
+from controller.agent.core.workers import WorkerState, WorkerTable
+from outlast.failures import ErrorKind
+
+# Nobody asks again soon to free what a job holds, so what fails is tried again here.
+FORGET_TRIES = 3
+FORGET_PAUSE_S = 1.0
+
+_SIGNALS = {Step.ASK: Signal.STOP, Step.KILL: Signal.KILL}
+_OVERTAKEN = (CommandKind.START, CommandKind.SUITE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLimits:
+    """How long things may take."""
+
+    kill_s: float = 10.0
+    """From SIGKILL until a process must be gone."""
+    absence_stop_s: float = 30.0
+    """Graceful part of stopping workers that have had no controller for too long."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Running:
+    """A command under way."""
+
+    command: Command
+    # A stop of the agent's own, which nobody waits for.
+    is_own: bool = False
+    # None until the ledger is on disk, and in a pause between two tries.
+    step: Step | None = None
+    left: Iterator[Step] = field(default_factory=lambda: iter(()))
+    # When a wait of the machine itself is over: for workers to end, or for the next try.
+    deadline_s: float = math.inf
+    # Whom it ends.
+    targets: tuple[WorkerState, ...] = ()
+    num_tries: int = 0
+    # A stop has overtaken it: its step is given up.
+    is_overtaken: bool = False
+
+    @property
+    def is_waiting_for_workers(self) -> bool:
+        return self.step in _SIGNALS
+
+    @property
+    def alive(self) -> list[WorkerState]:
+        return [worker for worker in self.targets if worker.is_running]
+
+
+class CommandMachine:
+    """Decides what happens to commands and to the workers that they are about."""
+
+    def __init__(
+        self,
+        ledger: CommandLedger,
+        workers: WorkerTable | None = None,
+        limits: CommandLimits | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.workers = WorkerTable() if workers is None else workers
+        self._limits = CommandLimits() if limits is None else limits
+        # In the order in which they came.
+        self._running: dict[str, _Running] = {}
+        self._num_own_stops = 0
+        self._actions: list[Action] = []
+        self._now_s = 0.0
+
+    def handle(self, given: Input, now_s: float) -> list[Action]:
+        """Take in what has happened; what is to be done about it, in this order."""
+        self._now_s = now_s
+        match given:
+            case CommandReceived(command=command):
+                self._receive(command)
+            case LedgerKept(command_id=command_id, problem=problem):
+                self._kept(command_id, problem)
+            case StepEnded():
+                self._step_ended(given)
+            case WorkersRequested(keys=keys):
+                self.workers.request(keys)
+            case WorkerForked(key=key, pid=pid):
+                self.workers.forked(key, pid)
+            case WorkerNotForked(key=key):
+                self.workers.not_forked(key)
+                self._workers_ended()
+            case WorkerEnded(key=key, completed_step=completed_step):
+                if self.workers.ended(key, completed_step):
+                    self._workers_ended()
+            case ControllerAbsent():
+                self._abandon()
+            case TimePassed():
+                self._let_time_pass()
+            case _:
+                assert_never(given)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def wake_at(self) -> float | None:
+        """When to say `TimePassed` at the latest; None while nothing waits for a time."""
+        earliest_s = min((each.deadline_s for each in self._running.values()), default=math.inf)
+        return None if earliest_s == math.inf else earliest_s
+
+    # From the controller
+
+    def _receive(self, command: Command) -> None:
+        admission = self.ledger.admit(
+            command.command_id, command.kind, command.job_id, command.attempt
+        )
+        match admission.decision:
+            case Decision.RUN:
+                self._running[command.command_id] = _Running(command=command)
+                self._actions.append(KeepLedger(command_id=command.command_id))
+            case Decision.RUNNING:
+                pass
+            case Decision.ANSWERED | Decision.STALE:
+                assert admission.result is not None
+                self._actions.append(Answer(command=command, result=admission.result))
+            case _:
+                assert_never(admission.decision)
+
+    def _kept(self, command_id: str, problem: str) -> None:
+        running = self._running[command_id]
+        command = running.command
+        if running.is_overtaken:
+            self._finish(running, _overtaken(command))
+        elif problem and command.kind is CommandKind.START:
+            refused = Result(ok=False, detail=problem, error_kind=ErrorKind.RESOURCE)
+            self._finish(running, refused)
+        else:
+            self._begin(running)
+
+    def _begin(self, running: _Running) -> None:
+        command = running.command
+        if command.kind in (CommandKind.STOP, CommandKind.FORGET):
+            self._overtake(command.job_id, command.attempt)
+        running.num_tries += 1
+        running.left = iter(STEPS[command.kind])
+        self._enter_next(running)
+
+    def _overtake(self, job_id: str, attempt: int) -> None:
+        """A stop ends starts and suites of its attempt that are still under way."""
+        for running in list(self._running.values()):
+            command = running.command
+            if (
+                command.kind not in _OVERTAKEN
+                or command.job_id != job_id
+                or command.attempt > attempt
+                or running.is_overtaken
+            ):
+                continue
+            running.is_overtaken = True
+            if running.is_waiting_for_workers:
+                self._finish(running, _overtaken(command))
+            elif running.step is not None:
+                self._actions.append(CancelStep(command_id=command.command_id, step=running.step))
+
+    # Steps
+
+    def _enter_next(self, running: _Running) -> None:
+        """Begin the next step; one that has nothing to do is over at once."""
+        running.deadline_s = math.inf
+        for step in running.left:
+            running.step = step
+            if self._enter(running, step):
+                return
+        self._finish(running, Result(ok=True, completed_step=_completed_step(running)))
+
+    def _enter(self, running: _Running, step: Step) -> bool:
+        """Begin a step; whether something must happen before the next one."""
+        command = running.command
+        match step:
+            case Step.STACKS if not command.look_first:
+                return False
+            case Step.ASK if not command.graceful:
+                return False
+            case Step.ASK | Step.KILL:
+                return self._signal(running, step)
+            case Step.FORGET_WORKERS:
+                is_start = command.kind is CommandKind.START
+                below_attempt = command.attempt if is_start else None
+                dead = self.workers.forget_dead(command.job_id, below_attempt=below_attempt)
+                if dead:
+                    self._actions.append(ForgetWorkers(keys=tuple(dead)))
+                return False
+            case _:
+                self._actions.append(RunStep(command_id=command.command_id, step=step))
+                return True
+
+    def _signal(self, running: _Running, step: Step) -> bool:
+        command = running.command
+        is_start = command.kind is CommandKind.START
+        if not running.targets:
+            newest = command.attempt - 1 if is_start else command.attempt
+            running.targets = self.workers.up_to(command.job_id, newest)
+        alive = running.alive
+        if not alive:
+            return False
+        within_s = command.timeout_s if step is Step.ASK else self._limits.kill_s
+        running.deadline_s = self._now_s + within_s
+        keys = tuple(worker.key for worker in alive)
+        self._actions.append(
+            SignalWorkers(command_id=command.command_id, keys=keys, signal=_SIGNALS[step])
+        )
+        return True
+
+    def _step_ended(self, ended: StepEnded) -> None:
+        running = self._running.get(ended.command_id)
+        if running is None or running.step is not ended.step:
+            return
+        if running.is_overtaken:
+            self._finish(running, _overtaken(running.command))
+        elif ended.failure is not None:
+            self._failed(running, ended.failure, is_retryable=ended.is_retryable)
+        elif ended.step is Step.LEFTOVERS and running.alive:
+            self._failed(running, self._staying(running), is_retryable=True)
+        else:
+            self._enter_next(running)
+
+    def _failed(self, running: _Running, failure: Result, *, is_retryable: bool) -> None:
+        is_forget = running.command.kind is CommandKind.FORGET
+        if not is_forget or not is_retryable or running.num_tries >= FORGET_TRIES:
+            self._finish(running, failure)
+            return
+        running.step, running.targets = None, ()
+        running.deadline_s = self._now_s + FORGET_PAUSE_S
+
+    def _staying(self, running: _Running) -> Result:
+        named = ", ".join(f"rank {worker.key.rank} (pid {worker.pid})" for worker in running.alive)
+        detail = (
+            f"job {running.command.job_id}: still there {self._limits.kill_s:.0f} s "
+            f"after SIGKILL: {named}"
+        )
+        return Result(ok=False, detail=detail, error_kind=ErrorKind.INTERNAL)
+
+    def _finish(self, running: _Running, result: Result) -> None:
+        command = running.command
+        del self._running[command.command_id]
+        if running.is_own:
+            if not result.ok:
+                self._actions.append(StopFailed(detail=result.detail))
+            return
+        self.ledger.finish(command.command_id, result)
+        self._actions += [KeepLedger(), Answer(command=command, result=result)]
+
+    # What happens meanwhile
+
+    def _workers_ended(self) -> None:
+        for running in list(self._running.values()):
+            if running.is_waiting_for_workers and not running.alive:
+                self._enter_next(running)
+
+    def _let_time_pass(self) -> None:
+        for running in list(self._running.values()):
+            is_over = self._running.get(running.command.command_id) is not running
+            if is_over or running.deadline_s > self._now_s:
+                continue
+            if running.step is None:
+                self._begin(running)
+            else:
+                self._enter_next(running)
+
+    def _abandon(self) -> None:
+        """Stop every job's workers: there has been no controller for too long."""
+        newest: dict[str, int] = {}
+        attempts = [(key.job_id, key.attempt) for key in self.workers.running()]
+        attempts += [
+            (running.command.job_id, running.command.attempt)
+            for running in self._running.values()
+            if running.command.kind is CommandKind.START
+        ]
+        for job_id, attempt in attempts:
+            newest[job_id] = max(newest.get(job_id, 0), attempt)
+        for job_id, attempt in newest.items():
+            self.ledger.stop_attempt(job_id, attempt)
+        self._actions.append(KeepLedger())
+        for job_id, attempt in newest.items():
+            self._num_own_stops += 1
+            stop = Command(
+                command_id=f"own-stop-{self._num_own_stops}",
+                kind=CommandKind.STOP,
+                job_id=job_id,
+                attempt=attempt,
+                graceful=True,
+                timeout_s=self._limits.absence_stop_s,
+            )
+            running = _Running(command=stop, is_own=True)
+            self._running[stop.command_id] = running
+            self._begin(running)
+
+
+def _completed_step(running: _Running) -> int:
+    """The last step that any rank of a stopped attempt completed; -1 before the first."""
+    command = running.command
+    if command.kind is not CommandKind.STOP:
+        return -1
+    return max(
+        (each.completed_step for each in running.targets if each.key.attempt == command.attempt),
+        default=-1,
+    )
+
+
+def _overtaken(command: Command) -> Result:
+    return Result(
+        ok=False,
+        detail=(f"job {command.job_id} attempt {command.attempt}: stopped before this was done"),
+        error_kind=ErrorKind.STALE,
+    )

@@ -1,0 +1,104 @@
+"""What the machine of an agent is given. Times come beside them, as `now_s`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.agent.core.ledger import CommandKind, Result
+from controller.agent.core.steps import Step
+from controller.agent.core.workers import WorkerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What decides about a command; the rest of its order is for whoever carries it out."""
+
+    command_id: str
+    kind: CommandKind
+    job_id: str
+    attempt: int
+    # Of a stop: workers get SIGTERM and this long to end, before SIGKILL.
+    graceful: bool = False
+    timeout_s: float = 0.0
+    # Of a stop: collect the stacks of the workers first.
+    look_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandReceived:
+    """From the controller, be it new, repeated or stale."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerKept:
+    """The answer to `KeepLedger` of a command; `problem` says why it could not be written."""
+
+    command_id: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnded:
+    """The answer to `RunStep`, after `CancelStep` as well."""
+
+    command_id: str
+    step: Step
+    # How it failed; None when it is done.
+    failure: Result | None = None
+    # Whether another try may succeed.
+    is_retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersRequested:
+    """These workers are about to be forked."""
+
+    keys: tuple[WorkerKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerForked:
+    """There is a process."""
+
+    key: WorkerKey
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNotForked:
+    """There will be no process of a worker that was requested."""
+
+    key: WorkerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnded:
+    """The process has ended. Told again, it says nothing new."""
+
+    key: WorkerKey
+    completed_step: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerAbsent:
+    """There has been no controller for longer than the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """It is later; see `wake_at`."""
+
+
+Input = (
+    CommandReceived
+    | LedgerKept
+    | StepEnded
+    | WorkersRequested
+    | WorkerForked
+    | WorkerNotForked
+    | WorkerEnded
+    | ControllerAbsent
+    | TimePassed
+)

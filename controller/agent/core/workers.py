@@ -1,0 +1,83 @@
+"""The workers of this node, from the request to fork them until they are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class WorkerKey(NamedTuple):
+    """A rank of an attempt: one worker at most."""
+
+    job_id: str
+    attempt: int
+    rank: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WorkerState:
+    """What is known of a worker. It runs until it is known to have ended."""
+
+    key: WorkerKey
+    pid: int | None = None
+    is_running: bool = True
+    completed_step: int = -1
+
+
+class WorkerTable:
+    """Workers by key, in the order of their starts."""
+
+    def __init__(self) -> None:
+        self._workers: dict[WorkerKey, WorkerState] = {}
+
+    def request(self, keys: Iterable[WorkerKey]) -> None:
+        """Workers are about to be forked."""
+        for key in keys:
+            self._workers[key] = WorkerState(key=key)
+
+    def forked(self, key: WorkerKey, pid: int) -> None:
+        """There is a process."""
+        worker = self._workers.get(key)
+        if worker is not None:
+            worker.pid = pid
+
+    def not_forked(self, key: WorkerKey) -> None:
+        """There was never a process, and nothing of it is kept."""
+        worker = self._workers.pop(key, None)
+        if worker is not None:
+            worker.is_running = False
+
+    def ended(self, key: WorkerKey, completed_step: int) -> bool:
+        """A process ended; whether that is news."""
+        worker = self._workers.get(key)
+        if worker is None or not worker.is_running:
+            return False
+        worker.is_running = False
+        worker.completed_step = completed_step
+        return True
+
+    def up_to(self, job_id: str, attempt: int) -> tuple[WorkerState, ...]:
+        """The workers of an attempt and of older ones, dead ones as well."""
+        return tuple(
+            worker
+            for key, worker in self._workers.items()
+            if key.job_id == job_id and key.attempt <= attempt
+        )
+
+    def running(self) -> list[WorkerKey]:
+        """Those that have not ended."""
+        return [key for key, worker in self._workers.items() if worker.is_running]
+
+    def forget_dead(self, job_id: str, *, below_attempt: int | None = None) -> list[WorkerKey]:
+        """Drop the dead workers of a job, or only those of attempts before `below_attempt`."""
+        dead = [
+            key
+            for key, worker in self._workers.items()
+            if key.job_id == job_id
+            and not worker.is_running
+            and (below_attempt is None or key.attempt < below_attempt)
+        ]
+        for key in dead:
+            del self._workers[key]
+        return dead

@@ -1,0 +1,186 @@
+"""How this node does each step of a command.
+
+What comes before what, and what is given up when, `core/commands` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from controller.agent import launch, stacks
+from controller.agent.config import AgentConfig
+from controller.agent.core.steps import Step
+from controller.agent.diagnostics import Suites
+from controller.agent.leftovers import delete_old_attempts, delete_old_logs
+from controller.agent.mistakes import Mistakes
+from controller.agent.preflight import Preflight
+from controller.agent.rank_memory import free_copies, hand_over, stray_folders
+from controller.agent.replicas import Replicas, replica_plan
+from controller.agent.supervisor import Launch, Supervisor
+from controller.agent.threads import run_blocking
+from controller.agent.uploads import Uploads, delete_job_memory
+from diagnostics.core.orders import Order as CheckOrder
+from diagnostics.core.orders import OrderKind
+from outlast.crashpoints import CrashPoint, reach
+from outlast.failures import ErrorKind
+from outlast.spec import JobSpec
+from outlast.v1 import agents_pb2, diagnostics_pb2
+
+
+@dataclass(slots=True, kw_only=True)
+class Order:
+    """A command under way, with what its steps hand on to each other and to its answer."""
+
+    command: agents_pb2.Command
+    received_ns: int
+    spec: JobSpec | None = None
+    launches: list[Launch] = field(default_factory=list)
+    # Told once and not kept.
+    findings: tuple[diagnostics_pb2.Finding, ...] = ()
+    stacks: tuple[agents_pb2.RankStacks, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the steps of commands work with."""
+
+    config: AgentConfig
+    supervisor: Supervisor
+    uploads: Uploads
+    replicas: Replicas
+    suites: Suites
+    rendezvous_fd: int
+    # A job's start waits for its storage, and why.
+    storage_awaited: Callable[[str, str], None]
+    mistakes: Mistakes
+
+
+class OrderSteps:
+    """Does the steps of commands; whatever one raises is why it failed."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._preflight = Preflight(parts.config.limits.probe_s, parts.storage_awaited)
+
+    async def run(self, order: Order, step: Step) -> None:
+        """Do a step. Cancelling this gives it up."""
+        match step:
+            case Step.CHECK:
+                self._check(order)
+            case Step.STACKS:
+                await self._collect_stacks(order)
+            case Step.LEFTOVERS:
+                await self._parts.supervisor.wait_for_families()
+            case Step.PREPARE:
+                await self._prepare(order)
+            case Step.FORK:
+                await self._parts.supervisor.start(order.launches)
+            case Step.CLEAN_UP:
+                await self._clean_up(order)
+            case Step.DRAIN:
+                await self._drain(order)
+            case Step.FREE:
+                await self._free(order)
+            case Step.SUITE:
+                await self._run_suite(order)
+            case Step.PUSH:
+                await self._push(order)
+            case Step.ASK | Step.KILL | Step.FORGET_WORKERS:
+                raise AssertionError(f"{step.value} is a step of the machine")
+
+    def _check(self, order: Order) -> None:
+        command, config = order.command, self._parts.config
+        launch.check_job_id(command.job_id)
+        if command.WhichOneof("kind") != "start_workers":
+            return
+        start = command.start_workers
+        order.spec = launch.read_spec(start.spec_json)
+        if len(start.ranks) > config.workers:
+            raise launch.StartRefusedError(
+                ErrorKind.MISFIT,
+                f"{len(start.ranks)} workers asked of a node that has room for {config.workers}",
+            )
+
+    async def _collect_stacks(self, order: Order) -> None:
+        command = order.command
+        workers = (
+            worker
+            for worker in self._parts.supervisor.running()
+            if worker.job_id == command.job_id and worker.pid is not None
+        )
+        # The time to stop in covers both: a node is not to be blamed for looking long.
+        within_s = min(stacks.DEADLINE_S, command.stop_workers.timeout_s)
+        order.stacks = tuple(await stacks.collect(workers, within_s=within_s))
+
+    async def _prepare(self, order: Order) -> None:
+        parts, command, spec = self._parts, order.command, order.spec
+        assert spec is not None
+        config, ranks = parts.config, command.start_workers.ranks
+        device = launch.choose_device(spec, len(ranks))
+        launch.check_host_memory(config, command.job_id, spec, ranks)
+        await self._preflight.check(command, spec)
+        memory_dir = config.job_memory_dir(command.job_id)
+        if stray_folders(memory_dir, ranks):
+            await parts.replicas.finish(command.job_id)
+            await parts.uploads.drop(command.job_id)
+            await run_blocking(lambda: hand_over(memory_dir, ranks), "hand-over")
+        order.launches = launch.make_launches(
+            config,
+            command,
+            device=device,
+            rendezvous_fd=parts.rendezvous_fd,
+            requested_ns=order.received_ns,
+        )
+        plan = replica_plan(config, command, spec)
+        if plan is not None:
+            await parts.replicas.begin(plan)
+        else:
+            # A smaller size may have nobody to bring copies to.
+            await parts.replicas.finish(command.job_id)
+            await run_blocking(lambda: free_copies(memory_dir), "free-copies")
+
+    async def _clean_up(self, order: Order) -> None:
+        config, command = self._parts.config, order.command
+        assert order.spec is not None
+        job_dir = config.attempt_dir(command.job_id, command.attempt).parent
+        await run_blocking(lambda: delete_old_attempts(job_dir), "delete-old-attempts")
+        await self._parts.uploads.follow(launch.upload_plan(config, command, order.spec))
+
+    async def _run_suite(self, order: Order) -> None:
+        suite = order.command.run_suite
+        check = CheckOrder(
+            kind=OrderKind.SUITE,
+            suite=suite.suite,
+            deadline_s=suite.timeout_s,
+            checkpoint_url=suite.checkpoint_url,
+        )
+        order.findings = tuple(await self._parts.suites.run(check))
+
+    async def _drain(self, order: Order) -> None:
+        parts, job_id = self._parts, order.command.job_id
+        await parts.replicas.finish(job_id)
+        reach(CrashPoint.JOB_FORGOTTEN)
+        await parts.uploads.finish(job_id, parts.config.job_memory_dir(job_id))
+        reach(CrashPoint.UPLOADS_DRAINED)
+
+    async def _free(self, order: Order) -> None:
+        config, job_id = self._parts.config, order.command.job_id
+        folder = config.job_memory_dir(job_id)
+
+        def free() -> None:
+            delete_job_memory(folder)
+            reach(CrashPoint.MEMORY_FREED)
+            delete_old_logs(config.jobs_dir, config.memory_dir, newest=job_id)
+
+        await run_blocking(free, "free-memory")
+
+    async def _push(self, order: Order) -> None:
+        push, job_id = order.command.push_checkpoint, order.command.job_id
+        await self._parts.uploads.push(
+            job_id,
+            self._parts.config.job_memory_dir(job_id),
+            url=push.checkpoint_url,
+            owner=push.owner,
+            timeout_s=push.timeout_s,
+        )

@@ -1,0 +1,388 @@
+"""What an agent's command machine decides, done by simulated processes.
+
+The machine is the production one. What forking, killing and checking take is drawn
+from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from controller.agent.core.actions import (
+    Action,
+    Answer,
+    CancelStep,
+    ForgetWorkers,
+    KeepLedger,
+    RunStep,
+    Signal,
+    SignalWorkers,
+    StopFailed,
+)
+from controller.agent.core.commands import CommandMachine
+from controller.agent.core.driver import Driver
+from controller.agent.core.inputs import (
+    Command,
+    CommandReceived,
+    ControllerAbsent,
+    Input,
+    LedgerKept,
+    StepEnded,
+    TimePassed,
+    WorkerEnded,
+    WorkersRequested,
+)
+from controller.agent.core.ledger import CommandKind, CommandLedger, Result
+from controller.agent.core.steps import Step
+from controller.agent.core.workers import WorkerKey
+from controller.core import events as ev
+from controller.core.attempt_record import AttemptRecord
+from controller.core.records import (
+    CommandRecord,
+    ForgetJob,
+    PushCheckpoint,
+    RunSuite,
+    StartWorkers,
+    StopWorkers,
+)
+from controller.sim.training import Training
+from controller.sim.worker import Worker
+from outlast.failures import ErrorKind
+from outlast.ids import JobId
+
+if TYPE_CHECKING:
+    from controller.sim.agent import Agent
+
+_KINDS = {
+    StartWorkers: CommandKind.START,
+    StopWorkers: CommandKind.STOP,
+    RunSuite: CommandKind.SUITE,
+    ForgetJob: CommandKind.FORGET,
+    PushCheckpoint: CommandKind.PUSH,
+}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Order:
+    """A command under way."""
+
+    record: CommandRecord
+    # What an order to start has in common with those of the other nodes.
+    attempt: AttemptRecord | None
+    # When nothing is left of the workers that it stops; None while nobody was signalled.
+    settled_s: float | None = None
+    verdict: str = ""
+    is_cancelled: bool = False
+
+    @property
+    def job(self) -> JobId:
+        return self.record.job or JobId("")
+
+
+class Orders:
+    """Commands of one agent."""
+
+    def __init__(self, agent: Agent, ledger: CommandLedger) -> None:
+        self._agent = agent
+        self._node, self._world = agent.node, agent.world
+        self._after = agent.world.timeline.after
+        self.machine = CommandMachine(ledger)
+        self._driver = Driver(self.machine, self._perform, lambda: self._world.now_s)
+        self._orders: dict[str, _Order] = {}
+        self._wake_s: float | None = None
+
+    def receive(self, record: CommandRecord, attempt: AttemptRecord | None) -> None:
+        """A command of the controller, be it new, repeated or stale."""
+        stop = record.command if isinstance(record.command, StopWorkers) else None
+        self._orders.setdefault(record.command_id, _Order(record=record, attempt=attempt))
+        command = Command(
+            command_id=record.command_id,
+            kind=_KINDS[type(record.command)],
+            job_id=record.job or "",
+            attempt=record.attempt,
+            graceful=stop is not None and stop.graceful,
+            timeout_s=0.0 if stop is None else stop.timeout_s,
+            look_first=stop is not None and stop.look_first,
+        )
+        self._give(CommandReceived(command=command))
+
+    def abandon(self) -> None:
+        """There has been no controller for too long."""
+        self._give(ControllerAbsent())
+
+    def worker_ended(self, worker: Worker) -> None:
+        """A process has ended, and its end was reported."""
+        self._give(WorkerEnded(key=worker.key, completed_step=worker.completed_step))
+
+    # The machine
+
+    def _give(self, given: Input) -> None:
+        if not self._agent.is_alive:
+            return
+        self._driver.give(given)
+        wake_s = self.machine.wake_at()
+        if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
+            self._wake_s = wake_s
+            self._world.timeline.at(wake_s, self._wake, wake_s)
+
+    def _wake(self, at_s: float) -> None:
+        if self._wake_s == at_s:
+            self._wake_s = None
+            self._give(TimePassed())
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case KeepLedger(command_id=command_id):
+                if command_id:
+                    self._give(LedgerKept(command_id=command_id))
+            case RunStep(command_id=command_id, step=step):
+                self._run_step(command_id, step)
+            case CancelStep(command_id=command_id, step=step):
+                self._orders[command_id].is_cancelled = True
+                self._step_ended(command_id, step)
+            case SignalWorkers(command_id=command_id, keys=keys, signal=signal):
+                self._signal(self._orders.get(command_id), keys, signal)
+            case ForgetWorkers(keys=keys):
+                for key in keys:
+                    # Seed 102: those that SIGKILL does not end are still there.
+                    if not self._agent.workers[key].is_running:
+                        del self._agent.workers[key]
+            case Answer(command=command, result=result):
+                self._answer(self._orders.pop(command.command_id), result)
+            case StopFailed():
+                self._world.checkers.suspect(self._node.name, "stop failed")
+            case _:
+                assert_never(action)
+
+    def _step_ended(self, command_id: str, step: Step, failure: Result | None = None) -> None:
+        self._give(StepEnded(command_id=command_id, step=step, failure=failure))
+
+    def _run_step(self, command_id: str, step: Step) -> None:
+        order = self._orders.get(command_id)
+        pace, node = self._world.pace, self._node
+        match step:
+            case Step.LEFTOVERS:
+                self._after_leftovers(command_id, order)
+                return
+            case Step.CHECK | Step.STACKS | Step.CLEAN_UP | Step.DRAIN:
+                self._step_ended(command_id, step)
+                return
+            case _:
+                assert order is not None
+        match step:
+            case Step.PREPARE:
+                standby_s = max(0.0, node.standby_until_s - self._world.now_s)
+                self._after(standby_s + pace.fork_s(), self._prepared, order)
+            case Step.FORK:
+                self._fork(order)
+            case Step.SUITE:
+                self._after(pace.suite_s() + node.check_delay_s, self._suite_done, order)
+            case Step.PUSH:
+                assert isinstance(order.record.command, PushCheckpoint)
+                self._push(order, self._world.now_s + order.record.command.timeout_s)
+            case Step.FREE:
+                node.memory.pop(order.job, None)
+                node.replicas.pop(order.job, None)
+                free_s = self._world.random.uniform(0.1, 5.0)
+                self._after(free_s, self._step_ended, command_id, step)
+            case _:
+                raise AssertionError(f"{step.value} is a step of the machine")
+
+    # Stops
+
+    def _signal(self, order: _Order | None, keys: Iterable[WorkerKey], signal: Signal) -> None:
+        workers = [self._agent.workers[key] for key in keys]
+        is_stop = order is not None and isinstance(order.record.command, StopWorkers)
+        if order is not None and is_stop and self._node.hides_workers:
+            stop_s = self._world.pace.stop_s()
+            self._settle(order, stop_s)
+            self._after(stop_s, self._hide, workers)
+        elif signal is Signal.STOP:
+            self._ask(order, workers)
+        elif order is not None and is_stop and order.settled_s is None:
+            stop_s = self._world.pace.stop_s()
+            self._settle(order, stop_s)
+            self._after(stop_s, self._kill, order, workers)
+        else:
+            self._kill(order, workers)
+
+    def _settle(self, order: _Order, after_s: float) -> None:
+        order.settled_s = self._world.now_s + after_s
+
+    def _ask(self, order: _Order | None, workers: list[Worker]) -> None:
+        """Workers stop after the next step, if their attempt can."""
+        trainings = self._world.trainings
+        for worker in workers:
+            worker.told = True
+        if order is not None:
+            self._settle(order, 0.0)
+        for job, attempt in dict.fromkeys((worker.job_id, worker.attempt) for worker in workers):
+            training = trainings.get(job, attempt)
+            if training is None:
+                continue
+            trainings.stop_gracefully(training)
+            if order is not None and training.stopping and attempt == order.record.attempt:
+                assert isinstance(order.record.command, StopWorkers)
+                self._settle(order, min(training.step_s + 2.0, order.record.command.timeout_s))
+
+    def _kill(self, order: _Order | None, workers: list[Worker]) -> None:
+        if not self._agent.is_alive:
+            return
+        if self._node.is_stuck and any(worker.is_running for worker in workers):
+            # They are as good as dead, but they do not go away.
+            for worker in workers:
+                worker.told = True
+                self._world.trainings.worker_gone(worker)
+            is_start = order is not None and isinstance(order.record.command, StartWorkers)
+            self._world.checkers.suspect(
+                self._node.name, "start failed" if is_start else "stop failed"
+            )
+            return
+        for worker in workers:
+            worker.kill()
+
+    def _hide(self, workers: list[Worker]) -> None:
+        """They run on, until a start or whoever repairs the node finds them."""
+        for worker in workers:
+            worker.told = True
+            self.worker_ended(worker)
+
+    def _after_leftovers(self, command_id: str, order: _Order | None) -> None:
+        if order is None or not isinstance(order.record.command, StopWorkers):
+            known = set(self.machine.workers.running())
+            for worker in self._agent.running(None if order is None else order.job):
+                # What the node hid from a stop.
+                if worker.key not in known:
+                    worker.kill()
+            self._step_ended(command_id, Step.LEFTOVERS)
+            return
+        if order.settled_s is None:
+            self._settle(order, self._world.pace.stop_s())
+        assert order.settled_s is not None
+        if order.settled_s > self._world.now_s:
+            at_s = order.settled_s
+            self._world.timeline.at(at_s, self._step_ended, command_id, Step.LEFTOVERS)
+        else:
+            self._step_ended(command_id, Step.LEFTOVERS)
+
+    # Starts
+
+    def _prepared(self, order: _Order) -> None:
+        if not self._agent.is_alive or order.is_cancelled:
+            return
+        refused = self._refusal(order.job)
+        self._step_ended(order.record.command_id, Step.PREPARE, refused)
+
+    def _refusal(self, job: JobId) -> Result | None:
+        """What preflight says that this node lacks."""
+        if self._node.refuses_start:
+            self._world.checkers.suspect(self._node.name, "start failed")
+            detail = "no host memory"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.RESOURCE)
+        if self._node.lacks_file:
+            detail = "data.source is '/data', which is not there"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.MISSING)
+        return self._lacks_memory(job)
+
+    def _lacks_memory(self, job: JobId) -> Result | None:
+        """The refusal of a job that needs more host memory than there is; None when it fits."""
+        node, jobs = self._node, self._world.jobs
+        if node.capacity is None:
+            return None
+        needed, total = jobs[job].memory_bytes, node.capacity.host_memory_bytes
+        used = sum(jobs[other].memory_bytes for other in node.memory if other != job)
+        if needed > total:
+            detail = f"needs {needed} bytes of host memory, {total} in all"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.MISFIT)
+        if needed > total - used:
+            detail = f"needs {needed} bytes of host memory, {used} of {total} are used"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.OCCUPIED)
+        return None
+
+    def _fork(self, order: _Order) -> None:
+        assert isinstance(order.record.command, StartWorkers)
+        world, agent, record = self._world, self._agent, order.record
+        training = self._training(order)
+        workers = [
+            Worker(
+                agent=agent,
+                node=self._node.name,
+                job_id=order.job,
+                attempt=record.attempt,
+                rank=rank,
+            )
+            for rank in order.record.command.ranks
+        ]
+        self._give(WorkersRequested(keys=tuple(worker.key for worker in workers)))
+        for worker in workers:
+            agent.workers[worker.key] = worker
+            world.checkers.worker_started(worker)
+            world.trainings.joined(worker, training)
+        self._step_ended(record.command_id, Step.FORK)
+        if self._node.device_exit:
+            agent.meet_broken_devices(lambda: 0.1)
+
+    def _training(self, order: _Order) -> Training:
+        """That of the attempt, as the first of its nodes makes it."""
+        trainings, start = self._world.trainings, order.attempt
+        training = trainings.get(order.job, order.record.attempt)
+        if training is not None:
+            return training
+        assert start is not None
+        trainings.forget_ended(order.job)
+        return Training(
+            job=self._world.jobs[order.job],
+            attempt=order.record.attempt,
+            rank_nodes=start.rank_nodes,
+            endpoint=(start.rendezvous_host, start.rendezvous_port),
+            committed_hint=start.committed_step,
+            skipped=start.skipped,
+            replayed_step=start.replayed_step or 0,
+        )
+
+    # Uploads, checks, answers
+
+    def _push(self, order: _Order, until_s: float) -> None:
+        """Done once the newest step in host memory is committed, failed when time is over."""
+        if not self._agent.is_alive:
+            return
+        world, job, command_id = self._world, order.job, order.record.command_id
+        # Each node uploads the newest that it has: parts of different steps make no checkpoint.
+        step = world.trainings.newest_everywhere(job)
+        if step >= 0 and world.jobs[job].store_up:
+            if step not in world.jobs[job].commits:
+                world.jobs[job].commits[step] = order.record.attempt
+                self._agent.report_commit(job, step)
+            self._step_ended(command_id, Step.PUSH)
+        elif world.now_s < until_s:
+            self._after(10.0, self._push, order, until_s)
+        else:
+            failed = Result(ok=False, detail="not committed", error_kind=ErrorKind.RESOURCE)
+            self._step_ended(command_id, Step.PUSH, failed)
+
+    def _suite_done(self, order: _Order) -> None:
+        if order.is_cancelled:
+            return
+        order.verdict = "fail" if self._node.sickness and not self._node.passes_checks else "pass"
+        self._step_ended(order.record.command_id, Step.SUITE)
+
+    def _answer(self, order: _Order, result: Result) -> None:
+        verdict, record = "", order.record
+        if isinstance(record.command, RunSuite):
+            # A repeated suite answers without findings, which is no verdict on the node.
+            verdict = (order.verdict or "inconclusive") if result.ok else "error"
+            if verdict in ("fail", "error") and result.error_kind is not ErrorKind.STALE:
+                self._world.checkers.suspect(self._node.name, "checks failed")
+        self._agent.report_result(
+            ev.CommandFinished(
+                command_id=record.command_id,
+                node=self._node.name,
+                ok=result.ok,
+                error_kind=result.error_kind,
+                detail=self._node.sickness if verdict == "fail" else result.detail,
+                completed_step=result.completed_step,
+                verdict=verdict,
+            )
+        )
