@@ -13,7 +13,7 @@ from bench.trainer.quiet import NoBox
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from trainer.parallel.mesh import Mesh, build_mesh
-from trainer.state import TrainState, build_state
+from trainer.worker.state import TrainState, build_state
 
 # Tiled over all tensors: drawing 4 GB of noise would take longer than the measurement.
 _NOISE_NUMBERS = 1 << 22

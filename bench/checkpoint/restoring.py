@@ -33,10 +33,10 @@ from checkpoint.peers import Alone
 from checkpoint.restore import Node, StorageUnavailableError, load_storage
 from checkpoint.stage import NamedTensor
 from checkpoint.storage import Storage
-from trainer.lookout import Lookout
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh
-from trainer.resume import Sources, restore
+from trainer.recovery.resume import Sources, restore
+from trainer.recovery.storage_prefetch import StoragePrefetch
 
 _PROGRAM = "bench.checkpoint.rank"
 _WORLDS = (4, 8)
@@ -158,7 +158,7 @@ class _Resume:
         )
         sources = Sources(
             memory_dir=rank.folder / "nothing",
-            own=Lookout(self._url, lists=rank.rank == 0),
+            own=StoragePrefetch(self._url, lists=rank.rank == 0),
             committed_step=0,
             other=None,
             join=join,

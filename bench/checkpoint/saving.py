@@ -32,7 +32,7 @@ from bench.results import Claim
 from bench.trainer.launch import run_ranks
 from checkpoint.lane import HostLane, Lane, lane_of
 from checkpoint.slotfile import free_bytes
-from trainer.state import TrainState
+from trainer.worker.state import TrainState
 
 # How long a loop shows its pace before a save, and after. Tries of the program need not wait.
 _ASIDE_S = 1.0

@@ -11,8 +11,8 @@ import torch
 from bench.checkpoint.savers import Ours
 from bench.member import Rank
 from outlast.blackbox import Writer
-from trainer.loop import TrainLoop
-from trainer.state import TrainState
+from trainer.worker.loop import TrainLoop
+from trainer.worker.state import TrainState
 
 # The upload takes about ten steps so; of a whole core, what it needs is a few percent.
 BYTES_PER_S = 150e6

@@ -37,10 +37,10 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # a re-export
 
 # As warm as the standby process, which imports the entry point of its workers.
-import trainer.worker  # noqa: F401
+import trainer.worker.process  # noqa: F401
 from bench.recovery.setting import DEADLINE_S
 from controller.agent.standby_link import standby_environment
-from trainer.hugepages import gather_pages
+from trainer.worker.hugepages import gather_pages
 
 _ROOT = Path(__file__).parents[2]
 _NUM_RANKS = 2

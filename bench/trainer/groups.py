@@ -31,8 +31,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from bench.trainer.quiet import NoBox
 from outlast.layout import Layout
-from trainer.hugepages import gather_pages
 from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.worker.hugepages import gather_pages
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 300.0

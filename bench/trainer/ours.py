@@ -12,9 +12,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from bench.trainer.shape import Shape
 from outlast.blackbox import Reader, Writer
 from outlast.spec import JobSpec
-from trainer.loop import TrainLoop
 from trainer.parallel.mesh import build_mesh
-from trainer.state import build_state
+from trainer.worker.loop import TrainLoop
+from trainer.worker.state import build_state
 
 if TYPE_CHECKING:
     from bench.member import Rank

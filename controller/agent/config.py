@@ -59,7 +59,7 @@ class AgentConfig:
     metrics_port: int | None = None
     """Port of the metrics page; 0 takes a free one, None serves none."""
     standby_arguments: tuple[str, ...] = ()
-    """Handed on to `python -m trainer.standby`."""
+    """Handed on to `python -m trainer.worker.standby`."""
     rank_log_bytes: int = 64 << 20
     """Of one rank's log; what is older is deleted from its front."""
     state_bytes: int = 4 << 30

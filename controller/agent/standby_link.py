@@ -302,7 +302,7 @@ class StandbyLink:
 
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
         command = [
-            *python_command("trainer.standby"),
+            *python_command("trainer.worker.standby"),
             *("--control-fd", str(control.fileno())),
             *("--rendezvous-fd", str(self._rendezvous_fd)),
             *self._arguments,

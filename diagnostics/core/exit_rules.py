@@ -185,11 +185,13 @@ RULES: tuple[Rule, ...] = (
         exit_class=FailureClass.CASCADE,
         pattern=re.compile(r"SilentCorruptionError: step \d+: not this replica"),
         matches=(
-            "trainer.replay.SilentCorruptionError: step 7: not this replica: one of 1 (n2) "
+            "trainer.recovery.replay.SilentCorruptionError: "
+            "step 7: not this replica: one of 1 (n2) "
             "computed other bits than another replica from the same samples and weights",
         ),
         misses=(
-            "trainer.replay.SilentCorruptionError: step 7: this replica, 1 (n2), computed other "
+            "trainer.recovery.replay.SilentCorruptionError: "
+            "step 7: this replica, 1 (n2), computed other "
             "bits than another replica from the same samples and weights",
         ),
     ),
@@ -198,11 +200,13 @@ RULES: tuple[Rule, ...] = (
         exit_class=FailureClass.CORRUPT_SOMEWHERE,
         pattern=re.compile(r"SilentCorruptionError: step \d+: one of"),
         matches=(
-            "trainer.replay.SilentCorruptionError: step 7: one of the replicas 0 (n1), 1 (n2) "
+            "trainer.recovery.replay.SilentCorruptionError: "
+            "step 7: one of the replicas 0 (n1), 1 (n2) "
             "computed other bits than another replica from the same samples and weights",
         ),
         misses=(
-            "trainer.replay.SilentCorruptionError: step 7: this replica, 1 (n2), computed other "
+            "trainer.recovery.replay.SilentCorruptionError: "
+            "step 7: this replica, 1 (n2), computed other "
             "bits than another replica from the same samples and weights",
         ),
     ),
@@ -211,11 +215,13 @@ RULES: tuple[Rule, ...] = (
         exit_class=FailureClass.CORRUPT,
         pattern=re.compile(r"SilentCorruptionError: step \d+: this replica"),
         matches=(
-            "trainer.replay.SilentCorruptionError: step 7: this replica, 1 (n2), computed other "
+            "trainer.recovery.replay.SilentCorruptionError: "
+            "step 7: this replica, 1 (n2), computed other "
             "bits than another replica from the same samples and weights",
         ),
         misses=(
-            "trainer.replay.SilentCorruptionError: step 7: not this replica: one of 1 (n2) "
+            "trainer.recovery.replay.SilentCorruptionError: "
+            "step 7: not this replica: one of 1 (n2) "
             "computed other bits than another replica from the same samples and weights",
             # A line of every rank's traceback.
             "    raise SilentCorruptionError(self._in_words(found))",
@@ -226,13 +232,16 @@ RULES: tuple[Rule, ...] = (
         exit_class=FailureClass.CASCADE,
         pattern=re.compile(r"NonFiniteLossError: step \d+: .* of another rank"),
         matches=(
-            "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf of another "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss 2.25, gradient norm inf of another "
             "rank; lower optimizer.lr, or look at the data of this step",
-            "trainer.blame.NonFiniteLossError: step 7: loss nan of another rank, gradient norm "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss nan of another rank, gradient norm "
             "inf; lower optimizer.lr, or look at the data of this step",
         ),
         misses=(
-            "trainer.blame.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss nan, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
     ),
@@ -241,11 +250,13 @@ RULES: tuple[Rule, ...] = (
         exit_class=FailureClass.NON_FINITE_OWN,
         pattern=re.compile(r"NonFiniteLossError: step \d+: .* of this rank"),
         matches=(
-            "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf of this rank; "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss 2.25, gradient norm inf of this rank; "
             "lower optimizer.lr, or look at the data of this step",
         ),
         misses=(
-            "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf; lower "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss 2.25, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
     ),
@@ -255,13 +266,16 @@ RULES: tuple[Rule, ...] = (
         # All ranks share the gradient by then, so this one is no more to blame than others.
         pattern=re.compile(r"NonFiniteLossError: step \d+: loss -?\d\S*, gradient norm"),
         matches=(
-            "trainer.blame.NonFiniteLossError: step 7: loss 2.25, gradient norm inf; lower "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss 2.25, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
-            "trainer.blame.NonFiniteLossError: step 7: loss 1e-05, gradient norm inf; lower "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss 1e-05, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
         misses=(
-            "trainer.blame.NonFiniteLossError: step 7: loss -inf, gradient norm inf; lower "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss -inf, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
     ),
@@ -270,7 +284,8 @@ RULES: tuple[Rule, ...] = (
         exit_class=FailureClass.NON_FINITE,
         pattern=re.compile(r"NonFiniteLossError: "),
         matches=(
-            "trainer.blame.NonFiniteLossError: step 7: loss nan, gradient norm inf; lower "
+            "trainer.recovery.non_finite.NonFiniteLossError: "
+            "step 7: loss nan, gradient norm inf; lower "
             "optimizer.lr, or look at the data of this step",
         ),
         misses=(

@@ -214,7 +214,9 @@ class AgentProcess:
 
     def standby_pid(self) -> int:
         """The pid of its standby process."""
-        return wait_for(lambda: _pid_running(self.pids(), b"trainer.standby"), "a standby process")
+        return wait_for(
+            lambda: _pid_running(self.pids(), b"trainer.worker.standby"), "a standby process"
+        )
 
     def worker_pid(self, attempt: int, rank: int, job_id: str = "job") -> int:
         """The pid that a worker noted in its black box."""

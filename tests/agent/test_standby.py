@@ -40,7 +40,7 @@ class StandbyProcess:
         fds = (theirs.fileno(), self.listening.fileno())
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "trainer.standby"),
+                *(sys.executable, "-m", "trainer.worker.standby"),
                 *("--control-fd", str(fds[0]), "--rendezvous-fd", str(fds[1])),
                 *arguments,
             ],

@@ -317,7 +317,7 @@ def _flip_memory(folder: Path) -> None:
 
 def _standby_of(agent: int) -> int:
     children = psutil.Process(agent).children()
-    return next(child.pid for child in children if "trainer.standby" in child.cmdline())
+    return next(child.pid for child in children if "trainer.worker.standby" in child.cmdline())
 
 
 def _fill(disk: Path) -> None:

@@ -41,7 +41,7 @@ def run(desk: Desk | None, program: str, *, node: str | None = "node-1") -> str:
 
 def test_everything_that_is_patched_is_there_to_be_patched(desk: Desk) -> None:
     program = (
-        "import checkpoint.upload, trainer.worker as worker, checkpoint.stage as stage\n"
+        "import checkpoint.upload, trainer.worker.process as worker, checkpoint.stage as stage\n"
         "from controller.agent.agent import Agent\n"
         "print(worker._train.__wrapped__.__name__, stage.Stager.save.__wrapped__.__name__,\n"
         "      worker.restore.__wrapped__.__name__, Agent._heartbeat.__wrapped__.__name__)"

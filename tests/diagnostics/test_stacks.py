@@ -5,7 +5,7 @@ from __future__ import annotations
 from diagnostics.core.stacks import fingerprint_of, main_thread, parse, place_of
 
 # As py-spy 0.4.3 prints a worker that waits for a peer, native frames and all.
-WAITS = """Process 27717: /usr/bin/python -m trainer.standby --control-fd 14
+WAITS = """Process 27717: /usr/bin/python -m trainer.worker.standby --control-fd 14
 Python v3.11.7 (/usr/bin/python3.11)
 
 Thread 27717 (idle): "MainThread"
@@ -13,8 +13,8 @@ Thread 27717 (idle): "MainThread"
     pthread_cond_timedwait (libc.so.6)
     gloo::transport::tcp::UnboundBuffer::waitRecv (libtorch_cpu.so)
     _Exchange.complete (trainer/parallel/gloo.py:135)
-    TrainLoop.train_step (trainer/loop.py:102)
-    run (trainer/worker.py:83)
+    TrainLoop.train_step (trainer/worker/loop.py:102)
+    run (trainer/worker/process.py:83)
 Thread 27801 (active): "loader"
     read (trainer/data/loader.py:12)
 Thread 27802 (idle)
@@ -22,8 +22,8 @@ Thread 27802 (idle)
 """
 LOADS = """Thread 5 (active): "MainThread"
     sleep (my/data.py:9)
-    TrainLoop.train_step (trainer/loop.py:92)
-    run (trainer/worker.py:83)
+    TrainLoop.train_step (trainer/worker/loop.py:92)
+    run (trainer/worker/process.py:83)
 """
 
 

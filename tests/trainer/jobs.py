@@ -25,7 +25,6 @@ from outlast.spec import JobSpec
 from tests.checkpoint.lanes import GatedLane
 from tests.contracts import contract_of
 from tests.trainer.ranks import RankContext
-from trainer import worker
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
@@ -37,7 +36,8 @@ from trainer.parallel.comm import Recorder
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
 from trainer.parallel.zero import DataParallel, ZeroConfig
-from trainer.state import TrainState
+from trainer.worker import process as worker
+from trainer.worker.state import TrainState
 
 
 class Silent:

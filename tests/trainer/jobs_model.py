@@ -18,7 +18,6 @@ from tests.trainer.jobs import mesh_of
 from tests.trainer.jobs_zero import shards_of
 from tests.trainer.oracles import MODELS
 from tests.trainer.ranks import RankContext
-from trainer.configure import gpt_config, zero_config
 from trainer.core import schedule as schedules
 from trainer.core.partition import stage_parts
 from trainer.model.config import GptConfig
@@ -31,6 +30,7 @@ from trainer.parallel.pipeline import MicroBatch, PipelineEngine
 from trainer.parallel.tensor import TensorParallel, column_linear
 from trainer.parallel.vocab import vocab_loss
 from trainer.parallel.zero import DataParallel
+from trainer.worker.configure import gpt_config, zero_config
 
 MICRO_BATCH = 2
 

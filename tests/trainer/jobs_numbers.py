@@ -13,10 +13,10 @@ from outlast.blackbox import Group, Writer
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.ranks import RankContext
-from trainer.loop import TrainLoop
-from trainer.meter import PeakMemory
 from trainer.parallel.mesh import build_mesh
-from trainer.state import TrainState, build_state
+from trainer.worker.loop import TrainLoop
+from trainer.worker.meter import PeakMemory
+from trainer.worker.state import TrainState, build_state
 
 
 class NoSaver:

@@ -9,9 +9,10 @@ import torch
 
 from tests.trainer.jobs import digest_of, worked
 from tests.trainer.ranks import RankContext
-from trainer import replay, worker
-from trainer.replay import BitSum
-from trainer.state import TrainState
+from trainer.recovery import replay
+from trainer.recovery.replay import BitSum
+from trainer.worker import process as worker
+from trainer.worker.state import TrainState
 
 
 def train_again(

@@ -21,11 +21,11 @@ from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import Silent
 from tests.trainer.ranks import RankContext
-from trainer import lookout
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
-from trainer.resume import Sources, restore
-from trainer.state import build_state
+from trainer.recovery import storage_prefetch
+from trainer.recovery.resume import Sources, restore
+from trainer.worker.state import build_state
 
 
 def resumed_state(context: RankContext, folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def restore_with_trouble(
     mesh = _mesh_of(context, store, parsed)
     state = build_state(parsed, mesh, folder / "data")
     # This process is a child of its own: what is replaced here ends with it.
-    lookout.Storage = partial(Storage, deadline_s=1.0)
+    storage_prefetch.Storage = partial(Storage, deadline_s=1.0)
     if context.rank == culprit:
         _break_reads(trouble)
     try:
@@ -124,7 +124,9 @@ def _sources(
 ) -> Sources:
     return Sources(
         memory_dir=folder / "memory" / "job-1" / f"rank-{context.rank:05d}",
-        own=lookout.Lookout(str(folder / "store" / "job-1"), lists=context.rank == 0),
+        own=storage_prefetch.StoragePrefetch(
+            str(folder / "store" / "job-1"), lists=context.rank == 0
+        ),
         committed_step=0,
         other=None,
         join=partial(_join, context, store, timeout_s),

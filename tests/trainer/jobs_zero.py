@@ -18,7 +18,8 @@ from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters, Sharding
-from trainer.optim.adamw import AdamWConfig, FlatAdamW
+from trainer.optim.adam import AdamWConfig
+from trainer.optim.adamw import FlatAdamW
 from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.lamb import FlatLamb, LambConfig
 from trainer.optim.norms import sum_in_order

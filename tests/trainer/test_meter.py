@@ -10,9 +10,9 @@ import torch
 from outlast.blackbox import Group
 from tests.trainer.jobs_numbers import memory_growth
 from tests.trainer.ranks import RankPool
-from trainer.meter import PeakMemory, StepMeter
 from trainer.parallel import timeline
 from trainer.parallel.timeline import HostTimeline
+from trainer.worker.meter import PeakMemory, StepMeter
 
 
 @dataclass

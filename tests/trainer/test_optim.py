@@ -14,7 +14,8 @@ from trainer.core.partition import ModelPart
 from trainer.model.config import GptConfig
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
-from trainer.optim.adamw import AdamWConfig, FlatAdamW
+from trainer.optim.adam import AdamWConfig
+from trainer.optim.adamw import FlatAdamW
 from trainer.optim.clip import clip_gradients
 from trainer.optim.schedule import LearningRate
 

@@ -364,7 +364,7 @@ def test_a_loss_that_is_not_a_number_ends_the_attempt_on_all_ranks(
     assert [result["code"] for result in results] == [FAILED, FAILED]
     for rank in range(2):
         report = json.loads((folder / f"a1-rank-{rank}.error.json").read_text())
-        assert report["type"] == "trainer.blame.NonFiniteLossError"
+        assert report["type"] == "trainer.recovery.non_finite.NonFiniteLossError"
 
 
 def _rewrite_extra(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from outlast.blackbox import Group, Op, Reader, Writer
-from trainer.meter import PeakMemory, StepMeter
 from trainer.parallel import timeline
 from trainer.parallel.comm import BackendComm
 from trainer.parallel.timeline import DeviceSilentError, DeviceTimeline, timed
+from trainer.worker.meter import PeakMemory, StepMeter
 
 WALL_NS = 1_000_000_000_000
 

@@ -13,7 +13,6 @@ zero would otherwise hardly ever move.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trainer.model.parameters import FlatParameters, Part
-from trainer.optim.adamw import AdamWConfig, ignore
+from trainer.optim.adam import AdamMoments, AdamWConfig, ignore
 from trainer.optim.norms import square_sum, sum_in_order
 from trainer.parallel.mesh import Mesh
 
@@ -40,21 +39,15 @@ class LambConfig:
         return raised if self.phi_max is None else min(raised, self.phi_max)
 
 
-class FlatLamb:
-    """Holds both moments of every parameter that a rank owns."""
+class FlatLamb(AdamMoments):
+    """One update of all tensors: their norms are summed over ranks before any moves."""
 
     def __init__(self, flat: FlatParameters, config: LambConfig, mesh: Mesh) -> None:
+        super().__init__(flat, config.adam)
         self._flat = flat
         self.config = config
         self._mesh = mesh
-        self.exp_avg = flat.new_state()
-        self.exp_avg_sq = flat.new_state()
         self._names = [name for name, facts in flat.facts.items() if facts.decays]
-
-    def reset(self) -> None:
-        """Forget all steps."""
-        self.exp_avg.zero_()
-        self.exp_avg_sq.zero_()
 
     @torch.no_grad()
     def step(
@@ -81,14 +74,10 @@ class FlatLamb:
 
     def _direction(self, part: Part, step: int, changes: Callable[[Tensor], None]) -> Tensor:
         """Where a part moves: Adam's direction and the decay, before it is scaled."""
-        config, grads = self.config.adam, part.grads
-        exp_avg, exp_avg_sq = self.exp_avg[part.place], self.exp_avg_sq[part.place]
-        changes(exp_avg)
-        changes(exp_avg_sq)
-        exp_avg.lerp_(grads, 1.0 - config.beta1)
-        exp_avg_sq.mul_(config.beta2).addcmul_(grads, grads, value=1.0 - config.beta2)
-        root_correction = math.sqrt(1.0 - config.beta2**step)
-        direction = exp_avg_sq.sqrt().div_(root_correction).add_(config.eps)
+        config = self._config
+        changes(self.exp_avg[part.place])
+        changes(self.exp_avg_sq[part.place])
+        exp_avg, direction = self._advance(part, step)
         torch.div(exp_avg, direction, out=direction)
         direction.div_(1.0 - config.beta1**step)
         decayed = part.among(part.bucket.decayed)

@@ -210,7 +210,7 @@ class PipelineEngine:
         self._run(state)
         return state.loss
 
-    def rehearse(self, micro_batches: Sequence[MicroBatch]) -> None:
+    def warm_up(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Do as in `run`, hooks included, but with zeros for the other stages' messages.
 
         Gradients add up in the parameters, and mean nothing.

@@ -307,10 +307,10 @@ def _patch_clock() -> None:
 
 _PATCHES = {
     "controller.agent.agent": _patch_agent,
-    "trainer.worker": _patch_worker,
-    "trainer.loop": _patch_loop,
+    "trainer.worker.process": _patch_worker,
+    "trainer.worker.loop": _patch_loop,
     "trainer.parallel.pipeline": _patch_pipeline,
-    "trainer.resume": _patch_resume,
+    "trainer.recovery.resume": _patch_resume,
     "checkpoint.stage": _patch_stage,
     "checkpoint.upload": _patch_upload,
     "checkpoint.storage": _patch_storage,

@@ -50,12 +50,12 @@ from outlast.worker_contract import (
     WorkerContract,
     WorkerExitCode,
 )
-from trainer.hugepages import gather_pages
+from trainer.worker.hugepages import gather_pages
 
 # The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
 # with torch's own optimizers and compiler, and the trainer uses neither.
 PRELOADED_MODULES = ("numpy", "torch", "torch.distributed")
-ENTRY = "trainer.worker:run"
+ENTRY = "trainer.worker.process:run"
 
 Entry = Callable[[WorkerContract], int]
 
@@ -89,7 +89,7 @@ class _Options:
 
 
 def _parse(arguments: list[str] | None) -> _Options:
-    parser = argparse.ArgumentParser(prog="python -m trainer.standby", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainer.worker.standby", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--rendezvous-fd", type=int, required=True)
     parser.add_argument("--entry", default=ENTRY)

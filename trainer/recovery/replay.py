@@ -23,9 +23,9 @@ from torch import Tensor
 
 from outlast.blackbox import Phase, Writer
 from outlast.errors import FatalError
-from trainer.blame import CULPRIT_FIRST_S
 from trainer.core.suspects import accused, best_shift, comparable
-from trainer.state import TrainState, environment
+from trainer.recovery.non_finite import CULPRIT_FIRST_S
+from trainer.worker.state import TrainState, environment
 
 # Elements that are widened to 64 bits at a time.
 _BLOCK: Final = 2**20

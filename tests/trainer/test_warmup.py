@@ -13,11 +13,11 @@ import torch
 
 from outlast.layout import Layout
 from outlast.spec.parse import parse_spec
-from tests.trainer.jobs_rehearsal import train
+from tests.trainer.jobs_warmup import train
 from tests.trainer.ranks import RankPool
-from trainer.device import cuda_environment
 from trainer.parallel.mesh import Mesh
-from trainer.rehearsal import is_needed
+from trainer.worker.device import cuda_environment
+from trainer.worker.warmup import is_needed
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dropout": {
@@ -34,13 +34,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sections", LAYOUTS.values(), ids=list(LAYOUTS))
-def test_training_is_the_same_after_a_rehearsal(
+def test_training_is_the_same_after_a_warm_up(
     ranks: RankPool, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
     """The same bits, and nothing of it in the first step's account."""
     model = {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "vocab_size": 256}
     document = {
-        "name": "rehearsed",
+        "name": "warmed-up",
         "steps": 3,
         "data": {"global_batch": 8, "max_bytes": 2**16},
         "eval": {"interval_steps": 2, "batches": 1},

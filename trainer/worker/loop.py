@@ -22,11 +22,11 @@ from outlast.blackbox import Phase, StartMark, StepRecord, Writer
 from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
 from outlast.skipped import StepRange, is_skipped, is_undone, num_skipped
-from trainer import blame
 from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.norms import sum_in_order
-from trainer.replay import Replay
-from trainer.state import TrainState
+from trainer.recovery import non_finite
+from trainer.recovery.replay import Replay
+from trainer.worker.state import TrainState
 
 
 class Saver(Protocol):
@@ -139,7 +139,7 @@ class TrainLoop:
         state, box = self._state, self._box
         start_ns = node_time_ns()
         scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
-        replay = self._replay if self._replay is not None and self._replay.step == step else None
+        replay = self._replay_of(step)
         if replay is not None:
             replay.compute_other(scale / self._tokens)
         state.meter.begin()
@@ -173,20 +173,24 @@ class TrainLoop:
         eval_loss = self._evaluate(step) if self._evaluates(step) else None
         # The record comes before the checkpoint: a step that could be resumed from
         # but was never reported would leave a gap in the loss curve.
-        self._completed(
-            StepRecord(
-                step=step,
-                loss=agreed.loss,
-                grad_norm=agreed.grad_norm,
-                learning_rate=learning_rate,
-                tokens=self._tokens,
-                start_ns=start_ns,
-                end_ns=node_time_ns(),
-                eval_loss=eval_loss,
-            )
+        record = StepRecord(
+            step=step,
+            loss=agreed.loss,
+            grad_norm=agreed.grad_norm,
+            learning_rate=learning_rate,
+            tokens=self._tokens,
+            start_ns=start_ns,
+            end_ns=node_time_ns(),
+            eval_loss=eval_loss,
         )
+        self._completed(record)
         self._checkpoint(step, agreed)
         return agreed
+
+    def _replay_of(self, step: int) -> Replay | None:
+        """The comparison to make of this step, if it is the one that is done again."""
+        replay = self._replay
+        return replay if replay is not None and replay.step == step else None
 
     def _leave_out(self, step: int) -> Agreed | None:
         """A step without its batch: nothing changes but the step number.
@@ -226,7 +230,7 @@ class TrainLoop:
         """Whether the gradients can be used; False when they overflowed and are skipped.
 
         Raises:
-            blame.NonFiniteLossError: and no smaller loss scale would help.
+            non_finite.NonFiniteLossError: and no smaller loss scale would help.
         """
         scale = self._state.loss_scale
         if math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm):
@@ -236,7 +240,7 @@ class TrainLoop:
         if scale is None or scale.is_smallest or not math.isfinite(agreed.loss):
             if self._spec.detectors.non_finite != "act":
                 return self._spec.detectors.non_finite == "off"
-            blame.fail(
+            non_finite.fail(
                 self._state,
                 step,
                 loss=agreed.loss,

@@ -22,7 +22,6 @@ from torch import Tensor
 from checkpoint.core.ownership import Copies, Held, owned
 from checkpoint.stage import NamedTensor
 from outlast.spec import JobSpec
-from trainer import configure
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
 from trainer.core.partition import stage_parts
@@ -30,7 +29,6 @@ from trainer.core.rectangles import boxes
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
 from trainer.data.prepare import prepare
-from trainer.meter import PeakMemory, StepMeter
 from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk
@@ -43,6 +41,8 @@ from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import ChunkHooks, PipelineEngine
 from trainer.parallel.zero import DataParallel
+from trainer.worker import configure
+from trainer.worker.meter import PeakMemory, StepMeter
 
 _NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 
 from trainer.parallel.mesh import Mesh
-from trainer.state import TrainState
+from trainer.worker.state import TrainState
 
 
 def is_needed(mesh: Mesh) -> bool:
@@ -26,7 +26,7 @@ def is_needed(mesh: Mesh) -> bool:
     return mesh.device.type == "cuda" and mesh.layout.pp > 1
 
 
-def rehearse(state: TrainState, step: int) -> None:
+def warm_up(state: TrainState, step: int) -> None:
     """Do the work of `step`, and of an evaluation, without messages between stages.
 
     All ranks do: those of tensor and data-parallel groups do it together.
@@ -35,10 +35,10 @@ def rehearse(state: TrainState, step: int) -> None:
     with torch.random.fork_rng(devices=devices):
         if state.spec.eval.interval_steps is not None:
             # Before the step, whose end drops the weights that ZeRO has gathered for both.
-            state.eval_engine.rehearse(state.eval_loader.micro_batches(1))
+            state.eval_engine.warm_up(state.eval_loader.micro_batches(1))
         micro_batches = state.train_loader.micro_batches(step)
         state.data_parallel.prefetch()
         state.data_parallel.begin_step(len(micro_batches))
-        state.train_engine.rehearse(micro_batches)
+        state.train_engine.warm_up(micro_batches)
         state.data_parallel.finish_gradients()
     state.mesh.timeline.finish()

@@ -51,18 +51,18 @@ from outlast.worker_contract import (
     WorkerContract,
     WorkerExitCode,
 )
-from trainer import evidence, rehearsal
-from trainer.assignment import Assignment
-from trainer.device import set_up_device
-from trainer.lookout import Lookout
-from trainer.loop import TrainLoop
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
-from trainer.replay import Replay
-from trainer.resume import OtherJob, Sources, restore
-from trainer.room import check_room
-from trainer.state import TrainState, build_state, environment
+from trainer.recovery.replay import Replay
+from trainer.recovery.resume import OtherJob, Sources, restore
+from trainer.recovery.storage_prefetch import StoragePrefetch
+from trainer.worker import evidence, warmup
+from trainer.worker.assignment import Assignment
+from trainer.worker.device import set_up_device
+from trainer.worker.loop import TrainLoop
+from trainer.worker.memory_check import check_memory
+from trainer.worker.state import TrainState, build_state, environment
 
 
 @dataclass(slots=True)
@@ -100,18 +100,12 @@ def run(contract: WorkerContract) -> int:
 
 def _train(assignment: Assignment, box: Writer) -> int:
     spec = assignment.spec
-    check_room(assignment)
+    check_memory(assignment)
     device = _set_up_torch(assignment)
     if device.type == "cuda":
         evidence.arm_flight_recorder(assignment.blackbox_path.parent)
     box.phase(Phase.GROUPS)
-    lookout = Lookout(assignment.checkpoint_url, lists=assignment.rank == 0)
-    # What the restore will ask for is parsed while groups form; `read_table` keeps it.
-    if (assignment.memory_dir / TABLE_FILE).exists():
-        threading.Thread(target=read_table, args=(assignment.memory_dir,), daemon=True).start()
-    else:
-        # Nothing in host memory: storage will be asked.
-        lookout.begin()
+    prefetch = _begin_reading(assignment)
     # Hangs are found by the agent; this only bounds the life of an orphan.
     timeout_s = max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
     store = _rendezvous(assignment, timeout_s)
@@ -131,7 +125,6 @@ def _train(assignment: Assignment, box: Writer) -> int:
     box.mark(StartMark.MODEL_READY)
     box.expect(expected_of(spec, mesh.at.pp, on_gpu=device.type == "cuda"))
 
-    box.phase(Phase.RESTORE)
     join = partial(
         join_hosts,
         assignment.rank,
@@ -140,27 +133,9 @@ def _train(assignment: Assignment, box: Writer) -> int:
         recorder=box,
         gloo_interface=interface,
     )
-    reach(CrashPoint.RESTORE_BEGUN)
-    tensors = state.named_tensors()
-    resumed_step = _restore(assignment, state, tensors, lookout, join)
-    if resumed_step < spec.steps:
-        # The first batch is read while host memory is mapped.
-        state.train_loader.prepare(resumed_step + 1)
-    saver = Stager(
-        assignment.memory_dir,
-        rank=assignment.rank,
-        attempt=assignment.attempt,
-        world_size=assignment.world_size,
-        tensors=tensors,
-        is_replicated=_is_replicated(assignment),
-        lane=lane_of(device, ranks_here=len(assignment.node_ranks)),
-    )
-    reach(CrashPoint.RESTORED)
-    saver.resumed(resumed_step)
-    box.resumed(resumed_step)
-    box.mark(StartMark.RESTORED)
-    if rehearsal.is_needed(mesh):
-        rehearsal.rehearse(state, resumed_step + 1)
+    saver, resumed_step = _resume(assignment, state, box, prefetch, join)
+    if warmup.is_needed(mesh):
+        warmup.warm_up(state, resumed_step + 1)
 
     stop = _Stop()
     # Before this point SIGTERM simply ends the process: there is nothing to save.
@@ -176,6 +151,49 @@ def _train(assignment: Assignment, box: Writer) -> int:
     done = loop.run(resumed_step)
     box.phase(Phase.FINISHED)
     return WorkerExitCode.DONE if done else WorkerExitCode.STOPPED
+
+
+def _begin_reading(assignment: Assignment) -> StoragePrefetch:
+    """What the restore will ask for is read while groups form."""
+    prefetch = StoragePrefetch(assignment.checkpoint_url, lists=assignment.rank == 0)
+    if (assignment.memory_dir / TABLE_FILE).exists():
+        # `read_table` keeps what it has parsed.
+        threading.Thread(target=read_table, args=(assignment.memory_dir,), daemon=True).start()
+    else:
+        # Nothing in host memory: storage will be asked.
+        prefetch.begin()
+    return prefetch
+
+
+def _resume(
+    assignment: Assignment,
+    state: TrainState,
+    box: Writer,
+    prefetch: StoragePrefetch,
+    join: Callable[[], Peers],
+) -> tuple[Stager, int]:
+    """Load what the attempt begins with; returns what saves from now on, and the step loaded."""
+    box.phase(Phase.RESTORE)
+    reach(CrashPoint.RESTORE_BEGUN)
+    tensors = state.named_tensors()
+    resumed_step = _restore(assignment, state, tensors, prefetch, join)
+    if resumed_step < state.spec.steps:
+        # The first batch is read while host memory is mapped.
+        state.train_loader.prepare(resumed_step + 1)
+    saver = Stager(
+        assignment.memory_dir,
+        rank=assignment.rank,
+        attempt=assignment.attempt,
+        world_size=assignment.world_size,
+        tensors=tensors,
+        is_replicated=_is_replicated(assignment),
+        lane=lane_of(state.mesh.device, ranks_here=len(assignment.node_ranks)),
+    )
+    reach(CrashPoint.RESTORED)
+    saver.resumed(resumed_step)
+    box.resumed(resumed_step)
+    box.mark(StartMark.RESTORED)
+    return saver, resumed_step
 
 
 def _replay(assignment: Assignment, state: TrainState, box: Writer) -> Replay | None:
@@ -244,7 +262,7 @@ def _restore(
     assignment: Assignment,
     state: TrainState,
     tensors: Sequence[NamedTensor],
-    lookout: Lookout,
+    prefetch: StoragePrefetch,
     join: Callable[[], Peers],
 ) -> int:
     mesh: Mesh = state.mesh
@@ -252,7 +270,7 @@ def _restore(
     await_fetched(assignment.memory_dir, assignment.spec.recovery.first_step_timeout_s)
     sources = Sources(
         memory_dir=assignment.memory_dir,
-        own=lookout,
+        own=prefetch,
         committed_step=assignment.committed_step,
         skipped=assignment.skipped,
         chosen=assignment.chosen,

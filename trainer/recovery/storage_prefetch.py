@@ -42,7 +42,7 @@ class Look(NamedTuple):
         return read_manifest(self.storage, step)
 
 
-class Lookout:
+class StoragePrefetch:
     """One rank's look at `url`. Only a rank that `lists` asks what is there."""
 
     def __init__(self, url: str, *, lists: bool) -> None:

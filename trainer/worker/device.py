@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from trainer.assignment import Assignment
+from trainer.worker.assignment import Assignment
 
 
 def set_up_device(assignment: Assignment) -> torch.device:

@@ -1,4 +1,4 @@
-"""Training with and without a rehearsal before it."""
+"""Training with and without a warm-up before it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outlast.blackbox import Group, Reader, Writer
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import mesh_of
 from tests.trainer.ranks import RankContext
-from trainer.loop import TrainLoop
-from trainer.rehearsal import rehearse
-from trainer.state import build_state
+from trainer.worker.loop import TrainLoop
+from trainer.worker.state import build_state
+from trainer.worker.warmup import warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class _SavesNothing:
 
 
 def train(
-    context: RankContext, document: dict[str, Any], folder: Path, rehearses: bool
+    context: RankContext, document: dict[str, Any], folder: Path, warms_up: bool
 ) -> dict[str, Any]:
     """Three steps: what ranks agreed on, weights, random state and bytes sent."""
     spec = parse_spec(document)
-    path = folder / f"{rehearses}-{context.rank}.box"
+    path = folder / f"{warms_up}-{context.rank}.box"
     box = Writer(path, rank=context.rank, world_size=context.world_size, attempt=1)
     mesh = mesh_of(context, spec.layout, tied=spec.model.tied_embeddings, recorder=box)
     state = build_state(spec, mesh, folder / "data")
     state.flat.initialise(spec.seed)
     state.data_parallel.refresh()
     torch.manual_seed(spec.seed)
-    if rehearses:
-        rehearse(state, 1)
+    if warms_up:
+        warm_up(state, 1)
     loop = TrainLoop(state, box, _SavesNothing(), stop_requested=lambda: False)
     agreed = [asdict(loop.train_step(step)) for step in (1, 2, 3)]
     # A rank that ends while it sends takes its peers' results with it.
@@ -64,7 +64,7 @@ def train(
         "weights": weights.hexdigest(),
         "random": torch.get_rng_state().tolist(),
         "sent": {
-            # Weights that ZeRO gathers before the first step are gathered for a rehearsal.
+            # Weights that ZeRO gathers before the first step are gathered for a warm-up.
             group: sent
             for group, sent in reader.step_use().sent_bytes.items()
             if group is not Group.DP

@@ -12,11 +12,11 @@ from pathlib import Path
 from checkpoint.memory import most_host_memory_bytes
 from checkpoint.slotfile import free_bytes
 from outlast.errors import MisfitError, OccupiedError
-from trainer.assignment import Assignment
 from trainer.planning import host_memory_bytes
+from trainer.worker.assignment import Assignment
 
 
-def check_room(assignment: Assignment) -> None:
+def check_memory(assignment: Assignment) -> None:
     """Raise MisfitError where the ranks of this node need more host memory than it can hold, and
     OccupiedError where something else uses it now.
 

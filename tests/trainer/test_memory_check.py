@@ -11,9 +11,9 @@ import pytest
 from outlast.errors import FatalError
 from outlast.spec.parse import parse_spec
 from tests.contracts import contract_of
-from trainer import room
-from trainer.assignment import Assignment
 from trainer.planning import host_memory_bytes, node_host_memory_bytes
+from trainer.worker import memory_check
+from trainer.worker.assignment import Assignment
 
 SPEC: dict[str, Any] = {
     "name": "job",
@@ -41,27 +41,27 @@ def needed() -> int:
 
 
 def test_enough_is_enough(needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda folder: needed)
-    room.check_room(assignment(tmp_path))
+    monkeypatch.setattr(memory_check, "free_bytes", lambda folder: needed)
+    memory_check.check_memory(assignment(tmp_path))
 
 
 def test_one_byte_too_few_is_refused_with_both_numbers(
     needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda folder: needed - 1)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda folder: needed - 1)
     problem = f"checkpoints of 2 ranks need up to {needed} bytes and there is room for {needed - 1}"
     with pytest.raises(FatalError, match=problem):
-        room.check_room(assignment(tmp_path))
+        memory_check.check_memory(assignment(tmp_path))
 
 
 def test_slots_of_an_earlier_attempt_are_room(
     needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda folder: needed - (1 << 20))
+    monkeypatch.setattr(memory_check, "free_bytes", lambda folder: needed - (1 << 20))
     slot = tmp_path / "job-1" / "rank-00001" / "slot-0"
     slot.parent.mkdir(parents=True)
     slot.write_bytes(bytes(1 << 20))
-    room.check_room(assignment(tmp_path))
+    memory_check.check_memory(assignment(tmp_path))
 
 
 def test_a_node_of_the_largest_stage_needs_most() -> None:

@@ -52,8 +52,8 @@ from outlast.chosen import ChosenStart, is_given_up
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError, SettingError
 from outlast.skipped import StepRange, is_undone
-from trainer.lookout import Lookout
 from trainer.parallel.mesh import Mesh
+from trainer.recovery.storage_prefetch import StoragePrefetch
 
 # Numbers that ranks compare: step and attempt of each host-memory slot, of which there
 # are three or four.
@@ -110,7 +110,7 @@ class Sources:
     """
 
     memory_dir: Path
-    own: Lookout
+    own: StoragePrefetch
     committed_step: int
     other: OtherJob | None
     join: Callable[[], Peers]
@@ -269,8 +269,8 @@ def _from_other(
     tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, other: OtherJob, node: Node | None
 ) -> Restored:
     """What this job was told to begin with; there must be such a checkpoint."""
-    lookout = Lookout(other.url, lists=peers.rank == 0)
-    with _opened(peers, lookout) as (storage, committed, manifest_of):
+    prefetch = StoragePrefetch(other.url, lists=peers.rank == 0)
+    with _opened(peers, prefetch) as (storage, committed, manifest_of):
         steps = [step for step in committed if other.step in (None, step)]
         if steps and steps[0] >= other.last_step:
             raise other.failure(
@@ -299,10 +299,10 @@ def _in_words(skipped: Sequence[tuple[int, str]]) -> str:
 
 @contextmanager
 def _opened(
-    peers: Peers, lookout: Lookout
+    peers: Peers, prefetch: StoragePrefetch
 ) -> Iterator[tuple[Storage, list[int], Callable[[int], Manifest]]]:
     """A storage, its committed steps as rank 0 sees them, as listings may differ, and manifests."""
-    look = lookout.take()
+    look = prefetch.take()
     storage, steps, _ = look
     problem = storage if isinstance(storage, Exception) else None
     if isinstance(steps, Exception):

@@ -3,7 +3,7 @@
 All ranks learn of it in the same moment, from sums. Losses are not spread before they are
 summed; gradients are, so what each rank holds is compared when it has happened, and only then.
 
-What does not belong here: the step that is done again because of it (`trainer.replay`).
+What does not belong here: the step that is done again because of it (`trainer.recovery.replay`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from outlast.errors import FatalError
 from trainer.core.suspects import makers
 from trainer.optim.norms import square_sum
-from trainer.state import TrainState
+from trainer.worker.state import TrainState
 
 # Less than what makes a rank hang, and enough to write a traceback on a busy machine.
 CULPRIT_FIRST_S = 1.0

@@ -8,7 +8,8 @@ from outlast.spec import JobSpec
 from trainer.data.prepare import DataOptions
 from trainer.model.config import GptConfig, RopeConfig
 from trainer.model.parameters import FlatParameters
-from trainer.optim.adamw import AdamWConfig, FlatAdamW
+from trainer.optim.adam import AdamWConfig
+from trainer.optim.adamw import FlatAdamW
 from trainer.optim.lamb import FlatLamb, LambConfig
 from trainer.optim.loss_scale import LossScale
 from trainer.optim.schedule import LearningRate

@@ -11,7 +11,7 @@ from checkpoint.core.names import COMMITS, attempt_folder
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.storage import Storage
 from tests.checkpoint.helpers import commit_steps
-from trainer.lookout import Lookout
+from trainer.recovery.storage_prefetch import StoragePrefetch
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_the_newest_manifest_is_read_before_it_is_asked_for(store: Path) -> None:
-    lookout = Lookout(str(store), lists=True)
-    lookout.begin()
-    look = lookout.take()
+    prefetch = StoragePrefetch(str(store), lists=True)
+    prefetch.begin()
+    look = prefetch.take()
     assert isinstance(look.storage, Storage)
     assert look.steps == [4, 2]
     shutil.rmtree(store / COMMITS)
@@ -36,7 +36,7 @@ def test_the_newest_manifest_is_read_before_it_is_asked_for(store: Path) -> None
 
 def test_a_damaged_manifest_is_told_of_when_its_step_is_loaded(store: Path) -> None:
     (store / attempt_folder(4, 1) / "manifest.json").write_text("{}")
-    look = Lookout(str(store), lists=True).take()
+    look = StoragePrefetch(str(store), lists=True).take()
     assert isinstance(look.storage, Storage)
     with pytest.raises(CorruptCheckpointError, match="manifest"):
         look.manifest(4)
@@ -45,7 +45,7 @@ def test_a_damaged_manifest_is_told_of_when_its_step_is_loaded(store: Path) -> N
 
 
 def test_only_who_lists_asks_what_is_there(store: Path) -> None:
-    look = Lookout(str(store), lists=False).take()
+    look = StoragePrefetch(str(store), lists=False).take()
     assert (look.steps, look.newest) == ([], None)
     assert isinstance(look.storage, Storage)
     look.storage.close()

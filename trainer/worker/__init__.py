@@ -1,0 +1,1 @@
+"""A rank's process: the standby that it is forked from, its start, its loop."""
