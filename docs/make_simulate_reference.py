@@ -26,9 +26,9 @@ outlast simulate --nodes 1536 --days 54 --mix llama3 --html page.html
 ```
 
 One job runs for weeks of virtual time under published faults. What decides is the production
-machine, its policy and the journal's codec; agents use the production command ledger and event
-buffer. What is simulated: nodes, workers, checkpoints, network, cluster and time. A node that only
-beats costs nothing, so time is spent on faults alone.
+machine, its policy and the journal's codec, and on each node the production machine of an agent
+(commands, events, absence). What is simulated: nodes, workers, checkpoints, network, cluster and
+time. A node that only beats costs nothing, so time is spent on faults alone.
 
 A run has two phases. In the *safety* phase faults strike. In the *liveness* phase they stop, broken
 nodes are put right, and the job must train again and end cleanly. Ten invariants are checked on the

@@ -27,6 +27,8 @@ from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer, Weight
+from controller.agent.core.commands import CommandLimits
+from controller.agent.core.machine import AgentMachine
 from controller.agent.diagnostics import SuitePlace, Suites
 from controller.agent.host import Host
 from controller.agent.leftovers import left_steps
@@ -74,9 +76,8 @@ class Agent:
         self._is_leaving = False
         self._state.kill_leftovers()
         self._rendezvous = listen(config.address)
-        self._buffer: EventBuffer[agents_pb2.AgentEvent] = EventBuffer(
-            config.limits.max_buffered_events
-        )
+        self._machine = self._make_machine()
+        self._buffer = self._machine.line.buffer
         self._reporter = Reporter(self._emit, lambda: self._session.is_connected)
         self._suites = Suites(
             SuitePlace(
@@ -117,8 +118,9 @@ class Agent:
                 storage_awaited=self.storage_awaited,
                 mistakes=self._mistakes,
             ),
-            self._state.load_ledger(),
+            self._machine,
             emit=self._emit,
+            send_events=lambda: self._session.wake(),
             save_ledger=self._state.save_ledger,
         )
         self._session = self._make_session()
@@ -159,6 +161,7 @@ class Agent:
             self._reporter.report_unsent(left_steps(config.jobs_dir, config.memory_dir))
         except OSError as error:
             self._mistakes.note("reporter", "steps of an earlier agent", error)
+        self._commands.begin()
         work = [asyncio.create_task(self._session.run(), name="session")]
         # Observers: a node can be kept without them for a while.
         for name, observer in (
@@ -241,6 +244,15 @@ class Agent:
     def _rendezvous_port(self) -> int:
         return int(self._rendezvous.getsockname()[1])
 
+    def _make_machine(self) -> AgentMachine[agents_pb2.AgentEvent]:
+        limits = self._config.limits
+        return AgentMachine(
+            self._state.load_ledger(),
+            EventBuffer(limits.max_buffered_events),
+            now_s=asyncio.get_running_loop().time(),
+            limits=CommandLimits(kill_s=limits.kill_s, absence_stop_s=limits.absence_stop_s),
+        )
+
     def _make_standby(self) -> StandbyLink:
         return StandbyLink(
             arguments=self._config.standby_arguments,
@@ -261,10 +273,11 @@ class Agent:
             hello=self._hello,
             heartbeat=self._heartbeat,
             received=self._received,
+            welcomed=self._commands.welcomed,
             lost=self._session_lost,
-            abandoned=self._commands.abandon,
+            acknowledged=self._commands.acknowledged,
         )
-        return Session(self._config, self._buffer, events, Random())
+        return Session(self._config, self._machine.line, events, Random())
 
     def _reading(self) -> Reading:
         return Reading(
@@ -294,8 +307,7 @@ class Agent:
         )
 
     def _emit(self, event: agents_pb2.AgentEvent, weight: Weight) -> None:
-        event.seq = self._buffer.last_seq + 1
-        self._buffer.add(event, weight)
+        event.seq = self._machine.line.add(event, weight, (event.job_id, event.attempt))
         self._session.wake()
 
     def _hello(self) -> agents_pb2.Hello:
@@ -447,6 +459,7 @@ class Agent:
 
     def _session_lost(self) -> None:
         """Questions that came over the connection need no answer any more."""
+        self._commands.session_lost()
         self._logs.cancel_all()
         self._checks.cancel_all()
 

@@ -1,4 +1,4 @@
-"""Carries out what the command machine decides.
+"""Carries out what the machine of this agent decides.
 
 Every step of a command is a task of its own, so that a stop is never behind a start
 that waits for something. The answer to a command is an event, kept until acknowledged.
@@ -22,29 +22,35 @@ from controller.agent.core.actions import (
     Answer,
     CancelStep,
     ForgetWorkers,
+    GiveUpWorkers,
     KeepLedger,
     RunStep,
+    SendEvents,
     Signal,
     SignalWorkers,
     StopFailed,
 )
 from controller.agent.core.buffer import Weight
-from controller.agent.core.commands import CommandLimits, CommandMachine
 from controller.agent.core.driver import Driver
 from controller.agent.core.inputs import (
+    AbsenceLimitSet,
     Command,
     CommandReceived,
-    ControllerAbsent,
+    EventsAcknowledged,
     Input,
     LedgerKept,
+    SessionLost,
     StepEnded,
     TimePassed,
+    Welcomed,
     WorkerEnded,
     WorkerForked,
     WorkerNotForked,
     WorkersRequested,
 )
 from controller.agent.core.ledger import CommandKind, CommandLedger, Result
+from controller.agent.core.line import DEFAULT_ABSENCE_LIMIT_S
+from controller.agent.core.machine import AgentMachine
 from controller.agent.core.steps import Step
 from controller.agent.diagnostics import SuiteError
 from controller.agent.order_steps import Order, OrderSteps, Parts
@@ -76,26 +82,25 @@ class Commands:
     def __init__(
         self,
         parts: Parts,
-        ledger: CommandLedger,
+        machine: AgentMachine[agents_pb2.AgentEvent],
         *,
         emit: Emit,
+        send_events: Callable[[], None],
         save_ledger: Callable[[CommandLedger], None],
     ) -> None:
         self._parts = parts
         self._steps = OrderSteps(parts)
+        self._machine = machine
         self._emit = emit
+        self._send_events = send_events
         self._save_ledger = save_ledger
-        limits = parts.config.limits
-        self._machine = CommandMachine(
-            ledger,
-            limits=CommandLimits(kill_s=limits.kill_s, absence_stop_s=limits.absence_stop_s),
-        )
         self._orders: dict[str, Order] = {}
         self._tasks: dict[str, asyncio.Task[StepEnded]] = {}
         self._driver = Driver(
-            self._machine, self._perform_safely, lambda: asyncio.get_running_loop().time()
+            machine.handle, self._perform_safely, lambda: asyncio.get_running_loop().time()
         )
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_s: float | None = None
         self._is_closing = False
 
     def receive(self, command: agents_pb2.Command) -> None:
@@ -114,13 +119,13 @@ class Commands:
         self._orders.setdefault(command.command_id, order)
         self._give(CommandReceived(command=_facts(command, kind)))
 
-    def abandon(self) -> None:
-        """There has been no controller for too long."""
-        self._give(ControllerAbsent())
+    def begin(self) -> None:
+        """Let time pass from now on."""
+        self._give(TimePassed())
 
     def newest_attempt(self, job_id: str) -> int:
         """The newest attempt of the job that was started here; 0 when none was."""
-        return self._machine.ledger.fence(job_id).started
+        return self._machine.commands.ledger.fence(job_id).started
 
     async def close(self) -> None:
         """Drop whatever is under way: the next agent must do what this one did not."""
@@ -131,6 +136,23 @@ class Commands:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    # The session
+
+    def welcomed(self, welcome: agents_pb2.Welcome) -> None:
+        """A session begins, or the controller changes the limit."""
+        limit_s = welcome.controller_absence_limit_s or DEFAULT_ABSENCE_LIMIT_S
+        self._give(AbsenceLimitSet(limit_s=limit_s))
+        if not self._machine.line.is_connected:
+            self._give(Welcomed())
+
+    def session_lost(self) -> None:
+        """It ended."""
+        self._give(SessionLost())
+
+    def acknowledged(self, seq: int) -> None:
+        """The controller has all events up to this one."""
+        self._give(EventsAcknowledged(seq=seq))
 
     # Workers
 
@@ -158,11 +180,18 @@ class Commands:
         if self._is_closing:
             return
         self._driver.give(given)
+        wake_s = self._machine.wake_at()
+        if wake_s == self._wake_s:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        wake_s = self._machine.wake_at()
+        self._wake_s = wake_s
         loop = asyncio.get_running_loop()
-        self._timer = None if wake_s is None else loop.call_at(wake_s, self._give, TimePassed())
+        self._timer = None if wake_s is None else loop.call_at(wake_s, self._wake)
+
+    def _wake(self) -> None:
+        self._wake_s = None
+        self._give(TimePassed())
 
     def _perform_safely(self, action: Action) -> None:
         """One action that fails must not take those after it along."""
@@ -192,13 +221,21 @@ class Commands:
                 self._answer(command, result)
             case StopFailed(detail=detail):
                 logger.error("%s", detail)
+            case SendEvents():
+                self._send_events()
+            case GiveUpWorkers(absent_s=absent_s):
+                logger.error(
+                    "no controller for %.0f s: node=%s workers are stopped",
+                    absent_s,
+                    self._parts.config.node,
+                )
             case _:
                 assert_never(action)
 
     def _keep_ledger(self) -> str:
         """Write the ledger; why that could not be done. A full disk must not end the agent."""
         try:
-            self._save_ledger(self._machine.ledger)
+            self._save_ledger(self._machine.commands.ledger)
         except OSError as error:
             logger.error("commands are not kept over a restart of this agent: %s", error)
             return f"cannot write to {self._parts.config.state_dir}: is its disk full?"

@@ -1,10 +1,8 @@
 """The agent's line to the controller: one gRPC stream, kept up through everything.
 
 While the controller is away, workers go on and events pile up in the buffer.
-On a new connection the agent says who it is and what is true on its node, then
-sends every event that was not acknowledged, again; the controller drops what it
-knows. After `controller_absence_limit_s` without a controller the workers are
-stopped, so that nothing is orphaned for ever.
+On a new connection the agent says who it is and what is true on its node; what is
+sent then, and when workers are given up, `core/line` decides.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from grpc_status import rpc_status
 
 from controller import join_token
 from controller.agent.config import AgentConfig
-from controller.agent.core.buffer import EventBuffer
+from controller.agent.core.line import Line
 from controller.join_token import JoinTokenError
 from outlast.clock import node_time_s
 from outlast.errors import FatalError, RetryableError
@@ -43,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 # Until the controller says otherwise.
 DEFAULT_HEARTBEAT_PERIOD_S = 2.0
-DEFAULT_ABSENCE_LIMIT_S = 1800.0
 WELCOME_TIMEOUT_S = 10.0
 # Full speed for a controller that restarts, 2 s at most for one that stays away; jitter
 # keeps thousands of agents from arriving at the same instant.
@@ -90,10 +87,12 @@ class SessionEvents:
     hello: Callable[[], agents_pb2.Hello]
     heartbeat: Callable[[], agents_pb2.Heartbeat]
     received: Callable[[agents_pb2.ControllerMessage], None]
+    welcomed: Callable[[agents_pb2.Welcome], None]
+    """A session begins, or the controller changes how often it wants to hear from this node."""
     lost: Callable[[], None]
-    """The connection ended; questions that came over it need no answer."""
-    abandoned: Callable[[], None]
-    """No controller for longer than the limit."""
+    """The session ended; questions that came over it need no answer."""
+    acknowledged: Callable[[int], None]
+    """The controller has all events up to this one."""
 
 
 class Session:
@@ -102,26 +101,27 @@ class Session:
     def __init__(
         self,
         config: AgentConfig,
-        buffer: EventBuffer[agents_pb2.AgentEvent],
+        line: Line[agents_pb2.AgentEvent],
         events: SessionEvents,
         random: Random,
     ) -> None:
         self._config = config
-        self._buffer = buffer
+        self._line = line
         self._events = events
         self._random = random
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._outbox: deque[agents_pb2.AgentMessage] = deque()
         self._heartbeat: agents_pb2.Heartbeat | None = None
-        self._sent_seq = 0
-        self._absence: asyncio.TimerHandle | None = None
         self._heartbeat_period_s = DEFAULT_HEARTBEAT_PERIOD_S
         self._period_changed = asyncio.Event()
-        self._absence_limit_s = DEFAULT_ABSENCE_LIMIT_S
-        self.is_connected = False
         self.num_sessions = 0
         self.num_heartbeats = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a session just now."""
+        return self._line.is_connected
 
     def wake(self) -> None:
         """There is a new event in the buffer: send it now."""
@@ -152,7 +152,6 @@ class Session:
             ReplacedError: the controller has a newer agent of this node.
             NotAdmittedError: this agent has never been let in, for want of the join token.
         """
-        self._start_absence()
         failures = 0
         # A stream that ends just as the task is cancelled raises its own error instead.
         while not _is_cancelled():
@@ -264,46 +263,25 @@ class Session:
 
     def _take_periods(self, welcome: agents_pb2.Welcome) -> None:
         self._heartbeat_period_s = welcome.heartbeat_period_s or DEFAULT_HEARTBEAT_PERIOD_S
-        self._absence_limit_s = welcome.controller_absence_limit_s or DEFAULT_ABSENCE_LIMIT_S
+        self._events.welcomed(welcome)
         self._period_changed.set()
 
     def _welcomed(self, address: str, welcome: agents_pb2.Welcome) -> None:
         self._take_periods(welcome)
-        if self._absence is not None:
-            self._absence.cancel()
-            self._absence = None
-        self._sent_seq = 0
-        self.is_connected = True
         self.num_sessions += 1
-        self._wake.set()
         logger.info(
             "controller connected: node=%s address=%s term=%d events_to_resend=%d",
             self._config.node,
             address,
             welcome.term,
-            len(self._buffer),
+            len(self._line.buffer),
         )
 
     def _disconnected(self) -> None:
         self._outbox.clear()
-        if not self.is_connected:
-            return
-        self.is_connected = False
-        self._room.set()
-        self._start_absence()
-        self._events.lost()
-
-    def _start_absence(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._absence = loop.call_later(self._absence_limit_s, self._absent_for_too_long)
-
-    def _absent_for_too_long(self) -> None:
-        logger.error(
-            "no controller for %.0f s: node=%s workers are stopped",
-            self._absence_limit_s,
-            self._config.node,
-        )
-        self._events.abandoned()
+        if self.is_connected:
+            self._events.lost()
+            self._room.set()
 
     async def _receive(self, call: Call) -> None:
         while True:
@@ -312,7 +290,7 @@ class Session:
                 return
             match message.WhichOneof("kind"):
                 case "acked_event_seq":
-                    self._buffer.acknowledge(message.acked_event_seq)
+                    self._events.acknowledged(message.acked_event_seq)
                 case "welcome":
                     # Another job wants to hear from this node more or less often.
                     self._take_periods(message.welcome)
@@ -323,9 +301,8 @@ class Session:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            for event in self._buffer.after(self._sent_seq):
+            for event in self._line.take_unsent():
                 await call.write(agents_pb2.AgentMessage(event=event.payload))
-                self._sent_seq = event.seq
             if self._heartbeat is not None:
                 heartbeat, self._heartbeat = self._heartbeat, None
                 self.num_heartbeats += 1

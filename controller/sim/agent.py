@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from controller.agent.core.buffer import EventBuffer, Weight
+from controller.agent.core.inputs import EventsAcknowledged, SessionLost, TimePassed, Welcomed
 from controller.agent.core.ledger import CommandLedger
+from controller.agent.core.machine import AgentMachine
 from controller.agent.core.workers import WorkerKey
 from controller.core import events as ev
 from controller.core.attempt_record import AttemptRecord
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from controller.sim.world import World
 
 MAX_EVENTS = 200
-ABSENCE_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +65,18 @@ class Agent:
         self.port = 20_000 + node.num_incarnations
         self.predecessor = node.left
         node.left = ""
-        self._orders = Orders(self, node.load_ledger(world.fidelity.max_results))
-        self.buffer: EventBuffer[AgentEvent] = EventBuffer(MAX_EVENTS)
+        self._machine: AgentMachine[AgentEvent] = AgentMachine(
+            node.load_ledger(world.fidelity.max_results),
+            EventBuffer(MAX_EVENTS),
+            now_s=world.now_s,
+        )
+        self._orders = Orders(self, self._machine)
         self.workers: dict[WorkerKey, Worker] = {}
         self.session: Session | None = None
-        self._welcomed = False
-        self._sent_seq = 0
-        self._absences = 0
-        self._start_absence()
+
+    def begin(self) -> None:
+        """Let time pass from now on."""
+        self._orders.give(TimePassed())
 
     @property
     def is_alive(self) -> bool:
@@ -79,7 +84,7 @@ class Agent:
 
     @property
     def ledger(self) -> CommandLedger:
-        return self._orders.machine.ledger
+        return self._machine.commands.ledger
 
     def running(self, job: JobId | None = None) -> list[Worker]:
         return [
@@ -98,7 +103,6 @@ class Agent:
         if world.controller.machine is None or world.network.is_cut(self.node.name):
             return
         self.session = world.network.open(self.node.name)
-        self._welcomed = False
         hello = ev.NodeJoined(
             node=self.node.name,
             incarnation=self.incarnation,
@@ -117,7 +121,7 @@ class Agent:
         """The end of a worker that is still among the events to come is told by them."""
         coming = {
             (end.job_id, end.attempt, end.rank)
-            for event in self.buffer.after(0)
+            for event in self._machine.line.buffer.after(0)
             if isinstance(end := event.payload, ev.WorkerExited)
         }
         return tuple(
@@ -134,55 +138,44 @@ class Agent:
     def welcomed(self, session: Session) -> None:
         if session is not self.session or not self.is_alive:
             return
-        self._welcomed = True
-        self._absences += 1
-        self._sent_seq = 0
+        self._orders.give(Welcomed())
         for training in self.world.trainings.live():
             if self.node.name in training.rank_nodes:
                 self.report_progress(training)
-        self._send_events()
 
     def lost(self, session: Session) -> None:
         """The session ended; try again soon, and give up workers much later."""
         if session is self.session:
             self.session = None
-            self._start_absence()
+            self._orders.give(SessionLost())
             self.world.reconnect_soon(self)
 
     def _welcome_due(self, session: Session) -> None:
-        if session is self.session and not self._welcomed and self.is_alive:
+        if session is self.session and not self._machine.line.is_connected and self.is_alive:
             self.world.network.drop(session, at_agent=True, at_controller=False)
-
-    def _start_absence(self) -> None:
-        self._absences += 1
-        self.world.timeline.after(ABSENCE_LIMIT_S, self._absent, self._absences)
-
-    def _absent(self, absence: int) -> None:
-        if absence != self._absences or not self.is_alive:
-            return
-        self._orders.abandon()
 
     # Events
 
     def emit(self, event: AgentEvent, weight: Weight) -> None:
         if self.is_alive:
-            self.buffer.add(event, weight)
-            self._send_events()
+            attempt = (event.job_id, event.attempt) if isinstance(event, ProgressMade) else None
+            self._machine.line.add(event, weight, attempt)
+            self.send_events()
 
     def acknowledged(self, seq: int) -> None:
         if self.is_alive:
-            self.buffer.acknowledge(seq)
+            self._orders.give(EventsAcknowledged(seq=seq))
 
-    def _send_events(self) -> None:
-        if self.session is None or not self._welcomed:
+    def send_events(self) -> None:
+        """Send what was not sent in this session."""
+        controller, session = self.world.controller, self.session
+        if session is None:
             return
-        controller = self.world.controller
-        for event in self.buffer.after(self._sent_seq):
-            self._sent_seq = event.seq
+        for event in self._machine.line.take_unsent():
             self.world.network.send(
-                self.session,
+                session,
                 controller.receive,
-                self.session,
+                session,
                 self.incarnation,
                 event.seq,
                 event.payload,

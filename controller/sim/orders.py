@@ -15,18 +15,18 @@ from controller.agent.core.actions import (
     Answer,
     CancelStep,
     ForgetWorkers,
+    GiveUpWorkers,
     KeepLedger,
     RunStep,
+    SendEvents,
     Signal,
     SignalWorkers,
     StopFailed,
 )
-from controller.agent.core.commands import CommandMachine
 from controller.agent.core.driver import Driver
 from controller.agent.core.inputs import (
     Command,
     CommandReceived,
-    ControllerAbsent,
     Input,
     LedgerKept,
     StepEnded,
@@ -34,7 +34,8 @@ from controller.agent.core.inputs import (
     WorkerEnded,
     WorkersRequested,
 )
-from controller.agent.core.ledger import CommandKind, CommandLedger, Result
+from controller.agent.core.ledger import CommandKind, Result
+from controller.agent.core.machine import AgentMachine
 from controller.agent.core.steps import Step
 from controller.agent.core.workers import WorkerKey
 from controller.core import events as ev
@@ -53,7 +54,7 @@ from outlast.failures import ErrorKind
 from outlast.ids import JobId
 
 if TYPE_CHECKING:
-    from controller.sim.agent import Agent
+    from controller.sim.agent import Agent, AgentEvent
 
 _KINDS = {
     StartWorkers: CommandKind.START,
@@ -84,12 +85,12 @@ class _Order:
 class Orders:
     """Commands of one agent."""
 
-    def __init__(self, agent: Agent, ledger: CommandLedger) -> None:
+    def __init__(self, agent: Agent, machine: AgentMachine[AgentEvent]) -> None:
         self._agent = agent
         self._node, self._world = agent.node, agent.world
         self._after = agent.world.timeline.after
-        self.machine = CommandMachine(ledger)
-        self._driver = Driver(self.machine, self._perform, lambda: self._world.now_s)
+        self._machine = machine
+        self._driver = Driver(machine.handle, self._perform, lambda: self._world.now_s)
         self._orders: dict[str, _Order] = {}
         self._wake_s: float | None = None
 
@@ -106,23 +107,20 @@ class Orders:
             timeout_s=0.0 if stop is None else stop.timeout_s,
             look_first=stop is not None and stop.look_first,
         )
-        self._give(CommandReceived(command=command))
-
-    def abandon(self) -> None:
-        """There has been no controller for too long."""
-        self._give(ControllerAbsent())
+        self.give(CommandReceived(command=command))
 
     def worker_ended(self, worker: Worker) -> None:
         """A process has ended, and its end was reported."""
-        self._give(WorkerEnded(key=worker.key, completed_step=worker.completed_step))
+        self.give(WorkerEnded(key=worker.key, completed_step=worker.completed_step))
 
     # The machine
 
-    def _give(self, given: Input) -> None:
+    def give(self, given: Input) -> None:
+        """Have the machine take this in."""
         if not self._agent.is_alive:
             return
         self._driver.give(given)
-        wake_s = self.machine.wake_at()
+        wake_s = self._machine.wake_at()
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
             self._world.timeline.at(wake_s, self._wake, wake_s)
@@ -130,13 +128,13 @@ class Orders:
     def _wake(self, at_s: float) -> None:
         if self._wake_s == at_s:
             self._wake_s = None
-            self._give(TimePassed())
+            self.give(TimePassed())
 
     def _perform(self, action: Action) -> None:
         match action:
             case KeepLedger(command_id=command_id):
                 if command_id:
-                    self._give(LedgerKept(command_id=command_id))
+                    self.give(LedgerKept(command_id=command_id))
             case RunStep(command_id=command_id, step=step):
                 self._run_step(command_id, step)
             case CancelStep(command_id=command_id, step=step):
@@ -151,13 +149,17 @@ class Orders:
                         del self._agent.workers[key]
             case Answer(command=command, result=result):
                 self._answer(self._orders.pop(command.command_id), result)
+            case SendEvents():
+                self._agent.send_events()
+            case GiveUpWorkers():
+                self._world.trace("agent", self._node.name, "gives its workers up")
             case StopFailed():
                 self._world.checkers.suspect(self._node.name, "stop failed")
             case _:
                 assert_never(action)
 
     def _step_ended(self, command_id: str, step: Step, failure: Result | None = None) -> None:
-        self._give(StepEnded(command_id=command_id, step=step, failure=failure))
+        self.give(StepEnded(command_id=command_id, step=step, failure=failure))
 
     def _run_step(self, command_id: str, step: Step) -> None:
         order = self._orders.get(command_id)
@@ -251,7 +253,7 @@ class Orders:
 
     def _after_leftovers(self, command_id: str, order: _Order | None) -> None:
         if order is None or not isinstance(order.record.command, StopWorkers):
-            known = set(self.machine.workers.running())
+            known = set(self._machine.commands.workers.running())
             for worker in self._agent.running(None if order is None else order.job):
                 # What the node hid from a stop.
                 if worker.key not in known:
@@ -315,7 +317,7 @@ class Orders:
             )
             for rank in order.record.command.ranks
         ]
-        self._give(WorkersRequested(keys=tuple(worker.key for worker in workers)))
+        self.give(WorkersRequested(keys=tuple(worker.key for worker in workers)))
         for worker in workers:
             agent.workers[worker.key] = worker
             world.checkers.worker_started(worker)

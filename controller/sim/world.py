@@ -181,6 +181,7 @@ class World:
             return
         self.cluster.returned(name)
         node.agent = Agent(self, node)
+        node.agent.begin()
         self.trace("agent", name, f"started as {node.agent.incarnation}")
         self.reconnect_soon(node.agent)
 

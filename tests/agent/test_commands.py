@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from controller.agent.commands import Commands
 from controller.agent.config import AgentConfig
+from controller.agent.core.buffer import EventBuffer
 from controller.agent.core.ledger import CommandLedger
+from controller.agent.core.machine import AgentMachine
 from controller.agent.mistakes import Mistakes
 from controller.agent.order_steps import Parts
 from controller.agent.supervisor import Supervisor
@@ -50,7 +52,14 @@ def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path)
     )
 
     async def run() -> None:
-        commands = Commands(parts, CommandLedger(), emit=emit, save_ledger=lambda ledger: None)
+        loop = asyncio.get_running_loop()
+        commands = Commands(
+            parts,
+            AgentMachine(CommandLedger(), EventBuffer(10), now_s=loop.time()),
+            emit=emit,
+            send_events=lambda: None,
+            save_ledger=lambda ledger: None,
+        )
         start, stop = start_command(1, command_id="start"), stop_command(1)
         stop.command_id = "stop"
         # Both came in one read: the start's task has not run yet.

@@ -13,6 +13,7 @@ import pytest
 
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
+from controller.agent.core.line import Line
 from controller.agent.session import Session, SessionEvents
 from outlast.v1 import agents_pb2
 
@@ -71,13 +72,14 @@ def test_session_ends_when_cancelled_even_if_the_stream_ends_in_the_same_moment(
                 data_dir=tmp_path,
                 workers=1,
             ),
-            EventBuffer(max_events=1),
+            Line(EventBuffer(max_events=1), now_s=0.0),
             SessionEvents(
                 hello=agents_pb2.Hello,
                 heartbeat=agents_pb2.Heartbeat,
                 received=lambda _: None,
+                welcomed=lambda _: None,
                 lost=lambda: None,
-                abandoned=lambda: None,
+                acknowledged=lambda _: None,
             ),
             Random(0),
         )

@@ -15,6 +15,7 @@ from controller.agent import session as sessions
 from controller.agent.checks import CheckOrders
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer, Weight
+from controller.agent.core.line import Line
 from controller.agent.diagnostics import SuitePlace, Suites
 from controller.agent.leftovers import KEPT_LOGS, delete_old_logs
 from controller.agent.logs import Logs
@@ -183,19 +184,20 @@ def test_events_and_heartbeats_do_not_wait_for_logs(
 ) -> None:
     """Readers of logs refill the outbox as fast as it empties."""
     monkeypatch.setattr(sessions, "MAX_OUTBOX", 2)
-    buffer: EventBuffer[agents_pb2.AgentEvent] = EventBuffer(10)
+    line: Line[agents_pb2.AgentEvent] = Line(EventBuffer(10), now_s=0.0)
 
     async def run() -> None:
         lost = asyncio.Event()
         session = Session(
             config(tmp_path, f"127.0.0.1:{controller.start()}"),
-            buffer,
+            line,
             SessionEvents(
                 hello=lambda: agents_pb2.Hello(node_id="n0", workers=1),
                 heartbeat=agents_pb2.Heartbeat,
                 received=lambda _: None,
+                welcomed=lambda _: line.welcomed(),
                 lost=lost.set,
-                abandoned=lost.set,
+                acknowledged=line.acknowledged,
             ),
             Random(0),
         )
@@ -212,11 +214,11 @@ def test_events_and_heartbeats_do_not_wait_for_logs(
             tasks += [asyncio.create_task(read_logs()) for _ in range(4)]
             while not any(m.HasField("log_chunk") for _, m in controller.received):
                 await asyncio.sleep(0.001)
-            seq = buffer.add(agents_pb2.AgentEvent(seq=1), Weight.LASTING)
+            seq = line.add(agents_pb2.AgentEvent(seq=1), Weight.LASTING)
             assert seq == 1
             session.wake()
             # Acknowledged, so it was sent.
-            while len(buffer):
+            while len(line.buffer):
                 await asyncio.sleep(0.001)
         for task in tasks:
             task.cancel()

@@ -73,4 +73,26 @@ class StopFailed:
     detail: str
 
 
-Action = KeepLedger | RunStep | CancelStep | SignalWorkers | ForgetWorkers | Answer | StopFailed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendEvents:
+    """Send what was not sent in this session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpWorkers:
+    """There has been no controller for so long that all workers are stopped."""
+
+    absent_s: float
+
+
+Action = (
+    KeepLedger
+    | RunStep
+    | CancelStep
+    | SignalWorkers
+    | ForgetWorkers
+    | Answer
+    | StopFailed
+    | SendEvents
+    | GiveUpWorkers
+)

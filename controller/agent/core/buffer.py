@@ -62,6 +62,14 @@ class EventBuffer(Generic[Payload]):
             self.num_dropped += 1
         return seq
 
+    def replace(self, seq: int, payload: Payload, weight: Weight) -> bool:
+        """Put another payload in the place of an event; False when it is not kept any more."""
+        events = self._by_weight[weight]
+        if seq not in events:
+            return False
+        events[seq] = payload
+        return True
+
     def acknowledge(self, seq: int) -> None:
         """Forget every event up to and including `seq`. Old and repeated ones are harmless.
 

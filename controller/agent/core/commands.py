@@ -29,12 +29,10 @@ from controller.agent.core.actions import (
 )
 from controller.agent.core.inputs import (
     Command,
+    CommandInput,
     CommandReceived,
-    ControllerAbsent,
-    Input,
     LedgerKept,
     StepEnded,
-    TimePassed,
     WorkerEnded,
     WorkerForked,
     WorkerNotForked,
@@ -96,11 +94,10 @@ class CommandMachine:
     def __init__(
         self,
         ledger: CommandLedger,
-        workers: WorkerTable | None = None,
         limits: CommandLimits | None = None,
     ) -> None:
         self.ledger = ledger
-        self.workers = WorkerTable() if workers is None else workers
+        self.workers = WorkerTable()
         self._limits = CommandLimits() if limits is None else limits
         # In the order in which they came.
         self._running: dict[str, _Running] = {}
@@ -108,7 +105,7 @@ class CommandMachine:
         self._actions: list[Action] = []
         self._now_s = 0.0
 
-    def handle(self, given: Input, now_s: float) -> list[Action]:
+    def handle(self, given: CommandInput, now_s: float) -> list[Action]:
         """Take in what has happened; what is to be done about it, in this order."""
         self._now_s = now_s
         match given:
@@ -128,19 +125,30 @@ class CommandMachine:
             case WorkerEnded(key=key, completed_step=completed_step):
                 if self.workers.ended(key, completed_step):
                     self._workers_ended()
-            case ControllerAbsent():
-                self._abandon()
-            case TimePassed():
-                self._let_time_pass()
             case _:
                 assert_never(given)
+        return self._take_actions()
+
+    def let_time_pass(self, now_s: float) -> list[Action]:
+        """End the waits that are over."""
+        self._now_s = now_s
+        for running in list(self._running.values()):
+            is_over = self._running.get(running.command.command_id) is not running
+            if is_over or running.deadline_s > self._now_s:
+                continue
+            if running.step is None:
+                self._begin(running)
+            else:
+                self._enter_next(running)
+        return self._take_actions()
+
+    def wake_at(self) -> float:
+        """When the first wait is over; infinite while there is none."""
+        return min((each.deadline_s for each in self._running.values()), default=math.inf)
+
+    def _take_actions(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
-
-    def wake_at(self) -> float | None:
-        """When to say `TimePassed` at the latest; None while nothing waits for a time."""
-        earliest_s = min((each.deadline_s for each in self._running.values()), default=math.inf)
-        return None if earliest_s == math.inf else earliest_s
 
     # From the controller
 
@@ -291,18 +299,9 @@ class CommandMachine:
             if running.is_waiting_for_workers and not running.alive:
                 self._enter_next(running)
 
-    def _let_time_pass(self) -> None:
-        for running in list(self._running.values()):
-            is_over = self._running.get(running.command.command_id) is not running
-            if is_over or running.deadline_s > self._now_s:
-                continue
-            if running.step is None:
-                self._begin(running)
-            else:
-                self._enter_next(running)
-
-    def _abandon(self) -> None:
+    def give_up_workers(self, now_s: float) -> list[Action]:
         """Stop every job's workers: there has been no controller for too long."""
+        self._now_s = now_s
         newest: dict[str, int] = {}
         attempts = [(key.job_id, key.attempt) for key in self.workers.running()]
         attempts += [
@@ -328,6 +327,7 @@ class CommandMachine:
             running = _Running(command=stop, is_own=True)
             self._running[stop.command_id] = running
             self._begin(running)
+        return self._take_actions()
 
 
 def _completed_step(running: _Running) -> int:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 
 from controller.agent.core.actions import Action
-from controller.agent.core.commands import CommandMachine
 from controller.agent.core.inputs import Input
 
 
@@ -15,11 +14,11 @@ class Driver:
 
     def __init__(
         self,
-        machine: CommandMachine,
+        handle: Callable[[Input, float], list[Action]],
         perform: Callable[[Action], None],
         clock: Callable[[], float],
     ) -> None:
-        self._machine = machine
+        self._handle = handle
         self._perform = perform
         self._clock = clock
         self._given: deque[Input] = deque()
@@ -33,7 +32,7 @@ class Driver:
         self._is_handling = True
         try:
             while self._given:
-                for action in self._machine.handle(self._given.popleft(), self._clock()):
+                for action in self._handle(self._given.popleft(), self._clock()):
                     self._perform(action)
         finally:
             self._is_handling = False

@@ -82,8 +82,27 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerAbsent:
-    """There has been no controller for longer than the limit."""
+class Welcomed:
+    """The controller has taken this agent in: a session begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsenceLimitSet:
+    """How long workers go on without a controller, from the next absence on."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLost:
+    """There is no session any more, if there was one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsAcknowledged:
+    """The controller has all events up to this one."""
+
+    seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +110,7 @@ class TimePassed:
     """It is later; see `wake_at`."""
 
 
-Input = (
+CommandInput = (
     CommandReceived
     | LedgerKept
     | StepEnded
@@ -99,6 +118,5 @@ Input = (
     | WorkerForked
     | WorkerNotForked
     | WorkerEnded
-    | ControllerAbsent
-    | TimePassed
 )
+Input = CommandInput | Welcomed | AbsenceLimitSet | SessionLost | EventsAcknowledged | TimePassed

@@ -17,6 +17,7 @@ import pytest
 from controller import app, join_token
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
+from controller.agent.core.line import Line
 from controller.agent.session import NotAdmittedError, Session, SessionEvents
 from controller.rpc.admission import MAX_HELLO_BYTES
 from controller.rpc.agents import HELLO_TIMEOUT_S
@@ -237,15 +238,16 @@ def session_of(place: Place, token_file: Path | None, statuses: int = 0) -> Sess
         said.worker_statuses.extend(workers)
         return said
 
+    line: Line[agents_pb2.AgentEvent] = Line(EventBuffer(100), now_s=0.0)
     events = SessionEvents(
         hello=say_hello,
         heartbeat=agents_pb2.Heartbeat,
         received=lambda message: None,
-        lost=lambda: None,
-        abandoned=lambda: None,
+        welcomed=lambda _: line.welcomed(),
+        lost=lambda: line.lost(0.0),
+        acknowledged=line.acknowledged,
     )
-    buffer: EventBuffer[agents_pb2.AgentEvent] = EventBuffer(100)
-    return Session(config, buffer, events, Random(1))
+    return Session(config, line, events, Random(1))
 
 
 def test_agent_without_the_right_token_ends_and_says_what_to_do(tmp_path: Path) -> None:

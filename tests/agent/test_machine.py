@@ -1,4 +1,4 @@
-"""The command machine alone: whatever comes in whatever order, it keeps its promises."""
+"""The machine of an agent alone: whatever comes in whatever order, it keeps its promises."""
 
 from __future__ import annotations
 
@@ -26,26 +26,31 @@ from controller.agent.core.actions import (
     SignalWorkers,
     StopFailed,
 )
-from controller.agent.core.commands import FORGET_PAUSE_S, CommandLimits, CommandMachine
+from controller.agent.core.buffer import EventBuffer
+from controller.agent.core.commands import FORGET_PAUSE_S, CommandLimits
 from controller.agent.core.inputs import (
+    AbsenceLimitSet,
     Command,
     CommandReceived,
-    ControllerAbsent,
     Input,
     LedgerKept,
+    SessionLost,
     StepEnded,
     TimePassed,
+    Welcomed,
     WorkerEnded,
     WorkerForked,
     WorkerNotForked,
     WorkersRequested,
 )
 from controller.agent.core.ledger import CommandKind, CommandLedger, Result
+from controller.agent.core.machine import AgentMachine
 from controller.agent.core.steps import STEPS, Step
 from controller.agent.core.workers import WorkerKey
 from outlast.failures import ErrorKind
 
 KILL_S = 10.0
+ABSENCE_S = 60.0
 BROKEN = Result(ok=False, detail="no", error_kind=ErrorKind.RESOURCE)
 
 
@@ -60,10 +65,15 @@ class Node:
     """What the machine asked for, done as far as a test says."""
 
     def __init__(self, ledger: CommandLedger | None = None) -> None:
-        self.machine = CommandMachine(
-            ledger or CommandLedger(), limits=CommandLimits(kill_s=KILL_S, absence_stop_s=30.0)
-        )
         self.now_s = 100.0
+        self.machine: AgentMachine[str] = AgentMachine(
+            ledger or CommandLedger(),
+            EventBuffer(10),
+            now_s=self.now_s,
+            limits=CommandLimits(kill_s=KILL_S, absence_stop_s=30.0),
+        )
+        self.give(AbsenceLimitSet(limit_s=ABSENCE_S))
+        self.give(Welcomed())
         self.disk_is_full = False
         self.steps: dict[str, Step] = {}
         self.cancelled: list[str] = []
@@ -271,10 +281,13 @@ def test_absent_controller_stops_workers_and_starts_under_way() -> None:
     node = Node()
     keys = node.start(1)
     node.receive(command(CommandKind.START, 2))
-    node.give(ControllerAbsent())
+    node.give(SessionLost())
+    node.pass_time(ABSENCE_S - 1.0)
+    assert node.cancelled == []
+    node.pass_time(1.0)
     assert node.cancelled == ["start-2"]
     assert node.signals == [(Signal.STOP, tuple(keys))]
-    assert node.machine.ledger.fence("job").stopped == 2
+    assert node.machine.commands.ledger.fence("job").stopped == 2
     node.pass_time(30.0)
     node.pass_time(KILL_S)
     own = next(name for name in node.steps if name != "start-2")
@@ -320,7 +333,7 @@ class Promises(RuleBasedStateMachine):
         before = dict(self.first_answers)
         num_answers = len(self.node.answers)
         is_under_way = what.command_id in self.owed
-        fence = machine.ledger.fence(what.job_id)
+        fence = machine.commands.ledger.fence(what.job_id)
         self.owed.add(what.command_id)
         self.node.receive(what)
         answered = [a for a in self.node.answers[num_answers:] if a.command == what]
@@ -393,25 +406,26 @@ class Promises(RuleBasedStateMachine):
     @rule(s=st.sampled_from([1.0, 5.0, KILL_S, 60.0]))
     def pass_time(self, s: float) -> None:
         self.node.pass_time(s)
+        for job in JOBS:
+            # It may have given its workers up.
+            stopped = self.node.machine.commands.ledger.fence(job).stopped
+            self.stopped[job] = max(self.stopped[job], stopped)
 
     @rule(is_full=st.booleans())
     def fill_disk(self, is_full: bool) -> None:
         self.node.disk_is_full = is_full
 
-    @rule()
-    def lose_controller(self) -> None:
-        self.node.give(ControllerAbsent())
-        for job in JOBS:
-            stopped = self.node.machine.ledger.fence(job).stopped
-            self.stopped[job] = max(self.stopped[job], stopped)
+    @rule(is_there=st.booleans())
+    def lose_or_find_controller(self, is_there: bool) -> None:
+        self.node.give(Welcomed() if is_there else SessionLost())
 
     @rule()
     def restart_agent(self) -> None:
         """Its workers die with it, and what was under way is not answered by the next."""
-        document = json.loads(json.dumps(self.node.machine.ledger.to_json()))
-        now_s, is_full = self.node.now_s, self.node.disk_is_full
+        document = json.loads(json.dumps(self.node.machine.commands.ledger.to_json()))
+        is_full = self.node.disk_is_full
         self.node = Node(CommandLedger.from_json(document))
-        self.node.now_s, self.node.disk_is_full = now_s, is_full
+        self.node.disk_is_full = is_full
         self.alive.clear()
         self.owed.clear()
         self.num_seen = 0
@@ -438,6 +452,7 @@ class Promises(RuleBasedStateMachine):
         if not hasattr(self, "node"):
             return
         node = self.node
+        node.give(Welcomed())
         for _ in range(200):
             for command_id in sorted(node.steps):
                 node.end_step(command_id)

@@ -1,0 +1,68 @@
+"""One agent's machine: its commands, its workers, its line to the controller.
+
+`handle` takes what has happened and the time and returns what is to be done, in
+order; `wake_at` is its only timer. A machine over the ledger of an earlier agent on
+the same node goes on with what that one promised.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Generic
+
+from controller.agent.core.actions import Action, GiveUpWorkers, SendEvents
+from controller.agent.core.buffer import EventBuffer, Payload
+from controller.agent.core.commands import CommandLimits, CommandMachine
+from controller.agent.core.inputs import (
+    AbsenceLimitSet,
+    EventsAcknowledged,
+    Input,
+    SessionLost,
+    TimePassed,
+    Welcomed,
+)
+from controller.agent.core.ledger import CommandLedger
+from controller.agent.core.line import Line
+
+
+class AgentMachine(Generic[Payload]):
+    """Decides what an agent does; does nothing."""
+
+    def __init__(
+        self,
+        ledger: CommandLedger,
+        buffer: EventBuffer[Payload],
+        *,
+        now_s: float,
+        limits: CommandLimits | None = None,
+    ) -> None:
+        self.commands = CommandMachine(ledger, limits)
+        # Without a controller from the beginning.
+        self.line = Line(buffer, now_s=now_s)
+
+    def handle(self, given: Input, now_s: float) -> list[Action]:
+        """Take in what has happened; what is to be done about it, in this order."""
+        match given:
+            case Welcomed():
+                self.line.welcomed()
+                return [SendEvents()]
+            case AbsenceLimitSet(limit_s=limit_s):
+                self.line.absence_limit_s = limit_s
+            case SessionLost():
+                self.line.lost(now_s)
+            case EventsAcknowledged(seq=seq):
+                self.line.acknowledged(seq)
+            case TimePassed():
+                actions = self.commands.let_time_pass(now_s)
+                if self.line.gives_up(now_s):
+                    actions.append(GiveUpWorkers(absent_s=self.line.absence_limit_s))
+                    actions += self.commands.give_up_workers(now_s)
+                return actions
+            case _:
+                return self.commands.handle(given, now_s)
+        return []
+
+    def wake_at(self) -> float | None:
+        """When to say `TimePassed` at the latest; None while nothing waits for a time."""
+        earliest_s = min(self.commands.wake_at(), self.line.wake_at())
+        return None if earliest_s == math.inf else earliest_s
