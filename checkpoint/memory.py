@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 # Both versions say "no limit" by a number or a word that no machine has.
@@ -47,6 +47,19 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
     if available is not None:
         found.append(available << 10)
     return min(found, default=None)
+
+
+def held_bytes(folders: Sequence[Path]) -> int:
+    """Memory that the files below these folders take."""
+    files = [path for folder in folders if folder.is_dir() for path in folder.rglob("*")]
+    total = 0
+    for path in files:
+        # Files come and go while we look.
+        try:
+            total += path.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return total
 
 
 def _used(limit_file: Path) -> int:

@@ -1,44 +1,58 @@
-"""How much host memory a job's checkpoints need at least, from its spec alone and without torch.
+"""How much host memory the checkpoints of a node's ranks need. Imports no torch.
 
-What they need exactly depends on every tensor of the model; the trainer computes that.
+A slot's size is computed in `outlast.sizing.slots`, how many there are follows from where
+copies go (`checkpoint.placing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 from checkpoint.core.slots import NUM_HELD_SLOTS
-from checkpoint.placing import num_own_slots, placement_of
+from checkpoint.placing import num_own_slots, placement_of, slots_on_nodes
+from outlast.sizing.of_spec import plan_input
+from outlast.sizing.slots import host_slot_bytes
 from outlast.spec import JobSpec
 
-# What a slot holds: weights and the two moments of AdamW.
-_COPIES = 3
 
+def host_memory_bytes(spec: JobSpec, ranks: Iterable[int]) -> int:
+    """Enough tmpfs for the host-memory checkpoints of these ranks, which share a node.
 
-def least_slot_bytes(spec: JobSpec) -> int:
-    """Host memory that one slot of a rank needs at least: its share of the blocks' matrices only.
-
-    Embeddings lie on some stages only, so they are not counted. From ZeRO 1 on, the weights
-    that the optimizer works on and its moments are split over dp.
+    Copies that the node keeps for another one are part of it.
     """
-    model, parallel = spec.model, spec.parallel
-    attention = 2 * model.hidden**2 * (1 + model.num_kv_heads / model.heads)
-    weights = model.layers * (attention + 2 * model.hidden * model.mlp_hidden)
-    item_bytes = 8 if spec.precision == "fp64" else 4
-    num_shares = parallel.tp * parallel.pp * (parallel.dp if parallel.zero.level else 1)
-    return int(weights * item_bytes * _COPIES / num_shares)
-
-
-def num_node_slots(spec: JobSpec, ranks: Sequence[int]) -> int:
-    """Slots on the node of these ranks: their own, and those of copies that it keeps."""
     placement = placement_of(spec)
-    own = len(ranks) * num_own_slots(placement)
-    if placement is None or not ranks:
-        return own
-    place = str(ranks[0] // spec.workers_per_node)
-    return own + len(placement.held_on(place)) * NUM_HELD_SLOTS
+    slots = dict.fromkeys(ranks, num_own_slots(placement))
+    if placement is not None:
+        for place in {rank // spec.workers_per_node for rank in slots}:
+            slots |= dict.fromkeys(placement.held_on(str(place)), NUM_HELD_SLOTS)
+    return _slots_bytes(spec, slots)
 
 
-def least_node_bytes(spec: JobSpec, ranks: Sequence[int]) -> int:
-    """Host memory that the node of these ranks needs at least."""
-    return num_node_slots(spec, ranks) * least_slot_bytes(spec)
+def node_host_memory_bytes(spec: JobSpec) -> int:
+    """Enough tmpfs for any node of the job, which holds consecutive ranks."""
+    # Of many nodes few hold different numbers of slots of each stage.
+    kinds = {_by_stage(spec, slots) for slots in slots_on_nodes(spec)}
+    return max(_stages_bytes(spec, kinds))
+
+
+def _slots_bytes(spec: JobSpec, slots: Mapping[int, int]) -> int:
+    """Bytes of so many slots of each rank."""
+    return _stages_bytes(spec, [_by_stage(spec, slots)])[0]
+
+
+def _by_stage(spec: JobSpec, slots: Mapping[int, int]) -> frozenset[tuple[int, int]]:
+    """How many slots of each stage there are."""
+    counts: Counter[int] = Counter()
+    ranks_per_stage = spec.parallel.tp * spec.parallel.dp
+    for rank, count in slots.items():
+        counts[rank // ranks_per_stage] += count
+    return frozenset(counts.items())
+
+
+def _stages_bytes(spec: JobSpec, nodes: Collection[Collection[tuple[int, int]]]) -> list[int]:
+    """Bytes of so many slots of each stage, for each of some nodes."""
+    facts = plan_input(spec)
+    stages = {stage for counts in nodes for stage, _ in counts}
+    each = {stage: host_slot_bytes(facts, stage) for stage in stages}
+    return [sum(count * each[stage] for stage, count in counts) for counts in nodes]

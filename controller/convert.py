@@ -13,7 +13,7 @@ from typing import assert_never
 from google.protobuf import json_format
 
 from checkpoint.placing import placement_of
-from checkpoint.sizing import least_node_bytes
+from checkpoint.sizing import node_host_memory_bytes
 from controller.core.attempt_record import AttemptRecord
 from controller.core.capacity import Capacity, NodeNeed
 from controller.core.records import (
@@ -67,11 +67,14 @@ def plan_of(spec: JobSpec) -> JobPlan:
 
 
 def need_of(spec: JobSpec) -> NodeNeed:
-    """What the job needs of each of its nodes, at least."""
+    """What the job needs of each of its nodes: as much as that of them which needs most.
+
+    Any node must be able to take the place of any other.
+    """
     per_node = spec.workers_per_node
     return NodeNeed(
         gpus=per_node if spec.resources.device == "cuda" else 0,
-        host_memory_bytes=least_node_bytes(spec, range(per_node)),
+        host_memory_bytes=node_host_memory_bytes(spec),
     )
 
 

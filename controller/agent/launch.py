@@ -13,22 +13,20 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from checkpoint import memory_check
 from checkpoint.claiming import Owner, claim
 from checkpoint.core import names
 from checkpoint.errors import StorageTimeoutError, StorageUnavailableError
-from checkpoint.memory import most_host_memory_bytes
-from checkpoint.sizing import least_node_bytes, num_node_slots
-from checkpoint.slotfile import free_bytes
 from checkpoint.storage import Storage
 from controller.agent.capacity import count_gpus
 from controller.agent.config import AgentConfig
 from controller.agent.supervisor import Launch
 from controller.agent.threads import HungCallsError, run_blocking
-from controller.agent.uploads import UploadPlan, held_bytes
+from controller.agent.uploads import UploadPlan
 from controller.ranknodes import rank_nodes
 from outlast.blackbox.records import MAX_COUNT
 from outlast.chosen import ChosenStart
-from outlast.errors import OutlastError
+from outlast.errors import MisfitError, OccupiedError, OutlastError
 from outlast.failures import ErrorKind
 from outlast.layout import Layout
 from outlast.skipped import StepRange
@@ -39,8 +37,6 @@ from outlast.worker_contract import WorkerContract, WorkerFiles
 
 # Exceptions of botocore and google-auth: no credentials, or a parameter that is none.
 _OF_SETTINGS = re.compile("Credential|Validation|Profile|ConfigNotFound")
-# Below this not even an empty slot fits.
-_LEAST_FREE_BYTES = 1 << 20
 
 
 class StartRefusedError(Exception):
@@ -79,33 +75,13 @@ def choose_device(spec: JobSpec, num_ranks: int, device_dir: Path = Path("/dev")
 def check_host_memory(
     config: AgentConfig, job_id: str, spec: JobSpec, ranks: Sequence[int]
 ) -> None:
-    """Refuse when the slots of these ranks certainly do not fit beside what is there."""
-    own = held_bytes([config.job_memory_dir(job_id)])
-    free = free_bytes(config.memory_dir) + own
-    needed = max(_LEAST_FREE_BYTES, least_node_bytes(spec, ranks))
-    what = f"{num_node_slots(spec, ranks)} slots of {job_id} need {needed >> 20} MiB at least"
-    total = most_host_memory_bytes(config.memory_dir)
-    if total < needed:
-        raise StartRefusedError(
-            ErrorKind.MISFIT,
-            f"host memory {config.memory_dir} holds {total >> 20} MiB in all, and {what}; "
-            "enlarge the tmpfs (or the memory behind it), or split the model over more nodes",
-        )
-    if free < needed:
-        others = ", ".join(_other_jobs(config, job_id)) or "other files"
-        raise StartRefusedError(
-            ErrorKind.OCCUPIED,
-            f"host memory {config.memory_dir}: {free >> 20} of {total >> 20} MiB free, and {what}; "
-            f"the rest is used by {others}",
-        )
-
-
-def _other_jobs(config: AgentConfig, job_id: str) -> list[str]:
-    """Jobs with the most host memory here besides this one, with how much that is."""
-    folders = [each for each in config.memory_dir.iterdir() if each.is_dir()]
-    held = {each.name: held_bytes([each]) for each in folders if each.name != job_id}
-    most = sorted(held.items(), key=lambda item: -item[1])[:3]
-    return [f"{name} ({nbytes >> 20} MiB)" for name, nbytes in most if nbytes]
+    """Refuse when the slots of these ranks do not fit beside what is there."""
+    try:
+        memory_check.check_host_memory(spec, ranks, config.job_memory_dir(job_id))
+    except MisfitError as error:
+        raise StartRefusedError(ErrorKind.MISFIT, str(error)) from error
+    except OccupiedError as error:
+        raise StartRefusedError(ErrorKind.OCCUPIED, str(error)) from error
 
 
 async def check_storage(url: str, owner: Owner | None, timeout_s: float) -> None:

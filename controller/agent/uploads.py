@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -269,16 +269,3 @@ def _kept_plan(job_id: str, memory_dir: Path) -> UploadPlan | None:
 def delete_job_memory(memory_dir: Path) -> None:
     """Free the host memory of a job that has ended."""
     shutil.rmtree(memory_dir, ignore_errors=True)
-
-
-def held_bytes(folders: Sequence[Path]) -> int:
-    """Memory that the files below these folders take."""
-    files = [path for folder in folders if folder.is_dir() for path in folder.rglob("*")]
-    total = 0
-    for path in files:
-        # Files come and go while we look.
-        try:
-            total += path.stat().st_blocks * 512
-        except FileNotFoundError:
-            continue
-    return total

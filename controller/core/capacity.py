@@ -1,13 +1,15 @@
 """What a node has and what a job needs of each of its nodes, and what is missing between them.
 
-A job that asks for more than a node has is no fault of the node: see `misfit`. Only what is
-certain counts here. A node whose agent does not say what it has is taken to fit.
+A job that asks for more than a node has is no fault of the node: see `misfit`. A node whose
+agent does not say what it has is taken to fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from outlast.sizing.words import in_words, told_apart
 
 _GIB = 1 << 30
 # Machines of one model differ by what their kernels keep for themselves.
@@ -32,7 +34,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNeed:
-    """What a job needs of each node besides worker places, at least."""
+    """What a job needs of each node besides worker places."""
 
     gpus: int = 0
     host_memory_bytes: int = 0
@@ -49,10 +51,8 @@ def lacking(need: NodeNeed, capacity: Capacity | None) -> str:
     if capacity.gpus < need.gpus:
         missing.append(f"needs {need.gpus} GPUs and has {capacity.gpus}")
     if 0 < capacity.host_memory_bytes < need.host_memory_bytes:
-        missing.append(
-            f"needs {in_gib(need.host_memory_bytes)} of host memory for checkpoints at least and "
-            f"can hold {in_gib(capacity.host_memory_bytes)}"
-        )
+        needed, most = told_apart(need.host_memory_bytes, capacity.host_memory_bytes)
+        missing.append(f"needs {needed} of host memory for checkpoints and can hold {most}")
     return "; ".join(missing)
 
 
@@ -80,7 +80,7 @@ def need_in_words(workers: int, need: NodeNeed) -> str:
     if need.gpus:
         parts.append(f"{need.gpus} GPU{'' if need.gpus == 1 else 's'}")
     if need.host_memory_bytes >= _GIB // 10:
-        parts.append(f"{in_gib(need.host_memory_bytes)} of host memory")
+        parts.append(f"{in_words(need.host_memory_bytes)} of host memory")
     return _listed(parts)
 
 
@@ -98,25 +98,18 @@ def capacities_in_words(found: Iterable[tuple[int, Capacity | None]]) -> str:
     return "; ".join(shown)
 
 
-def in_gib(size_bytes: int) -> str:
-    """A size as people write it."""
-    if size_bytes < _GIB // 10:
-        return f"{size_bytes / (1 << 20):.1f} MiB"
-    return f"{size_bytes / _GIB:.1f} GiB"
-
-
 def _in_words(workers: int, capacity: Capacity | None) -> str:
     places = f"{workers} worker place{'' if workers == 1 else 's'}"
     if capacity is None:
         return f"{places}, and its agent does not say what else it has"
     parts = [places, f"{capacity.gpus} GPU{'' if capacity.gpus == 1 else 's'}"]
     if capacity.gpus and capacity.gpu_model:
-        memory = f" of {in_gib(capacity.gpu_memory_bytes)}" if capacity.gpu_memory_bytes else ""
+        memory = f" of {in_words(capacity.gpu_memory_bytes)}" if capacity.gpu_memory_bytes else ""
         parts[-1] += f" ({capacity.gpu_model}{memory})"
     if capacity.memory_bytes:
-        parts.append(f"{in_gib(capacity.memory_bytes)} of memory")
+        parts.append(f"{in_words(capacity.memory_bytes)} of memory")
     if capacity.host_memory_bytes and capacity.host_memory_bytes != capacity.memory_bytes:
-        parts.append(f"{in_gib(capacity.host_memory_bytes)} of it for checkpoints")
+        parts.append(f"{in_words(capacity.host_memory_bytes)} of it for checkpoints")
     if capacity.cpus:
         parts.append(f"{capacity.cpus} CPU{'' if capacity.cpus == 1 else 's'}")
     return ", ".join(parts)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controller.core.capacity import capacities_in_words, in_gib, lacking, need_in_words
+from controller.core.capacity import capacities_in_words, lacking, need_in_words
 from controller.core.records import JobPlan, NodeRecord
 from outlast.problems import FieldProblem
+from outlast.sizing.words import told_apart
 from outlast.spec import JobSpec
 
 
@@ -72,11 +73,12 @@ def _problems(spec: JobSpec, plan: JobPlan, nodes: Sequence[NodeRecord]) -> list
     needed = plan.need.host_memory_bytes
     most = max((each.host_memory_bytes or needed for each in known), default=needed)
     if len(known) == len(nodes) and most < needed:
+        needs, holds = told_apart(needed, most)
         problems.append(
             FieldProblem(
                 field="model",
-                message=f"checkpoints in host memory take {in_gib(needed)} of each node at least; "
-                f"the largest of {len(nodes)} connected node(s) holds {in_gib(most)}; split the "
+                message=f"checkpoints in host memory take {needs} of each node; "
+                f"the largest of {len(nodes)} connected node(s) holds {holds}; split the "
                 "model over more nodes (parallel.tp, parallel.pp, parallel.zero.level), or take a "
                 "smaller one",
             )

@@ -177,7 +177,7 @@ def _look_at_load(spec: JobSpec) -> list[FieldProblem]:
 
 def _of_another_model(spec: JobSpec, url: str, steps: Sequence[int]) -> list[FieldProblem]:
     """Whether the first of these checkpoints that can be read is of a model of another size."""
-    from trainer.planning import num_parameters
+    from outlast.sizing.of_spec import num_parameters
 
     found = _first_readable(url, steps)
     if found is None:

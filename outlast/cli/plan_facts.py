@@ -27,8 +27,8 @@ class Projected:
 
 def estimate(spec: JobSpec, *, on_gpu: bool = False) -> Plan:
     """What the job will need."""
+    from outlast.sizing.of_spec import plan_input
     from trainer.core.estimate import plan as plan_job
-    from trainer.planning import plan_input
 
     return plan_job(plan_input(spec, on_gpu=on_gpu))
 
@@ -40,9 +40,9 @@ def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
         CliError: the device or the link is not one, or the device lacks the precision.
     """
     from outlast.devices import find_device, parse_quantity
+    from outlast.sizing.of_spec import plan_input
     from trainer.core.projection import Machine
     from trainer.core.projection import project as project_step
-    from trainer.planning import plan_input
 
     try:
         known = find_device(device)
@@ -69,7 +69,7 @@ def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
 
 def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
     """The plan as plain values, groups and totals included."""
-    from trainer.planning import node_host_memory_bytes
+    from checkpoint.sizing import node_host_memory_bytes
 
     layout = spec.layout
     return {

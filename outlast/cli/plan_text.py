@@ -197,7 +197,7 @@ def _rank_row(rank: RankMemory) -> tuple[str, ...]:
 
 
 def _host_lines(spec: JobSpec) -> list[tuple[str, str]]:
-    from trainer.planning import node_host_memory_bytes
+    from checkpoint.sizing import node_host_memory_bytes
 
     return [
         (

@@ -131,17 +131,17 @@ def test_slots_that_never_fit_are_told_from_those_that_do_not_fit_now(
 ) -> None:
     given = config(tmp_path)
     spec = parse_spec({"name": "job", "model": {"layers": 8, "hidden": 4096, "heads": 32}})
-    place = "controller.agent.launch.most_host_memory_bytes"
+    place = "checkpoint.memory_check.most_host_memory_bytes"
     monkeypatch.setattr(place, lambda folder: 1 << 20)
-    with pytest.raises(StartRefusedError, match="holds 1 MiB in all") as refused:
+    with pytest.raises(StartRefusedError, match=r"it holds 1\.0 MiB in all") as refused:
         check_host_memory(given, "job-1", spec, [0])
     assert refused.value.kind is ErrorKind.MISFIT
 
     monkeypatch.setattr(place, lambda folder: 1 << 60)
-    monkeypatch.setattr("controller.agent.launch.free_bytes", lambda folder: 1 << 20)
+    monkeypatch.setattr("checkpoint.memory_check.free_bytes", lambda folder: 1 << 20)
     other = given.memory_dir / "job-0"
     other.mkdir()
     (other / "slot").write_bytes(bytes(1 << 20))
-    with pytest.raises(StartRefusedError, match=r"used by job-0 \(1 MiB\)") as refused:
+    with pytest.raises(StartRefusedError, match=r"used by job-0 \(1\.0 MiB\)") as refused:
         check_host_memory(given, "job-1", spec, [0])
     assert refused.value.kind is ErrorKind.OCCUPIED

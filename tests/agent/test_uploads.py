@@ -16,8 +16,9 @@ from checkpoint.commit import Committed
 from checkpoint.damage import Damage, leave_note
 from checkpoint.errors import DamagedMemoryError
 from checkpoint.insisting import Insisting
+from checkpoint.memory import held_bytes
 from controller.agent import uploads as uploads_module
-from controller.agent.uploads import PushError, UploadPlan, Uploads, delete_job_memory, held_bytes
+from controller.agent.uploads import PushError, UploadPlan, Uploads, delete_job_memory
 
 PLAN = UploadPlan(
     url="memory://checkpoints/job",

@@ -20,6 +20,7 @@ from checkpoint.stage import Stager
 from outlast.blackbox import Group, Op, OpRecord
 from outlast.chosen import ChosenStart
 from outlast.layout import Layout
+from outlast.sizing.partition import stage_parts
 from outlast.skipped import StepRange
 from outlast.spec import JobSpec
 from tests.checkpoint.lanes import GatedLane
@@ -27,7 +28,6 @@ from tests.contracts import contract_of
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
-from trainer.core.partition import stage_parts
 from trainer.model.config import GptConfig
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outlast.layout import Layout
+from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from tests.trainer.jobs import mesh_of
 from tests.trainer.jobs_zero import shards_of
 from tests.trainer.oracles import MODELS
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
-from trainer.core.partition import stage_parts
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey
 from trainer.model.gpt import GptChunk

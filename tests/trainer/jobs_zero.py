@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 
 from outlast.layout import Layout
+from outlast.sizing.partition import stage_parts
 from tests.trainer.jobs import Case, _random_batch, mesh_of
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
-from trainer.core.partition import stage_parts
 from trainer.core.rectangles import boxes
 from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts

@@ -19,6 +19,7 @@ from checkpoint.convert import convert
 from checkpoint.core.names import memory_folder
 from checkpoint.storage import Storage
 from outlast.blackbox import Reader
+from outlast.sizing.of_spec import plan_input
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.checkpoint.helpers import DEADLINE_S, uploading
@@ -26,7 +27,6 @@ from tests.trainer.jobs import train
 from tests.trainer.jobs_checkpoint import Shown, train_and_show
 from tests.trainer.ranks import RankPool
 from trainer.core.memory import rank_memory
-from trainer.planning import plan_input
 
 STEPS = 3
 LAYOUTS: dict[str, dict[str, Any]] = {

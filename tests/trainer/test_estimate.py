@@ -12,6 +12,8 @@ import pytest
 
 from outlast.flops import ModelShape
 from outlast.layout import Layout
+from outlast.sizing.of_spec import plan_input
+from outlast.sizing.parameters import ModelFacts, PlanInput, ValueBytes, ZeroFacts
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import Case, loss_and_gradients
 from tests.trainer.jobs_numbers import peak_bytes
@@ -20,9 +22,7 @@ from trainer.core import schedule as schedules
 from trainer.core.activations import block_bytes
 from trainer.core.estimate import Plan, plan
 from trainer.core.memory import NUM_HOST_SLOTS
-from trainer.core.sizes import ModelFacts, PlanInput, ValueBytes, ZeroFacts
 from trainer.core.timing import bubble, peak_in_flight
-from trainer.planning import plan_input
 
 
 def facts_of(case: Case) -> PlanInput:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from outlast.layout import Layout
+from outlast.sizing.partition import ModelPart
 from tests.trainer.jobs import Case, loss_and_gradients, mesh_of
 from tests.trainer.ranks import RankContext, RankPool
-from trainer.core.partition import ModelPart
 from trainer.model.config import GptConfig
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters

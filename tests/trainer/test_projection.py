@@ -8,8 +8,8 @@ import pytest
 
 from outlast.flops import ModelShape
 from outlast.layout import Layout
+from outlast.sizing.parameters import ModelFacts, PlanInput, ZeroFacts
 from trainer.core.projection import Machine, Projection, project
-from trainer.core.sizes import ModelFacts, PlanInput, ZeroFacts
 from trainer.core.traffic import embedding_bytes, replica_messages
 
 SHAPE = ModelShape(

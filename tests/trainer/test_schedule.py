@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.core.partition import split_layers
+from outlast.sizing.partition import split_layers
 from trainer.core.schedule import (
     NAMES,
     Action,

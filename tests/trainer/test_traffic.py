@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from outlast.blackbox import Group
+from outlast.sizing.of_spec import plan_input
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs_numbers import sent_bytes
 from tests.trainer.ranks import RankPool
 from trainer.core.estimate import plan
-from trainer.planning import plan_input
 
 # The plan leaves out the few numbers that all ranks agree on at the end of a step, the padding
 # of ZeRO's shards, and that gloo sends a small sum whole to every one of several peers.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outlast.blackbox import Group
+from outlast.sizing.of_spec import plan_input
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs_model import LossCase, vocab_loss_case
 from tests.trainer.ranks import RankPool
@@ -16,7 +17,6 @@ from trainer.core.loss_chunks import loss_chunk_tokens
 from trainer.parallel.comm import Comm
 from trainer.parallel.tensor import TensorParallel
 from trainer.parallel.vocab import vocab_loss
-from trainer.planning import plan_input
 
 ALONE = TensorParallel(comm=Comm(group=Group.TP, ranks=(0,), index=0), sequence_parallel=False)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.flops import Convention, mean_keys
+from outlast.sizing.parameters import PlanInput, layer_kinds
+from outlast.sizing.partition import ModelPart
 from trainer.core.loss_chunks import loss_chunk_tokens
-from trainer.core.partition import ModelPart
 from trainer.core.schedule import ActionKind
-from trainer.core.sizes import PlanInput, layer_kinds
 from trainer.core.timing import peak_in_flight, steady_micro_batches, training_schedule
 
 # Norm statistics and attention's sums of exponentials are at least fp32.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outlast.flops import Convention, flops_per_token, recomputed_flops_per_token
+from outlast.sizing.parameters import PlanInput, total_parameters
 from trainer.core.memory import RankMemory, rank_memory
-from trainer.core.sizes import PlanInput, total_parameters
 from trainer.core.timing import bubble, peak_in_flight
 from trainer.core.traffic import Communication, communication
 

@@ -12,22 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from outlast.sizing.parameters import PlanInput, Units, layer_kinds, stage_units
+from outlast.sizing.slots import host_slot_bytes, saved_bytes
 from trainer.core.activations import activation_bytes, block_bytes, loss_bytes
 from trainer.core.buffers import receive_buffers
-from trainer.core.sizes import PlanInput, Units, layer_kinds, stage_units
 from trainer.core.traffic import message_bytes
 
 # `checkpoint.core.slots`: two rotating ones and one more for the upload in flight.
 NUM_HOST_SLOTS = 3
-# `checkpoint.slotfile`: what lies before the tensors of a slot.
-_SLOT_HEADER_BYTES = 64 << 10
-# `checkpoint.frames`: what makes a tensor a file of torch's (1.6 KB), and aligning it.
-_FRAME_BYTES = 2 << 10
-# The most parameters that a block has, and the ends of a model, and how often ZeRO may cut
-# through one unit: two tensors at its borders, of at most three dimensions.
-_BLOCK_TENSORS, _END_TENSORS, _CUTS = 20, 8, 8
-# Of each parameter the weight and two moments are saved.
-_SAVED_OF_EACH = 3
 # `trainer.parallel.zero`: one block in use, the next one on its way.
 _GATHERED_BLOCKS = 2
 # `trainer.parallel.gradients`: two on the wire while a third one is filled.
@@ -82,16 +74,10 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
         activations_bytes=activations,
         buffers_bytes=_receive_bytes(facts, stage) + _gathered_bytes(facts, units),
         working_bytes=_working_bytes(facts, stage, units, activations),
-        host_slots_bytes=NUM_HOST_SLOTS * _saved_bytes(facts, units),
+        host_slots_bytes=NUM_HOST_SLOTS * saved_bytes(facts, stage),
         host_memory_bytes=NUM_HOST_SLOTS * slot_bytes,
         host_slot_bytes=slot_bytes,
     )
-
-
-def host_slot_bytes(facts: PlanInput, stage: int) -> int:
-    """Tmpfs that is enough for one slot of a rank of `stage`."""
-    units = stage_units(facts, stage)
-    return _saved_bytes(facts, units) + _slot_overhead(units)
 
 
 # State
@@ -131,19 +117,6 @@ def _reduced_bytes(facts: PlanInput, units: Units) -> int:
         return 0
     received = units.largest * (replicas - 1) // replicas
     return facts.sizes.gradient * (min(units.total, _REDUCED_BUCKETS * units.largest) + received)
-
-
-def _saved_bytes(facts: PlanInput, units: Units) -> int:
-    """What a checkpoint holds of one rank: the weights that are trained, and both moments."""
-    sizes = facts.sizes
-    share = -(-units.total // facts.layout.dp) if facts.zero.level >= 1 else units.total
-    return share * ((sizes.master or sizes.weight) + 2 * sizes.moment)
-
-
-def _slot_overhead(units: Units) -> int:
-    """No less than what a slot holds besides state; it depends on how many tensors there are."""
-    num_tensors = len(units.blocks) * (_BLOCK_TENSORS + _CUTS) + _END_TENSORS + 2 * _CUTS
-    return _SLOT_HEADER_BYTES + _SAVED_OF_EACH * num_tensors * _FRAME_BYTES
 
 
 # Messages and moments

@@ -23,7 +23,7 @@ from outlast.flops import (
     recomputed_flops_per_token,
     utilization,
 )
-from trainer.core.sizes import PlanInput, layers_of
+from outlast.sizing.parameters import PlanInput, layers_of
 from trainer.core.traffic import (
     embedding_bytes,
     end_bytes,

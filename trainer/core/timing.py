@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from outlast.sizing.parameters import PlanInput
 from trainer.core.schedule import Schedule, bubble_share, build
-from trainer.core.sizes import PlanInput
 
 STEADY_ROUNDS = 8
 

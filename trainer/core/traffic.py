@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.core.sizes import PlanInput, layer_kinds, stage_units, summed_by_tensor_ranks
+from outlast.sizing.parameters import PlanInput, layer_kinds, stage_units, summed_by_tensor_ranks
 
 # Of the sums over the vocabulary: largest logit, normaliser, the target's logit.
 _NUMBERS_PER_TOKEN = 3

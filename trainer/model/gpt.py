@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainer.core.partition import ModelPart
+from outlast.sizing.partition import ModelPart
 from trainer.model.block import build_block
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey, stream_mask

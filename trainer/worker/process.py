@@ -34,6 +34,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
 
 from checkpoint.fetching import await_fetched
 from checkpoint.lane import lane_of
+from checkpoint.memory_check import check_host_memory
 from checkpoint.peers import Peers
 from checkpoint.placing import placement_of
 from checkpoint.restore import Node
@@ -61,7 +62,6 @@ from trainer.worker import evidence, warmup
 from trainer.worker.assignment import Assignment
 from trainer.worker.device import set_up_device
 from trainer.worker.loop import TrainLoop
-from trainer.worker.memory_check import check_memory
 from trainer.worker.state import TrainState, build_state, environment
 
 
@@ -100,7 +100,7 @@ def run(contract: WorkerContract) -> int:
 
 def _train(assignment: Assignment, box: Writer) -> int:
     spec = assignment.spec
-    check_memory(assignment)
+    check_host_memory(spec, assignment.node_ranks, assignment.memory_dir.parent)
     device = _set_up_torch(assignment)
     if device.type == "cuda":
         evidence.arm_flight_recorder(assignment.blackbox_path.parent)

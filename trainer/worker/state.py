@@ -21,10 +21,10 @@ from torch import Tensor
 
 from checkpoint.core.ownership import Copies, Held, owned
 from checkpoint.stage import NamedTensor
+from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
-from trainer.core.partition import stage_parts
 from trainer.core.rectangles import boxes
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
@@ -188,7 +188,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
     """
     memory = PeakMemory(mesh.device)
     config = configure.gpt_config(spec)
-    chunks = _chunks(spec, config, mesh)
+    chunks = build_chunks(spec, config, mesh)
     zero = spec.parallel.zero
     flat = FlatParameters(
         chunks,
@@ -223,7 +223,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
     )
 
 
-def _chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]:
+def build_chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]:
     """This stage's parts of the model, in model order."""
     parts = stage_parts(
         config.layers,

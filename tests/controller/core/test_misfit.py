@@ -242,7 +242,7 @@ def test_a_node_that_does_not_say_what_it_has_is_tried() -> None:
 def test_what_is_lacking_is_said_with_both_numbers() -> None:
     need = NodeNeed(gpus=8, host_memory_bytes=100 * GIB)
     assert lacking(need, SMALL) == (
-        "needs 8 GPUs and has 0; needs 100.0 GiB of host memory for checkpoints at least and "
+        "needs 8 GPUs and has 0; needs 100.0 GiB of host memory for checkpoints and "
         "can hold 12.0 GiB"
     )
     assert lacking(need, LARGE) == ""

@@ -1,7 +1,7 @@
 """The numbers of a job that decide its cost, and what follows from them exactly: parameters.
 
-Plain arithmetic on plain numbers. What the parameters cost in memory and messages
-is said in `trainer.core.memory` and `trainer.core.traffic`.
+Plain arithmetic on plain numbers. What the parameters cost in host memory is said in
+`outlast.sizing.slots`; on the device and in messages, in `trainer.core`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from outlast.flops import ModelShape
 from outlast.layout import Layout
-from trainer.core.partition import ModelPart, stage_parts
+from outlast.sizing.partition import ModelPart, stage_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

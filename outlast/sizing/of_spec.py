@@ -1,0 +1,77 @@
+"""A job spec as the numbers that its cost is computed from."""
+
+from __future__ import annotations
+
+from outlast.sizing.parameters import ModelFacts, PlanInput, ValueBytes, ZeroFacts, total_parameters
+from outlast.spec import JobSpec, ModelSpec
+
+_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def plan_input(spec: JobSpec, *, on_gpu: bool = False) -> PlanInput:
+    """The numbers of `spec` that decide what it needs; `on_gpu` changes what a moment needs."""
+    parallel, zero = spec.parallel, spec.parallel.zero
+    modes = parallel.recompute
+    # One gather of a pipeline's step serves all of its micro-batches.
+    by_default = "step" if parallel.pp > 1 else "micro_batch"
+    return PlanInput(
+        model=_model_facts(spec.model),
+        layout=spec.layout,
+        # One tensor-parallel rank has the whole sequence either way.
+        sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
+        tp_chunks=parallel.tp_chunks,
+        schedule=parallel.schedule,
+        virtual_stages=parallel.virtual_stages,
+        extra_warmup=parallel.extra_warmup,
+        layer_split=parallel.layer_split,
+        zero=ZeroFacts(
+            # Alone, a rank keeps everything whatever the level says.
+            level=zero.level if parallel.dp > 1 else 0,
+            reshards_each=(zero.reshard_after or by_default) == "micro_batch",
+            reduces_each=(zero.reduce_after or by_default) == "micro_batch",
+        ),
+        recompute=(modes,) * spec.model.layers if isinstance(modes, str) else modes,
+        micro_batch=parallel.micro_batch,
+        global_batch=spec.data.global_batch,
+        optimizer=spec.optimizer.name,
+        sizes=_value_bytes(spec),
+        on_gpu=on_gpu,
+    )
+
+
+def num_parameters(spec: JobSpec) -> int:
+    """Parameters of the whole model, each counted once."""
+    return total_parameters(plan_input(spec))
+
+
+def _model_facts(model: ModelSpec) -> ModelFacts:
+    parallel_block = model.block == "parallel"
+    return ModelFacts(
+        shape=model.shape,
+        tied_embeddings=model.tied_embeddings,
+        parallel_block=parallel_block,
+        norms_per_block=model.block_norms if parallel_block else 2,
+        norm_vectors=2 if model.norm == "layernorm" and model.norm_bias else 1,
+        learned_positions=model.positions == "learned",
+        rotary=model.positions == "rope",
+        rms_norm=model.norm == "rmsnorm",
+        attention_bias=model.attention_bias,
+        mlp_bias=model.mlp_bias,
+        head_bias=model.head_bias,
+        dropout=model.dropout > 0,
+        attention_dropout=model.attention_dropout > 0,
+    )
+
+
+def _value_bytes(spec: JobSpec) -> ValueBytes:
+    weight = _BYTES[spec.precision]
+    # 16-bit weights are a copy: sums, master weights and moments are fp32.
+    exact = max(4, weight)
+    sent = spec.parallel.zero.communication
+    return ValueBytes(
+        weight=weight,
+        gradient=exact,
+        master=exact if weight < exact else 0,
+        moment=exact,
+        gradient_sent=exact if sent is None else _BYTES[sent],
+    )

@@ -1,0 +1,156 @@
+"""The one formula of a worker's host memory beside what stagers really allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.core.names import memory_folder
+from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS
+from checkpoint.memory import held_bytes
+from checkpoint.placing import num_own_slots, placement_of
+from checkpoint.sizing import host_memory_bytes, node_host_memory_bytes
+from checkpoint.slotfile import slot_bytes
+from checkpoint.stage import Stager, make_table
+from outlast.sizing.of_spec import plan_input
+from outlast.sizing.slots import host_slot_bytes, saved_bytes
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
+from tests.trainer.slots import staged_tensors
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> JobSpec:
+    tp, pp, dp = (draw(st.sampled_from(sizes)) for sizes in ((1, 2), (1, 2, 3), (1, 2, 3, 5)))
+    chunks = draw(st.sampled_from((1, 2))) if pp > 1 else 1
+    parts = pp * chunks
+    heads = draw(st.sampled_from((2, 4, 6)))
+    block = draw(st.sampled_from(("serial", "parallel")))
+    norm = draw(st.sampled_from(("layernorm", "rmsnorm")))
+    tied = draw(st.booleans())
+    model = {
+        "layers": draw(st.integers(parts, parts + 3)) if chunks == 1 else parts,
+        "heads": heads,
+        "kv_heads": draw(st.sampled_from([n for n in (2, heads) if heads % n == 0])),
+        "hidden": heads * 2 * draw(st.integers(1, 9)),
+        "ffn_hidden": heads * draw(st.integers(2, 20)),
+        "vocab_size": 256 + 2 * draw(st.integers(0, 99)),
+        "seq_len": 2 * draw(st.integers(4, 9)),
+        "tied_embeddings": tied,
+        "positions": draw(st.sampled_from(("learned", "rope"))),
+        "activation": draw(st.sampled_from(("gelu", "swiglu"))),
+        "attention_bias": draw(st.booleans()),
+        "mlp_bias": draw(st.booleans()),
+        "head_bias": not tied and draw(st.booleans()),
+        "block": block,
+        "norm": norm,
+    }
+    return parse_spec(
+        {
+            "name": "job",
+            "model": model,
+            "data": {"global_batch": dp * parts, "max_bytes": 2**16},
+            "precision": draw(st.sampled_from(("fp32", "bf16", "fp16", "fp64"))),
+            "optimizer": {"name": draw(st.sampled_from(("adamw", "lamb")))},
+            "parallel": {
+                "tp": tp,
+                "pp": pp,
+                "dp": dp,
+                "virtual_stages": chunks,
+                "schedule": "interleaved" if chunks > 1 else "1f1b",
+                "zero": {"level": draw(st.sampled_from((0, 1, 2, 3)))},
+            },
+        }
+    )
+
+
+def allocated_bytes(spec: JobSpec) -> Iterator[tuple[int, int]]:
+    """Stage of each rank, and size of each of its slots."""
+    world = spec.layout.world_size
+    for rank in range(world):
+        table = make_table(rank, world, staged_tensors(spec, rank))
+        size = slot_bytes(table.payload_bytes, table.owned_bytes)
+        yield spec.layout.coordinate(rank).pp, size
+
+
+@settings(max_examples=150, deadline=None)
+@given(spec=jobs())
+def test_no_slot_is_larger_than_said_nor_much_smaller(spec: JobSpec) -> None:
+    facts = plan_input(spec)
+    largest: dict[int, int] = {}
+    for stage, size in allocated_bytes(spec):
+        assert size <= host_slot_bytes(facts, stage)
+        largest[stage] = max(largest.get(stage, 0), size)
+    for stage, size in largest.items():
+        # Of models this small most is what is around the tensors: below 100 KB a layer.
+        num_layers = sum(len(part.layers) for part in facts.parts(stage))
+        assert host_slot_bytes(facts, stage) < size + 100_000 * (num_layers + 2)
+        assert size > saved_bytes(facts, stage)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dense": {"parallel": {}},
+    "bf16": {"precision": "bf16"},
+    "tp2 pp2": {"parallel": {"tp": 2, "pp": 2}},
+    "zero 1": {"parallel": {"dp": 2, "zero": {"level": 1}}},
+    "zero 3": {"parallel": {"tp": 2, "dp": 4, "zero": {"level": 3}}},
+}
+
+
+@pytest.mark.parametrize("sections", LAYOUTS.values(), ids=LAYOUTS)
+def test_of_a_layer_of_a_few_million_parameters_it_is_within_3_percent(
+    sections: dict[str, Any],
+) -> None:
+    """From 3 million parameters a layer and rank on; a 7B model's layer has 200 million."""
+    model = {"layers": 2, "hidden": 1024, "heads": 8, "vocab_size": 1024, "seq_len": 64}
+    spec = parse_spec({"name": "job", "model": model, **sections})
+    facts = plan_input(spec)
+    sizes = dict(allocated_bytes(spec))
+    for stage, size in sizes.items():
+        assert size <= host_slot_bytes(facts, stage) <= 1.03 * size
+
+
+@pytest.mark.parametrize(
+    ("parallel", "replicas"),
+    [
+        ({}, 0),
+        ({"tp": 2, "pp": 2}, 0),
+        ({"tp": 2, "pp": 2}, 1),
+        ({"dp": 3, "zero": {"level": 2}}, 1),
+    ],
+    ids=["dense", "tp2 pp2", "tp2 pp2 copied", "zero 2 copied"],
+)
+def test_what_a_node_was_asked_for_holds_all_that_stagers_make(
+    tmp_path: Path, parallel: dict[str, Any], replicas: int
+) -> None:
+    """In memory, with the tables beside the slots and the last page of each file."""
+    spec = parse_spec(
+        {
+            "name": "job",
+            "model": {"layers": 4, "hidden": 66, "heads": 2, "seq_len": 16},
+            "data": {"global_batch": 12},
+            "parallel": parallel,
+            "resources": {"workers_per_node": 1},
+            "checkpoint": {"replicas": replicas},
+        }
+    )
+    world, placement = spec.layout.world_size, placement_of(spec)
+    num_slots = num_own_slots(placement)
+    for rank in range(world):
+        folder = tmp_path / memory_folder(rank)
+        Stager(
+            folder,
+            rank=rank,
+            attempt=1,
+            world_size=world,
+            tensors=staged_tensors(spec, rank),
+            is_replicated=num_slots == NUM_SLOTS_WITH_REPLICAS,
+        ).close()
+        own = num_slots * host_slot_bytes(plan_input(spec), spec.layout.coordinate(rank).pp)
+        assert held_bytes([folder]) <= own <= host_memory_bytes(spec, [rank])
+        assert host_memory_bytes(spec, [rank]) <= node_host_memory_bytes(spec)
