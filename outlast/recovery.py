@@ -33,19 +33,33 @@ class ElasticSpec(Section):
 class RecoverySpec(Section):
     """When something counts as a fault, and how much is tried before giving up."""
 
-    heartbeat_period_s: float = Field(2.0, gt=0, description="An agent reports this often.")
-    heartbeat_late_s: float = Field(6.0, gt=0, description="Silence after which a node is LATE.")
+    heartbeat_period_s: float = Field(
+        2.0, gt=0, description="An agent reports this often. 0.25 s at least."
+    )
+    heartbeat_late_s: float = Field(
+        6.0,
+        gt=0,
+        description="Silence after which a node is LATE. Longer than heartbeat_period_s, and "
+        "0.75 s at least.",
+    )
     heartbeat_lost_s: float = Field(
-        15.0, gt=0, description="Silence that makes a node LOST once a second signal agrees."
+        15.0,
+        gt=0,
+        description="Silence that makes a node LOST once a second signal agrees. Longer than "
+        "heartbeat_late_s, and 1.5 s at least.",
     )
     heartbeat_silent_s: float = Field(
-        60.0, gt=0, description="Silence that needs no second signal."
+        60.0,
+        gt=0,
+        description="Silence that needs no second signal. Longer than heartbeat_lost_s, and 4 s at "
+        "least.",
     )
     hang_timeout_s: float = Field(
         300.0,
         gt=0,
         description="No step completed for so long: the job hangs, whatever detectors.hang has "
-        "learned. Long enough for an evaluation, and 10 s at least.",
+        "learned. Longer than any step with its evaluation, and 10 s at least. Passed twice in a "
+        "row though nothing failed, it pauses the job.",
     )
     first_step_timeout_s: float = Field(
         1800.0,

@@ -13,8 +13,10 @@ from controller.core.records import Cause, Evidence, EvidenceKind
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
-# Fingerprint of a start that took longer than recovery.first_step_timeout_s.
+# Fingerprints of a start that took longer than recovery.first_step_timeout_s, and of a step that
+# took longer than recovery.hang_timeout_s.
 NO_FIRST_STEP_YET = "no first step in time"
+NO_STEP_IN_TIME = "no step in time"
 # Of one kind and class: connections that a thousand ranks lost leave room for the one that failed.
 MAX_ALIKE = 64
 # One of them is up to 16 kB.

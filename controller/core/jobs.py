@@ -32,7 +32,7 @@ from controller.core.events import (
     JobSubmitted,
     WorkerExited,
 )
-from controller.core.evidence import NO_FIRST_STEP_YET
+from controller.core.evidence import NO_FIRST_STEP_YET, NO_STEP_IN_TIME
 from controller.core.facts import JobForgotten, JobPut, NodeChecked, RanksDone, State
 from controller.core.records import (
     CommandRecord,
@@ -59,6 +59,11 @@ from outlast.failures import FailureClass
 
 # Where the workers stand is all that can be known of such a fault.
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
+# Limits of the spec that may be too short for the job itself.
+_LIMITS = {
+    "recovery.first_step_timeout_s": NO_FIRST_STEP_YET,
+    "recovery.hang_timeout_s": NO_STEP_IN_TIME,
+}
 
 
 def named(state: State, name: str) -> JobRecord | None:
@@ -251,8 +256,7 @@ def stalled(ctx: Context, event: JobStalled) -> None:
         return
     per_node = job.plan.workers_per_node
     places = dict.fromkeys(rank // per_node for rank in event.culprit_ranks)
-    is_start = event.limit.startswith("recovery.first_step_timeout_s ")
-    fingerprint = NO_FIRST_STEP_YET if is_start else ""
+    fingerprint = _LIMITS.get(event.limit.partition(" ")[0], "")
     for place in places or {0: None}:
         fault(
             ctx,

@@ -20,7 +20,11 @@ from controller.core import (
     reproducing,
     unloadable,
 )
-from controller.core.evidence import NO_FIRST_STEP_YET, nodes_with_odd_stacks
+from controller.core.evidence import (
+    NO_FIRST_STEP_YET,
+    NO_STEP_IN_TIME,
+    nodes_with_odd_stacks,
+)
 from controller.core.naming import names
 from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
 from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict, root_failure
@@ -41,7 +45,7 @@ def decide(facts: Facts) -> Verdict:
     rules = (
         *(_refused, _nodes_missing, misfit.decide, missing.decide, unloadable.decide, _not_stored),
         *(_memory_damaged, _unhealthy, _drained, program_error.decide),
-        *(*reproducing.RULES, _repeated, _late_start_again, _exhausted),
+        *(*reproducing.RULES, _repeated, _limit_too_short, _exhausted),
     )
     found = (verdict for rule in rules if (verdict := rule(facts)) is not None)
     verdict = _within_ladder(next(found, None) or _restart_or_diagnose(facts), facts)
@@ -252,12 +256,17 @@ def _repeated(facts: Facts) -> Verdict | None:
     )
 
 
-def _late_start_again(facts: Facts) -> Verdict | None:
-    """Two starts in a row that took too long, and nothing speaks against a node or the program."""
-    sign = _late_start(facts)
+def _limit_too_short(facts: Facts) -> Verdict | None:
+    """The same limit of the spec passed twice in a row, and nothing speaks against a node or the
+    program.
+
+    Each attempt may have done one step more: a first step has a limit of its own.
+    """
+    sign = _past_limit(facts)
     if sign is None or sign.fingerprint != facts.last_fingerprint:
         return None
-    has_progress = facts.fault_step > facts.last_fault_step
+    what, field, why, most_steps = _LIMITS[sign.fingerprint]
+    has_progress = facts.fault_step > facts.last_fault_step + most_steps
     may_check = Rung.DIAGNOSE in facts.ladder and _culprits(facts) and not facts.findings
     if has_progress or may_check:
         return None
@@ -265,20 +274,35 @@ def _late_start_again(facts: Facts) -> Verdict | None:
     return Verdict(
         action=_last_resort(facts),
         cause=Cause.HANG,
-        reason=f"two starts in a row: {sign.detail}{checked}, and no rank has failed; raise "
-        "recovery.first_step_timeout_s if the job needs longer to start, else see where its ranks "
-        "stood (`outlast incidents show`)",
+        reason=f"{what}: {sign.detail}{checked}, and no rank has failed; raise {field} if {why}, "
+        "else see where its ranks stood (`outlast incidents show`)",
         fingerprint=sign.fingerprint,
         error=sign.detail,
     )
 
 
-def _late_start(facts: Facts) -> Evidence | None:
-    """The sign of a start that took too long, where nothing else is known to be wrong."""
+# What passed a limit twice, the limit, when it is too short, and how many steps may lie between.
+_LIMITS = {
+    NO_FIRST_STEP_YET: (
+        "two starts in a row",
+        "recovery.first_step_timeout_s",
+        "the job needs longer to start",
+        0,
+    ),
+    NO_STEP_IN_TIME: (
+        "two hangs in a row, a step apart at most",
+        "recovery.hang_timeout_s",
+        "a step of the job (with its evaluation and checkpoint) takes longer",
+        1,
+    ),
+}
+
+
+def _past_limit(facts: Facts) -> Evidence | None:
+    """The sign of what took longer than a limit, where nothing else is known to be wrong."""
     if _initiating(facts) is not None:
         return None
-    signs = (item for item in facts.evidence if item.fingerprint == NO_FIRST_STEP_YET)
-    return next(signs, None)
+    return next((item for item in facts.evidence if item.fingerprint in _LIMITS), None)
 
 
 def _exhausted(facts: Facts) -> Verdict | None:
@@ -300,7 +324,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     root = _initiating(facts)
     culprits = _culprits(facts)
     what = _describe(facts, root)
-    first = root or _late_start(facts)
+    first = root or _past_limit(facts)
     fingerprint = "" if first is None else first.fingerprint
     known_bad = [node for node in culprits if node in facts.suspects]
     always = Rung.RESTART not in facts.ladder

@@ -12,8 +12,13 @@ if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
 # Half of the shortest that healthy nodes are tested with under faults on a busy machine
-# (`tests/chaos`: 20 s, 40 s and 5 s), or less.
+# (`tests/chaos`: 20 s, 40 s and 5 s; `tests/test_demo.py` for heartbeats), or less.
+_BUSY = "a healthy agent may be held up by a busy machine"
 _LEAST_S = {
+    "heartbeat_period_s": (0.25, "the controller hears every node so often"),
+    "heartbeat_late_s": (0.75, _BUSY),
+    "heartbeat_lost_s": (1.5, _BUSY),
+    "heartbeat_silent_s": (4.0, _BUSY),
     "hang_timeout_s": (10.0, "a healthy rank may stand for seconds (a busy disk, an evaluation)"),
     "first_step_timeout_s": (10.0, "ranks take seconds to start"),
     "stop_timeout_s": (2.0, "ranks that are stopped keep their present step first"),

@@ -232,17 +232,17 @@ def test_node_disappears_and_the_standby_takes_over(tmp_path: Path) -> None:
             request = submit_request(
                 resources={"workers_per_node": 1, "standby": 1},
                 recovery={
-                    "heartbeat_period_s": 0.1,
-                    "heartbeat_late_s": 0.3,
-                    "heartbeat_lost_s": 0.5,
-                    "heartbeat_silent_s": 0.8,
+                    "heartbeat_period_s": 0.25,
+                    "heartbeat_late_s": 0.75,
+                    "heartbeat_lost_s": 1.5,
+                    "heartbeat_silent_s": 4.0,
                 },
             )
             job_id = (await bench.jobs.Submit(request)).job.job_id
             used = bench.agents[:2]
             await until(lambda: all(a.running for a in used), "workers run")
             # The agents heard that this job wants more heartbeats than they were told first.
-            await until(lambda: used[0].welcomes[-1].heartbeat_period_s == 0.1, "welcome again")
+            await until(lambda: used[0].welcomes[-1].heartbeat_period_s == 0.25, "welcome again")
             for agent in used:
                 await agent.progress(1)
             await bench.reach(job_id, "RUNNING")

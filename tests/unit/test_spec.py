@@ -107,6 +107,12 @@ def test_heartbeat_limits_must_grow() -> None:
     assert "longer than recovery.heartbeat_late_s" in found["recovery.heartbeat_lost_s"]
 
 
+@pytest.mark.parametrize("limits", [(0.25, 0.75, 1.5, 4.0), (0.25, 0.76, 1.6, 1e9)])
+def test_heartbeat_limits_at_their_floors_are_accepted(limits: tuple[float, ...]) -> None:
+    names = [f"heartbeat_{name}_s" for name in ("period", "late", "lost", "silent")]
+    parse_spec({"name": "a", "recovery": dict(zip(names, limits, strict=True))})
+
+
 def test_default_workers_per_node_is_the_largest_divisor_up_to_eight() -> None:
     parallel = {"tp": 2, "pp": 3, "dp": 2}
     spec = parse_spec({"name": "a", "parallel": parallel, "data": {"global_batch": 8}})

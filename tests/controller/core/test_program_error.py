@@ -256,3 +256,51 @@ def test_a_late_start_after_progress_is_tried_again() -> None:
     driver.answer_all("/start/")
     late(driver)
     assert driver.job().state is not JobState.PAUSED
+
+
+def hang(driver: Driver, *culprits: int) -> None:
+    driver.send(
+        ev.JobStalled(
+            job_id=JOB,
+            attempt=driver.job().attempt,
+            stalled_s=10.4,
+            culprit_ranks=culprits,
+            detail="all ranks compute",
+            limit="recovery.hang_timeout_s is 10 s",
+        )
+    )
+    driver.answer_all("/stop/")
+
+
+# Each attempt does its first step, which has a limit of its own, and then is too slow again; an
+# evaluation that takes too long comes at the same step each time.
+@pytest.mark.parametrize("steps", [(5, 6), (5, 5)], ids=["a step further", "the same step"])
+@pytest.mark.parametrize("culprits", [(), (1,)])
+def test_steps_longer_than_the_limit_of_a_hang_pause_the_job_and_name_the_limit(
+    culprits: tuple[int, ...], steps: tuple[int, int]
+) -> None:
+    driver = Driver().starting(
+        spares=0, ladder=(Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE, Rung.PAUSE)
+    )
+    for step in steps:
+        driver.answer_all("/start/")
+        driver.advanced(step)
+        hang(driver, *culprits)
+    if culprits:
+        assert driver.job().state is JobState.DIAGNOSING, "a node that holds it up comes first"
+        driver.searched()
+    job = driver.job()
+    assert (job.state, job.attempt) == (JobState.PAUSED, 2)
+    assert "two hangs in a row" in job.reason
+    assert "(recovery.hang_timeout_s is 10 s)" in job.reason
+    assert "raise recovery.hang_timeout_s" in job.reason
+    assert "retry_budget" not in job.reason
+
+
+def test_hangs_with_steps_between_them_are_no_limit_that_is_too_short() -> None:
+    driver = Driver().starting(spares=0)
+    for step in (5, 7, 9):
+        driver.answer_all("/start/")
+        driver.advanced(step)
+        hang(driver)
+    assert driver.job().state is not JobState.PAUSED
