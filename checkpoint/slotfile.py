@@ -46,6 +46,7 @@ from checkpoint.core.slots import (
     UploadState,
 )
 from checkpoint.memory import free_memory_bytes, most_host_memory_bytes
+from outlast import private
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError, MisfitError, OccupiedError
 
@@ -440,5 +441,5 @@ def _allocate(
 
 def _write_table(folder: Path, table: ShardTable) -> None:
     new = folder / f".new-{TABLE_FILE}"
-    new.write_bytes(table.to_json())
+    private.write_bytes(new, table.to_json())
     new.rename(folder / TABLE_FILE)

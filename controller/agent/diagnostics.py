@@ -23,6 +23,7 @@ from google.protobuf import json_format
 
 from controller.agent.processes import reap_group, wait_gone
 from diagnostics.core.orders import Order
+from outlast import private
 from outlast.errors import RetryableError
 from outlast.startup import python_command
 from outlast.v1 import diagnostics_pb2
@@ -142,7 +143,7 @@ class Suites:
             *("--baseline-file", str(place.state_dir / "baseline.json")),
             *("--storage-probe", STORAGE_PROBE),
         ]
-        with self._log_path.open("ab") as log:
+        with private.open_to_append(self._log_path) as log:
             # A group of its own: its children go with it. It ends with its input, so with us.
             process = subprocess.Popen(
                 command,

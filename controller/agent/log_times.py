@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
+from outlast import private
+
 _NOTE = struct.Struct("<Qd")
 
 
@@ -28,7 +30,7 @@ class LogTimes:
         Raises:
             OSError: the disk is full, or the folder has gone.
         """
-        with self._path.open("ab") as file:
+        with private.open_to_append(self._path) as file:
             file.write(_NOTE.pack(end, at_s))
 
     def pieces(self, offset: int, data: bytes) -> Iterator[tuple[bytes, float]]:

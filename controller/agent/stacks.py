@@ -30,6 +30,7 @@ from typing import IO
 from controller.agent.processes import process_state, wait_gone
 from controller.agent.worker import Worker
 from diagnostics.core.stacks import place_of
+from outlast import private
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import flight_record, flight_record_pipe
 
@@ -254,7 +255,7 @@ def _own_frames() -> str:
 
 def _write(path: Path, text: str) -> list[str]:
     try:
-        path.write_text(text)
+        private.write_text(path, text)
     except OSError as error:
         logger.warning("stacks are not kept: %s: %s", path, error)
         return []

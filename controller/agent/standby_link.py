@@ -23,6 +23,7 @@ from typing import IO
 from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
 from controller.agent.processes import how_ended, wait_gone
+from outlast import private
 from outlast.clock import node_clock_environment
 from outlast.errors import RetryableError
 from outlast.startup import python_command
@@ -294,7 +295,7 @@ class StandbyLink:
 
     def _open_log(self) -> IO[bytes] | int:
         try:
-            return self._log_path.open("ab")
+            return private.open_to_append(self._log_path)
         except OSError as error:
             # Workers have their own; one less is no reason to start none.
             self._mistakes.note("standby", "it runs without a log", error)

@@ -25,6 +25,7 @@ from checkpoint.damage import Damage
 from checkpoint.guarding import Guard, GuardCounts
 from checkpoint.upload import Uploader
 from controller.agent.threads import run_blocking
+from outlast import private
 from outlast.chosen import ChosenStart
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import RetryableError
@@ -250,7 +251,7 @@ def _keep_plan(plan: UploadPlan) -> None:
     plan.memory_dir.mkdir(parents=True, exist_ok=True)
     document = {**asdict(plan), "memory_dir": str(plan.memory_dir)}
     draft = plan.memory_dir / f"{PLAN_FILE}.tmp"
-    draft.write_text(json.dumps(document))
+    private.write_text(draft, json.dumps(document))
     draft.replace(plan.memory_dir / PLAN_FILE)
 
 

@@ -41,6 +41,7 @@ from controller.local.processes import (
     terminate,
     wait_all_gone,
 )
+from outlast import private
 from outlast.ids import NodeId
 from outlast.startup import python_command
 
@@ -257,7 +258,7 @@ class LocalCluster:
         ]
         if config.join_token_file is not None:
             command += ["--join-token-file", str(config.join_token_file)]
-        with (folder / "agent.log").open("ab") as log:
+        with private.open_to_append(folder / "agent.log") as log:
             node.child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -313,7 +314,7 @@ class LocalCluster:
     def _note(self, name: NodeId, process: ProcessName, death: str = "") -> None:
         document = {"pid": process.pid, "start_ticks": process.start_ticks, "death": death}
         draft = self._pid_file(name).with_suffix(".tmp")
-        draft.write_text(json.dumps(document))
+        private.write_text(draft, json.dumps(document))
         draft.replace(self._pid_file(name))
 
 

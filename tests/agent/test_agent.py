@@ -301,6 +301,23 @@ def test_logs_are_followed_into_the_next_attempt(
     assert chunks(controller, "q3")[0].end
 
 
+def test_nobody_else_may_read_what_an_agent_and_its_workers_keep(
+    controller: FakeController, agent: AgentProcess
+) -> None:
+    """Whatever the umask is; the folders above are closed besides."""
+    start_job(controller)
+    controller.progress("job", 1)
+    wait_for(lambda: list(agent.state_dir.rglob("*.times")), "times of a log")
+    stop = agents_pb2.StopWorkers(timeout_s=5.0, look_first=True)
+    command = agents_pb2.Command(job_id="job", attempt=1, stop_workers=stop)
+    assert controller.result(controller.command(command)).ok
+    files = [path for top in (agent.state_dir, agent.memory_dir) for path in top.rglob("*")]
+    names = {path.name for path in files}
+    assert {"standby.log", "rank-00000.log", "rank-00000.stacks.txt"} <= names
+    opened = [path for path in files if path.is_file() and path.stat().st_mode & 0o077]
+    assert not opened
+
+
 def suite_command(suite: str) -> agents_pb2.Command:
     return agents_pb2.Command(
         job_id="job", attempt=1, run_suite=agents_pb2.RunSuite(suite=suite, timeout_s=60.0)

@@ -40,6 +40,7 @@ from checkpoint.placing import placement_of
 from checkpoint.restore import Node
 from checkpoint.slotfile import TABLE_FILE, read_table
 from checkpoint.stage import NamedTensor, Stager
+from outlast import private
 from outlast.blackbox import Phase, StartMark, Writer
 from outlast.chosen import must_start_at
 from outlast.clock import node_time_s
@@ -335,5 +336,5 @@ def write_error(path: Path, error: BaseException) -> None:
 def _write_whole(path: Path, document: object) -> None:
     """The file appears whole or not at all."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(document))
+    private.write_text(partial, json.dumps(document))
     partial.rename(path)

@@ -40,6 +40,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from outlast import private
 from outlast.clock import node_time_ns, node_time_s
 from outlast.crashpoints import CrashPoint, reach
 from outlast.startup import check_packages
@@ -298,7 +299,7 @@ def _report_failure(error: BaseException, path: Path | None) -> None:
         ErrorField.AT_S: node_time_s(),
     }
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(report))
+    private.write_text(draft, json.dumps(report))
     draft.replace(path)
 
 

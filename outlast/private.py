@@ -1,0 +1,34 @@
+"""Files that nobody but their owner may read: logs, reports and notes of a node.
+
+The rights come with the file, not from the process's umask, which also decides about what
+belongs to users (their checkpoints).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    """A file to write at its end, made if it is not there."""
+    return open(path, "ab", opener=_owners_only)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file anew."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file anew."""
+    with open(path, "wb", opener=_owners_only) as file:
+        file.write(data)
+
+
+def _owners_only(path: str, flags: int) -> int:
+    handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    # One that an earlier version made has other rights.
+    os.fchmod(handle, 0o600)
+    return handle
