@@ -19,6 +19,7 @@ from typing import Protocol
 from checkpoint.claiming import Owner
 from checkpoint.core.pacing import backoff_s
 from checkpoint.drivers import missing_driver
+from checkpoint.loading import wrong_to_load
 from checkpoint.storage import Storage
 from controller.agent import launch
 from controller.agent.launch import StartRefusedError
@@ -27,8 +28,6 @@ from outlast.errors import OutlastError
 from outlast.failures import ErrorKind
 from outlast.problems import FieldProblem, shown
 from outlast.rules.data import check_tokens
-from outlast.rules.loads import wrong_with_model
-from outlast.rules.places import wrong_with_steps
 from outlast.sources import survey
 from outlast.spec import JobSpec
 from outlast.v1 import agents_pb2
@@ -162,32 +161,12 @@ def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
     if missing is not None:
         return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {missing}")]
     try:
-        return _misloaded(spec, url, Storage(url))
+        return wrong_to_load(spec, url, Storage(url))
     except ValueError as error:
         return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {error}")]
     except (OutlastError, OSError):
-        # Storage that does not answer is waited for by whoever loads from it, and of damaged
-        # records a rank says what is damaged.
+        # Storage that does not answer is waited for by whoever loads from it.
         return []
-
-
-def _misloaded(spec: JobSpec, url: str, storage: Storage) -> list[FieldProblem]:
-    """Why the job cannot begin with what is stored there, if that is so."""
-    steps, wanted = sorted(storage.committed_steps()), spec.checkpoint.load_step
-    if not steps:
-        message = (
-            f"is {shown(url)}, which has no committed checkpoint; give the folder of one job: "
-            "`outlast status JOB` prints where its checkpoints lie"
-        )
-        return [FieldProblem(field="checkpoint.load", message=message)]
-    wrong = wrong_with_steps(url, steps, wanted, spec.steps)
-    if wrong is not None:
-        field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
-        return [FieldProblem(field=field, message=wrong)]
-    step = steps[-1] if wanted is None else wanted
-    _, manifest = storage.read_commit(step)
-    wrong = wrong_with_model(url, step, manifest.tensors, spec)
-    return [] if wrong is None else [FieldProblem(field="checkpoint.load", message=wrong)]
 
 
 def _in_words(problems: list[FieldProblem]) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,19 +13,16 @@ from typing import TYPE_CHECKING
 
 from checkpoint.core import names
 from checkpoint.drivers import missing_driver
+from outlast.cli.stored_load import StoredLoad, look_at_load
 from outlast.problems import FieldProblem, collect, shown
 from outlast.rules.data import check_tokens
-from outlast.rules.loads import wrong_with_model
-from outlast.rules.places import local_path, wrong_with_place, wrong_with_steps
+from outlast.rules.places import NO_CHECKPOINT, local_path, wrong_with_place
 from outlast.sources import Source, survey
 
 if TYPE_CHECKING:
-    from checkpoint.core.manifest import Manifest
     from outlast.spec import JobSpec
 
 _OWNERS = {"model.seq_len": "data.source", "checkpoint.load_step": "checkpoint.load"}
-# How names of parameters begin in a checkpoint, beside those of the optimizer's state.
-_MODEL = "model."
 _UNCERTAIN = "(on this machine; what counts is what the nodes have)"
 
 
@@ -48,17 +44,18 @@ class Seen:
 
 
 def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
-    """The files that `spec` names; `written` has the paths that were relative, by field.
+    """The places that `spec` names; `written` has the paths that were relative, by field.
 
     A path that only nodes may have is a problem where the nodes are this machine, and a
     warning elsewhere. A relative path is the submitter's, so what it names must be here.
     """
     source: list[Source] = []
+    loads: list[StoredLoad] = []
     rules: tuple[Callable[[JobSpec], list[FieldProblem]], ...] = (
         lambda spec: _look_at_source(spec, source),
         _look_at_drivers,
         _look_at_url,
-        _look_at_load,
+        lambda spec: _look_at_load(spec, loads),
     )
     problems, warnings = [], []
     for found in collect(rules, spec):
@@ -67,13 +64,14 @@ def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
         message = _as_written(found.message, written.get(found.field))
         problem = FieldProblem(field=found.field, message=message)
         is_read = found.field != "checkpoint.url"
-        if nodes is Nodes.HERE or (is_read and owner in written):
+        is_everywhere = any(each.is_everywhere and found in each.problems for each in loads)
+        if nodes is Nodes.HERE or is_everywhere or (is_read and owner in written):
             problems.append(problem)
         else:
             warnings.append(f"{problem.field} {problem.message} {_UNCERTAIN}")
     return Seen(
         problems=tuple(problems),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *(each.warning for each in loads if each.warning)),
         source=source[0] if source else None,
     )
 
@@ -150,66 +148,30 @@ def _unwritable(folder: Path) -> str | None:
         return error.strerror or errno.errorcode.get(error.errno or 0, "it cannot be read")
 
 
-def _look_at_load(spec: JobSpec) -> list[FieldProblem]:
+def _look_at_load(spec: JobSpec, found: list[StoredLoad]) -> list[FieldProblem]:
     url = spec.checkpoint.load
-    path = None if url is None or wrong_with_place(url, "") else local_path(url)
-    if path is None or url is None:
+    if url is None or wrong_with_place(url, ""):
         return []
+    path = local_path(url)
+    if path is None:
+        return [] if missing_driver(url) else _look_into(spec, url, found)
     root = Path(path)
-    steps = _committed(root)
     if not root.is_dir():
         why = "which does not exist" if not root.exists() else "which is not a folder"
-    elif not steps:
-        why = "which has no committed checkpoint; give the folder of one job"
+    elif not _committed(root):
+        why = f"which {NO_CHECKPOINT}"
         inside = [each.parent.name for each in root.glob(f"*/{names.COMMITS}")]
         if inside:
             why += f", such as {root / min(inside)}"
     else:
-        wanted = spec.checkpoint.load_step
-        wrong = wrong_with_steps(url, steps, wanted, spec.steps)
-        if wrong is not None:
-            field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
-            return [FieldProblem(field=field, message=wrong)]
-        return _of_another_model(spec, url, steps[::-1] if wanted is None else [wanted])
+        return _look_into(spec, url, found)
     remedy = "" if ";" in why else "; `outlast status JOB` prints where a job's checkpoints lie"
     return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}, {why}{remedy}")]
 
 
-def _of_another_model(spec: JobSpec, url: str, steps: Sequence[int]) -> list[FieldProblem]:
-    """Whether the first of these checkpoints that can be read is of a model of another size."""
-    from outlast.sizing.of_spec import num_parameters
-
-    found = _first_readable(url, steps)
-    if found is None:
-        return []
-    step, manifest = found
-    wrong = wrong_with_model(url, step, manifest.tensors, spec)
-    if wrong is not None:
-        return [FieldProblem(field="checkpoint.load", message=wrong)]
-    shapes = [shape for name, (_, shape) in manifest.tensors.items() if name.startswith(_MODEL)]
-    held, needed = sum(map(math.prod, shapes)), num_parameters(spec)
-    if not shapes or held == needed:
-        return []
-    message = (
-        f"is {shown(url)}, whose step {step} holds a model of {held:,} parameters, and that of the "
-        f"model section has {needed:,}; give the model section of the job that saved it "
-        "(`outlast status JOB --json` has its spec)"
-    )
-    return [FieldProblem(field="checkpoint.load", message=message)]
-
-
-def _first_readable(url: str, steps: Sequence[int]) -> tuple[int, Manifest] | None:
-    """As a job does that passes over damaged ones for the next older."""
-    from checkpoint.storage import Storage
-    from outlast.errors import OutlastError
-
-    storage = Storage(url)
-    for step in steps:
-        try:
-            return step, storage.read_commit(step)[1]
-        except (OutlastError, OSError):
-            continue
-    return None
+def _look_into(spec: JobSpec, url: str, found: list[StoredLoad]) -> list[FieldProblem]:
+    found.append(look_at_load(spec, url))
+    return [*found[-1].problems]
 
 
 def _committed(root: Path) -> list[int]:

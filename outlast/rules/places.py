@@ -14,6 +14,8 @@ SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "hdfs", "webhdfs")
 _ALSO_TAKEN = ("memory", "local")
 # Steps of another job's checkpoints; more would not help a person.
 _NUM_STEPS = 8
+# Said of a folder to load from, here and on a node.
+NO_CHECKPOINT = "has no committed checkpoint; give the folder of one job"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
