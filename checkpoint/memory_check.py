@@ -22,11 +22,11 @@ def check_host_memory(spec: JobSpec, ranks: Sequence[int], job_dir: Path) -> Non
     """Raise MisfitError where these ranks, which share a node, need more host memory than it can
     hold, and OccupiedError where something else uses it now.
 
-    `job_dir` is the job's folder, which need not be there yet, in the agent's folder, which
-    must. What an earlier attempt has taken counts as free: its slots are used again, or give
-    way to others.
+    `job_dir` is the job's folder in that of the agent, and need not be there yet. What an earlier
+    attempt has taken counts as free: its slots are used again, or give way to others.
     """
     folder = job_dir.parent
+    folder.mkdir(parents=True, exist_ok=True)
     needed = host_memory_bytes(spec, ranks)
     total = most_host_memory_bytes(folder)
     what = f"checkpoints of {len(ranks)} ranks in {folder} need"

@@ -34,7 +34,7 @@ def node_with(monkeypatch: pytest.MonkeyPatch, *, total: int, free: int) -> None
 
 def test_enough_is_enough(needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node_with(monkeypatch, total=needed, free=needed)
-    check_host_memory(parse_spec(SPEC), RANKS, tmp_path / "job-1")
+    check_host_memory(parse_spec(SPEC), RANKS, tmp_path / "not yet" / "job-1")
 
 
 def test_one_byte_too_few_in_all_is_a_misfit_with_both_numbers(
