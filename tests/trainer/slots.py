@@ -9,11 +9,11 @@ import torch
 from checkpoint.stage import NamedTensor
 from outlast.blackbox import Group
 from outlast.spec import JobSpec
-from trainer import configure
 from trainer.model.parameters import FlatParameters, Sharding
 from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
-from trainer.state import TrainState, build_chunks
+from trainer.worker import configure
+from trainer.worker.state import TrainState, build_chunks
 
 
 def staged_tensors(spec: JobSpec, rank: int) -> list[NamedTensor]:
