@@ -205,16 +205,16 @@ def test_after_200_jobs_nothing_has_grown_since_100(
                 await _run_job(bench, number)
                 await keeper.look()
                 if number in (99, 199):
-                    await bench.service.tell()
-                    found.append(_sizes(bench, tmp_path))
                     gc.collect()
+                    found.append(_sizes(bench, tmp_path))
                     objects.append(len(gc.get_objects()))
                     journal_bytes.append(bench.journal.num_bytes)
             assert bench.snapshots > 5
 
     asyncio.run(scenario())
     at_100, at_200 = found
-    assert at_100 == at_200
+    # What other tests have left open may be closed meanwhile.
+    assert {what: at_200[what] for what in at_200 if at_200[what] > at_100[what]} == {}
     assert at_200["jobs"] == at_200["rows of tokens"] == KEPT
     # A job that stayed would be hundreds of objects.
     assert objects[1] - objects[0] < 100 * 10
