@@ -294,8 +294,9 @@ class Service:
     def _look_around(self, now_s: float) -> None:
         """Queue what follows from nothing but the passing of time."""
         wall_s = self._clock.now_s()
-        events = self.guard.call("watch", None, lambda: self._edge.wake(now_s, wall_s))
-        self.post(*events or ())
+        events: list[Event] = []
+        self.guard.call("watch", None, lambda: events.extend(self._edge.wake(now_s, wall_s)))
+        self.post(*events)
         wake_at_s = self._machine.wake_at()
         is_due = wake_at_s is not None and self._clock.now_s() >= wake_at_s
         if is_due and now_s >= self._machine_waits_until_s:

@@ -207,7 +207,7 @@ class Commands:
                 if command_id:
                     self._driver.give(LedgerKept(command_id=command_id, problem=problem))
             case RunStep(command_id=command_id, step=step):
-                work = self._run_step(self._orders[command_id], command_id, step)
+                work = self._run_step(command_id, step)
                 task = asyncio.create_task(work, name=f"command-{command_id}-{step.value}")
                 self._tasks[command_id] = task
                 task.add_done_callback(partial(self._step_ended, command_id, step))
@@ -239,11 +239,18 @@ class Commands:
         except OSError as error:
             logger.error("commands are not kept over a restart of this agent: %s", error)
             return f"cannot write to {self._parts.config.state_dir}: is its disk full?"
+        except Exception as error:  # the command goes on, or is refused; it is not left unanswered
+            logger.exception("commands are not kept over a restart of this agent")
+            return f"cannot write what it was told: {error!r}"
         return ""
 
-    async def _run_step(self, order: Order, command_id: str, step: Step) -> StepEnded:
+    async def _run_step(self, command_id: str, step: Step) -> StepEnded:
         try:
-            await self._steps.run(order, step)
+            if step is Step.LEFTOVERS:
+                # The agent's own stops come to it as well, and nobody ordered those.
+                await self._parts.supervisor.wait_for_families()
+            else:
+                await self._steps.run(self._orders[command_id], step)
         except Exception as error:  # the controller waits for an answer
             if not isinstance(error, _EXPECTED):
                 logger.exception("command %s failed", command_id)

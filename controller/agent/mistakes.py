@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 # Shown from the start, so that the first mistake of each is already a rise.
 PARTS = (
     "black box",
+    "command",
     "heartbeat",
     "host",
     "post-mortem",

@@ -70,8 +70,6 @@ class OrderSteps:
                 self._check(order)
             case Step.STACKS:
                 await self._collect_stacks(order)
-            case Step.LEFTOVERS:
-                await self._parts.supervisor.wait_for_families()
             case Step.PREPARE:
                 await self._prepare(order)
             case Step.FORK:
@@ -86,8 +84,8 @@ class OrderSteps:
                 await self._run_suite(order)
             case Step.PUSH:
                 await self._push(order)
-            case Step.ASK | Step.KILL | Step.FORGET_WORKERS:
-                raise AssertionError(f"{step.value} is a step of the machine")
+            case Step.ASK | Step.KILL | Step.LEFTOVERS | Step.FORGET_WORKERS:
+                raise AssertionError(f"{step.value} is no step of an order")
 
     def _check(self, order: Order) -> None:
         command, config = order.command, self._parts.config

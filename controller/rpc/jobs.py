@@ -181,6 +181,8 @@ class JobsService(JobsServicer):
         version, after_step = 0, request.after_step
         while True:
             seen = self._service.changes.version
+            # A long curve may be read for longer than its ended job is kept.
+            await self._known(job.job_id, context)
             view = self._views.shared(job.job_id, _now_s())
             rows, version = curves.changed_since(job.job_id, version, after_step=after_step)
             newest = curves.version

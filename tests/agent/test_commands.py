@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,38 +14,60 @@ from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
 from controller.agent.core.ledger import CommandLedger
 from controller.agent.core.machine import AgentMachine
+from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.order_steps import Parts
 from controller.agent.supervisor import Supervisor
+from controller.agent.worker import Worker
 from outlast.v1 import agents_pb2
 from tests.agent.harness import start_command, stop_command
 
 
-class NoWorkers:
-    """A supervisor that has nothing to stop."""
+class Workers:
+    """A supervisor whose workers end when they are told to."""
+
+    def __init__(self) -> None:
+        self.commands: Commands | None = None
+        self.running: list[Worker] = []
+        self.num_waits = 0
+
+    def signal(self, keys: Iterable[WorkerKey], number: signal.Signals) -> None:
+        assert self.commands is not None
+        for worker in self.running:
+            self.commands.worker_ended(worker)
 
     async def wait_for_families(self) -> None:
-        pass
+        self.num_waits += 1
 
 
-def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path) -> None:
-    told: dict[str, agents_pb2.CommandResult] = {}
+@dataclass(frozen=True, kw_only=True)
+class StartedWorker:
+    """As much of a worker as the commands look at."""
+
+    identity: WorkerKey
+    pid: int = 4242
+    exit: None = None
+
+
+def make_commands(
+    tmp_path: Path, workers: Workers, told: dict[str, agents_pb2.CommandResult]
+) -> Commands:
+    """To be called in the agent's loop."""
 
     def emit(event: agents_pb2.AgentEvent, weight: object) -> None:
         told[event.command_result.command_id] = event.command_result
 
-    config = AgentConfig(
-        node="n0",
-        controller="",
-        state_dir=tmp_path,
-        memory_dir=tmp_path,
-        data_dir=tmp_path,
-        workers=2,
-    )
     unused: Any = None
     parts = Parts(
-        config=config,
-        supervisor=cast("Supervisor", NoWorkers()),
+        config=AgentConfig(
+            node="n0",
+            controller="",
+            state_dir=tmp_path,
+            memory_dir=tmp_path,
+            data_dir=tmp_path,
+            workers=2,
+        ),
+        supervisor=cast("Supervisor", workers),
         uploads=unused,
         replicas=unused,
         suites=unused,
@@ -50,16 +75,42 @@ def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path)
         storage_awaited=unused,
         mistakes=Mistakes(),
     )
+    now_s = asyncio.get_running_loop().time()
+    workers.commands = Commands(
+        parts,
+        AgentMachine(CommandLedger(), EventBuffer(10), now_s=now_s),
+        emit=emit,
+        send_events=lambda: None,
+        save_ledger=lambda ledger: None,
+    )
+    return workers.commands
+
+
+def test_workers_without_a_controller_are_stopped_and_what_they_left_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        workers = Workers()
+        commands = make_commands(tmp_path, workers, {})
+        worker = cast("Worker", StartedWorker(identity=WorkerKey("job", 1, 0)))
+        workers.running = [worker]
+        commands.workers_requested([worker])
+        commands.worker_forked(worker)
+        commands.welcomed(agents_pb2.Welcome(controller_absence_limit_s=0.01))
+        commands.session_lost()
+        async with asyncio.timeout(10):
+            while not workers.num_waits:
+                await asyncio.sleep(0.001)
+        await commands.close()
+
+    asyncio.run(run())
+
+
+def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path) -> None:
+    told: dict[str, agents_pb2.CommandResult] = {}
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        commands = Commands(
-            parts,
-            AgentMachine(CommandLedger(), EventBuffer(10), now_s=loop.time()),
-            emit=emit,
-            send_events=lambda: None,
-            save_ledger=lambda ledger: None,
-        )
+        commands = make_commands(tmp_path, Workers(), told)
         start, stop = start_command(1, command_id="start"), stop_command(1)
         stop.command_id = "stop"
         # Both came in one read: the start's task has not run yet.

@@ -169,12 +169,12 @@ def test_who_holds_up_a_start_is_named_before_patience_with_it_ends() -> None:
         10.0,
     )
     agents.heartbeat(NODES[1], beat(1, phase="groups", process_state="T"), 10.0)
-    assert agents.edge.wake(10.0, 98.0) == []
+    assert list(agents.edge.wake(10.0, 98.0)) == []
     (event,) = agents.edge.wake(11.0, 99.5)
     assert isinstance(event, JobStalled)
     assert event.culprit_ranks == (1,)
     assert event.limit == "recovery.first_step_timeout_s is 1800 s"
-    assert agents.edge.wake(12.0, 100.5) == []
+    assert list(agents.edge.wake(12.0, 100.5)) == []
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])

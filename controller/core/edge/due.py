@@ -8,6 +8,7 @@ one look in a while and nothing in between.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 _Key = TypeVar("_Key")
@@ -35,15 +36,16 @@ class DueQueue(Generic[_Key]):
         """Nobody needs to look at it any more."""
         self._due_s.pop(key, None)
 
-    def take(self, now_s: float) -> list[_Key]:
-        """Those whose moment has come, the earliest first; they are no longer in the queue."""
-        taken: list[_Key] = []
+    def take(self, now_s: float) -> Iterator[_Key]:
+        """Those whose moment has come, the earliest first, each taken out as it is given.
+
+        What is put back meanwhile must not be due by then.
+        """
         while self._heap and self._heap[0][0] <= now_s:
             at_s, _, key = heapq.heappop(self._heap)
             if self._due_s.get(key) == at_s:
                 del self._due_s[key]
-                taken.append(key)
-        return taken
+                yield key
 
     def next_s(self) -> float | None:
         """The earliest moment; None when there is nothing."""

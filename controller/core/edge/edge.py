@@ -13,7 +13,7 @@ have passed `controller.rpc.incoming`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from controller.core.edge.advance import AdvanceTable
 from controller.core.edge.detectors import Detectors
@@ -61,10 +61,12 @@ class Edge:
             case "hello":
                 return self._joined(node, message.hello, now_s)
             case "heartbeat":
+                # First, since what `_heartbeat` finds is told once, and must not be lost with it.
+                detected = self._detectors.heartbeat(message.heartbeat, now_s)
                 return [
                     *self.heard(node, now_s),
                     *self._heartbeat(node, message.heartbeat, now_s),
-                    *self._detectors.heartbeat(message.heartbeat, now_s),
+                    *detected,
                 ]
             case "event":
                 return [*self.heard(node, now_s), *self._event(node, message.event, now_s)]
@@ -97,7 +99,9 @@ class Edge:
             elif isinstance(fact, JobPut):
                 self._expect_job(fact.job.job_id, now_s)
         for node in changed:
-            if self._state.nodes[node].state in AWAY:
+            record = self._state.nodes.get(node)
+            # It may have been forgotten in the same turn.
+            if record is None or record.state in AWAY:
                 self._liveness.forget(node)
             else:
                 self._expect(node, now_s)
@@ -110,10 +114,15 @@ class Edge:
 
     # Time
 
-    def wake(self, now_s: float, wall_s: float) -> list[Event]:
-        """What follows from nothing but the passing of time."""
-        silent = self.judge_silence(now_s) if self.listening.may_judge(now_s) else []
-        return [*silent, *self._late_starts(wall_s), *self._stalled(now_s, wall_s)]
+    def wake(self, now_s: float, wall_s: float) -> Iterator[Event]:
+        """What follows from nothing but the passing of time, one after the other.
+
+        Each is told once: what came before a mistake in the analysis of one job is not lost.
+        """
+        if self.listening.may_judge(now_s):
+            yield from self.judge_silence(now_s)
+        yield from self._late_starts(wall_s)
+        yield from self._stalled(now_s, wall_s)
 
     def wake_at(self, now_s: float, wall_s: float) -> float | None:
         """When `wake` is to be called at the latest; None while nothing is waited for."""
@@ -132,8 +141,7 @@ class Edge:
         """Nodes that have been silent for too long."""
         return [*self._liveness.expire(now_s)]
 
-    def _late_starts(self, wall_s: float) -> list[Event]:
-        events: list[Event] = []
+    def _late_starts(self, wall_s: float) -> Iterator[Event]:
         for job_id in self._starts.take(wall_s):
             job = self._state.jobs.get(job_id)
             if job is None or job.state is not JobState.STARTING or job.deadline_s is None:
@@ -141,22 +149,19 @@ class Edge:
             if job.deadline_s - BEFORE_DEADLINE_S > wall_s:
                 self._starts.put(job_id, job.deadline_s - BEFORE_DEADLINE_S)
             else:
-                events += self._hangs.start_is_late(job, wall_s)
-        return events
+                yield from self._hangs.start_is_late(job, wall_s)
 
-    def _stalled(self, now_s: float, wall_s: float) -> list[Event]:
+    def _stalled(self, now_s: float, wall_s: float) -> Iterator[Event]:
         """Jobs that have completed no step for longer than they allow."""
-        events: list[Event] = []
         for job_id in self._stalls.take(now_s):
             job = self._state.jobs.get(job_id)
             if job is None or job.state is not JobState.RUNNING:
                 continue
             limit_s = self._settings.of(job).hang_timeout_s
             stalled_s = self._advances.progress.stalled(job, now_s, limit_s)
-            if stalled_s is not None:
-                events += self._hangs.stalled(job, stalled_s, wall_s)
             self._expect_step(job)
-        return events
+            if stalled_s is not None:
+                yield from self._hangs.stalled(job, stalled_s, wall_s)
 
     # What is seen of nodes and ranks
 
@@ -255,8 +260,9 @@ class Edge:
 
     def _expect_job(self, job_id: JobId, now_s: float) -> None:
         """Wait for the end of a start, or for the next step; of an ended job for nothing."""
-        job = self._state.jobs[job_id]
-        if job.state in TERMINAL:
+        job = self._state.jobs.get(job_id)
+        # It may have been deleted in the turn in which it ended.
+        if job is None or job.state in TERMINAL:
             self._forget(job_id)
         elif job.state is JobState.STARTING and job.deadline_s is not None:
             self._starts.put(job_id, job.deadline_s - BEFORE_DEADLINE_S)

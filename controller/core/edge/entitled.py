@@ -32,7 +32,8 @@ def refusal(
     if record is not None and record.attempt == attempt:
         places = record.nodes
         if rank is not None:
-            place = rank // record.workers_per_node
+            # None, where the journal of an older version has an attempt without ranks.
+            place = rank // max(1, record.workers_per_node)
             is_its = 0 <= place < len(places) and places[place] == node
             return None if is_its else Reason.NOT_PLACED
         return None if node in job.held_by or node in places else Reason.NOT_PLACED

@@ -129,7 +129,8 @@ class LivenessTable:
         if next_s is None or now_s < next_s:
             return []
         events: list[LivenessEvent] = []
-        for node in self._due.take(now_s + _TOGETHER_S):
+        # All at once: one that is put back may be due within that time again.
+        for node in list(self._due.take(now_s + _TOGETHER_S)):
             entry = self._entries[node]
             silent_s = now_s - entry.heard_s
             while entry.next_s() <= now_s:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from controller.core.edge.due import DueQueue
 from controller.core.edge.edge import Edge
+from controller.core.edge.hangs import HangTable
 from controller.core.edge.settings import JobSettings
 from controller.core.events import Event, JobStalled, NodeHeard, NodeLate
-from controller.core.facts import JobPut, State
+from controller.core.facts import JobPruned, JobPut, NodeForgotten, NodePut, State
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from outlast.ids import Attempt, NodeId
@@ -108,7 +111,7 @@ def test_a_job_is_only_looked_at_when_something_is_due() -> None:
     state = Driver().running().machine.state
     edge = Edge(state, counting)
     edge.expect_known(0.0)
-    edge.wake(5.0, 0.0)
+    assert list(edge.wake(5.0, 0.0)) == []
     # Once for its text, however often it is needed.
     assert looked_at == [JOB]
 
@@ -139,8 +142,35 @@ def test_a_queue_gives_each_key_once_and_at_the_earliest_moment_wanted() -> None
     queue.put("c", 3.0)
     queue.forget("c")
     assert queue.next_s() == 2.0
-    assert queue.take(4.0) == ["a", "b"]
+    assert list(queue.take(4.0)) == ["a", "b"]
     assert queue.next_s() is None
     queue.put("a", 9.0)
-    assert queue.take(8.9) == []
-    assert queue.take(9.0) == ["a"]
+    assert list(queue.take(8.9)) == []
+    assert list(queue.take(9.0)) == ["a"]
+
+
+def test_what_came_before_a_mistake_with_one_job_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> list[Event]:
+        raise ValueError("a mistake of ours")
+
+    training = _Training()
+    monkeypatch.setattr(HangTable, "stalled", fail)
+    found: list[Event] = []
+    with pytest.raises(ValueError, match="of ours"):
+        found.extend(training.edge.wake(300.0, 0.0))
+    late = [event.node for event in found if isinstance(event, NodeLate)]
+    assert late == list(training.state.nodes)
+
+
+def test_what_is_forgotten_in_the_turn_in_which_it_changed_is_expected_no_more() -> None:
+    training = _Training()
+    node, job = training.state.nodes[N1], training.job
+    facts = [NodePut(node=node), JobPut(job=replace(job, state=JobState.FAILED))]
+    gone = [NodeForgotten(node=N1), JobPruned(job_id=JOB, incidents=())]
+    for fact in (*facts, *gone):
+        training.state.apply(fact)
+    assert training.edge.refresh([*facts, *gone], 0.0) == [N1]
+    assert training.edge.heard_s(N1) is None
+    assert training.stalls(1000.0) == []
