@@ -1,25 +1,16 @@
 """Checkpoints in two stages: device to host memory, host memory to storage.
 
-- `stage.py` copies a rank's tensors into memory-mapped slots, step after step, inside
-  the `frames.py` that make them files of torch's format;
-- `upload.py` moves what each rank owns of a sealed slot to storage in the background,
-  `commit.py` makes it a checkpoint that exists, `describe.py` and `dcp.py` describe it for
-  torch's own tools;
-- `transfer.py` sends one file, `cleaning.py` deletes what is not kept, `keeping.py`
-  has pins and leases, `catalog.py` what people do with checkpoints by hand;
-- `restore.py` brings either back, from storage onto any layout: `readahead.py` reads
-  and verifies, `passing.py` passes on, `peers.py` says what that takes of other ranks,
-  `sharing.py` has the memory that ranks of one node pass it on in;
-- `slotfile.py` is the slot format that worker and agent share; `guarding.py` gives sealed slots
-  their checksums (`slot_sums.py`), woken by `bell.py`, and `damage.py` refuses what does not fit;
-- `storage.py` is the edge to storage, with a deadline on every call; `stores.py`
-  (fsspec), `local.py` and `hdfs.py` are the kinds of store behind it;
-- `convert.py` takes over what plain torch has saved, which `foreign.py` parses;
+- `stage/` copies a rank's tensors into memory-mapped slots, step after step, and has the slot
+  format that worker and agent share, with its checksums;
+- `upload/` moves what each rank owns of a sealed slot to storage in the background, makes it a
+  checkpoint that exists and deletes what is not kept;
+- `storage/` is the edge to storage, with a deadline on every call, and the kinds of store;
+- `restore/` brings either back, from storage onto any layout;
+- `replicas/` copies host memory to other nodes;
+- `torch_format/` makes payloads files of torch's own format, and takes over what torch saved;
+- `catalog.py` has what people do with checkpoints by hand, `salvage.py` and `remains.py` what is
+  left to do with damaged ones;
 - `core/` decides: names, manifest, who owns what, which slot to write, what to delete.
 
-Agents upload without torch: only `stage.py`, `frames.py`, `restore.py` and what it uses,
-`dcp.py` and `convert.py` import it.
-
-What comes later has its place: replicas on a peer node beside `upload.py`, with
-their placement in `core/`.
+Agents upload without torch: what they use of `stage/` and `torch_format/` does not import it.
 """

@@ -1,7 +1,7 @@
 """What people do with checkpoints in storage: list, verify, copy and remove them.
 
 What does not belong here: printing (`outlast/cli/checkpoints.py`), and loading one into
-a model (`restore.py`).
+a model (`restore/`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from checkpoint.checksums import block_checksums
-from checkpoint.claiming import owner_problem
-from checkpoint.cleaning import metric_of
 from checkpoint.core import names
 from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
 from checkpoint.core.pacing import DEFAULT_LIMITS, MAX_PARALLEL
-from checkpoint.describe import check_description
 from checkpoint.errors import CorruptCheckpointError
-from checkpoint.keeping import leased_steps, pinned_steps, reading
-from checkpoint.storage import Storage
+from checkpoint.storage.leases import leased_steps, pinned_steps, reading
+from checkpoint.storage.root_owner import owner_problem
+from checkpoint.storage.storage import Storage
+from checkpoint.torch_format.describe import check_description
+from checkpoint.upload.cleaning import metric_of
 from outlast.errors import FatalError
 
 # Hears how many bytes more have been dealt with.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from outlast.errors import OutlastError
 from outlast.problems import FieldProblem, shown
 from outlast.rules.loads import wrong_with_model

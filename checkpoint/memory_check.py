@@ -12,7 +12,7 @@ from pathlib import Path
 
 from checkpoint.memory import held_bytes, most_host_memory_bytes
 from checkpoint.sizing import host_memory_bytes
-from checkpoint.slotfile import free_bytes
+from checkpoint.stage.slotfile import free_bytes
 from outlast.errors import MisfitError, OccupiedError
 from outlast.sizing.words import in_words, told_apart
 from outlast.spec import JobSpec

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 import torch
 
 from checkpoint.checksums import CHECKSUM, block_checksums
-from checkpoint.claiming import owner_problem
-from checkpoint.cleaning import attempt_folders, quarantined
 from checkpoint.core import names
 from checkpoint.core.manifest import (
     BLOCK_BYTES,
@@ -30,9 +28,11 @@ from checkpoint.core.manifest import (
 )
 from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.core.shards import ShardTensor
-from checkpoint.foreign import ForeignCheckpointError, ForeignChunk, parse_metadata
-from checkpoint.frames import frame_of
-from checkpoint.storage import Storage
+from checkpoint.storage.root_owner import owner_problem
+from checkpoint.storage.storage import Storage
+from checkpoint.torch_format.foreign import ForeignCheckpointError, ForeignChunk, parse_metadata
+from checkpoint.torch_format.frames import frame_of
+from checkpoint.upload.cleaning import attempt_folders, quarantined
 from outlast.errors import FatalError
 
 _EXTRA = re.compile(r'"extra":("(?:[^"\\]|\\.)*")')

@@ -28,9 +28,16 @@ from checkpoint.errors import (
     StorageTimeoutError,
     StorageUnavailableError,
 )
-from checkpoint.framed import OnBytes, PartDraft, commit, framed, write_description, write_part
 from checkpoint.remains import Remains, SavedPart, find_remains
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
+from checkpoint.torch_format.framed import (
+    OnBytes,
+    PartDraft,
+    commit,
+    framed,
+    write_description,
+    write_part,
+)
 
 REPORT = "salvage.json"
 PIECES = "pieces"

@@ -1,7 +1,7 @@
 """How much host memory the checkpoints of a node's ranks need. Imports no torch.
 
 A slot's size is computed in `outlast.sizing.slots`, how many there are follows from where
-copies go (`checkpoint.placing`).
+copies go (`checkpoint.replicas.placing`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from checkpoint.core.slots import NUM_HELD_SLOTS
-from checkpoint.placing import num_own_slots, placement_of, slots_on_nodes
+from checkpoint.replicas.placing import num_own_slots, placement_of, slots_on_nodes
 from outlast.sizing.of_spec import plan_input
 from outlast.sizing.slots import host_slot_bytes
 from outlast.spec import JobSpec

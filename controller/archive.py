@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from controller.core.codec import encode_fact
 from controller.core.facts import IncidentPut, JobPut
 from controller.core.records import IncidentRecord, JobRecord

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from google.protobuf import json_format
 
-from checkpoint.placing import placement_of
+from checkpoint.replicas.placing import placement_of
 from checkpoint.sizing import node_host_memory_bytes
 from controller.core.attempt_record import AttemptRecord
 from controller.core.capacity import Capacity, NodeNeed

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from controller import archive
 from controller.core.events import RecordsExpired
 from controller.core.records import IncidentRecord, JobRecord

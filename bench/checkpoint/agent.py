@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from checkpoint.commit import Committed
-from checkpoint.damage import Damage
+from checkpoint.stage.damage import Damage
+from checkpoint.upload.commit import Committed
 from controller.agent.uploads import UploadPlan, Uploads
 
 _DEADLINE_S = 300.0

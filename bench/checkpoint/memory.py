@@ -16,10 +16,10 @@ from bench.checkpoint.savers import Ours
 from bench.member import Rank
 from bench.results import Claim
 from bench.trainer.launch import run_ranks
-from checkpoint import slotfile
-from checkpoint.lane import HostLane
-from checkpoint.restore import SealedStep, load_memory
-from checkpoint.slot_sums import ensure_sums
+from checkpoint.restore.restore import SealedStep, load_memory
+from checkpoint.stage import slotfile
+from checkpoint.stage.copy_stream import HostLane
+from checkpoint.stage.slot_sums import ensure_sums
 
 _PAIRS = 9
 

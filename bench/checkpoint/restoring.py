@@ -28,11 +28,11 @@ from bench.recovery.setting import wait_for
 from bench.results import Claim
 from bench.trainer.launch import run_ranks
 from bench.trainer.quiet import NoBox
-from checkpoint.lane import HostLane
-from checkpoint.peers import Alone
-from checkpoint.restore import Node, StorageUnavailableError, load_storage
-from checkpoint.stage import NamedTensor
-from checkpoint.storage import Storage
+from checkpoint.restore.peers import Alone
+from checkpoint.restore.restore import Node, StorageUnavailableError, load_storage
+from checkpoint.stage.copy_stream import HostLane
+from checkpoint.stage.stager import NamedTensor
+from checkpoint.storage.storage import Storage
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh
 from trainer.recovery.resume import Sources, restore

@@ -18,11 +18,11 @@ import torch
 from bench.baselines.dcp import AsyncSaver, Mode
 from bench.baselines.plain import WarmCopy, torch_save
 from bench.checkpoint.agent import Agent
-from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
-from checkpoint.lane import Lane
-from checkpoint.slot_sums import has_sums, made_at_ns
-from checkpoint.stage import NamedTensor, Stager
+from checkpoint.stage import slotfile
+from checkpoint.stage.copy_stream import Lane
+from checkpoint.stage.slot_sums import has_sums, made_at_ns
+from checkpoint.stage.stager import NamedTensor, Stager
 
 # A state of 4 GB takes a second, on a machine that does nothing else.
 _SUMMED_WITHIN_S = 120.0

@@ -22,9 +22,9 @@ from bench.checkpoint.options import Measured, Options
 from bench.recovery.ours import controller, open_box
 from bench.recovery.setting import wait_for
 from bench.results import Claim
-from checkpoint import slotfile
 from checkpoint.core.names import replica_folder
 from checkpoint.core.slots import newest_sealed
+from checkpoint.stage import slotfile
 from controller.local.cluster import LocalConfig
 from controller.local.processes import kill, members_of
 from outlast.blackbox import Reader, StartMark

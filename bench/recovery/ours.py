@@ -23,7 +23,7 @@ from bench.recovery.setting import (
     wait_for,
 )
 from checkpoint.core.names import memory_folder
-from checkpoint.slotfile import read_table
+from checkpoint.stage.slotfile import read_table
 from controller.local.cluster import LocalConfig
 from outlast.blackbox import Reader, StartMark
 from outlast.client import Client

@@ -1,6 +1,6 @@
 """How fast checkpoints go to storage: sizes of parts, budgets, back-off, and whether it keeps up.
 
-What does not belong here: sending (`transfer.py`), clocks and chance.
+What does not belong here: sending (`upload/transfer.py`), clocks and chance.
 """
 
 from __future__ import annotations

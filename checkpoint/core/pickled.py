@@ -3,7 +3,7 @@
 What is written is a tree of these few forms, opcode by opcode, in protocol 2, which
 every Python reads. Nothing is shared between branches.
 
-What does not belong here: what the objects mean (`checkpoint/dcp.py`), and reading.
+What does not belong here: what the objects mean (`checkpoint/torch_format/dcp.py`), and reading.
 """
 
 from __future__ import annotations

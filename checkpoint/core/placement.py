@@ -10,7 +10,7 @@ other: node i gives to node i + shift. So nobody keeps more than anybody else, a
 one connection, and losing two nodes loses a copy only if they are such a pair. Every agent
 computes the same from the layout; nothing is negotiated.
 
-What does not belong here: sending (`checkpoint/replicas.py`).
+What does not belong here: sending (`checkpoint/replicas/sender.py`).
 """
 
 from __future__ import annotations

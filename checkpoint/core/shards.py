@@ -8,8 +8,8 @@ ever look at the raw bytes.
     frame_offset   byte_offset           byte_offset + nbytes    frame_offset + frame_nbytes
     | prefix       | raw bytes           | suffix                |
 
-What does not belong here: what a frame looks like (`checkpoint/frames.py`), and who owns
-what (`ownership.py`).
+What does not belong here: what a frame looks like (`torch_format/frames.py`), and who owns what
+(`ownership.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Where state is copied to other nodes there are two more: for the newest step of 
 rank has a copy elsewhere, and for the one that is on its way. All ranks keep the former,
 as a lost node can be brought back to that step only.
 
-What does not belong here: the file format (`checkpoint/slotfile.py`).
+What does not belong here: the file format (`checkpoint/stage/slotfile.py`).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from random import Random
 
 import outlast
-from checkpoint.commit import Committed
-from checkpoint.damage import Damage
+from checkpoint.stage.damage import Damage
+from checkpoint.upload.commit import Committed
 from controller.agent.capacity import NodeCapacity
 from controller.agent.cgroups import WorkerCgroups
 from controller.agent.checks import CheckOrders

@@ -36,7 +36,7 @@ KILL_AFTER_S = 50.0
 # Rounds of a run follow each other within seconds; between runs the memory is better free.
 IDLE_S = 30.0
 # Checks know nothing of how checkpoints are stored.
-STORAGE_PROBE = "checkpoint.probe"
+STORAGE_PROBE = "checkpoint.storage.probe"
 _MAX_LINE_BYTES = 2**20
 _MAX_FINDINGS = 10_000
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkpoint import memory_check
-from checkpoint.claiming import Owner, claim
 from checkpoint.core import names
 from checkpoint.errors import StorageTimeoutError, StorageUnavailableError
-from checkpoint.storage import Storage
+from checkpoint.storage.root_owner import Owner, claim
+from checkpoint.storage.storage import Storage
 from controller.agent.capacity import count_gpus
 from controller.agent.config import AgentConfig
 from controller.agent.supervisor import Launch

@@ -16,11 +16,11 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from checkpoint.claiming import Owner
 from checkpoint.core.pacing import backoff_s
-from checkpoint.drivers import missing_driver
 from checkpoint.loading import wrong_to_load
-from checkpoint.storage import Storage
+from checkpoint.storage.drivers import missing_driver
+from checkpoint.storage.root_owner import Owner
+from checkpoint.storage.storage import Storage
 from controller.agent import launch
 from controller.agent.launch import StartRefusedError
 from controller.agent.threads import run_blocking

@@ -22,12 +22,12 @@ from typing import Protocol
 
 from checkpoint.core import names
 from checkpoint.core.placement import Placement
-from checkpoint.fetching import Fetching
-from checkpoint.placing import num_own_slots, placement_of
-from checkpoint.replica_fetch import Fetched, Fetcher, Source
-from checkpoint.replica_holder import Duty, Holder
-from checkpoint.replica_wire import Peer
-from checkpoint.replicas import Replicator
+from checkpoint.replicas.fetch import Fetched, Fetcher, Source
+from checkpoint.replicas.holder import Duty, Holder
+from checkpoint.replicas.placing import num_own_slots, placement_of
+from checkpoint.replicas.sender import Replicator
+from checkpoint.replicas.wire import Peer
+from checkpoint.restore.fetching import Fetching
 from controller.agent.config import AgentConfig
 from controller.agent.threads import run_blocking
 from controller.ranknodes import rank_nodes
@@ -159,7 +159,7 @@ class Replicas:
         """Send and keep copies for this attempt, and fetch what this node lacks.
 
         Call it before the ranks start: they fork and form groups meanwhile, and then wait for
-        what can be had (`checkpoint.fetching`).
+        what can be had (`checkpoint.restore.fetching`).
         """
         await self._end(plan.job_id)
         serving = _Serving(plan)

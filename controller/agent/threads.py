@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from checkpoint.hung import MAX_HUNG_CALLS, CallWatch, num_hung
+from checkpoint.storage.hung import MAX_HUNG_CALLS, CallWatch, num_hung
 from outlast.errors import RetryableError
 
 Answer = TypeVar("Answer")

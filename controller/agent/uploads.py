@@ -1,9 +1,9 @@
 """Guards sealed host-memory checkpoints of this node's ranks, and moves them to storage.
 
-One `checkpoint.guarding.Guard` and one `checkpoint.upload.Uploader` (threads) per job that
-has run here. They belong to the agent, not to the workers, so a killed worker loses nothing:
-what it sealed still gets its checksums and is still uploaded. What happens is reported as
-events.
+One `Guard` (`checkpoint.stage.guarding`) and one `Uploader` (`checkpoint.upload.uploader`),
+threads both, per job that has run here. They belong to the agent, not to the workers, so a
+killed worker loses nothing: what it sealed still gets its checksums and is still
+uploaded. What happens is reported as events.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from checkpoint.claiming import Owner
-from checkpoint.commit import CommitRules, Committed
 from checkpoint.core.pacing import TransferLimits
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.damage import Damage
-from checkpoint.guarding import Guard, GuardCounts
-from checkpoint.upload import Uploader
+from checkpoint.stage.damage import Damage
+from checkpoint.stage.guarding import Guard, GuardCounts
+from checkpoint.storage.root_owner import Owner
+from checkpoint.upload.commit import CommitRules, Committed
+from checkpoint.upload.uploader import Uploader
 from controller.agent.threads import run_blocking
 from outlast import private
 from outlast.chosen import ChosenStart

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from checkpoint.cleaning import committed_by
 from checkpoint.core import names
 from checkpoint.core.manifest import Manifest
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.cleaning import committed_by
 from controller.core.records import JobRecord
 from outlast.chosen import ChosenStart, is_given_up
 from outlast.errors import OutlastError

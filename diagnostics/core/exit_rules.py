@@ -325,7 +325,7 @@ RULES: tuple[Rule, ...] = (
             "OSError: [Errno 30] Read-only file system: '/ckpt'",
             "OSError: [Errno 122] Disk quota exceeded",
             "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/fuse'",
-            "checkpoint.storage.StorageUnavailableError: file:///ckpt cannot be written",
+            "checkpoint.storage.storage.StorageUnavailableError: file:///ckpt cannot be written",
         ),
         misses=(
             "FileNotFoundError: [Errno 2] No such file or directory: 'train.txt'",

@@ -15,7 +15,7 @@ from outlast.cli.options import Json
 from outlast.cli.usage import Commands
 
 if TYPE_CHECKING:
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
     from controller.archive import Archived, Summary
 
 _HEADER = ("JOB", "STATE", "ENDED", "STEP", "ATTEMPTS", "INCIDENTS")
@@ -74,7 +74,7 @@ def show_job(
 
 
 def _with_storage(url: str, work: Callable[[Storage], _Result]) -> _Result:
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
     from outlast.errors import OutlastError
 
     try:

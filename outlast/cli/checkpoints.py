@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from checkpoint.catalog import Listed
     from checkpoint.core.manifest import Manifest
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
 
 _HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL LOSS", "STORED", "NOTES")
 
@@ -86,7 +86,7 @@ def show(
 ) -> None:
     """Tell what a checkpoint is made of."""
     from checkpoint.catalog import listing
-    from checkpoint.keeping import pin_reason
+    from checkpoint.storage.leases import pin_reason
 
     with _opened(job, controller, state_dir) as (storage, url):
         chosen = _chosen(storage, listing(storage), url, step)
@@ -146,12 +146,12 @@ def pin(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Keep a checkpoint whatever the retention of its job says."""
-    from checkpoint import keeping
+    from checkpoint.storage import leases
 
     with _opened(job, controller, state_dir) as (storage, url):
         if step not in storage.committed_steps():
             raise CliError(f"{url}: no checkpoint of step {step}")
-        keeping.pin(storage, step, reason)
+        leases.pin(storage, step, reason)
     print(f"step {step} is pinned")
 
 
@@ -162,10 +162,10 @@ def unpin(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Leave a pinned checkpoint to the retention of its job again."""
-    from checkpoint import keeping
+    from checkpoint.storage import leases
 
     with _opened(job, controller, state_dir) as (storage, _url):
-        keeping.unpin(storage, step)
+        leases.unpin(storage, step)
     print(f"step {step} is not pinned")
 
 
@@ -201,8 +201,8 @@ def sweep(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Delete what dead uploads left behind; a job that runs does so by itself."""
-    from checkpoint.cleaning import Cleaner
     from checkpoint.core.retention import RetentionPolicy
+    from checkpoint.upload.cleaning import Cleaner
 
     with _opened(job, controller, state_dir) as (storage, _url):
         Cleaner(storage, RetentionPolicy(keep=1), grace_s=idle_s).sweep()
@@ -247,7 +247,7 @@ def _opened(job: str, controller: str, state_dir: Path) -> Iterator[tuple[Storag
 @contextmanager
 def _storage(url: str) -> Iterator[Storage]:
     """What is at a path or URL; errors of storage become messages."""
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
     from outlast.errors import OutlastError
 
     try:

@@ -12,7 +12,7 @@ from outlast.cli.errors import CliError
 from outlast.cli.options import Json
 
 if TYPE_CHECKING:
-    from checkpoint.convert import Converted
+    from checkpoint.torch_format.convert import Converted
 
 _Source = Annotated[
     str,
@@ -63,9 +63,9 @@ def convert(
     says what it leaves. Nothing in SOURCE is run: of its pickles, only descriptions and
     tensors are read.
     """
-    from checkpoint.convert import Rename
-    from checkpoint.convert import convert as convert_checkpoint
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
+    from checkpoint.torch_format.convert import Rename
+    from checkpoint.torch_format.convert import convert as convert_checkpoint
     from outlast.cli.progress import bytes_bar
     from outlast.errors import OutlastError
 

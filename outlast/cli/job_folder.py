@@ -13,7 +13,7 @@ from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError, ExitCode
 
 if TYPE_CHECKING:
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
 
 Folder = Annotated[
     str,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.core import names
-from checkpoint.drivers import missing_driver
+from checkpoint.storage.drivers import missing_driver
 from outlast.cli.stored_load import StoredLoad, look_at_load
 from outlast.problems import FieldProblem, collect, shown
 from outlast.rules.data import check_tokens

@@ -48,7 +48,7 @@ def salvage(
     """
     from checkpoint.remains import newest_remains
     from checkpoint.salvage import salvage as salvage_checkpoint
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
     from outlast.cli.progress import bytes_bar
     from outlast.errors import OutlastError
 

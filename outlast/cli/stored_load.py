@@ -64,7 +64,7 @@ def look_at_load(spec: JobSpec, url: str, within_s: float = LOOK_S) -> StoredLoa
 
 def _look(spec: JobSpec, url: str) -> StoredLoad:
     from checkpoint.loading import wrong_to_load
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
     from outlast.errors import OutlastError
 
     try:

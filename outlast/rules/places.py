@@ -10,7 +10,7 @@ from outlast.problems import shown
 
 # Stores that can create a file only if it is absent, which keeps two attempts apart.
 SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "hdfs", "webhdfs")
-# Others that `checkpoint.stores` takes: within one process, and an alias of fsspec's.
+# Others that `checkpoint.storage.stores` takes: within one process, and an alias of fsspec's.
 _ALSO_TAKEN = ("memory", "local")
 # Steps of another job's checkpoints; more would not help a person.
 _NUM_STEPS = 8

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.claiming import Owner, claim
-from checkpoint.storage import Storage
+from checkpoint.storage.root_owner import Owner, claim
+from checkpoint.storage.storage import Storage
 from controller.agent.processes import zombie_status
 from controller.core.edge.operations import operation_of
 from outlast.v1 import agents_pb2

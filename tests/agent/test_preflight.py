@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.claiming import Owner
 from checkpoint.errors import RootTakenError, StorageTimeoutError, StorageUnavailableError
-from checkpoint.storage import Storage
+from checkpoint.storage.root_owner import Owner
+from checkpoint.storage.storage import Storage
 from controller.agent.launch import StartRefusedError, check_storage
 from controller.agent.preflight import Preflight
 from controller.agent.threads import HungCallsError

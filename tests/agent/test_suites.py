@@ -139,7 +139,7 @@ def test_the_runner_is_told_how_to_try_stores_that_are_no_folders(tmp_path: Path
         return arguments
 
     arguments = asyncio.run(run())
-    assert arguments[arguments.index(b"--storage-probe") + 1] == b"checkpoint.probe"
+    assert arguments[arguments.index(b"--storage-probe") + 1] == b"checkpoint.storage.probe"
 
 
 def test_a_runner_that_died_while_it_was_idle_is_replaced(tmp_path: Path) -> None:

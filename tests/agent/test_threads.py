@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from checkpoint.hung import MAX_HUNG_CALLS
+from checkpoint.storage.hung import MAX_HUNG_CALLS
 from controller.agent.threads import HungCallsError, run_blocking
 
 

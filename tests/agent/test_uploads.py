@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.commit import Committed
-from checkpoint.damage import Damage, leave_note
 from checkpoint.errors import DamagedMemoryError
-from checkpoint.insisting import Insisting
 from checkpoint.memory import held_bytes
+from checkpoint.stage.damage import Damage, leave_note
+from checkpoint.upload.commit import Committed
+from checkpoint.upload.insisting import Insisting
 from controller.agent import uploads as uploads_module
 from controller.agent.uploads import PushError, UploadPlan, Uploads, delete_job_memory
 
@@ -42,7 +42,7 @@ COMMITTED = Committed(
 
 
 class NotingUploader:
-    """Stands in for `checkpoint.upload.Uploader`."""
+    """Stands in for `checkpoint.upload.uploader.Uploader`."""
 
     notes: list[str]
 

@@ -14,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
-from checkpoint.storage import CorruptCheckpointError, Storage
+from checkpoint.storage.storage import CorruptCheckpointError, Storage
 from tests.chaos.cluster import Plant, remains, small_disk
 from tests.chaos.expected import Outcome
 from tests.chaos.matrix import (

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
-from checkpoint.slot_sums import has_sums
+from checkpoint.stage import slotfile
+from checkpoint.stage.slot_sums import has_sums
 from controller.core.edge.rules import Reason
 from controller.local.processes import members_of
 from tests.chaos.cluster import LAST_TIMEOUT_S, NUM_STEPS, Plant

@@ -41,7 +41,8 @@ def run(desk: Desk | None, program: str, *, node: str | None = "node-1") -> str:
 
 def test_everything_that_is_patched_is_there_to_be_patched(desk: Desk) -> None:
     program = (
-        "import checkpoint.upload, trainer.worker.process as worker, checkpoint.stage as stage\n"
+        "import checkpoint.upload.uploader, trainer.worker.process as worker\n"
+        "import checkpoint.stage.stager as stage\n"
         "from controller.agent.agent import Agent\n"
         "print(worker._train.__wrapped__.__name__, stage.Stager.save.__wrapped__.__name__,\n"
         "      worker.restore.__wrapped__.__name__, Agent._heartbeat.__wrapped__.__name__)"
@@ -50,7 +51,9 @@ def test_everything_that_is_patched_is_there_to_be_patched(desk: Desk) -> None:
 
 
 def test_nothing_is_patched_without_orders() -> None:
-    program = "import checkpoint.storage as it; print(hasattr(it.Storage._call, '__wrapped__'))"
+    program = (
+        "import checkpoint.storage.storage as it; print(hasattr(it.Storage._call, '__wrapped__'))"
+    )
     assert run(None, program) == "False"
 
 
@@ -91,7 +94,7 @@ def test_a_store_that_is_down_refuses_and_one_that_is_silent_runs_into_its_deadl
     desk: Desk, tmp_path: Path
 ) -> None:
     program = (
-        "from checkpoint.storage import Storage, StorageUnavailableError\n"
+        "from checkpoint.storage.storage import Storage, StorageUnavailableError\n"
         f"storage = Storage({str(tmp_path / 'store')!r}, deadline_s=0.5)\n"
         "try:\n"
         "    storage.write_bytes('it', b'')\n"

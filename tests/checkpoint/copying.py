@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 
 from checkpoint.core.names import memory_folder, replica_folder
-from checkpoint.replica_holder import Duty, Holder
-from checkpoint.replica_wire import Peer
-from checkpoint.replicas import Replicator
-from checkpoint.restore import sealed_steps
-from checkpoint.stage import NamedTensor, Stager
+from checkpoint.replicas.holder import Duty, Holder
+from checkpoint.replicas.sender import Replicator
+from checkpoint.replicas.wire import Peer
+from checkpoint.restore.restore import sealed_steps
+from checkpoint.stage.stager import NamedTensor, Stager
 
 JOB = "job"
 TOKEN = "a token"

@@ -14,15 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint.commit import CommitRules, Committed
 from checkpoint.core.names import memory_folder
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.lane import Lane
-from checkpoint.restore import Alone, load_storage
-from checkpoint.stage import NamedTensor, Stager
-from checkpoint.storage import Storage
-from checkpoint.upload import Uploader
+from checkpoint.restore.restore import Alone, load_storage
+from checkpoint.stage.copy_stream import Lane
+from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.commit import CommitRules, Committed
+from checkpoint.upload.uploader import Uploader
 
 DEADLINE_S = 20.0
 

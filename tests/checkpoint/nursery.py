@@ -22,8 +22,8 @@ import torch
 
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import common_step
-from checkpoint.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.stage import NamedTensor, Stager
+from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
+from checkpoint.stage.stager import NamedTensor, Stager
 
 NUM_RANKS = 2
 NUM_ITEMS = 1 << 19

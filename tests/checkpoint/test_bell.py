@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.bell import Bell, Doorkeeper
+from checkpoint.stage.bell import Bell, Doorkeeper
 
 WITHIN_S = 20.0
 # What `select` can name at most.

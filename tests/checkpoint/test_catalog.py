@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from checkpoint import catalog
-from checkpoint.claiming import Owner, claim
 from checkpoint.errors import CorruptCheckpointError
-from checkpoint.keeping import pin, pinned_steps, reading
-from checkpoint.storage import Storage
+from checkpoint.storage.leases import pin, pinned_steps, reading
+from checkpoint.storage.root_owner import Owner, claim
+from checkpoint.storage.storage import Storage
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import commit_steps, load_alone, make_tensors, same_bits
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.claiming import Owner, claim
 from checkpoint.core import names
 from checkpoint.errors import RootTakenError
-from checkpoint.storage import Storage
-from checkpoint.upload import Uploader
+from checkpoint.storage.root_owner import Owner, claim
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.uploader import Uploader
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import (
     DEADLINE_S,

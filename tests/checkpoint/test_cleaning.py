@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from checkpoint import catalog
-from checkpoint.cleaning import Cleaner
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.keeping import LEASE_S, Lease, pin, reading, unpin
-from checkpoint.storage import Storage
+from checkpoint.storage.leases import LEASE_S, Lease, pin, reading, unpin
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.cleaning import Cleaner
 from outlast.chosen import ChosenStart
 from tests.checkpoint.helpers import (
     commit_steps,

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from typer.testing import CliRunner
 
-from checkpoint.convert import Rename, convert
-from checkpoint.foreign import ForeignCheckpointError
-from checkpoint.stage import NamedTensor
-from checkpoint.storage import Storage
+from checkpoint.stage.stager import NamedTensor
+from checkpoint.storage.storage import Storage
+from checkpoint.torch_format.convert import Rename, convert
+from checkpoint.torch_format.foreign import ForeignCheckpointError
 from outlast.cli.main import app
 from tests.checkpoint.helpers import load_alone, same_bits
 
@@ -94,8 +94,8 @@ def test_what_is_converted_is_readable_by_torch_again(tmp_path: Path, url: str) 
 def test_tensors_larger_than_a_block_are_summed_block_by_block(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("checkpoint.framed.BLOCK_BYTES", 64)
-    monkeypatch.setattr("checkpoint.framed._WRITE_BYTES", 256)
+    monkeypatch.setattr("checkpoint.torch_format.framed.BLOCK_BYTES", 64)
+    monkeypatch.setattr("checkpoint.torch_format.framed._WRITE_BYTES", 256)
     wanted = save_as_torch_does(tmp_path / "theirs")
     convert(Storage(str(tmp_path / "theirs")), Storage(url), step=1)
     found = blank(wanted)

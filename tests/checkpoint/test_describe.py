@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from checkpoint import dcp
-from checkpoint.commit import Coordinator
 from checkpoint.core.manifest import Manifest
-from checkpoint.describe import Describer
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
+from checkpoint.torch_format import dcp
+from checkpoint.torch_format.describe import Describer
+from checkpoint.upload.commit import Coordinator
 from tests.checkpoint.helpers import (
     DEADLINE_S,
     commit_rules,

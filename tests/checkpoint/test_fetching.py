@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.fetching import Fetching, await_fetched
+from checkpoint.restore.fetching import Fetching, await_fetched
 from outlast.errors import RetryableError
 
 
@@ -41,7 +41,7 @@ def test_a_rank_goes_on_when_the_fetch_has_ended(tmp_path: Path) -> None:
 
 def test_a_dead_agent_holds_nobody_up(tmp_path: Path) -> None:
     program = (
-        "import pathlib, signal, sys; from checkpoint.fetching import Fetching;"
+        "import pathlib, signal, sys; from checkpoint.restore.fetching import Fetching;"
         "held = Fetching(pathlib.Path(sys.argv[1])); print('held', flush=True); signal.pause()"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

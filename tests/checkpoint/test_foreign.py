@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from checkpoint import foreign
-from checkpoint.foreign import ForeignCheckpointError, parse_metadata
+from checkpoint.torch_format import foreign
+from checkpoint.torch_format.foreign import ForeignCheckpointError, parse_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

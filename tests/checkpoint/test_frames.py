@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from checkpoint.frames import frame_of
+from checkpoint.torch_format.frames import frame_of
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16", "int64", "bool"])

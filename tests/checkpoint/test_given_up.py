@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from checkpoint.storage import Storage
-from checkpoint.upload import Uploader
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.uploader import Uploader
 from outlast.chosen import ChosenStart
 from tests.checkpoint.helpers import (
     DEADLINE_S,

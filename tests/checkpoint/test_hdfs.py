@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from checkpoint.hdfs import create_by_rename, has_rename
+from checkpoint.storage.hdfs import create_by_rename, has_rename
 
 
 class Answer:

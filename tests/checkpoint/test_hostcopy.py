@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkpoint.hostcopy import copy_host_tensors
+from checkpoint.stage.hostcopy import copy_host_tensors
 
 _RANDOM = torch.Generator().manual_seed(3)
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from checkpoint.core import names
-from checkpoint.insisting import Insisting
-from checkpoint.storage import Storage
-from checkpoint.watched import WatchedFolder
+from checkpoint.stage.rank_folder import WatchedFolder
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.insisting import Insisting
 from tests.checkpoint.helpers import (
     load_alone,
     make_stager,

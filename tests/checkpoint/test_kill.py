@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
-from checkpoint.restore import load_memory
+from checkpoint.restore.restore import load_memory
+from checkpoint.stage import slotfile
 from tests.checkpoint import nursery
 from tests.checkpoint.helpers import wait_for
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint import lane as lane_module
-from checkpoint import stage
 from checkpoint.core.names import memory_folder
-from checkpoint.lane import ThreadLane, lane_of
-from checkpoint.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.stage import NamedTensor, Stager
+from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
+from checkpoint.stage import copy_stream as lane_module
+from checkpoint.stage import stager as stage
+from checkpoint.stage.copy_stream import ThreadLane, lane_of
+from checkpoint.stage.stager import NamedTensor, Stager
 from tests.checkpoint.helpers import make_stager, make_tensors, same_bits, wait_for
 from tests.checkpoint.lanes import GatedLane
 

@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint.errors import CorruptCheckpointError
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from tests.checkpoint.helpers import (
     DEADLINE_S,
     News,

@@ -16,9 +16,9 @@ import torch
 from checkpoint.core.manifest import CommitRecord, Manifest
 from checkpoint.core.reading import plan_reading
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
-from checkpoint.restore import Node, load_storage
-from checkpoint.stage import NamedTensor
-from checkpoint.storage import Storage
+from checkpoint.restore.restore import Node, load_storage
+from checkpoint.stage.stager import NamedTensor
+from checkpoint.storage.storage import Storage
 from tests.checkpoint.helpers import DEADLINE_S, ThreadPeers
 from tests.checkpoint.layouts import Cut, checkpoint_of, content
 
@@ -69,12 +69,14 @@ class Payloads(Storage):
 @pytest.fixture(autouse=True)
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block is a unit, and hardly anything may be under way."""
-    monkeypatch.setattr("checkpoint.restore.plan_reading", partial(plan_reading, unit_bytes=1))
-    monkeypatch.setattr("checkpoint.passing._UNDER_WAY_BYTES", 1)
-    monkeypatch.setattr("checkpoint.passing._ROUNDS_PER_VERDICT", 3)
-    monkeypatch.setattr("checkpoint.passing.MOST_LENT", 1)
-    monkeypatch.setattr("checkpoint.sharing.MOST_LENT", 1)
-    monkeypatch.setattr("checkpoint.sharing.NUM_READING", 1)
+    monkeypatch.setattr(
+        "checkpoint.restore.restore.plan_reading", partial(plan_reading, unit_bytes=1)
+    )
+    monkeypatch.setattr("checkpoint.restore.redistribute._UNDER_WAY_BYTES", 1)
+    monkeypatch.setattr("checkpoint.restore.redistribute._ROUNDS_PER_VERDICT", 3)
+    monkeypatch.setattr("checkpoint.restore.redistribute.MOST_LENT", 1)
+    monkeypatch.setattr("checkpoint.restore.sharing.MOST_LENT", 1)
+    monkeypatch.setattr("checkpoint.restore.sharing.NUM_READING", 1)
 
 
 def together(size: int, job: Callable[[ThreadPeers], object]) -> list[object]:

@@ -9,11 +9,11 @@ import pytest
 
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS
-from checkpoint.replica_fetch import Fetched, Fetcher, Source
-from checkpoint.replica_holder import Duty, Holder
-from checkpoint.replica_wire import Copy
-from checkpoint.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.stage import NamedTensor
+from checkpoint.replicas.fetch import Fetched, Fetcher, Source
+from checkpoint.replicas.holder import Duty, Holder
+from checkpoint.replicas.wire import Copy
+from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
+from checkpoint.stage.stager import NamedTensor
 from tests.checkpoint.copying import (
     JOB,
     Spoiler,

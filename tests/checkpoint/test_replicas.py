@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint import replica_wire, slotfile
 from checkpoint.core.names import memory_folder, replica_folder
-from checkpoint.replica_holder import Duty
-from checkpoint.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.stage import NamedTensor, make_table
+from checkpoint.replicas import wire as replica_wire
+from checkpoint.replicas.holder import Duty
+from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
+from checkpoint.stage import slotfile
+from checkpoint.stage.stager import NamedTensor, make_table
 from tests.checkpoint.copying import (
     JOB,
     Spoiler,

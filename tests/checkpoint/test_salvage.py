@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from checkpoint import catalog
-from checkpoint.claiming import Owner, claim
 from checkpoint.core.salvaging import Piece, plan_salvage
 from checkpoint.core.shards import Rectangle, ShardTensor, lay_out
 from checkpoint.remains import NothingLeftError, newest_remains
 from checkpoint.salvage import Salvaged, salvage
-from checkpoint.storage import Storage
+from checkpoint.storage.root_owner import Owner, claim
+from checkpoint.storage.storage import Storage
 from tests.checkpoint.helpers import DEADLINE_S, make_stager, make_tensors, uploading
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -31,7 +31,7 @@ FOLDER = "step-00000001.1"
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of two ranks in blocks of 64 bytes."""
-    monkeypatch.setattr("checkpoint.upload.BLOCK_BYTES", 64)
+    monkeypatch.setattr("checkpoint.upload.uploader.BLOCK_BYTES", 64)
     monkeypatch.setattr("checkpoint.core.blocks.BLOCK_BYTES", 64)
     url = f"file://{tmp_path}/store/job-1"
     ranks = range(2)

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint import guarding, slotfile
 from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.core.blocks import blocks_of, num_blocks
 from checkpoint.core.manifest import BLOCK_BYTES
 from checkpoint.core.names import memory_folder, replica_folder
 from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS, newest_without
-from checkpoint.damage import Damage, take_notes
 from checkpoint.errors import CorruptCheckpointError
-from checkpoint.guarding import Guard
-from checkpoint.replica_fetch import Fetcher, Source
-from checkpoint.replica_wire import Copy
-from checkpoint.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.slot_sums import ensure_sums, has_sums, owned_sums, stored_sums, verify
-from checkpoint.slotfile import SlotFile
-from checkpoint.stage import NamedTensor
-from checkpoint.storage import Storage
+from checkpoint.replicas.fetch import Fetcher, Source
+from checkpoint.replicas.wire import Copy
+from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
+from checkpoint.stage import guarding, slotfile
+from checkpoint.stage.damage import Damage, take_notes
+from checkpoint.stage.guarding import Guard
+from checkpoint.stage.slot_sums import ensure_sums, has_sums, owned_sums, stored_sums, verify
+from checkpoint.stage.slotfile import SlotFile
+from checkpoint.stage.stager import NamedTensor
+from checkpoint.storage.storage import Storage
 from tests.checkpoint.copying import (
     JOB,
     holding,

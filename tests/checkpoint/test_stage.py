@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
 from checkpoint.errors import CorruptCheckpointError
-from checkpoint.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.slotfile import SlotFile, slot_path
-from checkpoint.stage import NamedTensor, make_table
+from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
+from checkpoint.stage import slotfile
+from checkpoint.stage.slotfile import SlotFile, slot_path
+from checkpoint.stage.stager import NamedTensor, make_table
 from outlast.errors import FatalError
 from tests.checkpoint.helpers import make_stager, make_tensors, same_bits
 

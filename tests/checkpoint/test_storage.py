@@ -16,10 +16,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from checkpoint import local
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
-from checkpoint.hung import MAX_HUNG_CALLS, num_hung, store_of
-from checkpoint.storage import Storage
+from checkpoint.storage import local
+from checkpoint.storage.hung import MAX_HUNG_CALLS, num_hung, store_of
+from checkpoint.storage.storage import Storage
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import DEADLINE_S, assert_one_of_many_creates, commit_steps
 
@@ -271,7 +271,8 @@ def test_deleting_a_checkpoint_leaves_no_trace(url: str, tmp_path: Path) -> None
 
 def test_agent_side_never_imports_torch() -> None:
     program = (
-        "import sys, checkpoint.upload, checkpoint.commit, checkpoint.storage, checkpoint.slotfile;"
+        "import sys, checkpoint.upload.uploader, checkpoint.upload.commit;"
+        "import checkpoint.storage.storage, checkpoint.stage.slotfile;"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

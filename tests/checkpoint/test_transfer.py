@@ -15,9 +15,9 @@ import pytest
 
 from checkpoint.core.pacing import TransferLimits
 from checkpoint.errors import StorageUnavailableError
-from checkpoint.local import LocalFolder
-from checkpoint.storage import Storage
-from checkpoint.transfer import StoppedError, Transfer
+from checkpoint.storage.local import LocalFolder
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.transfer import StoppedError, Transfer
 from tests.checkpoint.helpers import DEADLINE_S
 
 PART_BYTES = 8 << 20
@@ -205,7 +205,7 @@ def test_store_that_takes_files_in_order_gets_them_in_order() -> None:
 def dead_writer(tmp_path: Path, parts: dict[int, bytes]) -> None:
     """Another process begins the file, writes these parts and dies."""
     program = (
-        "import ast, os, pathlib, sys; from checkpoint.local import LocalFolder;"
+        "import ast, os, pathlib, sys; from checkpoint.storage.local import LocalFolder;"
         f"writer = LocalFolder(pathlib.Path(sys.argv[1])).writer('file', {len(PAYLOAD)}, 8 << 20)\n"
         "for index, byte in ast.literal_eval(sys.argv[2]).items():"
         " writer.write(index, memoryview(byte * (8 << 20)))\n"

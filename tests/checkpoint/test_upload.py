@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint import catalog, slotfile
-from checkpoint.commit import Committed, Coordinator, Trouble
+from checkpoint import catalog
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
-from checkpoint.slotfile import Seal
-from checkpoint.stage import NamedTensor
-from checkpoint.storage import Storage
+from checkpoint.stage import slotfile
+from checkpoint.stage.slotfile import Seal
+from checkpoint.stage.stager import NamedTensor
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.commit import Committed, Coordinator, Trouble
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import (
     DEADLINE_S,

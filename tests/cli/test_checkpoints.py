@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from outlast.cli.errors import ExitCode
 from tests.checkpoint.helpers import commit_steps
 from tests.cli.running import outlast, outlast_json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from outlast.v1 import jobs_pb2
 from tests.checkpoint.helpers import commit_steps
 from tests.controller.fakes import Lab, lab

@@ -16,7 +16,7 @@ import pytest
 
 from bench import bare_controller
 from bench.bare_controller import Bench
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from controller import archive, config_file
 from controller.convert import plan_of
 from controller.core import events as ev

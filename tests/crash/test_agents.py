@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from checkpoint import catalog
-from checkpoint.cleaning import Cleaner
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.cleaning import Cleaner
 from outlast.crashpoints import CrashPoint
 from outlast.v1 import agents_pb2
 from tests.agent.conftest import StartAgent, controller, memory_dir, start_agent

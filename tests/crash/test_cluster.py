@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint import catalog
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from outlast.crashpoints import CrashPoint
 from tests.controller.processes import Controller, controller
 from tests.crash.orders import Orders

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint import slotfile
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import NUM_SLOTS
-from checkpoint.restore import load_memory, sealed_steps
-from checkpoint.slotfile import SlotFile
+from checkpoint.restore.restore import load_memory, sealed_steps
+from checkpoint.stage import slotfile
+from checkpoint.stage.slotfile import SlotFile
 from outlast.crashpoints import CrashPoint
 from tests.checkpoint import nursery
 from tests.checkpoint.helpers import wait_for

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from checkpoint import catalog
-from checkpoint.cleaning import Cleaner
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.cleaning import Cleaner
 from outlast.crashpoints import CrashPoint
 from outlast.worker_contract import WorkerExitCode
 from tests.crash.orders import Orders

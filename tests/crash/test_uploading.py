@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from checkpoint import catalog
-from checkpoint.stage import NamedTensor
-from checkpoint.storage import Storage
+from checkpoint.stage.stager import NamedTensor
+from checkpoint.storage.storage import Storage
 from outlast.crashpoints import CrashPoint
 from tests.checkpoint.helpers import commit_steps, load_alone, make_stager, same_bits
 from tests.crash.orders import DEADLINE_S, Orders

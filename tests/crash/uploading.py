@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoint.commit import CommitRules
 from checkpoint.core.pacing import TransferLimits
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.upload import Uploader
+from checkpoint.upload.commit import CommitRules
+from checkpoint.upload.uploader import Uploader
 
 # One part at a time, so that a count of parts says which.
 LIMITS = TransferLimits(memory_bytes=8 << 20)

@@ -188,9 +188,9 @@ def test_other_urls_are_skipped_where_nothing_can_try_them(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "module", "refusal"),
     [
-        ("memory://bucket/run", "checkpoint.probe", ""),
-        ("nosuch://bucket/run", "checkpoint.probe", "Protocol not known: nosuch"),
-        ("http://127.0.0.1:1/run", "checkpoint.probe", "use file, s3, gs, hdfs or webhdfs"),
+        ("memory://bucket/run", "checkpoint.storage.probe", ""),
+        ("nosuch://bucket/run", "checkpoint.storage.probe", "Protocol not known: nosuch"),
+        ("http://127.0.0.1:1/run", "checkpoint.storage.probe", "use file, s3, gs, hdfs or webhdfs"),
         ("memory://bucket/run", "tests.agent.endless_import", "no answer in 3 s"),
         ("memory://bucket/run", "no.such.module", "No module named"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from outlast.cli.errors import ExitCode
 from outlast.problems import SpecError
 from tests.cli.running import outlast

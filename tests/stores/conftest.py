@@ -88,7 +88,7 @@ def hdfs_url(request: pytest.FixtureRequest, hadoop: Hadoop) -> str:
 def wait_until_it_takes_objects() -> None:
     """A server that has just started answers before it can store anything."""
     from checkpoint.errors import StorageUnavailableError
-    from checkpoint.storage import Storage
+    from checkpoint.storage.storage import Storage
     from tests.checkpoint.helpers import wait_for
 
     def takes() -> bool:

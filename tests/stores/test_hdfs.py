@@ -8,7 +8,7 @@ import pytest
 
 from checkpoint import catalog
 from checkpoint.errors import StorageUnavailableError
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from tests.checkpoint.helpers import (
     assert_one_of_many_creates,
     commit_steps,

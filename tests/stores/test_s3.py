@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from checkpoint import catalog
-from checkpoint.cleaning import Cleaner
 from checkpoint.core.pacing import TransferLimits
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.errors import StorageUnavailableError
-from checkpoint.stage import NamedTensor, Stager
-from checkpoint.storage import Storage
-from checkpoint.transfer import Transfer
+from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.cleaning import Cleaner
+from checkpoint.upload.transfer import Transfer
 from tests.checkpoint.helpers import (
     assert_one_of_many_creates,
     commit_steps,

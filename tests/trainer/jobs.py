@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from checkpoint import stage
-from checkpoint.stage import Stager
+from checkpoint.stage import stager as stage
+from checkpoint.stage.stager import Stager
 from outlast.blackbox import Group, Op, OpRecord
 from outlast.chosen import ChosenStart
 from outlast.layout import Layout

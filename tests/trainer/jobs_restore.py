@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from checkpoint.local import LocalFolder
-from checkpoint.readahead import ReadAhead
-from checkpoint.sharing import Buffer
-from checkpoint.storage import Storage
+from checkpoint.restore.readahead import ReadAhead
+from checkpoint.restore.sharing import Buffer
+from checkpoint.storage.local import LocalFolder
+from checkpoint.storage.storage import Storage
 from outlast.errors import OutlastError
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from checkpoint.commit import CommitRules
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.upload import Uploader
+from checkpoint.upload.commit import CommitRules
+from checkpoint.upload.uploader import Uploader
 from outlast.blackbox import Reader, StepRecord
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from outlast.chosen import ChosenStart
 from outlast.worker_contract import WorkerExitCode
 from tests.checkpoint.helpers import commit_steps

@@ -15,9 +15,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from checkpoint.convert import convert
 from checkpoint.core.names import memory_folder
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
+from checkpoint.torch_format.convert import convert
 from outlast.blackbox import Reader
 from outlast.sizing.of_spec import plan_input
 from outlast.spec import JobSpec

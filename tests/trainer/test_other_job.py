@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from controller.agent.launch import StartRefusedError
 from controller.agent.preflight import Preflight
 from controller.core.edge.reports import worker_exited

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train
 from tests.trainer.jobs_restore import messages_of_hosts, restore_with_trouble, resumed_state

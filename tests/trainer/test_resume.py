@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint import slotfile
 from checkpoint.core.sealed import canonical
-from checkpoint.damage import take_notes
-from checkpoint.slot_sums import ensure_sums
-from checkpoint.slotfile import Seal
-from checkpoint.storage import Storage
+from checkpoint.stage import slotfile
+from checkpoint.stage.damage import take_notes
+from checkpoint.stage.slot_sums import ensure_sums
+from checkpoint.stage.slotfile import Seal
+from checkpoint.storage.storage import Storage
 from outlast.blackbox import Phase, Reader, StartMark, StepRecord
 from outlast.spec.parse import parse_spec
 from outlast.worker_contract import WorkerExitCode

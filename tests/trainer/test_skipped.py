@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from outlast.blackbox import StepRecord
 from outlast.worker_contract import WorkerExitCode
 from tests.trainer.jobs import train

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS
 from checkpoint.memory import held_bytes
-from checkpoint.placing import num_own_slots, placement_of
+from checkpoint.replicas.placing import num_own_slots, placement_of
 from checkpoint.sizing import host_memory_bytes, node_host_memory_bytes
-from checkpoint.slotfile import slot_bytes
-from checkpoint.stage import Stager, make_table
+from checkpoint.stage.slotfile import slot_bytes
+from checkpoint.stage.stager import Stager, make_table
 from outlast.sizing.of_spec import plan_input
 from outlast.sizing.slots import host_slot_bytes, saved_bytes
 from outlast.spec import JobSpec

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.core.names import COMMITS, attempt_folder
 from checkpoint.errors import CorruptCheckpointError
-from checkpoint.storage import Storage
+from checkpoint.storage.storage import Storage
 from tests.checkpoint.helpers import commit_steps
 from trainer.recovery.storage_prefetch import StoragePrefetch
 

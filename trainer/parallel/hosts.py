@@ -18,7 +18,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
 
-from checkpoint.peers import Alone, Peers, Pending
+from checkpoint.restore.peers import Alone, Peers, Pending
 from outlast.blackbox import Group, Op
 from trainer.parallel.comm import BackendComm, PeerLostError, Recorder
 from trainer.parallel.gloo_network import lazy_gloo
@@ -60,7 +60,7 @@ def join_hosts(
 
 
 class _HostGroup(BackendComm):
-    """`checkpoint.peers.Peers` over gloo's own collectives: few connections, small messages."""
+    """The `Peers` of a restore over gloo's own collectives: few connections, small messages."""
 
     _backend: Any
 

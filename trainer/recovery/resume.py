@@ -31,13 +31,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from checkpoint.cleaning import committed_by
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.pacing import backoff_s
 from checkpoint.errors import LayoutMismatchError, NoCheckpointError, StorageUnavailableError
-from checkpoint.keeping import reading
-from checkpoint.peers import agree, outcome
-from checkpoint.restore import (
+from checkpoint.restore.peers import agree, outcome
+from checkpoint.restore.restore import (
     CorruptCheckpointError,
     Node,
     Peers,
@@ -46,8 +44,10 @@ from checkpoint.restore import (
     load_storage,
     sealed_steps,
 )
-from checkpoint.stage import NamedTensor
-from checkpoint.storage import Storage
+from checkpoint.stage.stager import NamedTensor
+from checkpoint.storage.leases import reading
+from checkpoint.storage.storage import Storage
+from checkpoint.upload.cleaning import committed_by
 from outlast.chosen import ChosenStart, is_given_up
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError, SettingError

@@ -11,9 +11,9 @@ from functools import partial
 from typing import NamedTuple
 
 from checkpoint.core.manifest import Manifest
-from checkpoint.peers import outcome
-from checkpoint.restore import read_manifest
-from checkpoint.storage import Storage
+from checkpoint.restore.peers import outcome
+from checkpoint.restore.restore import read_manifest
+from checkpoint.storage.storage import Storage
 
 
 class Look(NamedTuple):

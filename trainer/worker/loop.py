@@ -30,7 +30,7 @@ from trainer.worker.state import TrainState
 
 
 class Saver(Protocol):
-    """Stage 1 of a checkpoint, as `checkpoint.stage.Stager` has it."""
+    """Stage 1 of a checkpoint, as `checkpoint.stage.stager.Stager` has it."""
 
     @property
     def newest_sealed(self) -> int: ...

@@ -32,14 +32,14 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
     TCPStore,
 )
 
-from checkpoint.fetching import await_fetched
-from checkpoint.lane import lane_of
 from checkpoint.memory_check import check_host_memory
-from checkpoint.peers import Peers
-from checkpoint.placing import placement_of
-from checkpoint.restore import Node
-from checkpoint.slotfile import TABLE_FILE, read_table
-from checkpoint.stage import NamedTensor, Stager
+from checkpoint.replicas.placing import placement_of
+from checkpoint.restore.fetching import await_fetched
+from checkpoint.restore.peers import Peers
+from checkpoint.restore.restore import Node
+from checkpoint.stage.copy_stream import lane_of
+from checkpoint.stage.slotfile import TABLE_FILE, read_table
+from checkpoint.stage.stager import NamedTensor, Stager
 from outlast import private
 from outlast.blackbox import Phase, StartMark, Writer
 from outlast.chosen import must_start_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from checkpoint.guarding import GuardCounts
+from checkpoint.stage.guarding import GuardCounts
 from outlast.blackbox import Expected, Phase, StepUse, TimeUse
 
 

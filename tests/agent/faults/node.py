@@ -16,13 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from checkpoint import guarding, replica_fetch, replica_wire, replicas, upload
 from checkpoint.core.names import memory_folder
 from checkpoint.core.shards import ShardTable, ShardTensor
 from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS, ReplicaState, UploadState
-from checkpoint.replica_holder import Duty, Holder
-from checkpoint.replica_wire import Peer
-from checkpoint.slotfile import Seal, prepare
+from checkpoint.replicas import fetch as replica_fetch
+from checkpoint.replicas import sender as replicas
+from checkpoint.replicas import wire as replica_wire
+from checkpoint.replicas.holder import Duty, Holder
+from checkpoint.replicas.wire import Peer
+from checkpoint.stage import guarding
+from checkpoint.stage.slotfile import Seal, prepare
+from checkpoint.upload import uploader as upload
 from controller.agent import (
     diagnostics,
     host,

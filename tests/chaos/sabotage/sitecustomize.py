@@ -311,9 +311,9 @@ _PATCHES = {
     "trainer.worker.loop": _patch_loop,
     "trainer.parallel.pipeline": _patch_pipeline,
     "trainer.recovery.resume": _patch_resume,
-    "checkpoint.stage": _patch_stage,
-    "checkpoint.upload": _patch_upload,
-    "checkpoint.storage": _patch_storage,
+    "checkpoint.stage.stager": _patch_stage,
+    "checkpoint.upload.uploader": _patch_upload,
+    "checkpoint.storage.storage": _patch_storage,
 }
 
 

@@ -12,7 +12,10 @@ from tests.controller.core.driver import Driver
     ("fault_class", "fields"),
     [
         ("cuda_oom", ("parallel.recompute", "parallel.micro_batch", "parallel.zero.level")),
-        ("oom_host", ("resources.workers_per_node", "checkpoint.replicas: 0", "parallel.tp")),
+        (
+            "oom_host",
+            ("resources.workers_per_node", "checkpoint.replicas: 0", "parallel.tp"),
+        ),
     ],
 )
 def test_out_of_memory_names_the_fields_of_the_spec_that_help(

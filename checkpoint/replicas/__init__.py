@@ -1,0 +1,1 @@
+"""Copies of host memory on other nodes."""

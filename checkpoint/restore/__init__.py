@@ -1,0 +1,1 @@
+"""A saved state back into tensors, of any layout."""

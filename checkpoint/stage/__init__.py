@@ -1,0 +1,1 @@
+"""Stage 1: a rank's state in host memory, its slots and their checksums."""

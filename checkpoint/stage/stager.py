@@ -1,0 +1,434 @@
+"""Stage 1: the device's state into host memory, at the price of a memory copy.
+
+Slots are mapped and faulted in when the stager is made; a save is one copy
+per tensor into a view of the mapping, a header, and no allocation, collective or
+system call but two locks. Everything slow (checksums, storage) happens later, in
+the agent. A slot holds all that the rank needs to go on, so that a restart needs
+nobody else; what it owns comes first, framed as torch would write it.
+
+Where the copies go on while the device computes (`checkpoint.stage.copy_stream`), `save` returns at
+once, a thread seals the slot behind the last copy, and whoever changes a tensor asks for
+`hold` first.
+
+Only in-place updates are seen: a save copies what the tensor objects given at
+the start hold then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from checkpoint.core.sealed import canonical
+from checkpoint.core.shards import Rectangle, ShardTable, ShardTensor, lay_out
+from checkpoint.core.slots import (
+    NUM_SLOTS,
+    NUM_SLOTS_WITH_REPLICAS,
+    ReplicaState,
+    UploadState,
+    choose_slot,
+    newest_replicated,
+    newest_sealed,
+    stale_slots,
+)
+from checkpoint.stage import slotfile
+from checkpoint.stage.bell import Bell
+from checkpoint.stage.copy_stream import Copied, HostLane, Lane
+from checkpoint.stage.slotfile import Seal, SlotFile
+from checkpoint.torch_format.frames import Frame, frame_of
+from outlast.clock import node_time_ns
+from outlast.crashpoints import CrashPoint, reach
+
+# Copied in one call: large enough that its price does not show, small enough that who
+# changes a tensor waits for little else.
+BATCH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """A tensor of this rank, and which rectangle of which global tensor it is.
+
+    Of ranks that hold the same, one owns it: storage gets it from there.
+    """
+
+    name: str
+    tensor: Tensor
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    owned: bool = True
+
+
+@dataclass(slots=True)
+class _Saving:
+    """A state on its way into a slot, which is locked."""
+
+    slot: SlotFile
+    step: int
+    text: bytes
+    upload: UploadState
+    replica: ReplicaState
+    # The end of each batch's copy.
+    copies: list[Copied] = field(default_factory=list)
+    error: BaseException | None = None
+
+
+class Stager:
+    """Copies a rank's state into rotating slots. Not thread-safe.
+
+    Owned tensors come before the others. `is_replicated` says that the agent sends copies
+    to another node, for which there are more slots. `lane` is how tensors are copied.
+
+    Raises:
+        FatalError: the slots do not fit into host memory.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        attempt: int,
+        world_size: int,
+        tensors: Sequence[NamedTensor],
+        is_replicated: bool = False,
+        lane: Lane | None = None,
+    ) -> None:
+        self.is_replicated = is_replicated
+        self._lane = lane or HostLane()
+        self._rank = rank
+        self._attempt = attempt
+        self._tensors = tuple(tensors)
+        table = make_table(rank, world_size, tensors)
+        self._digest = table.digest
+        self._slots = slotfile.prepare(
+            folder,
+            table,
+            list(_constants(table, tensors)),
+            num_slots=NUM_SLOTS_WITH_REPLICAS if is_replicated else NUM_SLOTS,
+        )
+        self._views = [map_tensors(slot, table.tensors, tensors) for slot in self._slots]
+        for slot in self._slots:
+            self._lane.open(torch.frombuffer(slot.map, dtype=torch.uint8))
+        self._bell = Bell(folder)
+        self._has_resumed = False
+        self._saving: _Saving | None = None
+        self._sealer: threading.Thread | None = None
+        self._batches = _batches(self._tensors)
+        # Of a range of memory: the last of the batches with a tensor that lies in it.
+        self._last_within: dict[tuple[int, int], int] = {}
+
+    @property
+    def newest_sealed(self) -> int:
+        """The newest step that this rank holds; -1 when it holds none."""
+        return newest_sealed([slot.read() for slot in self._slots])
+
+    @property
+    def upload_busy(self) -> bool:
+        """Whether an upload of this rank has not ended; asking for another now would queue it."""
+        return any(slot.read().is_pinned for slot in self._slots)
+
+    @property
+    def newest_replicated(self) -> int:
+        """The newest step of this rank that another node has, too; -1 when there is none."""
+        return newest_replicated([slot.read() for slot in self._slots])
+
+    @property
+    def replica_busy(self) -> bool:
+        """Whether a copy of this rank has not arrived, nor failed."""
+        return any(slot.read().is_travelling for slot in self._slots)
+
+    def resumed(self, step: int) -> None:
+        """Drop what is newer than the step that training goes on from.
+
+        Call it once the state is restored (0: from the beginning). What an abandoned
+        attempt sealed beyond that step must not be taken for a state of this one. The
+        first save does it for a caller who has not.
+        """
+        self._has_resumed = True
+        for index in stale_slots([slot.read() for slot in self._slots], resumed_step=step):
+            # Bytes that an uploader is reading stay; only the name for them goes.
+            self._slots[index].invalidate()
+        if self.is_replicated:
+            self._replicate_anew(step)
+
+    def save(
+        self,
+        step: int,
+        extra: dict[str, object],
+        *,
+        upload: bool,
+        common_step: int,
+        replicate: bool = False,
+        replicated_step: int = -1,
+    ) -> bool:
+        """Seal the present state as that after `step`; whether there was room for it.
+
+        `replicate` asks for a copy on another node; no other may be on its way then.
+        `replicated_step` is the newest of which every rank has one; it is kept, too.
+        `common_step` is the newest step known to be sealed by all ranks; its slot is
+        never overwritten. There is no room when one slot holds that step and uploads pin
+        the others.
+
+        Raises:
+            TypeError: `extra` holds what JSON cannot say.
+            ValueError: `extra` is longer than a slot has room for.
+        """
+        text = canonical(extra)
+        if len(text) > slotfile.EXTRA_BYTES:
+            raise ValueError(f"extra: {len(text)} bytes of JSON; at most {slotfile.EXTRA_BYTES}")
+        self.finish()
+        if not self._has_resumed:
+            self.resumed(step - 1)
+        if self._is_sealed_already(step, upload):
+            return True
+        if replicate:
+            self._forget_partial_copies(replicated_step)
+        slot = self._take(step, common_step, replicated_step, wanted=upload)
+        if slot is None:
+            return False
+        saving = _Saving(
+            slot,
+            step,
+            text,
+            UploadState.WANTED if upload else UploadState.NONE,
+            ReplicaState.WANTED if replicate else ReplicaState.NONE,
+        )
+        try:
+            reach(CrashPoint.SLOT_CHOSEN)
+            slot.invalidate()
+            reach(CrashPoint.SLOT_INVALID)
+            self._copy(saving)
+        except BaseException:
+            slot.unlock()
+            raise
+        if not self._lane.is_late:
+            self._seal(saving)
+            return True
+        self._saving = saving
+        self._sealer = threading.Thread(
+            target=self._seal_late, args=(saving,), name="seal", daemon=True
+        )
+        self._sealer.start()
+        return True
+
+    def hold(self, tensor: Tensor) -> None:
+        """Before `tensor` changes: let that come after the copies of what lies in its memory."""
+        saving = self._saving
+        if saving is None:
+            return
+        last = self._last_copy_within(tensor)
+        if last >= 0:
+            saving.copies[last].hold()
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Return once the last save is sealed.
+
+        Raises:
+            TimeoutError: it is not, after so long; the slot stays without a seal.
+        """
+        saving, sealer = self._saving, self._sealer
+        if saving is None or sealer is None:
+            return
+        sealer.join(timeout_s)
+        if sealer.is_alive():
+            raise TimeoutError(
+                f"step {saving.step} is not in host memory after {timeout_s:g} s: "
+                "the device does not end its copies"
+            )
+        self._saving = self._sealer = None
+        if saving.error is not None:
+            raise saving.error
+
+    def close(self) -> None:
+        """Unmap the slots; they stay for the next attempt."""
+        self.finish()
+        self._lane.close()
+        self._bell.close()
+        self._views.clear()
+        for slot in self._slots:
+            slot.close()
+        self._slots.clear()
+
+    def _replicate_anew(self, step: int) -> None:
+        """Ask for copies of the step resumed from: who kept copies before may be gone."""
+        for slot in self._slots:
+            facts = slot.read()
+            wanted = facts.sealed and facts.step == step
+            slot.set_replica(ReplicaState.WANTED if wanted else ReplicaState.NONE)
+
+    def _forget_partial_copies(self, replicated_step: int) -> None:
+        """A step that only some ranks could copy is no step to come back to."""
+        for slot in self._slots:
+            if slot.read().step != replicated_step:
+                slot.set_replica(ReplicaState.NONE)
+
+    def _is_sealed_already(self, step: int, wanted: bool) -> bool:
+        for slot in self._slots:
+            facts = slot.read()
+            if facts.sealed and facts.step == step and facts.attempt == self._attempt:
+                if wanted and facts.upload in (UploadState.NONE, UploadState.FAILED):
+                    slot.set_upload(UploadState.WANTED)
+                    self._withdraw_older(step)
+                return True
+        return False
+
+    def _take(
+        self, step: int, common_step: int, replicated_step: int, *, wanted: bool
+    ) -> SlotFile | None:
+        facts = [slot.read() for slot in self._slots]
+        locked: list[int] = []
+        while True:
+            index = choose_slot(
+                facts,
+                step=step,
+                common_step=common_step,
+                upload=wanted,
+                replicated_step=replicated_step,
+                locked=locked,
+            )
+            if index is None or self._slots[index].try_lock(exclusive=True):
+                return None if index is None else self._slots[index]
+            locked.append(index)
+
+    def _copy(self, saving: _Saving) -> None:
+        self._lane.begin()
+        with torch.no_grad():
+            views = self._views[saving.slot.index]
+            for batch in self._batches:
+                sources = [named.tensor for named in self._tensors[batch]]
+                saving.copies.append(self._lane.copy(sources, views[batch]))
+                reach(CrashPoint.SLOT_HALF_COPIED)
+
+    def _seal_late(self, saving: _Saving) -> None:
+        """The thread behind a save that goes on beside training."""
+        try:
+            # All of them: that the last one ended well says nothing about those before it.
+            for copied in saving.copies:
+                copied.wait()
+            self._seal(saving)
+        except BaseException as error:  # noqa: BLE001  # `finish` raises it
+            saving.error = error
+            saving.slot.unlock()
+
+    def _seal(self, saving: _Saving) -> None:
+        """Say that the slot holds the step; all of it is there."""
+        try:
+            reach(CrashPoint.SLOT_COPIED)
+            saving.slot.seal(
+                Seal(
+                    rank=self._rank,
+                    attempt=self._attempt,
+                    step=saving.step,
+                    table_digest=self._digest,
+                    sealed_at_ns=node_time_ns(),
+                    upload=saving.upload,
+                    replica=saving.replica,
+                ),
+                saving.text,
+            )
+            reach(CrashPoint.SLOT_SEALED)
+        finally:
+            saving.slot.unlock()
+        # The agent gives it its checksums.
+        self._bell.ring()
+        if saving.upload is UploadState.WANTED:
+            self._withdraw_older(saving.step)
+
+    def _last_copy_within(self, tensor: Tensor) -> int:
+        """Of the batches with tensors in this one's memory, the last to be copied; -1: none."""
+        begin = tensor.data_ptr()
+        end = begin + tensor.nbytes
+        if (begin, end) not in self._last_within:
+            self._last_within[begin, end] = max(
+                (
+                    index
+                    for index, batch in enumerate(self._batches)
+                    for named in self._tensors[batch]
+                    if named.tensor.data_ptr() < end
+                    and begin < named.tensor.data_ptr() + named.tensor.nbytes
+                ),
+                default=-1,
+            )
+        return self._last_within[begin, end]
+
+    def _withdraw_older(self, step: int) -> None:
+        """Storage has no use for a step that still waits when a newer one is wanted."""
+        for slot in self._slots:
+            facts = slot.read()
+            is_older = facts.sealed and facts.upload is UploadState.WANTED and facts.step < step
+            # The lock fails when the uploader has just begun with it.
+            if is_older and slot.try_lock(exclusive=True):
+                if slot.read().upload is UploadState.WANTED:
+                    slot.set_upload(UploadState.NONE)
+                    reach(CrashPoint.UPLOAD_WITHDRAWN)
+                slot.unlock()
+
+
+def _batches(tensors: Sequence[NamedTensor]) -> list[slice]:
+    """Consecutive tensors of about `BATCH_BYTES` together; a larger one is alone."""
+    batches: list[slice] = []
+    begin, nbytes = 0, 0
+    for index, named in enumerate(tensors):
+        if index > begin and nbytes + named.tensor.nbytes > BATCH_BYTES:
+            batches.append(slice(begin, index))
+            begin, nbytes = index, 0
+        nbytes += named.tensor.nbytes
+    return [*batches, slice(begin, len(tensors))] if tensors else []
+
+
+def make_table(rank: int, world_size: int, tensors: Sequence[NamedTensor]) -> ShardTable:
+    """Where each of these tensors lies in the payload of a rank."""
+    return lay_out(rank, world_size, [_rectangle(named) for named in tensors])
+
+
+def _rectangle(named: NamedTensor) -> Rectangle:
+    frame = _frame(named)
+    return Rectangle(
+        name=named.name,
+        dtype=str(named.tensor.dtype).removeprefix("torch."),
+        global_shape=tuple(named.global_shape),
+        offsets=tuple(named.offsets),
+        shape=tuple(named.tensor.shape),
+        nbytes=named.tensor.numel() * named.tensor.element_size(),
+        owned=named.owned,
+        prefix_nbytes=len(frame.prefix),
+        suffix_nbytes=len(frame.suffix),
+    )
+
+
+def _frame(named: NamedTensor) -> Frame:
+    """What lies around a tensor in the payload: nothing where storage never sees it."""
+    if not named.owned:
+        return Frame(b"", b"")
+    return frame_of(named.tensor.dtype, tuple(named.tensor.shape))
+
+
+def _constants(table: ShardTable, tensors: Sequence[NamedTensor]) -> Iterator[tuple[int, bytes]]:
+    """What a payload holds besides tensors, and where."""
+    for entry, named in zip(table.tensors, tensors, strict=True):
+        frame = _frame(named)
+        yield entry.frame_offset, frame.prefix
+        yield entry.byte_offset + entry.nbytes, frame.suffix
+
+
+def map_tensors(
+    slot: SlotFile, table: Sequence[ShardTensor], tensors: Sequence[NamedTensor]
+) -> list[Tensor]:
+    """Views of a slot's payload, one for each tensor, of the same type and shape."""
+    payload_bytes = max((entry.byte_offset + entry.nbytes for entry in table), default=0)
+    if not payload_bytes:
+        return [torch.empty_like(named.tensor, device="cpu") for named in tensors]
+    payload = torch.frombuffer(
+        slot.map, dtype=torch.uint8, count=payload_bytes, offset=slotfile.PAYLOAD_AT
+    )
+    return [
+        payload[entry.byte_offset : entry.byte_offset + entry.nbytes]
+        .view(named.tensor.dtype)
+        .view(entry.shape)
+        for entry, named in zip(table, tensors, strict=True)
+    ]

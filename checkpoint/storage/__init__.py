@@ -1,0 +1,1 @@
+"""A checkpoint root: every kind of store, and every call to one with a deadline."""
