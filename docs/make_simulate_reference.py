@@ -26,9 +26,16 @@ outlast simulate --nodes 1536 --days 54 --mix llama3 --html page.html
 ```
 
 One job runs for weeks of virtual time under published faults. What decides is the production
-machine, its policy and the journal's codec, and on each node the production machine of an agent
+machine, its policy, the journal's codec, the edge that says which node is silent, which job hangs
+and how far it is (`controller/core/edge`), and on each node the production machine of an agent
 (commands, events, absence). What is simulated: nodes, workers, checkpoints, network, cluster and
-time. A node that only beats costs nothing, so time is spent on faults alone.
+time.
+
+Heartbeats that change nothing are left out (`controller/sim/heartbeats.py` says why the edge finds
+the same): a node is heard when its heartbeats begin, when they stop, and just before the edge looks
+at it; a job's ranks when it stops to train, and just before the edge looks at the job. So time is
+spent on faults alone. Where the ranks of a job that hangs stand is in those heartbeats, and the
+production analysis says which of them holds up the others.
 
 A run has two phases. In the *safety* phase faults strike. In the *liveness* phase they stop, broken
 nodes are put right, and the job must train again and end cleanly. Ten invariants are checked on the
@@ -41,7 +48,7 @@ cause: count, mean recovery, seconds lost), `parts_s` (they sum to `wall_s`), `b
 
 ## What a large run leaves out
 
-Up to 64 nodes every message is simulated. Beyond that progress comes with heartbeats; only the
+Up to 64 nodes every message is simulated. Beyond that reports of progress arrive at once; only the
 first eight ranks that lose a connection say so, since all are stopped a moment later; messages that
 change nothing are not sent; agents remember their last 32 answers; one fact in nodes/16 goes
 through the journal's text and back; and the machine's whole state is compared with the journal's
@@ -81,6 +88,9 @@ controller's sight for up to 15 minutes, and the controller dies between two eff
 ## What came of it
 
 From `tests/sim/results`, made with `--no-what-if --json`; each has its command line as `replay`.
+They were made before the edge and the agents of the simulator were the production ones. Since then
+the same seed draws other delays: 3 days of 1,536 nodes gave 98.2 % before and 98.4 % after, with 21
+and 20 incidents.
 {results}
 
 A day of 1,536 nodes takes about three seconds of one core, one of 12,500 about three minutes.

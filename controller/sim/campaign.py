@@ -114,8 +114,7 @@ class Campaign:
         worker = training.joined[int(place * len(training.joined))]
         match cause.kind:
             case Kind.HANG:
-                training.culprit = None
-                self._after("detect_hang", self._world.controller.hang_found, training)
+                self._stand(training)
             case Kind.FLAP:
                 self._after(
                     "detect_network",
@@ -202,6 +201,12 @@ class Campaign:
     def _freeze(self, training: Training) -> None:
         """No step completes from here on, though no process has ended yet."""
         self._world.trainings.freeze(training, Phase.HUNG)
+
+    def _stand(self, training: Training) -> None:
+        """All ranks stand, and agents say so when that has become too long."""
+        training.culprit = None
+        training.stand_limit_s = self._pace.draw("detect_hang")
+        self._world.controller.heartbeats.hangs(training)
 
     def _after(self, duration: str, action: Callable[..., None], *args: object) -> None:
         self._world.timeline.after(self._pace.draw(duration), action, *args)

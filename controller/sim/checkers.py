@@ -105,7 +105,7 @@ class Checkers:
 
     def crashed(self) -> None:
         """What the controller heard of nodes that are silent counts after its death, too."""
-        for node, since_s in self._world.quiet_nodes():
+        for node, since_s in self._world.quiet_nodes().items():
             self.silent_for(node, since_s)
 
     def mass_partition(self, nodes: tuple[NodeId, ...], lasts_s: float) -> None:

@@ -1,20 +1,20 @@
 """The production machine in a controller that may die between any two effects.
 
 Everything that it knows after a restart comes from the journal, which holds
-encoded facts only. The edge does what the service does: turns messages into
-events, silence into `NodeLate` and friends, progress into `JobAdvanced`.
+encoded facts only. Who is late, who has advanced and which job hangs is decided by the
+production edge; `heartbeats` brings it what agents would say.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from controller.core import events as ev
 from controller.core.attempt_record import AttemptRecord
 from controller.core.context import Settings
-from controller.core.edge.liveness import LivenessTable
-from controller.core.edge.progress import ProgressTable
+from controller.core.edge.edge import Edge
+from controller.core.edge.settings import JobSettings
 from controller.core.effects import (
     Alert,
     Effect,
@@ -27,13 +27,16 @@ from controller.core.effects import (
 )
 from controller.core.facts import Fact, NodePut
 from controller.core.machine import Machine
-from controller.core.records import CommandRecord
-from controller.core.states import JobState, NodeState
+from controller.core.records import CommandRecord, JobRecord
 from controller.sim.agent import AgentEvent, ProgressMade
+from controller.sim.heartbeats import Heartbeats
 from controller.sim.journal import DeposedError, Journal
 from controller.sim.network import Session
-from controller.sim.training import Phase, Training
-from outlast.ids import JobId, NodeId
+from controller.sim.training import Training
+from outlast.detectors import DetectorsSpec
+from outlast.ids import NodeId
+from outlast.layout import Layout
+from outlast.v1 import agents_pb2
 
 if TYPE_CHECKING:
     from controller.sim.world import World
@@ -56,12 +59,10 @@ class Controller:
         # Effects until the next crash; None when none is planned.
         self.crash_countdown: int | None = None
         self.crash_down_s = 0.0
-        self._liveness = LivenessTable()
-        self._progress = ProgressTable()
+        self.edge: Edge | None = None
+        self.heartbeats = Heartbeats(world, self)
         self._timer_s: float | None = None
         self._ended_searches: dict[str, None] = {}
-        # When silence is looked at next.
-        self._looks: dict[float, None] = {}
 
     # Life and death
 
@@ -75,18 +76,14 @@ class Controller:
         state = self.journal.fold()
         world.checkers.restarted(state, self.journal.folded)
         self.machine = Machine(state, Settings(brings_nodes=world.cluster.brings_nodes))
-        self._liveness = LivenessTable()
-        self._progress = ProgressTable()
+        no_job = JobSettings(layout=Layout(tp=1, pp=1, dp=1), limits=world.limits)
+        self.edge = Edge(state, self._settings_of, no_job=no_job)
+        self.edge.expect_known(world.now_s)
         self._timer_s = None
-        self._looks = {}
-        for node in state.nodes.values():
-            if node.state is not NodeState.RETIRED:
-                self._liveness.expect(node.node, world.now_s, world.limits)
         world.trace("control", f"term {self.term}", f"started, {len(self.journal.facts)} facts")
         self.handle(ev.ControllerStarted(term=self.term))
-        self._watch_silence(world.now_s)
+        self.heartbeats.begin()
         world.cluster.tell_all()
-        world.timeline.after(world.pace.hang_timeout_s / 2, self._check_progress, self.term)
         world.controller_is_up()
 
     def crash(self) -> None:
@@ -95,7 +92,7 @@ class Controller:
             return
         self._world.trace("control", f"term {self.term}", "crashed")
         self._world.checkers.crashed()
-        self.machine = None
+        self.machine = self.edge = None
         self.crash_countdown = None
         sessions, self.sessions = list(self.sessions.values()), {}
         for session in sessions:
@@ -148,6 +145,10 @@ class Controller:
             self.crash()
             return False
         self._set_timer()
+        facts = [each for effect in effects if isinstance(effect, Persist) for each in effect.facts]
+        if facts and self.edge is not None:
+            self.edge.refresh(facts, world.now_s)
+            self.heartbeats.refreshed(facts)
         return True
 
     def _count_down(self) -> None:
@@ -170,7 +171,6 @@ class Controller:
                 world.cluster.provision(count)
             case EvictNode(node=node, reason=reason):
                 world.trace("evict", node, reason)
-                self._liveness.forget(node)
                 world.cluster.evict(node)
             case SearchFaults():
                 self._search(effect)
@@ -259,7 +259,8 @@ class Controller:
         node = hello.node
         self.sessions[node] = session
         session.open_at_controller = True
-        self._liveness.expect(node, self._world.now_s, self._world.limits)
+        assert self.edge is not None
+        self.edge.told_period(node, self.edge.wanted_period_s(node), self._world.now_s)
         joined = self.handle(hello)
         self._world.pulse(node)
         if not joined:
@@ -280,7 +281,7 @@ class Controller:
         if self.machine is None or self.sessions.get(session.node) is not session:
             return
         if isinstance(event, ProgressMade):
-            if not self._progressed(event):
+            if not self.take(event.node, _progress_message(event)):
                 return
         elif not self.handle(event):
             return
@@ -292,128 +293,63 @@ class Controller:
         else:
             agent.acknowledged(seq)
 
-    # Silence
+    # The edge
 
-    def hear(self, node: NodeId) -> None:
-        """A heartbeat of a node that may have been silent."""
-        for event in self._liveness.heard(node, self._world.now_s):
-            self.handle(event)
+    def take(self, node: NodeId, message: agents_pb2.AgentMessage) -> bool:
+        """A message for the edge; False when there is no controller (any more)."""
+        if self.edge is None:
+            return False
+        return self._handle_all(self.edge.handle(node, message, self._world.now_s))
 
-    def quiet(self, node: NodeId) -> None:
-        """The node's last heartbeat for a while."""
-        if self.machine is not None:
-            self.hear(node)
-            self._watch_silence(self._world.now_s)
+    def wake(self) -> None:
+        """The edge looks at what is due."""
+        if self.edge is not None:
+            self._handle_all(self.edge.wake(self._world.now_s, self._world.now_s))
 
-    def _watch_silence(self, since_s: float) -> None:
-        limits = self._world.limits
-        for limit_s in (limits.late_s, limits.lost_s, limits.silent_s):
-            # Nodes that fall silent together are looked at together.
-            at_s = math.ceil(10.0 * (since_s + limit_s) + 0.01) / 10.0
-            if at_s not in self._looks:
-                self._looks[at_s] = None
-                self._world.timeline.at(at_s, self._expire, self.term, at_s)
+    def take_all_progress(self, training: Training) -> None:
+        """All agents of an attempt that are heard say how far it is, without a message each."""
+        for node in training.nodes:
+            if self._world.is_beating(node) and not self.take_progress(training, node):
+                return
 
-    def _expire(self, term: int, at_s: float) -> None:
-        self._looks.pop(at_s, None)
-        if self.machine is None or term != self.term:
-            return
-        for node in list(self.machine.state.nodes):
-            if self._world.is_beating(node):
-                self.hear(node)
-        for event in self._liveness.expire(self._world.now_s):
-            self.handle(event)
-
-    # Progress
-
-    def _progressed(self, made: ProgressMade) -> bool:
-        assert self.machine is not None
-        job = self.machine.state.jobs.get(made.job_id)
-        if job is None:
-            return True
-        events = self._progress.made(
-            job,
-            made.node,
-            attempt=made.attempt,
-            completed_step=made.completed_step,
-            resumed_step=made.resumed_step,
-            at_s=made.at_s,
-            now_s=made.at_s,
+    def take_progress(self, training: Training, node: NodeId) -> bool:
+        """The agent of a node says how far an attempt is."""
+        now_s = self._world.now_s
+        made = ProgressMade(
+            job_id=training.job.job_id,
+            attempt=training.attempt,
+            node=node,
+            completed_step=training.completed(now_s),
+            resumed_step=training.resumed,
+            at_s=now_s,
         )
+        if made.completed_step <= made.resumed_step:
+            return True
+        return self.take(node, _progress_message(made))
+
+    def _handle_all(self, events: Iterable[ev.Event]) -> bool:
         return all(self.handle(event) for event in events)
 
-    def _check_progress(self, term: int) -> None:
-        """Look at heartbeats for jobs that have stopped advancing."""
-        if self.machine is None or term != self.term:
-            return
-        for job_id in list(self.machine.state.jobs):
-            self._check_job(job_id)
-        self._world.timeline.after(self._world.pace.hang_timeout_s / 2, self._check_progress, term)
+    def _settings_of(self, job: JobRecord) -> JobSettings:
+        """What the spec of a simulated job would say."""
+        plan, world = job.plan, self._world
+        return JobSettings(
+            layout=Layout(tp=plan.tp, pp=plan.pp, dp=plan.world_size // (plan.tp * plan.pp)),
+            limits=world.limits,
+            first_step_timeout_s=plan.first_step_timeout_s,
+            hang_timeout_s=world.pace.hang_timeout_s,
+            modes={name: str(mode) for name, mode in DetectorsSpec()},
+        )
 
-    def _check_job(self, job_id: JobId) -> None:
-        world = self._world
-        if self.machine is None or self.machine.state.jobs[job_id].state is not JobState.RUNNING:
-            return
-        job = self.machine.state.jobs[job_id]
-        training = world.trainings.get(job_id, job.attempt)
-        if training is not None and world.all_well(training):
-            # Healthy heartbeats cost nothing: they would only say that it goes on.
-            self._progress.forget(job_id)
-            return
-        if training is not None and not self.take_heartbeats(training):
-            return
-        job = self.machine.state.jobs[job_id]
-        stalled_s = self._progress.stalled(job, world.now_s, world.pace.hang_timeout_s)
-        if stalled_s is not None:
-            culprit = None if training is None else training.culprit
-            self.handle(
-                ev.JobStalled(
-                    job_id=job_id,
-                    attempt=job.attempt,
-                    stalled_s=stalled_s,
-                    culprit_ranks=() if culprit is None else (culprit,),
-                    detail="hung in an all-reduce",
-                )
-            )
 
-    def hang_found(self, training: Training) -> None:
-        """Somebody noticed that an attempt stands still, if it still does."""
-        job = None if self.machine is None else self.machine.state.jobs.get(training.job.job_id)
-        if job is not None and training.phase is Phase.HUNG:
-            self.handle(
-                ev.JobStalled(
-                    job_id=job.job_id,
-                    attempt=training.attempt,
-                    stalled_s=0.0,
-                    culprit_ranks=(),
-                    detail="hung in an all-reduce",
-                )
-            )
-
-    def take_heartbeats(self, training: Training) -> bool:
-        """What the newest heartbeats said; False when the controller is dead or died of it."""
-        world = self._world
-        if self.machine is None:
-            return False
-        job_id, attempt, resumed = training.job.job_id, training.attempt, training.resumed
-        job = self.machine.state.jobs[job_id]
-        now_s, completed_now = world.now_s, training.completed(world.now_s)
-        for node in training.nodes:
-            silent_since_s = world.quiet_since(node)
-            at_s = now_s if silent_since_s is None else silent_since_s
-            completed = completed_now if silent_since_s is None else training.completed(at_s)
-            if completed <= resumed or at_s < self.started_s:
-                continue
-            for event in self._progress.made(
-                job,
-                node,
-                attempt=attempt,
-                completed_step=completed,
-                resumed_step=resumed,
-                at_s=at_s,
-                now_s=at_s,
-            ):
-                if not self.handle(event):
-                    return False
-                job = self.machine.state.jobs[job_id]
-        return True
+def _progress_message(made: ProgressMade) -> agents_pb2.AgentMessage:
+    progress = agents_pb2.ProgressMade(
+        completed_step=made.completed_step,
+        resumed_step=made.resumed_step,
+        completed_at_s=made.at_s,
+    )
+    return agents_pb2.AgentMessage(
+        event=agents_pb2.AgentEvent(
+            job_id=made.job_id, attempt=made.attempt, at_s=made.at_s, progress=progress
+        )
+    )

@@ -17,8 +17,8 @@ from controller.agent.core.ledger import MAX_RESULTS
 class Fidelity:
     """What a world leaves out, so that thousands of nodes can be simulated."""
 
-    # Whether progress comes with heartbeats, which cost nothing, instead of messages of its own.
-    progress_in_heartbeats: bool = False
+    # Whether reports of progress arrive at once, instead of through the network.
+    progress_at_once: bool = False
     # How many ranks say that they lost the one that failed, before all are stopped anyway.
     max_cascade: int | None = None
     # Whether messages that change nothing are sent: acknowledgements, and exits of workers that

@@ -27,7 +27,7 @@ from controller.sim.mixes import MIXES, Mix
 from controller.sim.pace import WHOLE, Fidelity
 from controller.sim.timeline import EPOCH_S
 from controller.sim.training import SimJob
-from controller.sim.world import Shape, World
+from controller.sim.world import Shape, World, make_size
 from outlast.ids import IncidentId, JobId
 from outlast.recovery import ElasticSpec
 
@@ -350,7 +350,7 @@ def shape_of(scenario: Scenario) -> Shape:
     )
     every = max(1, scenario.nodes // 16)
     coarse = Fidelity(
-        progress_in_heartbeats=True,
+        progress_at_once=True,
         max_cascade=8,
         idle_messages=False,
         max_results=32,
@@ -373,7 +373,7 @@ def shape_of(scenario: Scenario) -> Shape:
 
 def _sizes(nodes: int) -> tuple[Size, ...]:
     numbers = sorted({max(1, int(nodes * share)) for share in ELASTIC_SIZES}, reverse=True)
-    return tuple(Size(dp=number, nodes=number, spec_json="{}") for number in numbers)
+    return tuple(map(make_size, numbers))
 
 
 def _of_safety(

@@ -6,9 +6,8 @@ from dataclasses import replace
 from random import Random
 
 from controller.core.capacity import Capacity, NodeNeed
-from controller.core.records import Size
 from controller.sim.training import SimJob
-from controller.sim.world import Shape, make_plan
+from controller.sim.world import Shape, make_plan, make_size
 from outlast.ids import JobId
 
 # Of seeds, those whose jobs have `recovery.elastic` and need nearly the whole fleet.
@@ -103,7 +102,7 @@ def _make_elastic(random: Random, jobs: list[SimJob], num_nodes: int) -> None:
         numbers = sorted({most, *(max(1, most - cut) for cut in (1, 2, most // 2))}, reverse=True)
         job.plan = replace(
             job.plan,
-            sizes=tuple(Size(dp=number, nodes=number, spec_json="{}") for number in numbers),
+            sizes=tuple(map(make_size, numbers)),
             shrink_after_s=random.choice((0.0, 60.0, 600.0)),
             grow_after_s=random.choice((0.0, 300.0, 3600.0)),
         )

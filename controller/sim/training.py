@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from controller.core.records import JobPlan
+from diagnostics.core.pace import KNOWN_PASSES, USUAL_FACTOR, USUAL_FLOOR_S, WARM_UP_STEPS
 from outlast.failures import FailureClass
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
@@ -83,18 +84,26 @@ class Training:
     resumed: int = -1
     running_s: float = 0.0
     frozen: int = -1
+    # Since when no step is completed any more.
+    frozen_s: float = 0.0
+    # For how long agents have learned that a rank may stand; 0 where they have not.
+    stand_limit_s: float = 0.0
     culprit: int | None = None
     # A graceful stop was asked for: all ranks stop after the same step.
     stopping: bool = False
     # The nodes of its ranks, each once.
     nodes: tuple[NodeId, ...] = field(init=False)
     members: frozenset[NodeId] = field(init=False)
+    _ranks: dict[NodeId, list[int]] = field(init=False)
     # The global batch stays, so with fewer ranks a step takes longer in proportion.
     step_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(self.rank_nodes))
         self.members = frozenset(self.nodes)
+        self._ranks = {node: [] for node in self.nodes}
+        for rank, node in enumerate(self.rank_nodes):
+            self._ranks[node].append(rank)
         self.step_s = self.job.step_s * self.job.plan.world_size / self.world_size
 
     def completed(self, now_s: float) -> int:
@@ -105,6 +114,17 @@ class Training:
             return self.frozen
         steps = int((now_s - self.running_s) / self.step_s + 1e-9)
         return min(self.job.plan.total_steps, self.resumed + steps)
+
+    def seen_step(self, now_s: float) -> int:
+        """The same as it seems: an attempt that computes what is worth nothing seems to go on."""
+        if self.phase is not Phase.SPOILED:
+            return self.completed(now_s)
+        steps = int((now_s - self.running_s) / self.step_s + 1e-9)
+        return min(self.job.plan.total_steps, self.resumed + steps)
+
+    def ranks_on(self, node: NodeId) -> list[int]:
+        """The ranks that a node has."""
+        return self._ranks.get(node, [])
 
     @property
     def least_step(self) -> int:
@@ -205,15 +225,21 @@ class Trainings:
         """No step is completed from here on; what was sealed stays sealed."""
         done = training.completed(self._world.now_s)
         was = training.phase
-        training.frozen, training.phase = done, phase
+        training.frozen, training.frozen_s, training.phase = done, self._world.now_s, phase
         if was is Phase.RUNNING and done > training.resumed:
             training.note_trained(done)
             self._seal(training, done)
+        if was is Phase.RUNNING:
+            self._world.controller.heartbeats.stands(training)
 
     def hang(self, training: Training, culprit: int) -> None:
+        """Its ranks stand; agents say so soon where they have learned what a step takes."""
         if training.phase is Phase.RUNNING:
             self.freeze(training, Phase.HUNG)
             training.culprit = culprit
+            if training.frozen - training.resumed >= KNOWN_PASSES + WARM_UP_STEPS:
+                training.stand_limit_s = max(USUAL_FLOOR_S, USUAL_FACTOR * training.step_s)
+                self._world.controller.heartbeats.hangs(training)
             self._world.trace("train", training.job.job_id, f"a{training.attempt} hangs")
 
     def stop_gracefully(self, training: Training) -> None:
@@ -341,8 +367,8 @@ class Trainings:
     def _report(self, training: Training) -> None:
         if not training.is_training:
             return
-        if self._world.fidelity.progress_in_heartbeats:
-            self._world.controller.take_heartbeats(training)
+        if self._world.fidelity.progress_at_once:
+            self._world.controller.take_all_progress(training)
         else:
             self._report_from_all(training)
 
@@ -438,7 +464,7 @@ class Trainings:
         if is_undone(training.skipped, step):
             self._schedule_commit(training, step)
             return
-        if not self._world.fidelity.progress_in_heartbeats:
+        if not self._world.fidelity.progress_at_once:
             self._report(training)
         self._upload(training, step)
         self._schedule_commit(training, step)

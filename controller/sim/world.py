@@ -6,14 +6,14 @@ random comes from one `Random`, so that a seed replays exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
 from controller.core import events as ev
 from controller.core.capacity import Capacity
 from controller.core.edge.liveness import Limits
-from controller.core.records import JobPlan, NonFiniteAgain, Rung
+from controller.core.records import JobPlan, NonFiniteAgain, Rung, Size
 from controller.core.states import TERMINAL
 from controller.sim.agent import Agent
 from controller.sim.checkers import Checkers
@@ -119,19 +119,19 @@ class World:
         if beats and node in self._quiet:
             self.checkers.silent_for(node, self._quiet.pop(node))
             self._beating[node] = self.now_s
-            self.controller.hear(node)
+            self.controller.heartbeats.beats(node)
         elif not beats and node not in self._quiet:
             self._quiet[node] = self.now_s
-            self.controller.quiet(node)
+            self.controller.heartbeats.quiet(node)
 
     def all_well(self, training: Training) -> bool:
         """Whether an attempt seems to train and the heartbeats of all its nodes arrive."""
         seems_to = training.phase in (Phase.RUNNING, Phase.SPOILED)
         return seems_to and training.members.isdisjoint(self._quiet)
 
-    def quiet_nodes(self) -> ItemsView[NodeId, float]:
+    def quiet_nodes(self) -> Mapping[NodeId, float]:
         """Nodes that are not heard, and since when."""
-        return self._quiet.items()
+        return self._quiet
 
     def beating_since(self, node: NodeId) -> float:
         """When the heartbeats of a node that beats began again."""
@@ -344,6 +344,11 @@ class World:
             job_id in machine.state.jobs and machine.state.jobs[job_id].state in TERMINAL
             for job_id in self.jobs
         )
+
+
+def make_size(nodes: int) -> Size:
+    """A size at which an elastic job may run; each has a spec of its own, as in production."""
+    return Size(dp=nodes, nodes=nodes, spec_json=f'{{"dp": {nodes}}}')
 
 
 _LADDERS = (

@@ -38,7 +38,11 @@ BEFORE_DEADLINE_S = 1.0
 class Edge:
     """The tables between agents and the machine. Events that come out are for it, at once."""
 
-    def __init__(self, state: State, settings_of: SettingsOf) -> None:
+    def __init__(
+        self, state: State, settings_of: SettingsOf, *, no_job: JobSettings = NO_JOB
+    ) -> None:
+        """`no_job` is what holds for nodes without a job."""
+        self._no_job = no_job
         self.listening = Listening()
         self._state = state
         self._settings = SettingsTable(settings_of)
@@ -136,6 +140,22 @@ class Edge:
         if start_s is not None:
             times.append(now_s + start_s - wall_s)
         return min(times, default=None)
+
+    def silence_due_s(self, node: NodeId) -> float | None:
+        """When a node has been silent for too long, or longer than that; None when it is not
+        waited for, or no longer."""
+        return self._liveness.due_s(node)
+
+    def job_due_s(self, job_id: JobId) -> float | None:
+        """When a job has stood still for too long, by the clock of its state; None when that was
+        told, or nothing is waited for."""
+        job = self._state.jobs.get(job_id)
+        if job is None or job.state not in AT_WORK:
+            return None
+        if job.state is JobState.STARTING:
+            is_over = job.deadline_s is None or self._hangs.is_told(job)
+            return None if is_over else (job.deadline_s or 0.0) - BEFORE_DEADLINE_S
+        return self._advances.progress.due_s(job, self._settings.of(job).hang_timeout_s)
 
     def judge_silence(self, now_s: float) -> list[Event]:
         """Nodes that have been silent for too long."""
@@ -255,7 +275,7 @@ class Edge:
     def _settings_on(self, node: NodeId) -> JobSettings:
         record = self._state.nodes.get(node)
         if record is None or record.job is None:
-            return NO_JOB
+            return self._no_job
         return self._settings.of(self._state.jobs[record.job])
 
     def _expect_job(self, job_id: JobId, now_s: float) -> None:

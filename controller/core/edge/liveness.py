@@ -118,6 +118,12 @@ class LivenessTable:
         entry = self._entries.get(node)
         return None if entry is None else entry.heard_s
 
+    def due_s(self, node: NodeId) -> float | None:
+        """When a node crosses its next limit, if nothing is heard until then."""
+        entry = self._entries.get(node)
+        next_s = math.inf if entry is None else entry.next_s()
+        return None if math.isinf(next_s) else next_s
+
     def is_late(self, node: NodeId) -> bool:
         """Whether a node was told to be late, or more than that, and was not heard since."""
         entry = self._entries.get(node)

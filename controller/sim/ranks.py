@@ -1,0 +1,64 @@
+"""What the black boxes of simulated ranks show, as an agent puts it into a heartbeat."""
+
+from __future__ import annotations
+
+from controller.sim.training import Phase, Training
+from outlast.ids import NodeId
+from outlast.v1 import agents_pb2
+
+_PHASES = {
+    Phase.GATHERING: "groups",
+    Phase.RESTORING: "restore",
+    Phase.DONE: "finished",
+}
+
+
+def heartbeat_of(
+    training: Training, node: NodeId, now_s: float, *, with_ended: bool = False
+) -> agents_pb2.AgentMessage:
+    """A heartbeat of a node with its running ranks of an attempt, or all that have begun."""
+    completed = training.seen_step(now_s)
+    ranks = [
+        _summary(training, rank, completed, now_s)
+        for rank in training.ranks_on(node)
+        if rank in training.joined and (with_ended or training.joined[rank].is_running)
+    ]
+    beat = agents_pb2.Heartbeat(at_s=now_s, ranks=ranks)
+    return agents_pb2.AgentMessage(heartbeat=beat)
+
+
+def _summary(training: Training, rank: int, completed: int, now_s: float) -> agents_pb2.RankSummary:
+    summary = agents_pb2.RankSummary(
+        job_id=training.job.job_id,
+        attempt=training.attempt,
+        rank=rank,
+        phase=_PHASES.get(training.phase, "forward_backward"),
+        completed_step=completed,
+        resumed_step=training.resumed,
+    )
+    if training.phase is Phase.HUNG:
+        _stand(summary, training, now_s)
+    return summary
+
+
+def _stand(summary: agents_pb2.RankSummary, training: Training, now_s: float) -> None:
+    """Where a rank of an attempt that hangs stands, and for how long.
+
+    Without a rank that holds up the others, none is in an operation: all of them wait for the
+    data's file system, for instance.
+    """
+    summary.stands_s = now_s - training.frozen_s
+    summary.stand_limit_s = training.stand_limit_s
+    summary.stand_limit_source = "learned" if training.stand_limit_s else ""
+    if training.culprit is None or training.culprit == summary.rank:
+        summary.phase = "data"
+    if training.culprit is None:
+        return
+    is_inside = training.culprit != summary.rank
+    sequence = summary.completed_step + (2 if is_inside else 1)
+    summary.last_operation.CopyFrom(
+        agents_pb2.Operation(
+            op="all_reduce", group="world", sequence=sequence, detail=-1, is_inside=is_inside
+        )
+    )
+    summary.entered["world"] = sequence
