@@ -39,8 +39,9 @@ production analysis says which of them holds up the others.
 
 A run has two phases. In the *safety* phase faults strike. In the *liveness* phase they stop, broken
 nodes are put right, and the job must train again and end cleanly. Ten invariants are checked on the
-way (`controller/sim/checkers.py`); the run ends at the first that does not hold, with exit code 1,
-the violation, as few faults as it takes (`--only`), and the line that replays it.
+way (`controller/sim/checkers.py`), and what every agent promises (`controller/sim/promises.py`).
+The run ends at the first that does not hold, with exit code 1, the violation, as few faults as it
+takes (`--only`), and the line that replays it.
 
 `--json` has `ettr`, `full_ettr`, `violations` (a list), `incidents` (a number), `classes` (by
 cause: count, mean recovery, seconds lost), `parts_s` (they sum to `wall_s`), `by_person`,

@@ -138,6 +138,7 @@ class Agent:
     def welcomed(self, session: Session) -> None:
         if session is not self.session or not self.is_alive:
             return
+        self._orders.promises.welcomed()
         self._orders.give(Welcomed())
         for training in self.world.trainings.live():
             if self.node.name in training.rank_nodes:
@@ -147,6 +148,7 @@ class Agent:
         """The session ended; try again soon, and give up workers much later."""
         if session is self.session:
             self.session = None
+            self._orders.promises.session_lost()
             self._orders.give(SessionLost())
             self.world.reconnect_soon(self)
 
@@ -159,28 +161,31 @@ class Agent:
     def emit(self, event: AgentEvent, weight: Weight) -> None:
         if self.is_alive:
             attempt = (event.job_id, event.attempt) if isinstance(event, ProgressMade) else None
-            self._machine.line.add(event, weight, attempt)
+            seq = self._machine.line.add(event, weight, attempt)
+            self._orders.promises.emitted(seq, weight)
             self.send_events()
 
     def acknowledged(self, seq: int) -> None:
         if self.is_alive:
             self._orders.give(EventsAcknowledged(seq=seq))
+            self._orders.promises.acknowledged(seq)
 
     def send_events(self) -> None:
         """Send what was not sent in this session."""
-        controller, session = self.world.controller, self.session
+        session = self.session
         if session is None:
             return
         for event in self._machine.line.take_unsent():
             self.world.network.send(
-                session,
-                controller.receive,
-                session,
-                self.incarnation,
-                event.seq,
-                event.payload,
-                up=True,
+                session, self._deliver, session, event.seq, event.payload, up=True
             )
+
+    def _deliver(self, session: Session, seq: int, event: AgentEvent) -> None:
+        """An event arrives at the controller."""
+        controller = self.world.controller
+        if controller.machine is not None and controller.sessions.get(session.node) is session:
+            self._orders.promises.delivered(seq)
+        controller.receive(session, self.incarnation, seq, event)
 
     def report_progress(self, training: Training) -> None:
         now_s = self.world.now_s

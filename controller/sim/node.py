@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from controller.agent.core.ledger import CommandLedger
+from controller.agent.core.ledger import CommandLedger, Result
 from controller.core.capacity import Capacity
-from outlast.failures import FailureClass
+from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import JobId, NodeId
 
 if TYPE_CHECKING:
     from controller.sim.agent import Agent
+    from controller.sim.training import SimJob
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +47,8 @@ class Node:
     lacks_file: bool = False
     standby_until_s: float = 0.0
     ledger: dict[str, object] = field(default_factory=dict)
+    # The newest attempt of each job that it was asked to stop, as long as its ledger is there.
+    stopped: dict[JobId, int] = field(default_factory=dict)
     # The incarnation of its last agent, if that one ended in order.
     left: str = ""
 
@@ -52,6 +56,20 @@ class Node:
         if not self.ledger:
             return CommandLedger(max_results=max_results)
         return CommandLedger.from_json(self.ledger, max_results=max_results)
+
+    def lacks_memory(self, job: JobId, jobs: Mapping[JobId, SimJob]) -> Result | None:
+        """The refusal of a job that needs more host memory than there is; None when it fits."""
+        if self.capacity is None:
+            return None
+        needed, total = jobs[job].memory_bytes, self.capacity.host_memory_bytes
+        used = sum(jobs[other].memory_bytes for other in self.memory if other != job)
+        if needed > total:
+            detail = f"needs {needed} bytes of host memory, {total} in all"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.MISFIT)
+        if needed > total - used:
+            detail = f"needs {needed} bytes of host memory, {used} of {total} are used"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.OCCUPIED)
+        return None
 
     def agent_dies(self, *, silently: bool) -> None:
         """The agent ends, and with it the standby process and every worker."""

@@ -48,6 +48,7 @@ from controller.core.records import (
     StartWorkers,
     StopWorkers,
 )
+from controller.sim.promises import Promises
 from controller.sim.training import Training
 from controller.sim.worker import Worker
 from outlast.failures import ErrorKind
@@ -90,6 +91,7 @@ class Orders:
         self._node, self._world = agent.node, agent.world
         self._after = agent.world.timeline.after
         self._machine = machine
+        self.promises = Promises(agent, machine)
         self._driver = Driver(machine.handle, self._perform, lambda: self._world.now_s)
         self._orders: dict[str, _Order] = {}
         self._wake_s: float | None = None
@@ -107,6 +109,7 @@ class Orders:
             timeout_s=0.0 if stop is None else stop.timeout_s,
             look_first=stop is not None and stop.look_first,
         )
+        self.promises.received(record)
         self.give(CommandReceived(command=command))
 
     def worker_ended(self, worker: Worker) -> None:
@@ -120,6 +123,8 @@ class Orders:
         if not self._agent.is_alive:
             return
         self._driver.give(given)
+        if not self._driver.is_handling:
+            self.promises.taken_in()
         wake_s = self._machine.wake_at()
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
@@ -148,10 +153,11 @@ class Orders:
                     if not self._agent.workers[key].is_running:
                         del self._agent.workers[key]
             case Answer(command=command, result=result):
-                self._answer(self._orders.pop(command.command_id), result)
+                self._answer(command.command_id, result)
             case SendEvents():
                 self._agent.send_events()
             case GiveUpWorkers():
+                self.promises.gave_up()
                 self._world.trace("agent", self._node.name, "gives its workers up")
             case StopFailed():
                 self._world.checkers.suspect(self._node.name, "stop failed")
@@ -248,7 +254,7 @@ class Orders:
     def _hide(self, workers: list[Worker]) -> None:
         """They run on, until a start or whoever repairs the node finds them."""
         for worker in workers:
-            worker.told = True
+            worker.told = worker.is_hidden = True
             self.worker_ended(worker)
 
     def _after_leftovers(self, command_id: str, order: _Order | None) -> None:
@@ -286,27 +292,13 @@ class Orders:
         if self._node.lacks_file:
             detail = "data.source is '/data', which is not there"
             return Result(ok=False, detail=detail, error_kind=ErrorKind.MISSING)
-        return self._lacks_memory(job)
-
-    def _lacks_memory(self, job: JobId) -> Result | None:
-        """The refusal of a job that needs more host memory than there is; None when it fits."""
-        node, jobs = self._node, self._world.jobs
-        if node.capacity is None:
-            return None
-        needed, total = jobs[job].memory_bytes, node.capacity.host_memory_bytes
-        used = sum(jobs[other].memory_bytes for other in node.memory if other != job)
-        if needed > total:
-            detail = f"needs {needed} bytes of host memory, {total} in all"
-            return Result(ok=False, detail=detail, error_kind=ErrorKind.MISFIT)
-        if needed > total - used:
-            detail = f"needs {needed} bytes of host memory, {used} of {total} are used"
-            return Result(ok=False, detail=detail, error_kind=ErrorKind.OCCUPIED)
-        return None
+        return self._node.lacks_memory(job, self._world.jobs)
 
     def _fork(self, order: _Order) -> None:
         assert isinstance(order.record.command, StartWorkers)
         world, agent, record = self._world, self._agent, order.record
         training = self._training(order)
+        self.promises.forked(record)
         workers = [
             Worker(
                 agent=agent,
@@ -370,13 +362,18 @@ class Orders:
         order.verdict = "fail" if self._node.sickness and not self._node.passes_checks else "pass"
         self._step_ended(order.record.command_id, Step.SUITE)
 
-    def _answer(self, order: _Order, result: Result) -> None:
+    def _answer(self, command_id: str, result: Result) -> None:
+        order = self._orders.pop(command_id, None)
+        if order is None:
+            self.promises.answered_again(command_id)
+            return
         verdict, record = "", order.record
         if isinstance(record.command, RunSuite):
             # A repeated suite answers without findings, which is no verdict on the node.
             verdict = (order.verdict or "inconclusive") if result.ok else "error"
             if verdict in ("fail", "error") and result.error_kind is not ErrorKind.STALE:
                 self._world.checkers.suspect(self._node.name, "checks failed")
+        self.promises.answered(record, ok=result.ok)
         self._agent.report_result(
             ev.CommandFinished(
                 command_id=record.command_id,

@@ -35,6 +35,8 @@ class Worker:
     is_running: bool = True
     # The agent has told it to end, so that its end is no fault.
     told: bool = False
+    # Its agent believes that it has ended.
+    is_hidden: bool = False
     exit: ev.WorkerExited | None = None
     completed_step: int = -1
 

@@ -229,6 +229,7 @@ class World:
         node.memory.clear()
         node.replicas.clear()
         node.ledger.clear()
+        node.stopped.clear()
         node.left = ""
         if session is not None:
             session.open_at_agent = False

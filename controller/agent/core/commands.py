@@ -142,6 +142,10 @@ class CommandMachine:
                 self._enter_next(running)
         return self._take_actions()
 
+    def is_under_way(self, command_id: str) -> bool:
+        """Whether a command will be answered."""
+        return command_id in self._running
+
     def wake_at(self) -> float:
         """When the first wait is over; infinite while there is none."""
         return min((each.deadline_s for each in self._running.values()), default=math.inf)

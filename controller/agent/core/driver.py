@@ -22,17 +22,17 @@ class Driver:
         self._perform = perform
         self._clock = clock
         self._given: deque[Input] = deque()
-        self._is_handling = False
+        self.is_handling = False
 
     def give(self, given: Input) -> None:
         """Have the machine take this in, after what it is being given just now."""
         self._given.append(given)
-        if self._is_handling:
+        if self.is_handling:
             return
-        self._is_handling = True
+        self.is_handling = True
         try:
             while self._given:
                 for action in self._handle(self._given.popleft(), self._clock()):
                     self._perform(action)
         finally:
-            self._is_handling = False
+            self.is_handling = False
