@@ -165,9 +165,7 @@ class TrainLoop:
         learning_rate = state.learning_rate.at(step)
         if self._is_usable(step, agreed):
             self._update(step, learning_rate, agreed.grad_norm, scale)
-
-        # The optimizer has waited for all of it: the step before is sealed before this one is
-        # told of, so that a kill never costs more than one.
+        # Sealed before this step is reported, so that a kill never costs more than one.
         self._saver.finish()
         box.used(state.meter.take(state.train_engine.last_timing))
         eval_loss = self._evaluate(step) if self._evaluates(step) else None

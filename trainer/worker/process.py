@@ -103,8 +103,6 @@ def _train(assignment: Assignment, box: Writer) -> int:
     spec = assignment.spec
     check_host_memory(spec, assignment.node_ranks, assignment.memory_dir.parent)
     device = _set_up_torch(assignment)
-    if device.type == "cuda":
-        evidence.arm_flight_recorder(assignment.blackbox_path.parent)
     box.phase(Phase.GROUPS)
     prefetch = _begin_reading(assignment)
     # Hangs are found by the agent; this only bounds the life of an orphan.
@@ -125,7 +123,6 @@ def _train(assignment: Assignment, box: Writer) -> int:
     state = build_state(spec, mesh, assignment.data_dir)
     box.mark(StartMark.MODEL_READY)
     box.expect(expected_of(spec, mesh.at.pp, on_gpu=device.type == "cuda"))
-
     join = partial(
         join_hosts,
         assignment.rank,
@@ -227,7 +224,10 @@ def _set_up_torch(assignment: Assignment) -> torch.device:
         # The attribute is a property of the module that torch's stubs do not show.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(assignment.spec.seed)
-    return set_up_device(assignment)
+    device = set_up_device(assignment)
+    if device.type == "cuda":
+        evidence.arm_flight_recorder(assignment.blackbox_path.parent)
+    return device
 
 
 def _rendezvous(assignment: Assignment, timeout_s: float) -> Store | None:
