@@ -59,7 +59,7 @@ class RecoverySpec(Section):
         gt=0,
         description="No step completed for so long: the job hangs, whatever detectors.hang has "
         "learned. Longer than any step with its evaluation, and 10 s at least. Passed twice in a "
-        "row though nothing failed, it pauses the job.",
+        "row though no rank holds the others up, it pauses the job.",
     )
     first_step_timeout_s: float = Field(
         1800.0,

@@ -260,13 +260,16 @@ def _limit_too_short(facts: Facts) -> Verdict | None:
     """The same limit of the spec passed twice in a row, and nothing speaks against a node or the
     program.
 
-    Each attempt may have done one step more: a first step has a limit of its own.
+    Each attempt may have done one step more: a first step has a limit of its own. A rank that
+    holds the others up in a step is a reason to try further, whatever checks of its node say.
     """
     sign = _past_limit(facts)
     if sign is None or sign.fingerprint != facts.last_fingerprint:
         return None
-    what, field, why, most_steps = _LIMITS[sign.fingerprint]
+    what, remedy, most_steps = _LIMITS[sign.fingerprint]
     has_progress = facts.fault_step > facts.last_fault_step + most_steps
+    if sign.fingerprint == NO_STEP_IN_TIME and _culprits(facts):
+        return None
     may_check = Rung.DIAGNOSE in facts.ladder and _culprits(facts) and not facts.findings
     if has_progress or may_check:
         return None
@@ -274,26 +277,24 @@ def _limit_too_short(facts: Facts) -> Verdict | None:
     return Verdict(
         action=_last_resort(facts),
         cause=Cause.HANG,
-        reason=f"{what}: {sign.detail}{checked}, and no rank has failed; raise {field} if {why}, "
+        reason=f"{what}: {sign.detail}{checked}, and no rank has failed; {remedy}, "
         "else see where its ranks stood (`outlast incidents show`)",
         fingerprint=sign.fingerprint,
         error=sign.detail,
     )
 
 
-# What passed a limit twice, the limit, when it is too short, and how many steps may lie between.
+# What passed a limit twice, what to do where it is too short, how many steps may lie between.
 _LIMITS = {
     NO_FIRST_STEP_YET: (
         "two starts in a row",
-        "recovery.first_step_timeout_s",
-        "the job needs longer to start",
+        "raise recovery.first_step_timeout_s if the job needs longer to start",
         0,
     ),
     NO_STEP_IN_TIME: (
         "two hangs in a row, a step apart at most",
-        "recovery.hang_timeout_s",
-        "a step of the job (with its evaluation and checkpoint) takes longer",
-        1,
+        remedies.LONGER_STEPS,
+        remedies.STEPS_APART,
     ),
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from controller.core.evidence import NO_STEP_IN_TIME
 from controller.core.verdict import Facts, Verdict, root_failure
 from outlast.failures import FailureClass
 
@@ -26,10 +27,30 @@ _NEED_LESS = {
 }
 
 
+# Where steps take longer than a hang may, each attempt does one step more: a first step has a
+# limit of its own.
+LONGER_STEPS = (
+    "raise recovery.hang_timeout_s if a step of the job (with its evaluation and checkpoint) takes "
+    "longer"
+)
+STEPS_APART = 1
+
+
 def with_remedy(verdict: Verdict, facts: Facts) -> Verdict:
     """The verdict, and what the user can change, where that is known."""
     root = root_failure(facts.evidence)
     remedy = "" if root is None else _NEED_LESS.get(root.fault_class, "")
+    if root is None and _hangs_again(facts):
+        remedy = LONGER_STEPS
     if not remedy or remedy in verdict.reason:
         return verdict
     return replace(verdict, reason=f"{verdict.reason}; {remedy}")
+
+
+def _hangs_again(facts: Facts) -> bool:
+    """Whether the fault before this one was as long a step, and hardly a step ago."""
+    return (
+        facts.last_fingerprint == NO_STEP_IN_TIME
+        and any(item.fingerprint == NO_STEP_IN_TIME for item in facts.evidence)
+        and facts.fault_step <= facts.last_fault_step + STEPS_APART
+    )
