@@ -29,6 +29,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def _owners_only(path: str, flags: int) -> int:
     handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    # One that an earlier version made has other rights.
-    os.fchmod(handle, 0o600)
+    try:
+        # One that an earlier version made has other rights.
+        os.fchmod(handle, 0o600)
+    except OSError:
+        os.close(handle)
+        raise
     return handle

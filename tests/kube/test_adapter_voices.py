@@ -41,7 +41,14 @@ def test_uncordon_by_hand_wins_even_when_the_journal_was_lost() -> None:
 
 @pytest.mark.parametrize("state", [NodeState.REPAIRING, NodeState.RETIRED])
 def test_new_machine_under_an_old_name_does_not_pay_for_its_predecessor(state: NodeState) -> None:
-    record = node("host-1", state, quarantine=SESSION, quarantines_s=(100.0,), since_s=500.0)
+    record = node(
+        "host-1",
+        state,
+        quarantine=SESSION,
+        quarantined_s=100.0,
+        quarantines_s=(100.0,),
+        since_s=500.0,
+    )
     fresh = host("host-1", created_s=101.0)
     plan = Reconciler(CONFIG).plan(view(nodes=(record,), hosts=(fresh,)))
     assert NodeReplaced(node=HOST) in plan.events
