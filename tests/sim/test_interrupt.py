@@ -22,12 +22,18 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def _take_interrupts() -> None:
+    """Where the tests were started in the background of a shell, children ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupted_comparison_ends_with_all_its_processes() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "outlast.cli.main", *COMMAND],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=_take_interrupts,
     ) as process:
         parent = psutil.Process(process.pid)
 
