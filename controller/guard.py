@@ -18,7 +18,7 @@ from controller.ratelimit import RateLimitedLog
 logger = logging.getLogger(__name__)
 
 # Known beforehand, so that the first error of each is already a rise.
-PARTS = ("watch", "effects", "log")
+PARTS = ("watch", "effects", "log", "retention")
 
 _Result = TypeVar("_Result")
 

@@ -51,6 +51,8 @@ class Keeper:
             except OutlastError as error:
                 # Read-only, or stopping: at the next look it may be different.
                 logger.warning("nothing is deleted at present: %s", error)
+            except Exception as error:  # noqa: BLE001  # a mistake of ours must not be the last look
+                self._service.guard.note("retention", error)
 
     async def look(self) -> int:
         """Archive and delete what has expired; how many jobs and incidents that was."""

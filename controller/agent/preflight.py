@@ -165,7 +165,7 @@ def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
     except ValueError as error:
         return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {error}")]
     except (OutlastError, OSError):
-        # Storage that does not answer is waited for by whoever loads from it.
+        # The worker that loads from a storage waits for it where it does not answer.
         return []
 
 

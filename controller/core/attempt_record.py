@@ -31,7 +31,8 @@ class AttemptRecord:
     owner: str
     # Ranges of steps whose batches are left out.
     skipped: tuple[StepRange, ...] = ()
-    # A step that gave no number and is done again, and the nodes that had a part in it then.
+    # The step whose loss was not finite and that this attempt repeats, and the nodes that
+    # computed it.
     replayed_step: int | None = None
     suspects: tuple[NodeId, ...] = ()
     chosen: tuple[ChosenStart, ...] = ()

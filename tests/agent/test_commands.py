@@ -20,6 +20,7 @@ from controller.agent.order_steps import Parts
 from controller.agent.supervisor import Supervisor
 from controller.agent.worker import Worker
 from outlast.v1 import agents_pb2
+from outlast.worker_contract import STOP_SIGNAL
 from tests.agent.harness import start_command, stop_command
 
 
@@ -29,10 +30,12 @@ class Workers:
     def __init__(self) -> None:
         self.commands: Commands | None = None
         self.running: list[Worker] = []
+        self.signals: list[signal.Signals] = []
         self.num_waits = 0
 
     def signal(self, keys: Iterable[WorkerKey], number: signal.Signals) -> None:
         assert self.commands is not None
+        self.signals.append(number)
         for worker in self.running:
             self.commands.worker_ended(worker)
 
@@ -102,6 +105,8 @@ def test_workers_without_a_controller_are_stopped_and_what_they_left_is_waited_f
             while not workers.num_waits:
                 await asyncio.sleep(0.001)
         await commands.close()
+        assert workers.signals == [STOP_SIGNAL]
+        assert workers.num_waits == 1
 
     asyncio.run(run())
 

@@ -17,10 +17,10 @@ import pytest
 from bench import bare_controller
 from bench.bare_controller import Bench
 from checkpoint.storage.storage import Storage
-from controller import archive, config_file
+from controller import archive, config_file, retention
 from controller.convert import plan_of
 from controller.core import events as ev
-from controller.core.retention import Retention
+from controller.core.retention import Expired, Retention
 from controller.core.states import JobState
 from controller.retention import Keeper
 from controller.store.curves import StepRow
@@ -310,3 +310,26 @@ def test_configuration_has_defaults(tmp_path: Path) -> None:
     assert config_file.read(path).retention == Retention(
         ended_jobs_days=7, archive_url="s3://bucket/ended"
     )
+
+
+def test_a_mistake_in_one_look_is_counted_and_not_the_last_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    def failing(*_: object) -> Expired:
+        looks.append("look")
+        raise ValueError("a mistake of ours")
+
+    async def run() -> None:
+        async with _controller(tmp_path, monkeypatch) as bench:
+            keeper = asyncio.create_task(Keeper(bench.service, Retention()).run())
+            async with asyncio.timeout(30):
+                while len(looks) < 2:
+                    await asyncio.sleep(0.001)
+            keeper.cancel()
+            assert bench.service.guard.counts["retention"] >= 1
+
+    monkeypatch.setattr(retention, "LOOK_PERIOD_S", 0.001)
+    monkeypatch.setattr(retention, "expired", failing)
+    asyncio.run(run())

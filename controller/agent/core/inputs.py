@@ -11,7 +11,7 @@ from controller.agent.core.workers import WorkerKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What decides about a command; the rest of its order is for whoever carries it out."""
+    """The fields of a command that the machine decides by."""
 
     command_id: str
     kind: CommandKind

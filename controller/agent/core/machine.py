@@ -1,8 +1,8 @@
 """One agent's machine: its commands, its workers, its line to the controller.
 
 `handle` takes what has happened and the time and returns what is to be done, in
-order; `wake_at` is its only timer. A machine over the ledger of an earlier agent on
-the same node goes on with what that one promised.
+order; `wake_at` is its only timer. A machine that is given the ledger of an
+earlier agent on the same node continues the commands in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What agents say of completed steps, with what goes along with the first ones.
 
 The table of steps is in `progress`; here are the split of a start's time and the numeric
-environment, which the machine is told with an attempt's first step.
+environment, which reach the machine together with an attempt's first step.
 """
 
 from __future__ import annotations

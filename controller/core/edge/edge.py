@@ -65,7 +65,8 @@ class Edge:
             case "hello":
                 return self._joined(node, message.hello, now_s)
             case "heartbeat":
-                # First, since what `_heartbeat` finds is told once, and must not be lost with it.
+                # Before `_heartbeat`, which reports each finding only once: an error here must not
+                # lose it.
                 detected = self._detectors.heartbeat(message.heartbeat, now_s)
                 return [
                     *self.heard(node, now_s),
@@ -121,7 +122,8 @@ class Edge:
     def wake(self, now_s: float, wall_s: float) -> Iterator[Event]:
         """What follows from nothing but the passing of time, one after the other.
 
-        Each is told once: what came before a mistake in the analysis of one job is not lost.
+        Each event comes only once, so an error in the analysis of one job must not lose those
+        before it.
         """
         if self.listening.may_judge(now_s):
             yield from self.judge_silence(now_s)
@@ -214,7 +216,7 @@ class Edge:
     # Messages
 
     def _joined(self, node: NodeId, hello: agents_pb2.Hello, now_s: float) -> list[Event]:
-        """An agent opened a session; it is told how often to send a heartbeat."""
+        """An agent opened a session, and will send a heartbeat at the wanted period."""
         self.told_period(node, self.wanted_period_s(node), now_s)
         return [node_joined(hello), *self.heard(node, now_s)]
 
