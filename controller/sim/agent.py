@@ -19,10 +19,10 @@ from controller.agent.core.workers import WorkerKey
 from controller.core import events as ev
 from controller.core.attempt_record import AttemptRecord
 from controller.core.records import CommandRecord
+from controller.sim.attempt import Training
 from controller.sim.network import Session
 from controller.sim.node import Node
 from controller.sim.orders import Orders
-from controller.sim.training import Training
 from controller.sim.worker import Worker
 from outlast.ids import Attempt, JobId, NodeId
 

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
+from controller.sim.attempt import Phase, Training
 from controller.sim.durations import SourcedPace
 from controller.sim.mixes import Cause, Kind, Mix
 from controller.sim.timeline import EPOCH_S
-from controller.sim.training import Phase, Training
 from controller.sim.victims import in_use, is_in_use
 from controller.sim.worker import Worker
 from controller.sim.world import World

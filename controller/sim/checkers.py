@@ -46,7 +46,7 @@ from outlast.ids import JobId, NodeId
 from outlast.skipped import is_undone
 
 if TYPE_CHECKING:
-    from controller.sim.training import Training
+    from controller.sim.attempt import Training
     from controller.sim.worker import Worker
     from controller.sim.world import World
 

@@ -29,10 +29,10 @@ from controller.core.facts import Fact, NodePut
 from controller.core.machine import Machine
 from controller.core.records import CommandRecord, JobRecord
 from controller.sim.agent import AgentEvent, ProgressMade
+from controller.sim.attempt import Training
 from controller.sim.heartbeats import Heartbeats
 from controller.sim.journal import DeposedError, Journal
 from controller.sim.network import Session
-from controller.sim.training import Training
 from outlast.detectors import DetectorsSpec
 from outlast.ids import NodeId
 from outlast.layout import Layout

@@ -12,11 +12,11 @@ from random import Random
 
 from controller.core import events as ev
 from controller.core.states import TERMINAL, JobState, NodeState
+from controller.sim.attempt import SimJob
 from controller.sim.cluster_faults import CLUSTER_FAULTS
 from controller.sim.node_faults import NODE_FAULTS
 from controller.sim.planned_faults import PLANNED_FAULTS
 from controller.sim.timeline import EPOCH_S
-from controller.sim.training import SimJob
 from controller.sim.victims import kill_worker_of, some_node, some_training
 from controller.sim.world import World
 from outlast.failures import FailureClass

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from controller.core.facts import Fact, JobPut, NodePut
 from controller.core.states import AT_WORK, JobState
+from controller.sim.attempt import Phase, Training
 from controller.sim.ranks import heartbeat_of
-from controller.sim.training import Phase, Training
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2
 

@@ -13,7 +13,7 @@ from outlast.ids import JobId, NodeId
 
 if TYPE_CHECKING:
     from controller.sim.agent import Agent
-    from controller.sim.training import SimJob
+    from controller.sim.attempt import SimJob
 
 
 @dataclass(slots=True, eq=False)

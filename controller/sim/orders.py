@@ -48,8 +48,8 @@ from controller.core.records import (
     StartWorkers,
     StopWorkers,
 )
+from controller.sim.attempt import Training
 from controller.sim.promises import Promises
-from controller.sim.training import Training
 from controller.sim.worker import Worker
 from outlast.failures import ErrorKind
 from outlast.ids import JobId

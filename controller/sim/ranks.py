@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.sim.training import Phase, Training
+from controller.sim.attempt import Phase, Training
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2
 

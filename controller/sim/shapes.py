@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from controller.core.capacity import Capacity, NodeNeed
-from controller.sim.training import SimJob
+from controller.sim.attempt import SimJob
 from controller.sim.world import Shape, make_plan, make_size
 from outlast.ids import JobId
 

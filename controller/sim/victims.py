@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.core.states import PLACED
-from controller.sim.training import Training
+from controller.sim.attempt import Training
 from controller.sim.world import World
 from outlast.failures import FailureClass
 from outlast.ids import NodeId

@@ -16,6 +16,7 @@ from controller.core.edge.liveness import Limits
 from controller.core.records import JobPlan, NonFiniteAgain, Rung, Size
 from controller.core.states import TERMINAL
 from controller.sim.agent import Agent
+from controller.sim.attempt import Phase, SimJob, Training
 from controller.sim.checkers import Checkers
 from controller.sim.cluster import Cluster
 from controller.sim.controller import Controller
@@ -24,7 +25,7 @@ from controller.sim.node import Node
 from controller.sim.pace import WHOLE, Fidelity, Pace
 from controller.sim.timeline import EPOCH_S, Timeline
 from controller.sim.trace import Tracer
-from controller.sim.training import Phase, SimJob, Training, Trainings
+from controller.sim.training import Trainings
 from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId
 from outlast.worker_contract import WorkerExitCode

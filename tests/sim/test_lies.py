@@ -9,8 +9,8 @@ import pytest
 from controller.core import events as ev
 from controller.core.records import Rung
 from controller.core.states import EXCLUDED, JobState
+from controller.sim.attempt import SimJob
 from controller.sim.node import Node
-from controller.sim.training import SimJob
 from controller.sim.world import Shape, World, make_plan
 from outlast.failures import FailureClass
 from outlast.ids import JobId

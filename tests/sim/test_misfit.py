@@ -10,8 +10,8 @@ import pytest
 from controller.core.capacity import Capacity, NodeNeed
 from controller.core.records import Cause
 from controller.core.states import FREE, JobState
+from controller.sim.attempt import SimJob
 from controller.sim.timeline import EPOCH_S
-from controller.sim.training import SimJob
 from controller.sim.world import Shape, World, make_plan
 from outlast.ids import JobId
 
