@@ -8,7 +8,9 @@ from pathlib import Path
 
 import yaml
 
+from checkpoint.storage.drivers import missing_driver
 from controller.core.retention import Retention
+from outlast.rules.places import wrong_with_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,14 @@ def _retention(given: object) -> Retention:
             is_right, allowed = type(value) in (int, float), "a number"
         if not is_right:
             raise ValueError(f"retention.{name} is {value!r}; allowed: {allowed}")
-    return Retention(**values)  # type: ignore[arg-type]  # each was looked at above
+    retention = Retention(**values)  # type: ignore[arg-type]  # each was looked at above
+    url = retention.archive_url
+    wrong = wrong_with_place(url, "ended-jobs") if url else None
+    if wrong is not None:
+        raise ValueError(f"retention.archive_url {wrong}")
+    if (missing := missing_driver(url)) is not None:
+        raise ValueError(f"retention.archive_url: {missing}")
+    return retention
 
 
 def _mapping(given: object, what: str) -> dict[str, object]:

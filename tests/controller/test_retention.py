@@ -16,6 +16,7 @@ import pytest
 
 from bench import bare_controller
 from bench.bare_controller import Bench
+from checkpoint.storage import drivers
 from checkpoint.storage.storage import Storage
 from controller import archive, config_file, retention
 from controller.convert import plan_of
@@ -290,6 +291,8 @@ def test_what_cannot_be_archived_is_not_deleted(
         ("retention: {ended_jobs: true}", "retention.ended_jobs is True; allowed: a whole number"),
         ("retention: {ended_jobs_days: -1}", "retention.ended_jobs_days is -1; allowed: more"),
         ("retention: {ended_jobs_days: .nan}", "retention.ended_jobs_days is nan; allowed: more"),
+        ("retention: {archive_url: s4://x}", "retention.archive_url is .*no store 's4'"),
+        ("retention: {archive_url: ended}", "retention.archive_url is .*a relative path; allowed"),
         ("retention: {archive_url: 3}", "retention.archive_url is 3; allowed: text"),
         ("retention: [1]", "retention is .1.; allowed: fields with values"),
         ("a: b: c", "is not YAML"),
@@ -306,10 +309,20 @@ def test_configuration_has_defaults(tmp_path: Path) -> None:
     path = tmp_path / "controller.yaml"
     path.write_text("")
     assert config_file.read(path).retention == Retention()
-    path.write_text("retention: {ended_jobs_days: 7, archive_url: s3://bucket/ended}")
+    path.write_text("retention: {ended_jobs_days: 7, archive_url: /var/ended}")
     assert config_file.read(path).retention == Retention(
-        ended_jobs_days=7, archive_url="s3://bucket/ended"
+        ended_jobs_days=7, archive_url="/var/ended"
     )
+
+
+def test_an_archive_whose_driver_is_missing_is_named_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "find_spec", lambda name: None)
+    path = tmp_path / "controller.yaml"
+    path.write_text("retention: {archive_url: s3://bucket/ended}")
+    with pytest.raises(ValueError, match=r"archive_url: s3:// URLs need .* pip install s3fs"):
+        config_file.read(path)
 
 
 def test_a_mistake_in_one_look_is_counted_and_not_the_last_look(
