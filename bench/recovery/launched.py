@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.recovery.setting import STRIKE_AFTER_STEP, VICTIM_RANK, wait_for
+from outlast.ports import free_port
 from outlast.spec import JobSpec
 
 Event = dict[str, Any]
@@ -60,7 +60,7 @@ def in_process(*, fastest: bool) -> Launcher:
 
     With its own defaults, or with every interval cut to a tenth of a second.
     """
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "bench.baselines.inprocess_train"]
     return Launcher(
         name="inprocess-fastest" if fastest else "inprocess-default",
@@ -199,11 +199,3 @@ def _row(
         "steps_redone": max(0, reached - resumed),
         "split_s": split,
     }
-
-
-def _free_port() -> int:
-    # NVIDIA's wrapper takes the next ports too and has no way to be given sockets.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

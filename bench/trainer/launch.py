@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.member import RESULT_FILE
+from outlast.ports import free_port
 
 _ROOT = Path(__file__).parents[2]
 _NETWORK = "10.232.78"
@@ -103,7 +103,7 @@ def run_ranks(
     where = place or Loopback()
     with tempfile.TemporaryDirectory(prefix="outlast-bench-") as folder, ExitStack() as stack:
         processes = []
-        port = _free_port()
+        port = free_port()
         for rank in range(world_size):
             out = stack.enter_context((Path(folder) / f"{rank}.out").open("w+"))
             environment = os.environ | {
@@ -142,13 +142,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _run(*command: str) -> None:

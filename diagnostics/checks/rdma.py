@@ -6,7 +6,6 @@ Both ends run on this node, so what is slow here is no cable and no switch.
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from diagnostics import children
 from diagnostics.checks.base import Context, Emit, SkipCheckError
 from diagnostics.core.finding import Localises, Measurement
 from diagnostics.core.perftest import average_gbit_per_s
+from outlast.ports import free_port
 
 _COMMAND = "ib_write_bw"
 # Large messages reach the line rate; a second of them is steady.
@@ -56,7 +56,7 @@ def run(context: Context, emit: Emit) -> None:
 def _to_itself(command: str, device: str) -> str:
     """What the client printed; server and client die with the check's deadline at the latest."""
     arguments = [command, "-d", device, "-s", str(_MESSAGE_BYTES), "-n", str(_ITERATIONS)]
-    arguments += ["-F", "--report_gbits", "-p", str(_free_port())]
+    arguments += ["-F", "--report_gbits", "-p", str(free_port())]
     with subprocess.Popen(
         arguments,
         stdout=subprocess.PIPE,
@@ -88,9 +88,3 @@ def _client(arguments: list[str]) -> str:
             return output
         time.sleep(0.1)
     return "the server never listened"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

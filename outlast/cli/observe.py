@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.cli.errors import CliError
+from outlast.ports import free_port
 
 # From deploy/prometheus, which this links to.
 RULES = Path(__file__).resolve().parent / "templates" / "prometheus" / "rules"
@@ -97,7 +98,7 @@ class Prometheus:
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-        self.address = f"127.0.0.1:{_free_port(self._port)}"
+        self.address = f"127.0.0.1:{_port(self._port)}"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -195,13 +196,11 @@ def ready_lines(address: str) -> list[str]:
     ]
 
 
-def _free_port(wanted: int) -> int:
+def _port(wanted: int) -> int:
     """This port if nobody has it, else any free one."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise CliError("no port of 127.0.0.1 is free for Prometheus")
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            return free_port()
+        return int(probe.getsockname()[1])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
 import urllib.request
 from pathlib import Path
 
+from outlast.ports import free_ports
 from tests.kube.request import Request
 
 ADMIN_TOKEN = "admin-token"
@@ -41,7 +41,7 @@ class RealKube:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._etcd_port, self._etcd_peer_port, self._port = _free_ports(3)
+        self._etcd_port, self._etcd_peer_port, self._port = free_ports(3)
         self.admin_token = ADMIN_TOKEN
 
     @property
@@ -211,15 +211,6 @@ def binaries() -> Path:
     # Not its stderr: whoever waits wants to see why.
     done = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True)
     return Path(done.stdout.strip())
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on; all are held until all are known, so that they differ."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def _quietly(*command: str) -> None:

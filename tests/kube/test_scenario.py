@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import uuid
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 from controller.kube import quarantine
+from outlast.ports import free_port
 from tests.e2e.cluster import Cluster, wait_for
 from tests.kube.cluster import Kube
 from tests.kube.kubelets import ROOT, Kubelets
@@ -39,7 +39,7 @@ class Controller:
 
     def __init__(self, kube: Kube, folder: Path) -> None:
         self.state_dir = folder / "state"
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._log = folder / "controller.log"
         self._command = [
             *(sys.executable, "-m", "outlast.cli.main", "controller"),
@@ -155,11 +155,6 @@ def test_job_outlives_its_host_and_leaves_nothing_behind(
     done = {(asked.verb, asked.resource) for asked in kube.controller_requests()}
     assert ("create", "pods/eviction") in done
     assert kube.missing_rights() == set()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def _taints(core: Any, host: str) -> list[str]:

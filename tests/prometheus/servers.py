@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 
 from outlast.cli.observe import Prometheus, configuration, find_prometheus
+from outlast.ports import free_port
 from tests.e2e.cluster import DEADLINE_S, wait_for
 
 # Rules wait for minutes and look back for hours; a run of a test lasts two minutes.
@@ -133,9 +133,7 @@ def alertmanager(folder: Path, hook: str) -> Iterator[str]:
         "group_interval": "1s",
     }
     config.write_text(yaml.safe_dump({"route": route, "receivers": [receiver]}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [
         "prometheus-alertmanager",
         f"--config.file={config}",

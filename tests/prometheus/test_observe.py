@@ -81,7 +81,7 @@ def test_another_prometheus_that_took_the_port_is_not_ours(
 ) -> None:
     with prometheus(tmp_path / "theirs", "127.0.0.1:1", RULES / "rules") as theirs:
         port = int(theirs.address.rpartition(":")[2])
-        monkeypatch.setattr("outlast.cli.observe._free_port", lambda wanted: port)
+        monkeypatch.setattr("outlast.cli.observe._port", lambda wanted: port)
         with (
             pytest.raises(
                 CliError, match=r"Prometheus ended at once:(?s:.*)address already in use"

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tests.stores.seaweed import free_ports
+from outlast.ports import free_ports
 
 # Both served within 9 s on two idle cores, formatting included; other work may be slower by far.
 _READY_TIMEOUT_S = 120.0

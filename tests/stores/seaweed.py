@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import socket
 import subprocess
 import time
 from pathlib import Path
+
+from outlast.ports import free_ports
 
 ACCESS_KEY, SECRET_KEY = "tester", "s" * 16
 BUCKET = "checkpoints"
@@ -87,12 +88,3 @@ def listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has now."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
