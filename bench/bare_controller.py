@@ -23,9 +23,9 @@ from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Effects, UnmanagedCluster
 from controller.rpc.jobs import JobsService
-from controller.rpc.logs import LogQueries
-from controller.rpc.sessions import Outgoing, Sessions
 from controller.service import Service
+from controller.sessions.logs import LogQueries
+from controller.sessions.session import Outgoing, Sessions
 from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database

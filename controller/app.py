@@ -34,10 +34,10 @@ from controller.effects import Cluster, Effects, UnmanagedCluster
 from controller.kube.config import KubeConfig
 from controller.local.cluster import LocalCluster, LocalConfig
 from controller.retention import Keeper
-from controller.rpc.incoming import Incoming
 from controller.rpc.server import Parts, PortTakenError, Server
-from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.sessions.incoming import Incoming
+from controller.sessions.session import Sessions
 from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database

@@ -25,7 +25,7 @@ from controller.core.effects import (
 )
 from controller.core.records import CommandRecord
 from controller.ranknodes import MOST_PLAIN_RANKS, pack
-from controller.rpc.sessions import Outgoing
+from controller.sessions.session import Outgoing
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from controller.agent.metrics import gpu, host, network, ranks
-from controller.agent.metrics import itself as agent
+from controller.agent.observe.metrics import gpu, host, network, ranks
+from controller.agent.observe.metrics import itself as agent
 from controller.families import Family
 from controller.kube import metrics as kube
 from controller.web.metrics import checkpoints, checks, fleet, incidents, jobs, training
@@ -21,8 +21,9 @@ PAGE = Path(__file__).parent / "reference" / "metrics.md"
 
 _HEAD = """# Metrics
 
-Generated from the declarations below `controller/web/metrics` and `controller/agent/metrics` and in
-`controller/kube/metrics.py` by `python docs/make_metrics_reference.py`.
+Generated from the declarations below `controller/web/metrics` and
+`controller/agent/observe/metrics` and in `controller/kube/metrics.py` by
+`python docs/make_metrics_reference.py`.
 
 The controller shows jobs, nodes, incidents and checkpoints at `http://CONTROLLER:7071/metrics`.
 Each agent shows its ranks and its machine at the port of `--metrics-port`;

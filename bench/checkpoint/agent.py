@@ -1,4 +1,4 @@
-"""The uploader as a node's agent runs it, in a process of its own: `controller.agent.uploads`.
+"""The uploader as a node's agent runs it, in a process of its own (`agent.memory.uploads`).
 
 `python -m bench.checkpoint.agent PLAN` follows one plan until its input ends, and prints
 a line for every checkpoint that exists. `Agent` is the other end.
@@ -18,7 +18,7 @@ from typing import Any
 
 from checkpoint.stage.damage import Damage
 from checkpoint.upload.commit import Committed
-from controller.agent.uploads import UploadPlan, Uploads
+from controller.agent.memory.uploads import UploadPlan, Uploads
 
 _DEADLINE_S = 300.0
 _JOB = "job-1"

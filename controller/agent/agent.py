@@ -21,8 +21,6 @@ from random import Random
 import outlast
 from checkpoint.stage.damage import Damage
 from checkpoint.upload.commit import Committed
-from controller.agent.capacity import NodeCapacity
-from controller.agent.cgroups import WorkerCgroups
 from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands
 from controller.agent.config import AgentConfig
@@ -30,28 +28,30 @@ from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.core.commands import CommandLimits
 from controller.agent.core.machine import AgentMachine
 from controller.agent.diagnostics import SuitePlace, Suites
-from controller.agent.host import Host
-from controller.agent.leftovers import left_steps
-from controller.agent.logs import Logs
-from controller.agent.metrics import Metrics, Reading, ranks
-from controller.agent.metrics.host import Folders
-from controller.agent.metrics.reading import ReplicaReading
+from controller.agent.memory.replicas import Replicas
+from controller.agent.memory.uploads import Uploads
 from controller.agent.mistakes import Mistakes, keep_running
-from controller.agent.oom import OomKills
+from controller.agent.observe.capacity import NodeCapacity
+from controller.agent.observe.host import Host
+from controller.agent.observe.leftovers import left_steps
+from controller.agent.observe.logs import Logs
+from controller.agent.observe.metrics import Metrics, Reading, ranks
+from controller.agent.observe.metrics.host import Folders
+from controller.agent.observe.metrics.reading import ReplicaReading
+from controller.agent.observe.oom import OomKills
+from controller.agent.observe.pruning import Pruning
+from controller.agent.observe.reporter import Reporter
+from controller.agent.observe.standing import Standings
 from controller.agent.order_steps import Parts
-from controller.agent.orphans import Orphans
-from controller.agent.processes import become_subreaper, raise_open_files_limit
-from controller.agent.pruning import Pruning
-from controller.agent.rendezvous import listen
-from controller.agent.replicas import Replicas
-from controller.agent.reporter import Reporter
 from controller.agent.session import Session, SessionEvents
-from controller.agent.standby_link import StandbyEvents, StandbyLink
-from controller.agent.standing import Standings
 from controller.agent.state import AgentState, AgentStateError
-from controller.agent.supervisor import Supervisor, WorkerEvents
-from controller.agent.uploads import Uploads
-from controller.agent.worker import Worker
+from controller.agent.workers.cgroups import WorkerCgroups
+from controller.agent.workers.orphans import Orphans
+from controller.agent.workers.processes import become_subreaper, raise_open_files_limit
+from controller.agent.workers.rendezvous import listen
+from controller.agent.workers.standby_link import StandbyEvents, StandbyLink
+from controller.agent.workers.supervisor import Supervisor, WorkerEvents
+from controller.agent.workers.worker import Worker
 from outlast.blackbox import Phase, Reader
 from outlast.clock import node_time_s
 from outlast.crashpoints import CrashPoint, reach

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import assert_never
 
-from controller.agent import launch
 from controller.agent.core.actions import (
     Action,
     Answer,
@@ -53,11 +52,12 @@ from controller.agent.core.line import DEFAULT_ABSENCE_LIMIT_S
 from controller.agent.core.machine import AgentMachine
 from controller.agent.core.steps import Step
 from controller.agent.diagnostics import SuiteError
+from controller.agent.memory.uploads import PushError
+from controller.agent.observe.reporter import Emit
 from controller.agent.order_steps import Order, OrderSteps, Parts
-from controller.agent.reporter import Emit
-from controller.agent.standby_link import StandbyError
-from controller.agent.uploads import PushError
-from controller.agent.worker import Worker
+from controller.agent.workers import launch
+from controller.agent.workers.standby_link import StandbyError
+from controller.agent.workers.worker import Worker
 from outlast.clock import node_time_ns, node_time_s
 from outlast.errors import RetryableError
 from outlast.failures import ErrorKind

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from controller.agent.processes import reap_group, wait_gone
+from controller.agent.workers.processes import reap_group, wait_gone
 from diagnostics.core.orders import Order
 from outlast import private
 from outlast.errors import RetryableError

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from controller.agent import launch, stacks
 from controller.agent.config import AgentConfig
 from controller.agent.core.steps import Step
 from controller.agent.diagnostics import Suites
-from controller.agent.leftovers import delete_old_attempts, delete_old_logs
+from controller.agent.memory.rank_memory import free_copies, hand_over, stray_folders
+from controller.agent.memory.replicas import Replicas, replica_plan
+from controller.agent.memory.uploads import Uploads, delete_job_memory
 from controller.agent.mistakes import Mistakes
-from controller.agent.preflight import Preflight
-from controller.agent.rank_memory import free_copies, hand_over, stray_folders
-from controller.agent.replicas import Replicas, replica_plan
-from controller.agent.supervisor import Launch, Supervisor
+from controller.agent.observe.leftovers import delete_old_attempts, delete_old_logs
 from controller.agent.threads import run_blocking
-from controller.agent.uploads import Uploads, delete_job_memory
+from controller.agent.workers import launch, stacks
+from controller.agent.workers.preflight import Preflight
+from controller.agent.workers.supervisor import Launch, Supervisor
 from diagnostics.core.orders import Order as CheckOrder
 from diagnostics.core.orders import OrderKind
 from outlast.crashpoints import CrashPoint, reach

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.agent.core.ledger import CommandLedger
-from controller.agent.processes import ProcessName, kill_leftovers, process_name
+from controller.agent.workers.processes import ProcessName, kill_leftovers, process_name
 from outlast.errors import FatalError
 
 logger = logging.getLogger(__name__)

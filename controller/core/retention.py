@@ -5,7 +5,7 @@ memory, in each snapshot of the journal, in the tables of loss curves. What may 
 here, by age and by size; when it goes, and where it is archived before, is `controller.retention`.
 
 What does not belong here: checkpoints, which are the user's, and what agents keep on their nodes
-(`controller.agent.leftovers`, `controller.agent.pruning`).
+(`controller.agent.observe.leftovers`, `controller.agent.observe.pruning`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from controller.rpc.sessions import Sessions
+from controller.sessions.session import Sessions
 from diagnostics.core.finding import Verdict
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2, diagnostics_pb2

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from controller.convert import finding_message
 from controller.diagnosis.asking import Asking
 from controller.diagnosis.run import DiagnosticsRunner, Progress, Request
-from controller.rpc.sessions import Sessions
+from controller.sessions.session import Sessions
 from controller.store.database import DiskFullError
 from controller.store.diagnoses import DONE, INTERRUPTED, RUNNING, Diagnoses
 from controller.tally import Tally

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controller.agent.processes import (
+from controller.agent.workers.processes import (
     ProcessName,
     how_ended,
     process_name,

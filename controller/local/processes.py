@@ -12,7 +12,7 @@ import os
 import signal
 from pathlib import Path
 
-from controller.agent.processes import process_name, wait_gone
+from controller.agent.workers.processes import process_name, wait_gone
 
 # Fields of /proc/<pid>/stat after the command: state, parent, group, session.
 _STATE, _SESSION = 0, 3

@@ -9,9 +9,9 @@ from controller.core.records import JobRecord
 from controller.core.states import AT_WORK
 from controller.diagnosis.run import MANUAL, Request
 from controller.diagnosis.runs import DiagnosticRuns, NodeBusyError, new_run_id
-from controller.rpc.errors import Context, bad_field, not_found, refused
-from controller.rpc.sessions import Sessions
+from controller.grpc_errors import Context, bad_field, not_found, refused
 from controller.service import Service
+from controller.sessions.session import Sessions
 from controller.store.diagnoses import MAX_KEPT
 from diagnostics.core.plans import SUITES
 from outlast.ids import JobId, NodeId

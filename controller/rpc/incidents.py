@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.rpc.errors import Context, bad_field, not_found
+from controller.grpc_errors import Context, bad_field, not_found
 from controller.rpc.views import incident_message, incidents_of
 from controller.service import Service
 from outlast.ids import IncidentId, JobId

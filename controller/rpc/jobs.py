@@ -27,8 +27,7 @@ from controller.core.jobs import named
 from controller.core.naming import names
 from controller.core.records import JobRecord, Wanted
 from controller.core.states import TERMINAL, JobState
-from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
-from controller.rpc.errors import (
+from controller.grpc_errors import (
     Context,
     abort,
     bad_field,
@@ -37,12 +36,13 @@ from controller.rpc.errors import (
     refused,
     tell,
 )
+from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
 from controller.rpc.fitting import Fit, fit_of
 from controller.rpc.job_views import JobView, JobViews
-from controller.rpc.logs import LogQueries, SlowReaderError, TooManyQueriesError
-from controller.rpc.sessions import Sessions
 from controller.rpc.views import document_of
 from controller.service import Service
+from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
+from controller.sessions.session import Sessions
 from controller.specs import spec_of
 from controller.store.curves import PAGE_ROWS
 from outlast.chosen import ChosenStart

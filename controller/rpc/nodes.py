@@ -15,10 +15,10 @@ from controller.core.events import (
 )
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
-from controller.rpc.errors import Context, bad_field, not_found, refused, tell
-from controller.rpc.sessions import Sessions
+from controller.grpc_errors import Context, bad_field, not_found, refused, tell
 from controller.rpc.views import node_message
 from controller.service import Service
+from controller.sessions.session import Sessions
 from outlast.clock import Clock
 from outlast.ids import NodeId
 from outlast.v1 import nodes_pb2

@@ -12,16 +12,16 @@ from grpc_reflection.v1alpha import reflection
 
 from controller.core.edge.edge import Edge
 from controller.diagnosis.runs import DiagnosticRuns
-from controller.rpc.admission import Admission
-from controller.rpc.agents import AgentsService
 from controller.rpc.diagnostics import DiagnosticsService
 from controller.rpc.incidents import IncidentsService
-from controller.rpc.incoming import Incoming
 from controller.rpc.jobs import JobsService
-from controller.rpc.logs import LogQueries
 from controller.rpc.nodes import NodesService
-from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.sessions.admission import Admission
+from controller.sessions.agents import AgentsService
+from controller.sessions.incoming import Incoming
+from controller.sessions.logs import LogQueries
+from controller.sessions.session import Sessions
 from controller.tally import Tally
 from outlast.clock import Clock
 from outlast.errors import FatalError

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from controller.sim.controller import Controller
     from controller.sim.world import World
 
-# How often agents look at their ranks (`controller.agent.standing`).
+# How often agents look at their ranks (`controller.agent.observe.standing`).
 LOOK_S = 0.2
 # Of the heartbeats of an attempt that hangs, those so far apart bring it to any controller.
 AGAIN_S = 60.0

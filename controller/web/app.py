@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 import outlast
 from controller.refusals import ReadOnlyError
-from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.sessions.session import Sessions
 from controller.store.journal import Journal
 from controller.web.metrics import ControllerMetrics
 from outlast.errors import OutlastError

@@ -12,7 +12,7 @@ import pytest
 
 from checkpoint.storage.root_owner import Owner, claim
 from checkpoint.storage.storage import Storage
-from controller.agent.processes import zombie_status
+from controller.agent.workers.processes import zombie_status
 from controller.core.edge.operations import operation_of
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerExitCode

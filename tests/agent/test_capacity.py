@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from checkpoint.memory import free_memory_bytes, memory_bytes, most_host_memory_bytes
-from controller.agent.capacity import NodeCapacity, count_gpus
 from controller.agent.config import AgentConfig
-from controller.agent.launch import StartRefusedError, check_host_memory
+from controller.agent.observe.capacity import NodeCapacity, count_gpus
+from controller.agent.workers.launch import StartRefusedError, check_host_memory
 from outlast.failures import ErrorKind
 from outlast.spec.parse import parse_spec
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.cgroups import WorkerCgroups, kill_and_remove
-from controller.agent.oom import OomKills
+from controller.agent.observe.oom import OomKills
+from controller.agent.workers.cgroups import WorkerCgroups, kill_and_remove
 
 VERSION_1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
 VERSION_2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"

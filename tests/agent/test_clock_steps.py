@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checkpoint.core.slots import UploadState
-from controller.agent.leftovers import KEPT_LOGS, delete_old_logs
+from controller.agent.observe.leftovers import KEPT_LOGS, delete_old_logs
 from outlast.blackbox import Group, Op, Phase, Reader, Writer
 from outlast.spec.parse import parse_spec
 from tests.agent.conftest import StartAgent

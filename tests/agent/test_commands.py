@@ -17,8 +17,8 @@ from controller.agent.core.machine import AgentMachine
 from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.order_steps import Parts
-from controller.agent.supervisor import Supervisor
-from controller.agent.worker import Worker
+from controller.agent.workers.supervisor import Supervisor
+from controller.agent.workers.worker import Worker
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import STOP_SIGNAL
 from tests.agent.harness import start_command, stop_command

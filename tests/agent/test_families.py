@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.processes import process_state
+from controller.agent.workers.processes import process_state
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import (
     DEADLINE_S,

@@ -17,13 +17,13 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from controller.agent import standing
-from controller.agent.leftovers import left_steps
-from controller.agent.metrics import ranks as rank_metrics
 from controller.agent.mistakes import Mistakes
-from controller.agent.reporter import Reporter
-from controller.agent.standing import Standings
-from controller.agent.worker import Worker, post_mortem, read_environment
+from controller.agent.observe import standing
+from controller.agent.observe.leftovers import left_steps
+from controller.agent.observe.metrics import ranks as rank_metrics
+from controller.agent.observe.reporter import Reporter
+from controller.agent.observe.standing import Standings
+from controller.agent.workers.worker import Worker, post_mortem, read_environment
 from outlast.blackbox import (
     Expected,
     Group,

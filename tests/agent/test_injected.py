@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from controller.agent import launch, supervisor
-from controller.agent.cgroups import WorkerCgroups
 from controller.agent.config import AgentConfig, Limits
 from controller.agent.mistakes import Mistakes
-from controller.agent.oom import OomKills
-from controller.agent.processes import process_state
-from controller.agent.standby_link import StandbyError, StandbyEvents, StandbyLink
-from controller.agent.supervisor import Supervisor, WorkerEvents
+from controller.agent.observe.oom import OomKills
+from controller.agent.workers import launch, supervisor
+from controller.agent.workers.cgroups import WorkerCgroups
+from controller.agent.workers.processes import process_state
+from controller.agent.workers.standby_link import StandbyError, StandbyEvents, StandbyLink
+from controller.agent.workers.supervisor import Supervisor, WorkerEvents
 from tests.agent.harness import DEADLINE_S, start_command
 
 CALLS: dict[str, tuple[Any, str]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent import launch
 from controller.agent.config import AgentConfig
-from controller.agent.launch import StartRefusedError
+from controller.agent.workers import launch
+from controller.agent.workers.launch import StartRefusedError
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.agent.harness import start_command

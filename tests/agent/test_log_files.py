@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent import log_files
-from controller.agent.log_files import read_log, trim
+from controller.agent.observe import log_files
+from controller.agent.observe.log_files import read_log, trim
 from tests.agent.test_logs import answers
 
 MIB = 1 << 20

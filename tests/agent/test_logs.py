@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.log_times import LogTimes
-from controller.agent.logs import Logs
-from controller.agent.worker import Worker
-from controller.agent.worker_logs import WorkerLogs
+from controller.agent.observe.log_times import LogTimes
+from controller.agent.observe.logs import Logs
+from controller.agent.observe.worker_logs import WorkerLogs
+from controller.agent.workers.worker import Worker
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
 

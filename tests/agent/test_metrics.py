@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client.core import Metric
 
-from controller.agent.metrics import RankReading, gpu, host, network, ranks
-from controller.agent.metrics.host import Disk, Folders
-from controller.agent.metrics.network import Device
+from controller.agent.observe.metrics import RankReading, gpu, host, network, ranks
+from controller.agent.observe.metrics.host import Disk, Folders
+from controller.agent.observe.metrics.network import Device
 from outlast.blackbox import Expected, Group, Op, Phase, Reader, StepUse, TimeUse, Writer
 
 STAT = """cpu  2255 34 2290 22625563 6290 127 456 12 0 0

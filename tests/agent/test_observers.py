@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent import host as host_module
 from controller.agent import mistakes as mistakes_module
-from controller.agent.host import read_host
-from controller.agent.metrics.host import Folders
 from controller.agent.mistakes import LOG_PERIOD_S, Mistakes, keep_running
+from controller.agent.observe import host as host_module
+from controller.agent.observe.host import read_host
+from controller.agent.observe.metrics.host import Folders
 from outlast.blackbox import Reader, Writer
 
 

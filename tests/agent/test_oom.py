@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.oom import OomKills
+from controller.agent.observe.oom import OomKills
 
 PID = 4711
 VERSION_1 = "35 31 0:32 {top} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory"

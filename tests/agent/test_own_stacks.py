@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent import stacks
+from controller.agent.workers import stacks
 from outlast.v1 import agents_pb2
 from tests.agent.harness import REPOSITORY, AgentProcess, FakeController, start_job, wait_for
 
@@ -20,8 +20,8 @@ needs_tool = pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not in
 # that one first opens a pipe to which nobody writes.
 UNWAKABLE = """
 import asyncio, ctypes, os, sys, threading, time
-from controller.agent import stacks
-from controller.agent.processes import process_state
+from controller.agent.workers import stacks
+from controller.agent.workers.processes import process_state
 
 pipe = sys.argv[1].encode()
 libc = ctypes.CDLL(None)

@@ -14,9 +14,9 @@ import pytest
 from checkpoint.errors import RootTakenError, StorageTimeoutError, StorageUnavailableError
 from checkpoint.storage.root_owner import Owner
 from checkpoint.storage.storage import Storage
-from controller.agent.launch import StartRefusedError, check_storage
-from controller.agent.preflight import Preflight
 from controller.agent.threads import HungCallsError
+from controller.agent.workers.launch import StartRefusedError, check_storage
+from controller.agent.workers.preflight import Preflight
 from outlast.failures import ErrorKind
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2

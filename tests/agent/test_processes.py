@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from controller.agent.processes import process_name, process_state
+from controller.agent.workers.processes import process_name, process_state
 from controller.local.processes import members_of, session_of
 
 # Longer than the 15 bytes that the kernel keeps, which end within a letter.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from controller.agent.logs import _newest_attempt
-from controller.agent.pruning import AttemptFolder, Pruning, excess, prune
+from controller.agent.observe.logs import _newest_attempt
+from controller.agent.observe.pruning import AttemptFolder, Pruning, excess, prune
 
 MIB = 1 << 20
 NOW_S = 1_000_000.0

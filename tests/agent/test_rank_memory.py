@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from controller.agent.rank_memory import free_copies, hand_over, stray_folders
+from controller.agent.memory.rank_memory import free_copies, hand_over, stray_folders
 
 
 def make(memory_dir: Path, *names: str) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from controller.agent.core.buffer import Weight
-from controller.agent.leftovers import left_steps
-from controller.agent.reporter import LAST_STEPS_S, Reporter
-from controller.agent.worker import Worker
+from controller.agent.observe.leftovers import left_steps
+from controller.agent.observe.reporter import LAST_STEPS_S, Reporter
+from controller.agent.workers.worker import Worker
 from outlast.blackbox import StepRecord, Writer
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from controller.agent import standby_link
 from controller.agent.mistakes import Mistakes
-from controller.agent.standby_link import StandbyError, StandbyEvents, StandbyLink
+from controller.agent.workers import standby_link
+from controller.agent.workers.standby_link import StandbyError, StandbyEvents, StandbyLink
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import DEADLINE_S, FakeController, start_command, wait_for
 

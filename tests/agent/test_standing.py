@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent import stacks
 from controller.agent.core.buffer import Weight
-from controller.agent.host import Host
-from controller.agent.metrics.host import Folders
-from controller.agent.oom import OomKills
-from controller.agent.processes import process_state
-from controller.agent.standing import Standings
-from controller.agent.worker import Worker
+from controller.agent.observe.host import Host
+from controller.agent.observe.metrics.host import Folders
+from controller.agent.observe.oom import OomKills
+from controller.agent.observe.standing import Standings
+from controller.agent.workers import stacks
+from controller.agent.workers.processes import process_state
+from controller.agent.workers.worker import Worker
 from outlast.blackbox import Group, Op, Phase, StepRecord, Writer
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles

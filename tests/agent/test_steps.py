@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.steps import LastSteps
+from controller.agent.observe.steps import LastSteps
 from outlast.blackbox import (
     Expected,
     Group,

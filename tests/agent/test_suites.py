@@ -12,7 +12,7 @@ import pytest
 
 from controller.agent import diagnostics
 from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
-from controller.agent.processes import wait_gone
+from controller.agent.workers.processes import wait_gone
 from diagnostics.core.orders import Order, OrderKind
 from outlast.v1 import diagnostics_pb2
 from tests.agent.harness import session_pids

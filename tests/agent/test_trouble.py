@@ -17,8 +17,8 @@ from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.core.line import Line
 from controller.agent.diagnostics import SuitePlace, Suites
-from controller.agent.leftovers import KEPT_LOGS, delete_old_logs
-from controller.agent.logs import Logs
+from controller.agent.observe.leftovers import KEPT_LOGS, delete_old_logs
+from controller.agent.observe.logs import Logs
 from controller.agent.session import Session, SessionEvents
 from outlast.v1 import agents_pb2
 from tests.agent.harness import (
@@ -126,7 +126,7 @@ def test_checks_leave_no_dead_process_to_the_agent(tmp_path: Path) -> None:
 import asyncio, pathlib
 from controller.agent import diagnostics
 from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
-from controller.agent.processes import become_subreaper, child_pids
+from controller.agent.workers.processes import become_subreaper, child_pids
 from diagnostics.core.orders import Order, OrderKind
 
 diagnostics.KILL_AFTER_S = 0.5

@@ -17,8 +17,8 @@ from checkpoint.memory import held_bytes
 from checkpoint.stage.damage import Damage, leave_note
 from checkpoint.upload.commit import Committed
 from checkpoint.upload.insisting import Insisting
-from controller.agent import uploads as uploads_module
-from controller.agent.uploads import PushError, UploadPlan, Uploads, delete_job_memory
+from controller.agent.memory import uploads as uploads_module
+from controller.agent.memory.uploads import PushError, UploadPlan, Uploads, delete_job_memory
 
 PLAN = UploadPlan(
     url="memory://checkpoints/job",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.worker import Worker
-from controller.agent.worker_logs import MAX_BYTES, WorkerLogs
+from controller.agent.observe.worker_logs import MAX_BYTES, WorkerLogs
+from controller.agent.workers.worker import Worker
 from outlast.worker_contract import WorkerFiles
 
 LOST = "GPU is lost"

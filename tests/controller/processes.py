@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from controller import join_token
-from controller.agent.processes import process_name, zombie_status
+from controller.agent.workers.processes import process_name, zombie_status
 from controller.local.processes import members_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,11 +15,11 @@ from controller.core.edge.edge import Edge
 from controller.core.facts import JobPut, NodePut
 from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
-from controller.rpc.log_query import ANSWER_LIMIT_S, ANSWER_S
-from controller.rpc.logs import LogQueries
 from controller.rpc.nodes import NodesService
-from controller.rpc.sessions import AgentSession, Sessions
 from controller.service import Service
+from controller.sessions.log_query import ANSWER_LIMIT_S, ANSWER_S
+from controller.sessions.logs import LogQueries
+from controller.sessions.session import AgentSession, Sessions
 from outlast.clock import SystemClock
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec.parse import parse_spec

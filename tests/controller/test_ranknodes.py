@@ -12,7 +12,7 @@ from controller.core.effects import SendCommand
 from controller.core.records import CommandRecord, StartWorkers
 from controller.effects import Effects, UnmanagedCluster
 from controller.ranknodes import pack, rank_nodes
-from controller.rpc.sessions import Outgoing
+from controller.sessions.session import Outgoing
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 from outlast.v1 import agents_pb2
 from tests.controller.test_busy import NoSearches

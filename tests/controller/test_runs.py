@@ -12,7 +12,7 @@ import pytest
 
 from controller.diagnosis.run import Request
 from controller.diagnosis.runs import DiagnosticRuns
-from controller.rpc.sessions import AgentSession, Sessions
+from controller.sessions.session import AgentSession, Sessions
 from controller.store.database import Database
 from controller.store.diagnoses import INTERRUPTED, Diagnoses
 from controller.tally import Tally

@@ -19,9 +19,9 @@ from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
 from controller.rpc import job_views
 from controller.rpc.jobs import JobsService
-from controller.rpc.logs import LogQueries
-from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.sessions.logs import LogQueries
+from controller.sessions.session import Sessions
 from controller.store.curves import StepRow
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec.parse import parse_spec

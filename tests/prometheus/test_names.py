@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from controller.agent import metrics as agent
+from controller.agent.observe import metrics as agent
 from controller.families import Counter, Distribution, Family, Gauge, Histogram, Info
 from controller.kube import metrics as kube
 from controller.web import metrics as controller

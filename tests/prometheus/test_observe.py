@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.processes import process_name
+from controller.agent.workers.processes import process_name
 from controller.local.processes import kill, members_of
 from outlast.cli.errors import CliError
 from tests.controller.processes import is_alive, node_pids

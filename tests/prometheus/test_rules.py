@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.agent import metrics as agent
+from controller.agent.observe import metrics as agent
 from controller.families import Histogram
 from controller.kube import metrics as kube
 from controller.web import metrics as controller

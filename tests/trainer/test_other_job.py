@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from checkpoint.storage.storage import Storage
-from controller.agent.launch import StartRefusedError
-from controller.agent.preflight import Preflight
+from controller.agent.workers.launch import StartRefusedError
+from controller.agent.workers.preflight import Preflight
 from controller.core.edge.reports import worker_exited
 from controller.core.events import WorkerExited
 from outlast.cli.places import Nodes, look

@@ -1,6 +1,6 @@
 """What a worker does while it is well, so that others can see where it hangs.
 
-The agent looks from outside (`controller.agent.stacks`), whatever the main thread hangs in.
+The agent looks from outside (`controller.agent.workers.stacks`), whatever the main thread hangs in.
 """
 
 from __future__ import annotations

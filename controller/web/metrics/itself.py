@@ -10,7 +10,7 @@ import outlast
 from controller.core.edge.rules import Reason
 from controller.families import Counter, Distribution, Family, Gauge, Histogram, Info
 from controller.guard import PARTS
-from controller.rpc.incoming import CORRECTED, DROPPED
+from controller.sessions.incoming import CORRECTED, DROPPED
 from controller.web.metrics.sources import Sources
 
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)

@@ -8,9 +8,9 @@ from controller.clock import SteadyClock
 from controller.core.edge.edge import Edge
 from controller.core.records import JobRecord
 from controller.effects import Effects
-from controller.rpc.incoming import Incoming
-from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.sessions.incoming import Incoming
+from controller.sessions.session import Sessions
 from controller.tally import Tally
 
 # Long enough for any scraper to see how a job ended.

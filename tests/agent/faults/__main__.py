@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from controller.agent.processes import become_subreaper, child_pids
+from controller.agent.workers.processes import become_subreaper, child_pids
 from tests.agent.faults.layer import ERRNOS, Layer, Place
 from tests.agent.faults.node import DEADLINE_S, PARTS, PATIENCE_S, ROUNDS, Answered, Node, hurry
 from tests.agent.harness import REPOSITORY, wait_for

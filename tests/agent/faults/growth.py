@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from controller.agent import leftovers, preflight
 from controller.agent.core import ledger
-from controller.agent.processes import become_subreaper, child_pids
+from controller.agent.observe import leftovers
+from controller.agent.workers import preflight
+from controller.agent.workers.processes import become_subreaper, child_pids
 from tests.agent.faults.node import Answered, Node, hurry
 from tests.agent.harness import REPOSITORY
 

@@ -27,19 +27,12 @@ from checkpoint.replicas.wire import Peer
 from checkpoint.stage import guarding
 from checkpoint.stage.slotfile import Seal, prepare
 from checkpoint.upload import uploader as upload
-from controller.agent import (
-    diagnostics,
-    host,
-    mistakes,
-    orphans,
-    pruning,
-    session,
-    standby_link,
-    threads,
-)
+from controller.agent import diagnostics, mistakes, session, threads
 from controller.agent.agent import Agent
 from controller.agent.config import AgentConfig, Limits
 from controller.agent.core import commands
+from controller.agent.observe import host, pruning
+from controller.agent.workers import orphans, standby_link
 from outlast.errors import OutlastError
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2

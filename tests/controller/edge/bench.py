@@ -19,12 +19,12 @@ from controller.core.states import TERMINAL, JobState
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Effects, UnmanagedCluster
-from controller.rpc.agents import AgentsService
-from controller.rpc.incoming import Incoming
 from controller.rpc.job_views import JobViews
-from controller.rpc.logs import LogQueries
-from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.sessions.agents import AgentsService
+from controller.sessions.incoming import Incoming
+from controller.sessions.logs import LogQueries
+from controller.sessions.session import Sessions
 from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database

@@ -19,9 +19,9 @@ from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
 from controller.agent.core.line import Line
 from controller.agent.session import NotAdmittedError, Session, SessionEvents
-from controller.rpc.admission import MAX_HELLO_BYTES
-from controller.rpc.agents import HELLO_TIMEOUT_S
-from controller.rpc.listening import within
+from controller.sessions.admission import MAX_HELLO_BYTES
+from controller.sessions.agents import HELLO_TIMEOUT_S
+from controller.sessions.listening import within
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
 from tests.controller.fakes import until

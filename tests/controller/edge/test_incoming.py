@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from controller.core.edge.rules import Reason, plausible_time_s
 from controller.core.facts import State
-from controller.rpc.incoming import CORRECTED, DROPPED, Incoming
+from controller.sessions.incoming import CORRECTED, DROPPED, Incoming
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2, common_pb2
 from tests.controller.edge.bench import Bench, bench

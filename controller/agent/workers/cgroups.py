@@ -20,7 +20,7 @@ import logging
 import os
 from pathlib import Path
 
-from controller.agent.cgroup_paths import folder_of, groups_of
+from controller.agent.workers.cgroup_paths import folder_of, groups_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from checkpoint.memory import memory_bytes, most_host_memory_bytes
-from controller.agent.metrics.gpu import Nvml, load_nvml
+from controller.agent.observe.metrics.gpu import Nvml, load_nvml
 from outlast.v1 import common_pb2
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from checkpoint.memory import held_bytes
-from controller.agent.metrics.reading import Reading
 from controller.agent.mistakes import PARTS
+from controller.agent.observe.metrics.reading import Reading
 from controller.families import Counter, Family, Gauge
 
 WORKERS = Gauge("outlast_agent_workers_running", "Worker processes")

@@ -27,8 +27,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from controller.agent.processes import process_state, wait_gone
-from controller.agent.worker import Worker
+from controller.agent.workers.processes import process_state, wait_gone
+from controller.agent.workers.worker import Worker
 from diagnostics.core.stacks import place_of
 from outlast import private
 from outlast.v1 import agents_pb2

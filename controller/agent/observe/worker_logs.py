@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.agent.log_files import trim
-from controller.agent.log_times import LogTimes
-from controller.agent.worker import Worker
+from controller.agent.observe.log_files import trim
+from controller.agent.observe.log_times import LogTimes
+from controller.agent.workers.worker import Worker
 from diagnostics.core.worker_log import Match, known_lines
 
 # Of one worker in one look.

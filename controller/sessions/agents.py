@@ -22,13 +22,13 @@ from controller.core.edge.rules import MAX_COUNT, Reason
 from controller.core.events import Event, NodeDisconnected, NodeLeft
 from controller.core.records import RunSuite
 from controller.diagnosis.runs import DiagnosticRuns
+from controller.grpc_errors import Context, abort, bad_field, unavailable
 from controller.poison import NodeRefusedError
-from controller.rpc.errors import Context, abort, bad_field, unavailable
-from controller.rpc.incoming import Incoming
-from controller.rpc.listening import within
-from controller.rpc.logs import LogQueries
-from controller.rpc.sessions import AgentSession, Sessions, StaleIncarnationError
 from controller.service import Service
+from controller.sessions.incoming import Incoming
+from controller.sessions.listening import within
+from controller.sessions.logs import LogQueries
+from controller.sessions.session import AgentSession, Sessions, StaleIncarnationError
 from controller.store.curves import StepRow
 from controller.tally import Tally
 from outlast.crashpoints import CrashPoint, reach

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.agent.cgroup_paths import folder_of, groups_of
-from controller.agent.metrics.host import number_table
+from controller.agent.observe.metrics.host import number_table
+from controller.agent.workers.cgroup_paths import folder_of, groups_of
 from diagnostics.core.oom import KillCount
 
 _NODE = "proc/vmstat"

@@ -18,9 +18,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from controller import join_token
+from controller.grpc_errors import Context, abort
 from controller.ratelimit import RateLimitedLog
-from controller.rpc.agents import AgentsService
-from controller.rpc.errors import Context, abort
+from controller.sessions.agents import AgentsService
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from controller.agent.metrics import gpu, host, itself, network, ranks
-from controller.agent.metrics.reading import Reading
+from controller.agent.observe.metrics import gpu, host, itself, network, ranks
+from controller.agent.observe.metrics.reading import Reading
 from controller.families import Family
 from outlast.errors import FatalError
 

@@ -22,7 +22,7 @@ from typing import IO
 
 from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
-from controller.agent.processes import how_ended, wait_gone
+from controller.agent.workers.processes import how_ended, wait_gone
 from outlast import private
 from outlast.clock import node_clock_environment
 from outlast.errors import RetryableError

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.agent.log_files import trim
+from controller.agent.observe.log_files import trim
 from controller.agent.threads import run_blocking
 
 logger = logging.getLogger(__name__)

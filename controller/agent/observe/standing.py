@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from controller.agent.processes import process_state
-from controller.agent.worker import Worker
+from controller.agent.workers.processes import process_state
+from controller.agent.workers.worker import Worker
 from diagnostics.core.pace import STOPPED_STATE, Look, Pace, Standing
 from outlast.blackbox import Reader
 from outlast.v1 import agents_pb2

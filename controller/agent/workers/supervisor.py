@@ -15,14 +15,14 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from controller.agent.cgroups import WorkerCgroups
 from controller.agent.config import Limits
 from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
-from controller.agent.oom import OomKills
-from controller.agent.processes import child_pids, reap, reap_group, zombie_status
-from controller.agent.standby_link import StandbyError, StandbyLink
-from controller.agent.worker import Worker, bare_exit, post_mortem
+from controller.agent.observe.oom import OomKills
+from controller.agent.workers.cgroups import WorkerCgroups
+from controller.agent.workers.processes import child_pids, reap, reap_group, zombie_status
+from controller.agent.workers.standby_link import StandbyError, StandbyLink
+from controller.agent.workers.worker import Worker, bare_exit, post_mortem
 from outlast.blackbox.records import MAX_COUNT
 from outlast.clock import node_time_ns
 from outlast.v1 import agents_pb2

@@ -21,9 +21,9 @@ from checkpoint.loading import wrong_to_load
 from checkpoint.storage.drivers import missing_driver
 from checkpoint.storage.root_owner import Owner
 from checkpoint.storage.storage import Storage
-from controller.agent import launch
-from controller.agent.launch import StartRefusedError
 from controller.agent.threads import run_blocking
+from controller.agent.workers import launch
+from controller.agent.workers.launch import StartRefusedError
 from outlast.errors import OutlastError
 from outlast.failures import ErrorKind
 from outlast.problems import FieldProblem, shown

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.agent.log_files import read_log
-from controller.agent.log_times import LogTimes
+from controller.agent.observe.log_files import read_log
+from controller.agent.observe.log_times import LogTimes
 from controller.agent.session import SessionLostError
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import ALL_LOGS, log_rank

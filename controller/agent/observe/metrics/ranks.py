@@ -12,8 +12,8 @@ from functools import partial
 
 from prometheus_client.core import Metric
 
-from controller.agent.metrics.reading import RankReading
-from controller.agent.worker import Worker
+from controller.agent.observe.metrics.reading import RankReading
+from controller.agent.workers.worker import Worker
 from controller.families import Counter, Family, Gauge, Info
 from outlast.blackbox import Op, Phase, Reader
 

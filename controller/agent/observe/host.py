@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.agent.core.buffer import Weight
-from controller.agent.metrics.host import Folders, number_table
-from controller.agent.oom import OomKills, count_of_node
-from controller.agent.worker import Worker
-from controller.agent.worker_logs import WorkerLogs
+from controller.agent.observe.metrics.host import Folders, number_table
+from controller.agent.observe.oom import OomKills, count_of_node
+from controller.agent.observe.worker_logs import WorkerLogs
+from controller.agent.workers.worker import Worker
 from diagnostics.core.host import HostState, HostWatch, known_lines
 from outlast.clock import node_time_s, wall_ahead_s
 from outlast.v1 import agents_pb2

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Iterator
 from controller.core.edge.edge import Edge
 from controller.core.records import JobRecord
 from controller.core.states import TERMINAL
-from controller.rpc.log_query import LogQuery, NodeView, Ranks
-from controller.rpc.sessions import Sessions
 from controller.service import Service
+from controller.sessions.log_query import LogQuery, NodeView, Ranks
+from controller.sessions.session import Sessions
 from outlast.errors import RetryableError
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2, jobs_pb2

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.agent.processes import child_pids, reap, stat_of
-from controller.agent.worker import Worker
+from controller.agent.workers.processes import child_pids, reap, stat_of
+from controller.agent.workers.worker import Worker
 from outlast.worker_contract import WORKER_MARK
 
 logger = logging.getLogger(__name__)

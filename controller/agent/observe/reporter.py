@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from controller.agent.core.buffer import Weight
-from controller.agent.leftovers import LeftSteps
-from controller.agent.steps import LastSteps
-from controller.agent.worker import EnvironmentNote, Worker, read_environment
+from controller.agent.observe.leftovers import LeftSteps
+from controller.agent.observe.steps import LastSteps
+from controller.agent.workers.worker import EnvironmentNote, Worker, read_environment
 from controller.operations import set_operation
 from outlast.blackbox import NUM_STEP_RECORDS, Phase, Reader, StartMark, StepRecord
 from outlast.clock import node_time_ns, node_time_s

@@ -16,7 +16,7 @@ from typing import TypeVar
 from controller.agent.core.workers import WorkerKey
 from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
-from controller.agent.processes import has_ended, send_signal
+from controller.agent.workers.processes import has_ended, send_signal
 from controller.operations import set_operation
 from outlast import blackbox
 from outlast.blackbox.records import MAX_COUNT

@@ -18,11 +18,11 @@ from checkpoint.core import names
 from checkpoint.errors import StorageTimeoutError, StorageUnavailableError
 from checkpoint.storage.root_owner import Owner, claim
 from checkpoint.storage.storage import Storage
-from controller.agent.capacity import count_gpus
 from controller.agent.config import AgentConfig
-from controller.agent.supervisor import Launch
+from controller.agent.memory.uploads import UploadPlan
+from controller.agent.observe.capacity import count_gpus
 from controller.agent.threads import HungCallsError, run_blocking
-from controller.agent.uploads import UploadPlan
+from controller.agent.workers.supervisor import Launch
 from controller.ranknodes import rank_nodes
 from outlast.blackbox.records import MAX_COUNT
 from outlast.chosen import ChosenStart
