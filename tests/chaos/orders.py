@@ -28,7 +28,6 @@ UPLOADED_STEP = 20
 STRUCK_STEP = 30
 # While the upload is held, ranks go on to here.
 STEP_BESIDE_UPLOAD = 26
-RELEASE_WITHIN_S = 60.0
 # Stops that are planned, and how far the job comes between them.
 NUM_STOPS, STEPS_BETWEEN_STOPS = 10, 5
 
@@ -206,9 +205,11 @@ class Desk:
         """Have it report only what is so."""
         (self.folder / f"poison-{node}").unlink()
 
-    def slow_down(self, what: Literal["steps", "all"]) -> None:
+    def slow_down(self, what: Literal["steps", "all"], *, step_s: float = 0.05) -> None:
         """Make steps, or also checkpoints and the store, slow, as large ones are."""
-        (self.folder / "slow").write_text(what)
+        draft = self.folder / "slow.new"
+        draft.write_text(f"{what} {step_s}")
+        draft.rename(self.folder / "slow")
 
     def speed_up(self) -> None:
         """Let what was slow be fast again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,13 +14,23 @@ from controller.local.processes import members_of
 from tests.controller.processes import Controller
 from tests.e2e.cluster import DEADLINE_S
 
+# The agent's usual checks before a job takes its nodes cost seconds: two nodes import torch.
+REAL_CHECKS = "diagnostics.runner"
+QUICK_CHECKS = "tests.chaos.quick_checks"
+# Options of a controller whose local nodes have these.
+QUICKLY_CHECKED = (
+    "--agent-command",
+    shlex.join([sys.executable, "-m", "controller.agent", "--suite-runner", QUICK_CHECKS]),
+)
+
 
 class HandNodes:
     """Agents of this machine, each with the folders of a node of its own."""
 
-    def __init__(self, process: Controller, folder: Path) -> None:
+    def __init__(self, process: Controller, folder: Path, checks: str) -> None:
         self._process = process
         self._folder = folder
+        self._checks = checks
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, node: str) -> None:
@@ -31,6 +42,7 @@ class HandNodes:
         command += ["--controller-file", str(self._process.state_dir / "controller.json")]
         command += ["--state-dir", str(own / "state"), "--memory-dir", str(own / "memory")]
         command += ["--data-dir", str(self._folder / "data"), *self._process.join_arguments]
+        command += ["--suite-runner", self._checks]
         with (own / "agent.log").open("ab") as log:
             self.agents[node] = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True
@@ -55,9 +67,11 @@ class HandNodes:
 
 
 @contextmanager
-def hand_nodes(process: Controller, folder: Path, *names: str) -> Iterator[HandNodes]:
+def hand_nodes(
+    process: Controller, folder: Path, *names: str, checks: str = REAL_CHECKS
+) -> Iterator[HandNodes]:
     """Nodes of these names; none of their processes is left after the block."""
-    nodes = HandNodes(process, folder)
+    nodes = HandNodes(process, folder, checks)
     try:
         for name in names:
             nodes.start(name)

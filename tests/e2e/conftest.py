@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.chaos.orders import Desk
 from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import Cluster
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """Orders for all processes that are started from here on; none so far."""
+    desk = Desk(tmp_path / "orders")
+    desk.give(())
+    for name, value in desk.environment.items():
+        monkeypatch.setenv(name, value)
+    return desk
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,12 @@ import pytest
 from checkpoint.storage.storage import Storage
 from outlast.cli.errors import ExitCode
 from outlast.problems import SpecError
+from tests.chaos.orders import Desk
 from tests.cli.running import outlast
 from tests.controller.processes import Controller, controller
-from tests.e2e.by_hand import HandNodes, hand_nodes
+from tests.e2e.by_hand import QUICK_CHECKS, HandNodes, hand_nodes
 from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.held import HELD, UPLOADED, held_in_first_attempt
 from tests.e2e.test_damage import flip
 
 pytestmark = pytest.mark.timeout(400)
@@ -23,7 +25,7 @@ NODES = ("node-a", "node-b")
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Controller]:
+def process(tmp_path: Path, desk: Desk) -> Iterator[Controller]:
     with controller(tmp_path / "state") as it:
         yield it
 
@@ -35,15 +37,15 @@ def lose_host_memory(nodes: HandNodes, folder: Path) -> None:
 
 
 def test_a_job_whose_only_checkpoint_is_damaged_is_salvaged_and_begun_anew(
-    process: Controller, tmp_path: Path
+    process: Controller, desk: Desk, tmp_path: Path
 ) -> None:
     cluster = Cluster(process.state_dir, lambda: process.grpc)
-    with hand_nodes(process, tmp_path, *NODES) as nodes:
+    with hand_nodes(process, tmp_path, *NODES, checks=QUICK_CHECKS) as nodes:
         cluster.wait_nodes(2)
-        checkpoint = {"storage_interval_steps": 400}
-        whole = cluster.submit(name="whole", steps=1_000, checkpoint=checkpoint)
+        whole = cluster.submit(name="whole", **HELD)
         cluster.wait_state(whole, "SUCCEEDED")
-        job_id = cluster.submit(steps=1_000, checkpoint=checkpoint)
+        held_in_first_attempt(desk)
+        job_id = cluster.submit(**HELD)
         wait_for(lambda: cluster.job(job_id).HasField("committed_step"), "a committed checkpoint")
         lose_host_memory(nodes, tmp_path)
         store = process.state_dir / "checkpoints" / job_id
@@ -64,15 +66,18 @@ def test_a_job_whose_only_checkpoint_is_damaged_is_salvaged_and_begun_anew(
         assert {each["file"] for each in report["lost"]} == {damaged.name}
         assert report["num_whole"] > 0
 
-        with cluster.client as client, pytest.raises(SpecError, match=r"committed in .*: 400"):
-            client.resume(job_id, checkpoint_step=300)
+        with (
+            cluster.client as client,
+            pytest.raises(SpecError, match=rf"committed in .*: {UPLOADED}"),
+        ):
+            client.resume(job_id, checkpoint_step=UPLOADED - 5)
         resumed = outlast("resume", job_id, "--from-scratch", *where)
         assert resumed.returncode == ExitCode.OK, resumed.stderr
         done_job = cluster.wait_state(job_id, "SUCCEEDED")
         assert done_job.attempt == 3
         assert cluster.losses(job_id) == cluster.losses(whole)
         # Set aside, not deleted, and never loaded.
-        assert (store / "quarantine/00000400.1.json").exists()
+        assert (store / f"quarantine/{UPLOADED:08}.1.json").exists()
         assert damaged.exists()
         status = outlast("status", job_id, *where).stdout
         assert "attempt 3 began from scratch, as chosen" in " ".join(status.split())
@@ -81,34 +86,37 @@ def test_a_job_whose_only_checkpoint_is_damaged_is_salvaged_and_begun_anew(
 
 
 def test_a_chosen_older_checkpoint_gives_the_losses_of_the_uninterrupted_run(
-    process: Controller, tmp_path: Path
+    process: Controller, desk: Desk, tmp_path: Path
 ) -> None:
     cluster = Cluster(process.state_dir, lambda: process.grpc)
-    checkpoint = {"storage_interval_steps": 200, "keep": 5}
-    with hand_nodes(process, tmp_path, *NODES):
+    checkpoint = {"storage_interval_steps": 8, "keep": 20}
+    with hand_nodes(process, tmp_path, *NODES, checks=QUICK_CHECKS):
         cluster.wait_nodes(2)
-        whole = cluster.submit(name="whole", steps=1_200, checkpoint=checkpoint)
+        whole = cluster.submit(name="whole", steps=120, checkpoint=checkpoint)
         cluster.wait_state(whole, "SUCCEEDED")
-        job_id = cluster.submit(steps=1_200, checkpoint=checkpoint)
-        wait_for(lambda: cluster.job(job_id).committed_step >= 400, "two committed checkpoints")
+        # It must not end before it is paused.
+        desk.slow_down("steps", step_s=0.2)
+        job_id = cluster.submit(steps=120, checkpoint=checkpoint)
+        wait_for(lambda: cluster.job(job_id).committed_step >= 16, "two committed checkpoints")
         with cluster.client as client:
             with pytest.raises(Exception, match="not paused"):
-                client.resume(job_id, checkpoint_step=200)
+                client.resume(job_id, checkpoint_step=8)
             client.pause(job_id)
         cluster.wait_state(job_id, "PAUSED")
+        desk.speed_up()
         store = Storage(str(process.state_dir / "checkpoints" / job_id))
         wait_for(lambda: not [e for e in store.entries("") if "parts" in e.name], "uploads")
         newest = max(store.committed_steps())
-        assert newest >= 400
+        assert newest >= 16
         with cluster.client as client:
-            client.resume(job_id, checkpoint_step=200)
+            client.resume(job_id, checkpoint_step=8)
         job = cluster.wait_state(job_id, "SUCCEEDED")
         (chosen,) = job.chosen_starts
-        assert (chosen.step, chosen.attempt, job.attempt) == (200, 1, 2)
+        assert (chosen.step, chosen.attempt, job.attempt) == (8, 1, 2)
         assert cluster.losses(job_id) == cluster.losses(whole)
-        assert job.committed_step == 1_200
+        assert job.committed_step == 120
         # Nothing of the first attempt beyond the choice is committed any more.
         attempts = {step: store.read_commit(step)[0].attempt for step in store.committed_steps()}
-        assert all(attempt == 2 for step, attempt in attempts.items() if step > 200)
+        assert all(attempt == 2 for step, attempt in attempts.items() if step > 8)
         with cluster.client as client, pytest.raises(Exception, match="SUCCEEDED"):
             client.resume(job_id, from_scratch=True)

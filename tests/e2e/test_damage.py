@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.orders import Desk
 from tests.controller.processes import Controller, controller
-from tests.e2e.by_hand import hand_nodes
+from tests.e2e.by_hand import QUICK_CHECKS, hand_nodes
 from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.held import HELD, STEPS, UPLOADED, held_in_first_attempt
 
 pytestmark = pytest.mark.timeout(300)
 NODES = ("node-a", "node-b")
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Controller]:
+def process(tmp_path: Path, desk: Desk) -> Iterator[Controller]:
     with controller(tmp_path / "state") as it:
         yield it
 
@@ -30,14 +32,15 @@ def flip(path: Path) -> None:
 
 
 def test_the_job_is_paused_with_the_file_named_and_resumes_when_it_is_whole_again(
-    process: Controller, tmp_path: Path
+    process: Controller, desk: Desk, tmp_path: Path
 ) -> None:
     cluster = Cluster(process.state_dir, lambda: process.grpc)
-    with hand_nodes(process, tmp_path, *NODES) as nodes:
+    with hand_nodes(process, tmp_path, *NODES, checks=QUICK_CHECKS) as nodes:
         cluster.wait_nodes(2)
-        job_id = cluster.submit(steps=1_000, checkpoint={"storage_interval_steps": 400})
+        held_in_first_attempt(desk)
+        job_id = cluster.submit(**HELD)
         wait_for(lambda: cluster.job(job_id).HasField("committed_step"), "a committed checkpoint")
-        assert cluster.job(job_id).committed_step == 400
+        assert cluster.job(job_id).committed_step == UPLOADED
         for node in NODES:
             nodes.stop(node)
             shutil.rmtree(tmp_path / node / "memory")
@@ -59,4 +62,4 @@ def test_the_job_is_paused_with_the_file_named_and_resumes_when_it_is_whole_agai
         with cluster.client as client:
             client.resume(job_id)
         assert cluster.wait_state(job_id, "SUCCEEDED").attempt == 3
-        assert list(cluster.losses(job_id)) == list(range(1, 1_001))
+        assert list(cluster.losses(job_id)) == list(range(1, STEPS + 1))

@@ -14,32 +14,24 @@ import pytest
 from outlast.v1 import jobs_pb2
 from tests.chaos.orders import Desk
 from tests.controller.processes import Controller, controller
+from tests.e2e.by_hand import QUICK_CHECKS, QUICKLY_CHECKED
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
 from tests.e2e.losing import lose_node
 
 pytestmark = pytest.mark.timeout(600)
 
-INTERVAL = 60
-STEPS = 500
+INTERVAL = 15
+STEPS = 120
+STEP_S = 0.2
 # Sums in another order differ in their last bits; in fp64 that stays small for so many steps.
 CHANGES: dict[str, Any] = {"steps": STEPS, "precision": "fp64", "detectors": {"spike": "off"}}
 ELASTIC = {"min_dp": 1, "after_s": 1, "grow_after_s": 1}
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    """Steps are slow until it says otherwise: the job must not end before all nodes are there."""
-    desk = Desk(tmp_path / "orders")
-    desk.give(())
-    desk.slow_down("steps")
-    return desk
-
-
-@pytest.fixture
-def process(tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
-    for name, value in desk.environment.items():
-        monkeypatch.setenv(name, value)
-    with controller(tmp_path / "state", "--local-nodes", "2", "--workers-per-node", "1") as it:
+def process(tmp_path: Path, desk: Desk) -> Iterator[Controller]:
+    nodes = ("--local-nodes", "2", "--workers-per-node", "1", *QUICKLY_CHECKED)
+    with controller(tmp_path / "state", *nodes) as it:
         yield it
 
 
@@ -57,6 +49,7 @@ def joined(process: Controller, folder: Path) -> Iterator[None]:
     command += ["--controller", process.grpc, "--workers", "1"]
     command += ["--state-dir", folder / "agent", "--memory-dir", folder / "memory"]
     command += ["--data-dir", process.state_dir / "data", *process.join_arguments]
+    command += ["--suite-runner", QUICK_CHECKS]
     with (folder / "agent.log").open("wb") as log:
         agent = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -95,12 +88,14 @@ def test_job_shrinks_when_its_node_is_lost_and_grows_when_one_joins(
     source: str,
 ) -> None:
     changes = {**CHANGES, "parallel": {"zero": zero}}
+    # The job must not end before all nodes are there.
+    desk.slow_down("steps", step_s=STEP_S)
     job_id = cluster.submit(
         **changes,
         checkpoint={"storage_interval_steps": INTERVAL},
         recovery={"elastic": ELASTIC},
     )
-    cluster.wait_step(job_id, INTERVAL + 30)
+    cluster.wait_step(job_id, INTERVAL + 8)
     job = cluster.job(job_id)
     assert job.ranks == 2
     lose_node(process.state_dir, job.nodes[place])
