@@ -16,7 +16,8 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from controller.core.attempt_record import AttemptRecord
 from controller.core.facts import Fact
-from controller.core.records import Evidence, EvidenceKind, NodeRecord
+from controller.core.records import Evidence, EvidenceKind, NodeRecord, TimelineEntry
+from controller.core.states import JobState
 from outlast.failures import FailureClass
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
@@ -211,11 +212,21 @@ def _with_quarantined_s(data: dict[str, Json]) -> dict[str, Json]:
     return {**data, "quarantined_s": float(str(session).rpartition("/")[2])}
 
 
+def _with_state(data: dict[str, Json]) -> dict[str, Json]:
+    """A line of a timeline of a version that knew a job's state by its name in small letters."""
+    if "state" in data:
+        return data
+    phase = str(data.get("phase"))
+    entered = phase.upper() if phase.upper() in JobState.__members__ else None
+    return {**data, "state": entered, "is_verdict": phase == "verdict"}
+
+
 # Records that older versions wrote differently, to what this one reads.
 _UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {
     Evidence: _with_detected,
     AttemptRecord: _with_nodes_once,
     NodeRecord: _with_quarantined_s,
+    TimelineEntry: _with_state,
 }
 
 

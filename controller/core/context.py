@@ -257,7 +257,7 @@ class Context:
         )
         incident = self.incident_of(changed)
         if incident is not None:
-            self.note(incident, str(to).lower(), reason)
+            self.note(incident, str(to).lower(), reason, state=to)
         return changed
 
     def _accounted(self, job: JobRecord, to: JobState) -> accounting.Account:
@@ -290,9 +290,19 @@ class Context:
             check_incident(incident.state, to, incident.incident)
         return self.put(replace(incident, state=to))
 
-    def note(self, incident: IncidentRecord, phase: str, detail: str = "") -> IncidentRecord:
+    def note(
+        self,
+        incident: IncidentRecord,
+        phase: str,
+        detail: str = "",
+        *,
+        state: JobState | None = None,
+        is_verdict: bool = False,
+    ) -> IncidentRecord:
         """Add a line to an incident's timeline."""
-        entry = TimelineEntry(phase=phase, at_s=self.now_s, detail=detail)
+        entry = TimelineEntry(
+            phase=phase, at_s=self.now_s, detail=detail, state=state, is_verdict=is_verdict
+        )
         return self.put(replace(incident, timeline=(*incident.timeline, entry)))
 
     def add_evidence(self, incident: IncidentRecord, evidence: Evidence) -> IncidentRecord:

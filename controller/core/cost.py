@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 from controller.core.accounting import PARTS, Part, part_of
-from controller.core.records import IncidentRecord
+from controller.core.records import IncidentRecord, TimelineEntry
 from controller.core.states import JobState
 
 
@@ -21,7 +21,7 @@ def detection_s(incident: IncidentRecord) -> float:
 
 def diagnosis_s(incident: IncidentRecord) -> float | None:
     """From there until it was decided what to do; checks after the fault included."""
-    verdicts = [entry.at_s for entry in incident.timeline if entry.phase == "verdict"]
+    verdicts = [entry.at_s for entry in incident.timeline if entry.is_verdict]
     return max(0.0, verdicts[-1] - incident.opened_s) if verdicts else None
 
 
@@ -44,12 +44,16 @@ def lost_s(incident: IncidentRecord) -> float:
 
 
 def phases_s(incident: IncidentRecord) -> dict[str, float]:
-    """Seconds in each phase of the timeline; a phase lasts until the next one begins."""
-    entries = sorted(incident.timeline, key=lambda entry: entry.at_s)
+    """Seconds in each phase of the timeline, by the phase's name."""
     totals: dict[str, float] = defaultdict(float)
-    for entry, following in pairwise(entries):
-        totals[entry.phase] += following.at_s - entry.at_s
+    for entry, seconds in _lasting(incident):
+        totals[entry.phase] += seconds
     return dict(totals)
+
+
+def state_s(incident: IncidentRecord, state: JobState) -> float:
+    """Seconds from when the job entered a state until the next line of the timeline."""
+    return sum(seconds for entry, seconds in _lasting(incident) if entry.state is state)
 
 
 def parts_s(incident: IncidentRecord, now_s: float) -> dict[Part, float]:
@@ -76,20 +80,21 @@ def steps_lost(incident: IncidentRecord) -> int | None:
     return max(0, incident.fault_step - incident.resumed_step)
 
 
+def _lasting(incident: IncidentRecord) -> list[tuple[TimelineEntry, float]]:
+    """Each line of the timeline but the last, and the seconds until the next one."""
+    entries = sorted(incident.timeline, key=lambda entry: entry.at_s)
+    return [(entry, following.at_s - entry.at_s) for entry, following in pairwise(entries)]
+
+
 def _marks(incident: IncidentRecord) -> list[tuple[float, Part]]:
     """When a part of an incident began, in the order of time."""
     marks: list[tuple[float, Part]] = []
     for entry in incident.timeline:
-        state = _STATES.get(entry.phase)
-        if state is not None:
-            part = part_of(state, is_redoing=True, is_for_user=False)
+        if entry.state is not None:
+            part = part_of(entry.state, is_redoing=True, is_for_user=False)
             marks.append((max(entry.at_s, incident.fault_s), part or Part.PRODUCTIVE))
     return marks
 
 
 def _stopped(incident: IncidentRecord) -> bool:
-    return any(entry.phase == JobState.SUSPENDING.lower() for entry in incident.timeline)
-
-
-# A timeline also has notes, which begin no part.
-_STATES = {str(state).lower(): state for state in JobState}
+    return any(entry.state is JobState.SUSPENDING for entry in incident.timeline)

@@ -366,9 +366,14 @@ class Evidence:
 class TimelineEntry:
     """A phase of an incident and when it began."""
 
+    # The name that people and metrics see; nothing is decided or computed from it.
     phase: str
     at_s: float
     detail: str = ""
+    # The state that the job entered then; None for a line that says something else.
+    state: JobState | None = None
+    # Then it was decided what to do.
+    is_verdict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,7 +262,7 @@ def _act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         ),
         IncidentState.VERDICT,
     )
-    incident = ctx.note(incident, "verdict", verdict.reason)
+    incident = ctx.note(incident, "verdict", verdict.reason, is_verdict=True)
     if verdict.action is Action.DIAGNOSE:
         _diagnose(ctx, job, verdict)
         return

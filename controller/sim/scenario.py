@@ -403,4 +403,4 @@ def _classes(incidents: list[IncidentRecord]) -> tuple[IncidentClass, ...]:
 
 def _waited(incident: IncidentRecord) -> bool:
     """Whether no standby was there for a node that had to go."""
-    return cost.phases_s(incident).get(JobState.PROVISIONING.lower(), 0.0) > 1.0
+    return cost.state_s(incident, JobState.PROVISIONING) > 1.0

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controller.core import cost
 from controller.core.records import Cause, IncidentRecord, TimelineEntry
-from controller.core.states import IncidentState
+from controller.core.states import IncidentState, JobState
 from controller.store.curves import StepRow
 from controller.tally import OTHER, Tally
 from controller.web.metrics import FAMILIES
@@ -52,8 +52,8 @@ def incident(**changes: object) -> IncidentRecord:
         timeline=(
             TimelineEntry(phase="fault", at_s=100.0),
             TimelineEntry(phase="detected", at_s=101.0),
-            TimelineEntry(phase="suspending", at_s=101.0),
-            TimelineEntry(phase="verdict", at_s=103.0),
+            TimelineEntry(phase="suspending", at_s=101.0, state=JobState.SUSPENDING),
+            TimelineEntry(phase="verdict", at_s=103.0, is_verdict=True),
             TimelineEntry(phase="first_step", at_s=110.0),
             TimelineEntry(phase="closed", at_s=112.0),
         ),

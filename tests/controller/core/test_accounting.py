@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +12,10 @@ from hypothesis import strategies as st
 from controller.core import accounting, cost
 from controller.core import events as ev
 from controller.core.accounting import Account, Part
+from controller.core.codec import decode_fact, encode_fact
+from controller.core.facts import IncidentPut
+from controller.core.records import IncidentRecord
+from controller.core.states import JobState
 from tests.controller.core.driver import JOB, Driver
 
 SPANS = st.lists(
@@ -88,6 +95,51 @@ def test_a_fault_moves_seconds_from_productive_to_detect_and_redo_follows() -> N
     assert sum(spent.values()) == pytest.approx(incident.closed_s - incident.fault_s)
     assert spent[Part.REDO] == pytest.approx(7.0)
     assert cost.steps_lost(incident) == 31
+
+
+def _recovered() -> Driver:
+    """A job whose worker was killed, and whose training is past that again."""
+    driver = Driver().running()
+    driver.wait(100.0)
+    driver.send(driver.exited(0, completed_step=50))
+    driver.wait(3.0)
+    driver.answer_all("/stop/")
+    driver.wait(5.0)
+    driver.advanced(20, resumed_step=19)
+    driver.wait(7.0)
+    driver.advanced(50, resumed_step=19)
+    return driver
+
+
+def _costs(incident: IncidentRecord, now_s: float) -> list[object]:
+    """All that is computed of an incident, but the times by the names of its phases."""
+    states = [cost.state_s(incident, state) for state in JobState]
+    return [
+        *(cost.detection_s(incident), cost.diagnosis_s(incident), cost.recovery_s(incident)),
+        *(cost.lost_s(incident), cost.parts_s(incident, now_s), cost.steps_lost(incident)),
+        *states,
+    ]
+
+
+@pytest.mark.parametrize("phase", ["anything else", "suspending", "verdict", "running"])
+def test_other_words_in_a_timeline_change_no_cost(phase: str) -> None:
+    driver = _recovered()
+    incident = driver.incident()
+    costs = _costs(incident, driver.now_s)
+    assert cost.diagnosis_s(incident) == pytest.approx(3.0)
+    assert cost.lost_s(incident) == pytest.approx(15.0)
+    assert cost.state_s(incident, JobState.STARTING) == pytest.approx(5.0)
+    said = tuple(replace(entry, phase=phase, detail="") for entry in incident.timeline)
+    assert _costs(replace(incident, timeline=said), driver.now_s) == costs
+
+
+def test_an_incident_of_a_journal_without_states_in_its_timeline_costs_the_same() -> None:
+    driver = _recovered()
+    written = json.loads(json.dumps(encode_fact(IncidentPut(incident=driver.incident()))))
+    for entry in written["incident"]["timeline"]:
+        # As it was written before.
+        del entry["state"], entry["is_verdict"]
+    assert decode_fact(written) == IncidentPut(incident=driver.incident())
 
 
 def test_waits_for_checkpoints_are_counted_as_commits_tell_of_them() -> None:
