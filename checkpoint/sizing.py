@@ -7,10 +7,11 @@ copies go (`checkpoint.replicas.placing`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
+from checkpoint.core.placement import Placement
 from checkpoint.core.slots import NUM_HELD_SLOTS
-from checkpoint.replicas.placing import num_own_slots, placement_of, slots_on_nodes
+from checkpoint.replicas.placing import num_own_slots, placement_of, slots_by_stage
 from outlast.sizing.of_spec import plan_input
 from outlast.sizing.slots import host_slot_bytes
 from outlast.spec import JobSpec
@@ -26,28 +27,23 @@ def host_memory_bytes(spec: JobSpec, ranks: Iterable[int]) -> int:
     if placement is not None:
         for place in {rank // spec.workers_per_node for rank in slots}:
             slots |= dict.fromkeys(placement.held_on(str(place)), NUM_HELD_SLOTS)
-    return _slots_bytes(spec, slots)
-
-
-def node_host_memory_bytes(spec: JobSpec) -> int:
-    """Enough tmpfs for any node of the job, which holds consecutive ranks."""
-    # Of many nodes few hold different numbers of slots of each stage.
-    kinds = {_by_stage(spec, slots) for slots in slots_on_nodes(spec)}
-    return max(_stages_bytes(spec, kinds))
-
-
-def _slots_bytes(spec: JobSpec, slots: Mapping[int, int]) -> int:
-    """Bytes of so many slots of each rank."""
-    return _stages_bytes(spec, [_by_stage(spec, slots)])[0]
-
-
-def _by_stage(spec: JobSpec, slots: Mapping[int, int]) -> frozenset[tuple[int, int]]:
-    """How many slots of each stage there are."""
     counts: Counter[int] = Counter()
     ranks_per_stage = spec.parallel.tp * spec.parallel.dp
     for rank, count in slots.items():
         counts[rank // ranks_per_stage] += count
-    return frozenset(counts.items())
+    return _stages_bytes(spec, [counts.items()])[0]
+
+
+def node_host_memory_bytes(spec: JobSpec) -> int:
+    """Enough tmpfs for any node of the job, which holds consecutive ranks."""
+    return placed_host_memory_bytes(spec, placement_of(spec))
+
+
+def placed_host_memory_bytes(spec: JobSpec, placement: Placement | None) -> int:
+    """The same where the job's placement is known, with nodes called by their place."""
+    # Of many nodes few hold different numbers of slots of each stage.
+    kinds = {frozenset(counts.items()) for counts in slots_by_stage(spec, placement)}
+    return max(_stages_bytes(spec, kinds))
 
 
 def _stages_bytes(spec: JobSpec, nodes: Collection[Collection[tuple[int, int]]]) -> list[int]:

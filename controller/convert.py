@@ -12,8 +12,9 @@ from typing import assert_never
 
 from google.protobuf import json_format
 
+from checkpoint.core.placement import Placement
 from checkpoint.replicas.placing import placement_of
-from checkpoint.sizing import node_host_memory_bytes
+from checkpoint.sizing import placed_host_memory_bytes
 from controller.core.attempt_record import AttemptRecord
 from controller.core.capacity import Capacity, NodeNeed
 from controller.core.records import (
@@ -40,7 +41,8 @@ from outlast.v1 import agents_pb2, common_pb2, diagnostics_pb2
 def plan_of(spec: JobSpec) -> JobPlan:
     """The part of a spec that the machine needs."""
     recovery = spec.recovery
-    smaller = smaller_sizes(spec)
+    wanted = _size_of(spec)
+    smaller = tuple(map(_size_of, smaller_sizes(spec)))
     return JobPlan(
         nodes=spec.num_nodes,
         workers_per_node=spec.workers_per_node,
@@ -53,20 +55,43 @@ def plan_of(spec: JobSpec) -> JobPlan:
         preflight_timeout_s=recovery.preflight_timeout_s,
         diagnose_timeout_s=recovery.diagnose_timeout_s,
         ladder=tuple(Rung(rung) for rung in recovery.ladder),
-        replica_places=replica_places(spec),
+        replica_places=wanted.replica_places,
         tp=spec.parallel.tp,
         pp=spec.parallel.pp,
         non_finite_again=NonFiniteAgain(spec.detectors.non_finite_again),
         rollback_steps=spec.detectors.rollback_steps,
-        sizes=tuple(map(_size_of, (spec, *smaller))) if smaller else (),
+        sizes=(wanted, *smaller) if smaller else (),
         shrink_after_s=recovery.elastic.after_s,
         grow_after_s=recovery.elastic.grow_after_s,
-        need=need_of(spec),
+        need=wanted.need,
         last_checkpoint_s=spec.checkpoint.last_timeout_s,
     )
 
 
-def need_of(spec: JobSpec) -> NodeNeed:
+def _size_of(spec: JobSpec) -> Size:
+    # Without names a node is called by its place.
+    placement = placement_of(spec)
+    return Size(
+        dp=spec.parallel.dp,
+        nodes=spec.num_nodes,
+        spec_json=spec.canonical_json(),
+        replica_places=_replica_places(spec, placement),
+        need=_need_of(spec, placement),
+    )
+
+
+def _replica_places(spec: JobSpec, placement: Placement | None) -> tuple[tuple[int, ...], ...]:
+    """By place of a node, the places that have its ranks' state, too; empty for no copies."""
+    if placement is None:
+        return ()
+    per_node = spec.workers_per_node
+    return tuple(
+        tuple(int(node) for node in placement.partners(range(first, first + per_node)))
+        for first in range(0, spec.layout.world_size, per_node)
+    )
+
+
+def _need_of(spec: JobSpec, placement: Placement | None) -> NodeNeed:
     """What the job needs of each of its nodes: as much as that of them which needs most.
 
     Any node must be able to take the place of any other.
@@ -74,30 +99,7 @@ def need_of(spec: JobSpec) -> NodeNeed:
     per_node = spec.workers_per_node
     return NodeNeed(
         gpus=per_node if spec.resources.device == "cuda" else 0,
-        host_memory_bytes=node_host_memory_bytes(spec),
-    )
-
-
-def _size_of(spec: JobSpec) -> Size:
-    return Size(
-        dp=spec.parallel.dp,
-        nodes=spec.num_nodes,
-        spec_json=spec.canonical_json(),
-        replica_places=replica_places(spec),
-        need=need_of(spec),
-    )
-
-
-def replica_places(spec: JobSpec) -> tuple[tuple[int, ...], ...]:
-    """By place of a node, the places that have its ranks' state, too; empty for no copies."""
-    # Without names a node is called by its place.
-    placement = placement_of(spec)
-    if placement is None:
-        return ()
-    per_node = spec.workers_per_node
-    return tuple(
-        tuple(int(node) for node in placement.partners(range(first, first + per_node)))
-        for first in range(0, spec.layout.world_size, per_node)
+        host_memory_bytes=placed_host_memory_bytes(spec, placement),
     )
 
 

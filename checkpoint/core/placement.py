@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outlast.layout import Layout
 
@@ -67,8 +67,10 @@ class Placement:
         found: dict[str, None] = {}
         for rank in ranks:
             holder = self.holders[rank]
-            nodes = [self.rank_nodes[twin] for twin in self.near_twins(rank)]
-            found |= dict.fromkeys(nodes if holder is None else [holder])
+            if holder is not None:
+                found[holder] = None
+                continue
+            found |= dict.fromkeys(self.rank_nodes[twin] for twin in self.near_twins(rank))
         return tuple(found)
 
 
@@ -87,16 +89,17 @@ def place_replicas(layout: Layout, rank_nodes: Sequence[str], *, dp_is_sharded: 
     twinned = set[int]()
     if not dp_is_sharded:
         for group in layout.dp_groups():
-            if len({rank_nodes[rank] for rank in group}) > 1:
+            if any(rank_nodes[rank] != rank_nodes[group[0]] for rank in group):
                 twinned.update(group)
     nodes = tuple(dict.fromkeys(rank_nodes))
     copied = [rank for rank in range(layout.world_size) if rank not in twinned]
     holders: list[str | None] = [None] * layout.world_size
     if len(nodes) > 1 and copied:
-        shift = _choose_shift(layout, rank_nodes, nodes, copied)
-        place = {node: index for index, node in enumerate(nodes)}
+        index = {node: place for place, node in enumerate(nodes)}
+        places = [index[node] for node in rank_nodes]
+        shift = _choose_shift(layout, places, len(nodes), copied)
         for rank in copied:
-            holders[rank] = nodes[(place[rank_nodes[rank]] + shift) % len(nodes)]
+            holders[rank] = nodes[(places[rank] + shift) % len(nodes)]
     return Placement(
         layout=layout,
         holders=tuple(holders),
@@ -106,38 +109,54 @@ def place_replicas(layout: Layout, rank_nodes: Sequence[str], *, dp_is_sharded: 
 
 
 def _choose_shift(
-    layout: Layout, rank_nodes: Sequence[str], nodes: Sequence[str], copied: Sequence[int]
+    layout: Layout, places: Sequence[int], num_nodes: int, copied: Iterable[int]
 ) -> int:
     """The smallest shift by which the fewest ranks share a group with their holder.
 
     Nodes are bits: a group is the set of its nodes' bits, and turned by the place of a rank's
-    node it is the set of shifts that lead into the group. Ten thousand nodes take a second.
+    node it is the set of shifts that lead into the group. Sets of nodes are made once, and ranks
+    are counted by them, so that the work grows with the ranks and not with pairs of nodes.
     """
-    place = {node: index for index, node in enumerate(nodes)}
-    neighbours = [0] * layout.world_size
-    for groups in (layout.tp_groups(), layout.pp_groups(), layout.dp_groups()):
-        for group in groups:
-            bits = _bits({place[rank_nodes[rank]] for rank in group}, len(nodes))
-            for rank in group:
-                neighbours[rank] |= bits
-    # Ranks of a node most often have the same neighbours.
-    alike = Counter((place[rank_nodes[rank]], neighbours[rank]) for rank in copied)
-    everyone = (1 << len(nodes)) - 1
-    into: Counter[int] = Counter()
-    used = 1
-    for (at, bits), count in alike.items():
-        shifts = ((bits >> at) | (bits << (len(nodes) - at))) & everyone
-        used |= shifts
+    tp = layout.tp
+    if all(places[shard::tp] == places[::tp] for shard in range(1, tp)):
+        # Each tensor group is on one node: its ranks have the same neighbours, one counts for all.
+        copied = [rank // tp for rank in copied if rank % tp == 0]
+        layout, places = replace(layout, tp=1), places[::tp]
+    everyone = (1 << num_nodes) - 1
+    planes: list[int] = []
+    for (at, neighbours), count in _alike(layout, places, num_nodes, copied).items():
+        shifts = ((neighbours >> at) | (neighbours << (num_nodes - at))) & everyone
         # A rank that has neighbours everywhere speaks for no shift.
         if shifts != everyone:
-            into[shifts] += count
-    free = everyone & ~used
-    if free:
-        return (free & -free).bit_length() - 1
-    return min(
-        range(1, len(nodes)),
-        key=lambda shift: sum(count for shifts, count in into.items() if shifts >> shift & 1),
-    )
+            _count(planes, shifts, count)
+    return _least_counted(planes, everyone & ~1)
+
+
+def _alike(
+    layout: Layout, places: Sequence[int], num_nodes: int, ranks: Iterable[int]
+) -> dict[tuple[int, int], int]:
+    """How many of the ranks have the same place and the same nodes in their groups, as bits."""
+    # By the nodes of a group, where in `sets` their bits are.
+    known: dict[tuple[int, ...], int] = {}
+    sets: list[int] = []
+    groups_of_ranks = []
+    for groups in (layout.tp_groups(), layout.pp_groups(), layout.dp_groups()):
+        group_of_rank = [0] * layout.world_size
+        for group in groups:
+            members = tuple(dict.fromkeys([places[rank] for rank in group]))
+            number = known.setdefault(members, len(sets))
+            if number == len(sets):
+                sets.append(_bits(members, num_nodes))
+            for rank in group:
+                group_of_rank[rank] = number
+        groups_of_ranks.append(group_of_rank)
+    tp, pp, dp = groups_of_ranks
+    counts: Counter[tuple[int, int]] = Counter()
+    # Counted before their bits are put together: ranks of a node most often are alike.
+    alike = Counter([(places[rank], tp[rank], pp[rank], dp[rank]) for rank in ranks])
+    for (at, *of), count in alike.items():
+        counts[at, sets[of[0]] | sets[of[1]] | sets[of[2]]] += count
+    return counts
 
 
 def _bits(places: Iterable[int], width: int) -> int:
@@ -145,3 +164,25 @@ def _bits(places: Iterable[int], width: int) -> int:
     for place in places:
         found[place // 8] |= 1 << place % 8
     return int.from_bytes(found, "little")
+
+
+def _count(planes: list[int], members: int, times: int) -> None:
+    """Add `times` to the count of each member of a set of bits.
+
+    Bit i of `planes[k]` is binary digit k of the count of i, so that one addition of long
+    integers counts for thousands of members.
+    """
+    for digit in range(times.bit_length()):
+        carry = members if times >> digit & 1 else 0
+        plane = digit
+        while carry:
+            planes += [0] * (plane + 1 - len(planes))
+            planes[plane], carry = planes[plane] ^ carry, planes[plane] & carry
+            plane += 1
+
+
+def _least_counted(planes: Sequence[int], members: int) -> int:
+    """The smallest of the members that were counted least often."""
+    for plane in reversed(planes):
+        members = members & ~plane or members
+    return (members & -members).bit_length() - 1

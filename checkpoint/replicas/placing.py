@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from checkpoint.core.placement import Placement, place_replicas
@@ -18,7 +19,9 @@ def placement_of(spec: JobSpec, rank_nodes: Sequence[str] = ()) -> Placement | N
         return None
     layout = spec.layout
     per_node = spec.workers_per_node
-    nodes = rank_nodes or [str(rank // per_node) for rank in range(layout.world_size)]
+    nodes = rank_nodes or [
+        name for name in map(str, range(spec.num_nodes)) for _ in range(per_node)
+    ]
     return place_replicas(layout, nodes, dp_is_sharded=spec.parallel.zero.level > 0)
 
 
@@ -28,16 +31,23 @@ def num_own_slots(placement: Placement | None) -> int:
     return NUM_SLOTS_WITH_REPLICAS if is_copying else NUM_SLOTS
 
 
-def slots_on_nodes(spec: JobSpec) -> list[dict[int, int]]:
-    """By place of a node: of how many slots of which rank it needs room for."""
-    placement = placement_of(spec)
+def slots_by_stage(spec: JobSpec, placement: Placement | None) -> list[Counter[int]]:
+    """By place of a node: of how many slots of ranks of which stage it needs room for.
+
+    `placement` is that of the spec, with nodes called by their place.
+    """
     own, per_node = num_own_slots(placement), spec.workers_per_node
-    places = [
-        dict.fromkeys(range(place * per_node, (place + 1) * per_node), own)
-        for place in range(spec.num_nodes)
+    stage_of = [
+        stage
+        for stage in range(spec.parallel.pp)
+        for _ in range(spec.parallel.tp * spec.parallel.dp)
+    ]
+    nodes = [
+        Counter(stage_of[first : first + per_node] * own)
+        for first in range(0, spec.layout.world_size, per_node)
     ]
     if placement is not None:
-        for rank, holder in enumerate(placement.holders):
+        for stage, holder in zip(stage_of, placement.holders, strict=True):
             if holder is not None:
-                places[int(holder)][rank] = NUM_HELD_SLOTS
-    return places
+                nodes[int(holder)][stage] += NUM_HELD_SLOTS
+    return nodes

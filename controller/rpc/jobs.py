@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import grpc
 
-from controller.convert import plan_of, step_report
+from controller.convert import step_report
 from controller.core.edge.edge import Edge
 from controller.core.events import (
     CheckpointPushRequested,
@@ -25,7 +25,7 @@ from controller.core.events import (
 )
 from controller.core.jobs import named
 from controller.core.naming import names
-from controller.core.records import JobRecord, Wanted
+from controller.core.records import JobPlan, JobRecord, Wanted
 from controller.core.states import TERMINAL, JobState
 from controller.grpc_errors import (
     Context,
@@ -39,7 +39,7 @@ from controller.grpc_errors import (
 from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
 from controller.rpc.fitting import Fit, fit_of
 from controller.rpc.job_views import JobView, JobViews
-from controller.rpc.views import document_of
+from controller.rpc.planning import planned
 from controller.service import Service
 from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from controller.sessions.session import Sessions
@@ -50,7 +50,6 @@ from outlast.ids import JobId, job_id
 from outlast.problems import SpecError
 from outlast.rules.places import wrong_with_place
 from outlast.spec import JobSpec
-from outlast.spec.parse import parse_spec
 from outlast.v1 import jobs_pb2
 from outlast.v1.jobs_pb2_grpc import JobsServicer
 
@@ -95,15 +94,11 @@ class JobsService(JobsServicer):
                 "request_id",
                 f"has {len(request.request_id)} characters; allowed: up to {MAX_REQUEST_ID}",
             )
-        try:
-            spec = parse_spec(document_of(request.spec))
-            root = self._root_for(spec)
-        except SpecError as error:
-            await bad_request(context, error)
+        spec, plan = await planned(request.spec, context)
         request_id = request.request_id or uuid.uuid4().hex
         job = self._by_request(request_id)
         if job is None:
-            fit = self._fit(spec)
+            fit = self._fit(spec, plan)
             if fit.problems and not (request.wait_for_nodes or self._service.brings_nodes):
                 await bad_request(context, SpecError(fit.problems))
             new_id = self._new_id(spec.name)
@@ -115,8 +110,8 @@ class JobsService(JobsServicer):
                     name=spec.name,
                     request_id=request_id,
                     spec_json=spec.canonical_json(),
-                    checkpoint_url=f"{root}/{new_id}",
-                    plan=plan_of(spec),
+                    checkpoint_url=f"{self._root_for(spec)}/{new_id}",
+                    plan=plan,
                 ),
             )
             job = self._by_request(request_id)
@@ -137,10 +132,7 @@ class JobsService(JobsServicer):
         self, request: jobs_pb2.CheckFitRequest, context: Context
     ) -> jobs_pb2.CheckFitResponse:
         """How a job would fit the connected nodes."""
-        try:
-            fit = self._fit(parse_spec(document_of(request.spec)))
-        except SpecError as error:
-            await bad_request(context, error)
+        fit = self._fit(*await planned(request.spec, context))
         return jobs_pb2.CheckFitResponse(
             connected=fit.connected,
             fitting=fit.fitting,
@@ -350,10 +342,10 @@ class JobsService(JobsServicer):
         url = spec.checkpoint.url
         return self._checkpoint_root if url is None else root_of(url)
 
-    def _fit(self, spec: JobSpec) -> Fit:
+    def _fit(self, spec: JobSpec, plan: JobPlan) -> Fit:
         connected = self._sessions.is_connected
         nodes = [node for node in self._service.state.nodes.values() if connected(node.node)]
-        return fit_of(spec, plan_of(spec), nodes)
+        return fit_of(spec, plan, nodes)
 
     def _new_id(self, name: str) -> JobId:
         while True:
