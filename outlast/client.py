@@ -16,15 +16,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf import json_format, struct_pb2
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from outlast.errors import FatalError, RetryableError
 from outlast.problems import FieldProblem, SpecError
-from outlast.spec.parse import read_spec
+from outlast.spec.message import spec_message
 from outlast.specfile import read_document
-from outlast.submission import resolve_places
 from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsStub
 from outlast.v1.incidents_pb2_grpc import IncidentsStub
@@ -41,8 +39,6 @@ _OPTIONS = (
     ("grpc.absolute_max_metadata_size", 2**20),
     ("grpc.enable_retries", 0),
 )
-# Beyond this a double, which is what a Struct holds, drops digits.
-_LARGEST_EXACT = 2**53
 
 
 _Response = TypeVar("_Response")
@@ -129,7 +125,7 @@ class Client:
                 raise SpecError(read.problems)
             value = read.value
         request = jobs_pb2.SubmitRequest(
-            spec=_struct(value),
+            spec=spec_message(value),
             request_id=request_id or uuid.uuid4().hex,
             wait_for_nodes=wait_for_nodes,
         )
@@ -139,7 +135,7 @@ class Client:
         self, spec: dict[str, Any], *, timeout_s: float = CALL_TIMEOUT_S
     ) -> jobs_pb2.CheckFitResponse:
         """How a job would fit the connected nodes; starts nothing."""
-        request = jobs_pb2.CheckFitRequest(spec=_struct(spec))
+        request = jobs_pb2.CheckFitRequest(spec=spec_message(spec))
         return self._call(self._jobs.CheckFit, request, timeout_s=timeout_s)
 
     def get(
@@ -376,32 +372,3 @@ def _details(error: grpc.RpcError) -> tuple[tuple[FieldProblem, ...], str]:
         elif detail.Unpack(info):
             reason = info.reason
     return tuple(problems), reason
-
-
-def _struct(document: object) -> struct_pb2.Struct:
-    if not isinstance(document, dict):
-        # Why it is none is said in the same words everywhere.
-        raise SpecError(tuple(read_spec(document)[1]))
-    resolved, _ = resolve_places(document, Path.cwd())
-    struct = struct_pb2.Struct()
-    try:
-        json_format.ParseDict(_doubles(resolved), struct)
-    except json_format.ParseError as error:
-        _, problems = read_spec(resolved)
-        raise SpecError(tuple(problems) or (_not_sent(error),)) from error
-    return struct
-
-
-def _not_sent(error: Exception) -> FieldProblem:
-    return FieldProblem(field="(document)", message=f"cannot be sent: {error}")
-
-
-def _doubles(value: object) -> object:
-    """Integers that a double cannot hold become text, which the spec's parser reads too."""
-    if isinstance(value, dict):
-        return {str(key): _doubles(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_doubles(item) for item in value]
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_EXACT:
-        return str(value)
-    return value

@@ -20,6 +20,26 @@ if TYPE_CHECKING:
     from outlast.client import Client
     from outlast.v1.diagnostics_pb2 import DiagnosticRun
 
+Nodes = Annotated[
+    list[str], typer.Argument(metavar="[NODE]...", help="Every connected node unless given.")
+]
+MoreNodes = Annotated[
+    str, typer.Option("--nodes", metavar="A,B", help="The same, separated by commas.")
+]
+NodesOfJob = Annotated[
+    str,
+    typer.Option(
+        "--job", metavar="JOB", help="The nodes of a job.", autocompletion=completion.jobs
+    ),
+]
+Suite = Annotated[str, typer.Option("--suite", metavar="SUITE", help="preflight or on-failure.")]
+Every = Annotated[bool, typer.Option("--every", help="Print every finding, good ones too.")]
+ListRuns = Annotated[
+    bool, typer.Option("--list", help="List the runs that are kept, newest first.")
+]
+Show = Annotated[
+    str, typer.Option("--show", metavar="RUN", help="Print the report of a run that is kept.")
+]
 _RUN_HEADER = ("RUN", "STARTED", "STATE", "SUITE", "ORIGIN", "NODES", "FOUND")
 
 
@@ -37,30 +57,13 @@ def register(app: typer.Typer) -> None:
 
 
 def diagnose(
-    nodes: Annotated[
-        list[str], typer.Argument(metavar="[NODE]...", help="Every connected node unless given.")
-    ] = [],  # noqa: B006
-    more_nodes: Annotated[
-        str, typer.Option("--nodes", metavar="A,B", help="The same, separated by commas.")
-    ] = "",
-    job: Annotated[
-        str,
-        typer.Option(
-            "--job", metavar="JOB", help="The nodes of a job.", autocompletion=completion.jobs
-        ),
-    ] = "",
-    suite: Annotated[
-        str, typer.Option("--suite", metavar="SUITE", help="preflight or on-failure.")
-    ] = "preflight",
-    every: Annotated[
-        bool, typer.Option("--every", help="Print every finding, good ones too.")
-    ] = False,
-    list_runs: Annotated[
-        bool, typer.Option("--list", help="List the runs that are kept, newest first.")
-    ] = False,
-    show: Annotated[
-        str, typer.Option("--show", metavar="RUN", help="Print the report of a run that is kept.")
-    ] = "",
+    nodes: Nodes = [],  # noqa: B006
+    more_nodes: MoreNodes = "",
+    job: NodesOfJob = "",
+    suite: Suite = "preflight",
+    every: Every = False,
+    list_runs: ListRuns = False,
+    show: Show = "",
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,

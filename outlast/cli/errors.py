@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -23,3 +25,12 @@ class CliError(Exception):
     def __init__(self, message: str, code: ExitCode = ExitCode.BAD_INPUT) -> None:
         super().__init__(message)
         self.code = code
+
+
+@contextmanager
+def bad_input(about: str = "") -> Iterator[None]:
+    """A ValueError within is a mistake of the user's: its message is shown, after `about`."""
+    try:
+        yield
+    except ValueError as error:
+        raise CliError(f"{about}{error}") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outlast.cli.errors import CliError
+from outlast.cli.errors import CliError, bad_input
 
 if TYPE_CHECKING:
     from controller.kube.config import KubeConfig
@@ -140,22 +140,15 @@ def cluster(
     from controller.kube.objects import checked
 
     if not namespace:
-        if image:
-            raise CliError("--kube-image is given without --kube-namespace")
-        if join_token_secret:
-            raise CliError("--kube-join-token is given without --kube-namespace")
+        for option, value in (("--kube-image", image), ("--kube-join-token", join_token_secret)):
+            if value:
+                raise CliError(f"{option} is given without --kube-namespace")
         return None
-    _, _, port = grpc.rpartition(":")
-    if not agents_dial and port == "0":
-        raise CliError(
-            "--grpc takes any free port, which agents cannot know beforehand: give a port, or say "
-            "with --kube-controller where they find this controller"
-        )
-    try:
+    with bad_input("--kube-…: "):
         config = KubeConfig(
             namespace=namespace,
             image=image,
-            controller=agents_dial or f"{CONTROLLER_SERVICE}.{namespace}:{port}",
+            controller=agents_dial or _service_address(namespace, grpc),
             fleet=fleet,
             workers=workers,
             device=device,
@@ -169,8 +162,29 @@ def cluster(
             patience=Patience(idle_s=idle_s),
         )
         return checked(config)
-    except ValueError as error:
-        raise CliError(f"--kube-…: {error}") from error
+
+
+def check_join_token(cluster: KubeConfig | None, join_token_file: Path | None) -> None:
+    """What the controller asks for and what agents' pods have must be given together.
+
+    Raises:
+        CliError: only one of them is.
+    """
+    if cluster is not None and bool(join_token_file) != bool(cluster.join_token_secret):
+        raise CliError(
+            "--join-token-file and --kube-join-token go together: the first is what this "
+            "controller asks for, the second the Secret from which agents' pods have it"
+        )
+
+
+def _service_address(namespace: str, grpc: str) -> str:
+    _, _, port = grpc.rpartition(":")
+    if port == "0":
+        raise CliError(
+            "--grpc takes any free port, which agents cannot know beforehand: give a port, or say "
+            "with --kube-controller where they find this controller"
+        )
+    return f"{CONTROLLER_SERVICE}.{namespace}:{port}"
 
 
 def _template(path: Path | None) -> dict[str, object]:

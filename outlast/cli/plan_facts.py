@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.errors import bad_input
 
 if TYPE_CHECKING:
     from outlast.devices import Device
@@ -44,11 +44,9 @@ def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
     from trainer.core.projection import Machine
     from trainer.core.projection import project as project_step
 
-    try:
+    with bad_input():
         known = find_device(device)
         speed = parse_quantity(link, "B/s")
-    except ValueError as error:
-        raise CliError(str(error), ExitCode.BAD_INPUT) from error
     peak = known.peak_flops_per_s[spec.precision]
     machine = Machine(
         peak_flops_per_s=peak,

@@ -1,25 +1,24 @@
-"""`outlast up`, `controller` and `agent`: the long-running processes, in the foreground."""
+"""`outlast up` and `outlast controller`: a controller in the foreground."""
 
 from __future__ import annotations
 
 import logging
 import shlex
-import socket
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outlast.cli import kube
-from outlast.cli.errors import CliError
+from outlast.cli.agent import agent
+from outlast.cli.errors import bad_input
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import StateDir
 from outlast.cli.specfile import EXAMPLE
 
 if TYPE_CHECKING:
     from controller.app import Options, Running
-    from controller.kube.config import KubeConfig
 
 Grpc = Annotated[
     str,
@@ -61,21 +60,6 @@ DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    state_dir: Path
-    grpc: str
-    http: str
-    fresh: bool
-    config: Path | None = None
-    nodes: int = 0
-    workers_per_node: int = 1
-    standby: int = 0
-    kube: KubeConfig | None = None
-    observe: bool = False
-    join_token_file: Path | None = None
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(up)
@@ -109,19 +93,13 @@ def up(
     Ctrl-C stops everything within seconds; the next `outlast up` on the same
     state folder goes on with the jobs that were running.
     """
-    _run(
-        _Wanted(
-            state_dir=state_dir,
-            grpc=grpc,
-            http=http,
-            fresh=fresh,
-            config=config,
-            nodes=nodes,
-            workers_per_node=workers_per_node,
-            standby=standby,
-            observe=observe,
-        )
+    options = replace(
+        _options(state_dir, grpc, http, config, fresh=fresh),
+        local_nodes=nodes,
+        workers_per_node=workers_per_node,
+        standby=standby,
     )
+    _run(options, observe=observe)
 
 
 def controller(
@@ -168,146 +146,36 @@ def controller(
         idle_s=kube_idle_s,
         grpc=grpc,
     )
-    if cluster is not None and bool(join_token_file) != bool(kube_join_token):
-        raise CliError(
-            "--join-token-file and --kube-join-token go together: the first is what this "
-            "controller asks for, the second the Secret from which agents' pods have it"
-        )
-    _run(
-        _Wanted(
-            state_dir=state_dir,
+    kube.check_join_token(cluster, join_token_file)
+    options = _options(state_dir, grpc, http, config, fresh=fresh)
+    _run(replace(options, kube=cluster, join_token_file=join_token_file))
+
+
+def _options(state_dir: Path, grpc: str, http: str, config: Path | None, *, fresh: bool) -> Options:
+    """What `up` and `controller` have in common."""
+    from controller.app import Options
+    from controller.config_file import read_or_default
+
+    with bad_input():
+        return Options(
+            state_dir=state_dir.expanduser(),
             grpc=grpc,
             http=http,
             fresh=fresh,
-            config=config,
-            kube=cluster,
-            join_token_file=join_token_file,
+            retention=read_or_default(config).retention,
         )
-    )
 
 
-def agent(
-    controller_address: Annotated[
-        str,
-        typer.Option(
-            "--controller",
-            envvar="OUTLAST_CONTROLLER",
-            metavar="HOST:PORT",
-            help="The controller to join.",
-        ),
-    ],
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="Ranks this node can run.")
-    ],
-    node: Annotated[
-        str, typer.Option("--node", metavar="NAME", help="This node's name; by default its host's.")
-    ] = "",
-    address: Annotated[
-        str, typer.Option("--address", metavar="HOST", help="Where other nodes reach this one.")
-    ] = "127.0.0.1",
-    metrics_port: Annotated[
-        int,
-        typer.Option(
-            "--metrics-port", metavar="PORT", min=-1, help="Serve metrics here; 0: any, -1: not."
-        ),
-    ] = -1,
-    join_token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--join-token-file",
-            envvar="OUTLAST_JOIN_TOKEN_FILE",
-            metavar="FILE",
-            help="What the controller wants to see; by default that of a controller with the same "
-            "--state-dir.",
-        ),
-    ] = None,
-    rank_log_mib: Annotated[
-        int,
-        typer.Option(
-            "--rank-log-mib",
-            metavar="MIB",
-            min=1,
-            help="Limit of one rank's log; older output is deleted.",
-        ),
-    ] = 64,
-    state_mib: Annotated[
-        int,
-        typer.Option(
-            "--state-mib",
-            metavar="MIB",
-            min=64,
-            help="Limit of the logs and black boxes of all attempts; the oldest are deleted.",
-        ),
-    ] = 4096,
-    state_dir: Annotated[
-        Path,
-        typer.Option(
-            "--state-dir",
-            envvar="OUTLAST_STATE_DIR",
-            metavar="DIR",
-            help="Where this node keeps logs and what it needs to go on after a restart.",
-        ),
-    ] = DEFAULT_STATE_DIR,
-) -> None:
-    """Run the agent of one node in the foreground.
-
-    It keeps logs below --state-dir and host-memory checkpoints in /dev/shm, and
-    finds what it left there when it is started again.
-    """
-    from controller.agent.__main__ import main
-    from controller.join_token import FILE_NAME
-
-    name = node or socket.gethostname().partition(".")[0].lower()
-    arguments = agent_arguments(name, state_dir.expanduser().resolve())
-    arguments += ["--controller", controller_address, "--workers", str(workers)]
-    arguments += ["--address", address]
-    arguments += ["--rank-log-mib", str(rank_log_mib), "--state-mib", str(state_mib)]
-    beside = state_dir.expanduser() / FILE_NAME
-    if join_token_file is not None or beside.exists():
-        arguments += ["--join-token-file", str(join_token_file or beside)]
-    if metrics_port >= 0:
-        arguments += ["--metrics-port", str(metrics_port)]
-    raise typer.Exit(main(arguments))
-
-
-def agent_arguments(node: str, state_dir: Path) -> list[str]:
-    """A node's name and folders; the same ones that `outlast up` gives its own nodes."""
-    from controller.local.cluster import LocalConfig
-
-    local = LocalConfig(state_dir=state_dir, nodes=1, workers_per_node=1, controller_address="")
-    return [
-        *("--node", node),
-        *("--state-dir", str(state_dir / "nodes" / node)),
-        *("--memory-dir", str(local.memory_dir / node)),
-        *("--data-dir", str(state_dir / "data")),
-    ]
-
-
-def _run(wanted: _Wanted) -> None:
-    from controller import app, config_file
+def _run(options: Options, *, observe: bool = False) -> None:
+    from controller import app
     from outlast.cli import observe as observing
 
-    try:
-        options = app.Options(
-            state_dir=wanted.state_dir.expanduser(),
-            grpc=wanted.grpc,
-            http=wanted.http,
-            local_nodes=wanted.nodes,
-            workers_per_node=wanted.workers_per_node,
-            standby=wanted.standby,
-            fresh=wanted.fresh,
-            kube=wanted.kube,
-            join_token_file=wanted.join_token_file,
-            retention=config_file.read_or_default(wanted.config).retention,
-        )
-    except ValueError as error:
-        raise CliError(str(error)) from error
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
 
     prometheus = None
-    if wanted.observe:
+    if observe:
         program = observing.find_prometheus()
         prometheus = observing.Prometheus(program, options.state_dir / "prometheus")
 

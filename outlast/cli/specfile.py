@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlast.cli.errors import CliError
+from outlast.cli.errors import CliError, bad_input
 
 if TYPE_CHECKING:
     from outlast.cli.places import Nodes, Seen
@@ -102,8 +102,6 @@ def _document(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], l
     if not isinstance(read.value, dict):
         raise CliError(describe_problems(path, SpecError(tuple(read_spec(read.value)[1]))))
     for assignment in assignments:
-        try:
+        with bad_input():
             set_value(read.value, assignment)
-        except ValueError as error:
-            raise CliError(str(error)) from error
     return read.value, list(read.problems)

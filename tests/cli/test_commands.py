@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from outlast.cli.agent import agent_arguments
 from outlast.cli.connect import connector
 from outlast.cli.errors import ExitCode
 from outlast.cli.follow import Follower
-from outlast.cli.serve import agent_arguments
 from outlast.client import Client
 from tests.checkpoint.helpers import commit_steps
 from tests.cli.running import TIMEOUT_S, outlast, outlast_json, outlast_process

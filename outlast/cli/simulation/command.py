@@ -9,12 +9,68 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlast.cli import output
-from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.errors import ExitCode, bad_input
 from outlast.cli.options import Json
 
 if TYPE_CHECKING:
-    from controller.sim.scenario import Result
+    from controller.sim.scenario import Result, Scenario
     from controller.sim.variants import Comparison
+
+
+Nodes = Annotated[int, typer.Option("--nodes", metavar="N", help="Nodes of the job.")]
+Gpus = Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs of a node.")]
+Days = Annotated[float, typer.Option("--days", metavar="DAYS", help="Virtual days.")]
+MixName = Annotated[
+    str,
+    typer.Option("--mix", metavar="NAME", help="Published faults: llama3, byterobust or ft-hsdp."),
+]
+Rate = Annotated[float, typer.Option("--rate", metavar="TIMES", help="Times the mix's own rate.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Everything random follows from it.")
+]
+Step = Annotated[float, typer.Option("--step", metavar="S", help="Length of a step.")]
+Interval = Annotated[
+    float, typer.Option("--interval", metavar="S", help="Between checkpoints in storage.")
+]
+Standbys = Annotated[
+    int | None,
+    typer.Option(
+        "--standbys", metavar="N", help="Warm spare nodes; by default computed from the rate."
+    ),
+]
+Heartbeat = Annotated[float, typer.Option("--heartbeat", metavar="S", help="Period of heartbeats.")]
+Replicas = Annotated[
+    bool, typer.Option(help="Keep a copy of each node's host memory on another node.")
+]
+Elastic = Annotated[
+    bool,
+    typer.Option(
+        help="Go on with 7/8, 3/4 or half of the nodes while some are missing, "
+        "as jobs with recovery.elastic do."
+    ),
+]
+Mass = Annotated[
+    int,
+    typer.Option(
+        "--mass",
+        metavar="N",
+        help="So many racks lose power, the controller is cut off so often, and dies so often.",
+    ),
+]
+Durations = Annotated[
+    list[str],
+    typer.Option(
+        "--duration",
+        metavar="NAME=S",
+        help="Another mean for a duration, such as nccl=20; may be repeated.",
+    ),
+]
+WhatIf = Annotated[bool, typer.Option(help="Compare with other durations and other policies.")]
+Only = Annotated[str, typer.Option("--only", metavar="N,N", help="Strike with these faults only.")]
+Trace = Annotated[bool, typer.Option("--trace", help="Print one line per event.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -23,70 +79,24 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Nodes of the job.")] = 1536,
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs of a node.")] = 8,
-    days: Annotated[float, typer.Option("--days", metavar="DAYS", help="Virtual days.")] = 54.0,
-    mix: Annotated[
-        str,
-        typer.Option(
-            "--mix", metavar="NAME", help="Published faults: llama3, byterobust or ft-hsdp."
-        ),
-    ] = "llama3",
-    rate: Annotated[
-        float, typer.Option("--rate", metavar="TIMES", help="Times the mix's own rate.")
-    ] = 1.0,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Everything random follows from it.")
-    ] = 0,
-    step: Annotated[float, typer.Option("--step", metavar="S", help="Length of a step.")] = 6.0,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="S", help="Between checkpoints in storage.")
-    ] = 600.0,
-    standbys: Annotated[
-        int | None,
-        typer.Option(
-            "--standbys", metavar="N", help="Warm spare nodes; by default computed from the rate."
-        ),
-    ] = None,
-    heartbeat: Annotated[
-        float, typer.Option("--heartbeat", metavar="S", help="Period of heartbeats.")
-    ] = 2.0,
-    replicas: Annotated[
-        bool, typer.Option(help="Keep a copy of each node's host memory on another node.")
-    ] = True,
-    elastic: Annotated[
-        bool,
-        typer.Option(
-            help="Go on with 7/8, 3/4 or half of the nodes while some are missing, "
-            "as jobs with recovery.elastic do."
-        ),
-    ] = False,
-    mass: Annotated[
-        int,
-        typer.Option(
-            "--mass",
-            metavar="N",
-            help="So many racks lose power, the controller is cut off so often, and dies so often.",
-        ),
-    ] = 1,
-    duration: Annotated[
-        list[str],
-        typer.Option(
-            "--duration",
-            metavar="NAME=S",
-            help="Another mean for a duration, such as nccl=20; may be repeated.",
-        ),
-    ] = [],  # noqa: B006
-    what_if: Annotated[
-        bool, typer.Option(help="Compare with other durations and other policies.")
-    ] = True,
-    only: Annotated[
-        str, typer.Option("--only", metavar="N,N", help="Strike with these faults only.")
-    ] = "",
-    trace: Annotated[bool, typer.Option("--trace", help="Print one line per event.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures.")
-    ] = None,
+    nodes: Nodes = 1536,
+    gpus: Gpus = 8,
+    days: Days = 54.0,
+    mix: MixName = "llama3",
+    rate: Rate = 1.0,
+    seed: Seed = 0,
+    step: Step = 6.0,
+    interval: Interval = 600.0,
+    standbys: Standbys = None,
+    heartbeat: Heartbeat = 2.0,
+    replicas: Replicas = True,
+    elastic: Elastic = False,
+    mass: Mass = 1,
+    duration: Durations = [],  # noqa: B006
+    what_if: WhatIf = True,
+    only: Only = "",
+    trace: Trace = False,
+    html: Html = None,
     json: Json = False,
 ) -> None:
     """Simulate a large job under published faults, and say what they would cost.
@@ -97,12 +107,8 @@ def simulate(
     their sources. Exit code 1 says that an invariant does not hold.
     """
     from controller.sim.scenario import Scenario
-    from controller.sim.scenario import simulate as run
-    from controller.sim.variants import compare
-    from outlast.cli.progress import simulation_bar
-    from outlast.cli.simulation import page, text
 
-    try:
+    with bad_input():
         scenario = Scenario(
             nodes=nodes,
             gpus_per_node=gpus,
@@ -120,8 +126,19 @@ def simulate(
             durations=_durations(duration),
             only=_numbers(only),
         )
-    except ValueError as error:
-        raise CliError(str(error), ExitCode.BAD_INPUT) from error
+    _simulate(scenario, what_if=what_if, trace=trace, html=html, json=json)
+
+
+def _simulate(
+    scenario: Scenario, *, what_if: bool, trace: bool, html: Path | None, json: bool
+) -> None:
+    """Run the scenario and say how it went, in each form that was asked for."""
+    from controller.sim.scenario import simulate as run
+    from controller.sim.variants import compare
+    from outlast.cli.progress import simulation_bar
+    from outlast.cli.simulation import page, text
+
+    days = scenario.days
     with simulation_bar(days, quiet=json or trace) as told:
         result = run(scenario, trace=trace, told=lambda done, how: told(how, done, days))
         if result.violations and not trace:
