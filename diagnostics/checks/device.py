@@ -65,68 +65,77 @@ def count_differing_elements(first: torch.Tensor, second: torch.Tensor) -> int:
 
 
 def _check_device(device: torch.device, seeded: torch.Tensor, effort: Effort, emit: Emit) -> None:
-    on_cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_cuda else _cpu_name()
-    where = _where(device)
-    size = seeded.shape[-1]
-    num_bytes = effort.copy_bytes_cuda if on_cuda else effort.copy_bytes
-    # The index is part of the key: two cards of a node are two histories.
-    key = f"{device}/{name}/torch-{torch.__version__}"
+    emit(_repeatability(device, seeded, effort.exact_rounds))
+    emit(_matmul_throughput(device, seeded, effort.measure_s))
+    num_bytes = effort.copy_bytes_cuda if device.type == "cuda" else effort.copy_bytes
+    emit(_copy_bandwidth(device, num_bytes, effort.measure_s))
 
+
+def _repeatability(device: torch.device, seeded: torch.Tensor, num_rounds: int) -> Measurement:
+    """How many elements differ when one product is computed `num_rounds` times."""
     started_s = time.monotonic()
-    left, right = _on(device, seeded)
-    wanted = torch.mm(left, right)
+    wanted = torch.mm(*_on(device, seeded))
     differing = 0
-    for _ in range(effort.exact_rounds - 1):
+    for _ in range(num_rounds - 1):
         # Copied again, so that an operand that changed in the device's memory shows too.
-        left, right = _on(device, seeded)
-        differing += count_differing_elements(wanted, torch.mm(left, right))
-    emit(
-        Measurement(
-            test="compute",
-            metric="differing_elements",
-            value=float(differing),
-            unit="elements",
-            localises=Localises.DEVICE,
-            duration_s=time.monotonic() - started_s,
-            detail=f"{where}: {effort.exact_rounds} runs of one seeded {size}x{size} matmul",
-            at_most=0.0,
-            digest=hashlib.sha256(wanted.cpu().numpy().tobytes()).hexdigest(),
-            digest_key=f"matmul/{name}/{_libraries(device)}/{size}",
-        )
+        differing += count_differing_elements(wanted, torch.mm(*_on(device, seeded)))
+    size = seeded.shape[-1]
+    return Measurement(
+        test="compute",
+        metric="differing_elements",
+        value=float(differing),
+        unit="elements",
+        localises=Localises.DEVICE,
+        duration_s=time.monotonic() - started_s,
+        detail=f"{_where(device)}: {num_rounds} runs of one seeded {size}x{size} matmul",
+        at_most=0.0,
+        digest=hashlib.sha256(wanted.cpu().numpy().tobytes()).hexdigest(),
+        digest_key=f"matmul/{_model(device)}/{_libraries(device)}/{size}",
     )
 
-    out = torch.empty_like(wanted)
+
+def _matmul_throughput(device: torch.device, seeded: torch.Tensor, seconds: float) -> Measurement:
+    left, right = _on(device, seeded)
+    out = torch.empty_like(left)
+    size = seeded.shape[-1]
     flops = 2 * size**3
-    emit(
-        _throughput(
-            lambda: torch.mm(left, right, out=out),
-            device,
-            seconds=effort.measure_s,
-            work=flops / 1e9,
-            test="compute",
-            metric="matmul_throughput",
-            unit="GFLOP/s",
-            detail=f"{where}: float32 {size}x{size}",
-            baseline_key=f"compute/{key}/{size}",
-        )
+    return _throughput(
+        lambda: torch.mm(left, right, out=out),
+        device,
+        seconds=seconds,
+        work=flops / 1e9,
+        test="compute",
+        metric="matmul_throughput",
+        unit="GFLOP/s",
+        detail=f"{_where(device)}: float32 {size}x{size}",
+        baseline_key=f"compute/{_history(device)}/{size}",
     )
+
+
+def _copy_bandwidth(device: torch.device, num_bytes: int, seconds: float) -> Measurement:
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    emit(
-        _throughput(
-            lambda: target.copy_(source),
-            device,
-            seconds=effort.measure_s,
-            # Each byte is read once and written once.
-            work=2 * num_bytes / 1e9,
-            test="memory",
-            metric="copy_bandwidth",
-            unit="GB/s",
-            detail=f"{where}: {num_bytes >> 20} MiB",
-            baseline_key=f"memory/{key}/{num_bytes}",
-        )
+    return _throughput(
+        lambda: target.copy_(source),
+        device,
+        seconds=seconds,
+        # Each byte is read once and written once.
+        work=2 * num_bytes / 1e9,
+        test="memory",
+        metric="copy_bandwidth",
+        unit="GB/s",
+        detail=f"{_where(device)}: {num_bytes >> 20} MiB",
+        baseline_key=f"memory/{_history(device)}/{num_bytes}",
     )
+
+
+def _history(device: torch.device) -> str:
+    """Whose earlier values count: the index too, since two cards of a node are two histories."""
+    return f"{device}/{_model(device)}/torch-{torch.__version__}"
+
+
+def _model(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 
 def _libraries(device: torch.device) -> str:
@@ -157,7 +166,7 @@ def _on(device: torch.device, seeded: torch.Tensor) -> tuple[torch.Tensor, torch
 
 def _where(device: torch.device) -> str:
     if device.type == "cuda":
-        return f"{device} {torch.cuda.get_device_name(device)}"
+        return f"{device} {_model(device)}"
     return "cpu, one thread"
 
 

@@ -53,6 +53,19 @@ class Pairing:
     """For every wait on the partner; shorter than the check's own deadline."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rounds:
+    """What one side measured."""
+
+    backend: str
+    device: str
+    started_s: float
+    rounds_s: tuple[float, ...]
+    wrong: int
+    """Elements of all rounds that were not what they should be."""
+    contended_ratio: float
+
+
 def host(context: Context, pairing: Pairing, listener: socket.socket, emit: Emit) -> None:
     """Serve the store on `listener`, wait for the guest, and emit what was measured."""
     port = listener.getsockname()[1]
@@ -66,7 +79,9 @@ def host(context: Context, pairing: Pairing, listener: socket.socket, emit: Emit
             master_listen_fd=listener.detach(),
             wait_for_workers=False,
         )
-        _exchange(HOST, store, context, pairing, emit)
+        rounds = _exchange(HOST, store, context, pairing)
+        guest_wrong, guest_contended = json.loads(store.get(f"result/{GUEST}"))
+        _report(rounds, (int(guest_wrong), float(guest_contended)), context, pairing, emit)
         # The store ends with this process: the guest leaves first.
         store.get(f"left/{GUEST}")
 
@@ -81,7 +96,7 @@ def guest(context: Context, pairing: Pairing, address: str, port: int, emit: Emi
             is_master=False,
             timeout=timedelta(seconds=pairing.timeout_s),
         )
-        _exchange(GUEST, store, context, pairing, emit)
+        _exchange(GUEST, store, context, pairing)
         store.set(f"left/{GUEST}", "1")
 
 
@@ -112,7 +127,8 @@ def _noting_breaks(pairing: Pairing, emit: Emit) -> Iterator[None]:
         emit(broken(pairing.peer, f"{type(error).__name__}: {error}", started_s))
 
 
-def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing, emit: Emit) -> None:
+def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing) -> _Rounds:
+    """Exchange data with the other side, and leave it what went wrong here."""
     torch.set_num_threads(1)
     started_s = time.monotonic()
     contention = Contention()
@@ -123,30 +139,39 @@ def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing, em
     wanted = expected_sum(num_elements, 2).to(device)
     result = torch.empty_like(source)
     first_s, wrong = _round(group, source, result, wanted)
-    rounds = _agree_on_rounds(first_s, rank, store, context.effort.max_pair_rounds)
     rounds_s = []
-    for _ in range(rounds):
+    for _ in range(_agree_on_rounds(first_s, rank, store, context.effort.max_pair_rounds)):
         elapsed_s, more_wrong = _round(group, source, result, wanted)
         rounds_s.append(elapsed_s)
         wrong += more_wrong
+    contended_ratio = contention.ratio()
     # Through the store and not by a collective: those are what is being doubted.
-    store.set(f"result/{rank}", json.dumps([wrong, contention.ratio()]))
-    if rank != HOST:
-        return
-    guest_wrong, guest_contended = json.loads(store.get(f"result/{GUEST}"))
-    wrongs = [wrong, int(guest_wrong)]
-    what = f"{backend}, {context.effort.pair_bytes >> 20} MiB, best of {rounds} rounds"
-    blamed = [
-        f"{node}: {count} wrong"
-        for node, count in zip((context.node, pairing.peer), wrongs, strict=True)
-        if count
-    ]
-    duration_s = time.monotonic() - started_s
+    store.set(f"result/{rank}", json.dumps([wrong, contended_ratio]))
+    return _Rounds(
+        backend=backend,
+        device=device.type,
+        started_s=started_s,
+        rounds_s=tuple(rounds_s),
+        wrong=wrong,
+        contended_ratio=contended_ratio,
+    )
+
+
+def _report(
+    rounds: _Rounds, guests: tuple[int, float], context: Context, pairing: Pairing, emit: Emit
+) -> None:
+    """Emit what the rounds say of the link; the guest counted and was contended so much."""
+    guest_wrong, guest_contended = guests
+    pair_bytes = context.effort.pair_bytes
+    what = f"{rounds.backend}, {pair_bytes >> 20} MiB, best of {len(rounds.rounds_s)} rounds"
+    counts = {context.node: rounds.wrong, pairing.peer: guest_wrong}
+    blamed = [f"{node}: {count} wrong" for node, count in counts.items() if count]
+    duration_s = time.monotonic() - rounds.started_s
     emit(
         Measurement(
             test=TEST,
             metric=WRONG,
-            value=float(sum(wrongs)),
+            value=float(sum(counts.values())),
             unit="elements",
             localises=Localises.LINK,
             duration_s=duration_s,
@@ -156,8 +181,8 @@ def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing, em
         )
     )
     # Of two ranks each sends half and receives half, twice: as many bytes as the message has.
-    bandwidth = context.effort.pair_bytes / 1e9 / max(min(rounds_s), 1e-9)
-    typical = context.effort.pair_bytes / 1e9 / max(statistics.median(rounds_s), 1e-9)
+    bandwidth = pair_bytes / 1e9 / max(min(rounds.rounds_s), 1e-9)
+    typical = pair_bytes / 1e9 / max(statistics.median(rounds.rounds_s), 1e-9)
     emit(
         Measurement(
             test=TEST,
@@ -167,10 +192,10 @@ def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing, em
             localises=Localises.LINK,
             duration_s=duration_s,
             detail=f"{what}, median {typical:.3g} GB/s",
-            baseline_key=f"pair/{backend}/{device.type}/{context.effort.pair_bytes}"
+            baseline_key=f"pair/{rounds.backend}/{rounds.device}/{pair_bytes}"
             f"/torch-{torch.__version__}",
             # Both ends work at it, so the busier one decides.
-            contended_ratio=max(contention.ratio(), float(guest_contended)),
+            contended_ratio=max(rounds.contended_ratio, guest_contended),
             peer=pairing.peer,
         )
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models.dashboard import Panel
 
 from deploy.grafana.generate.panels import Query, board, choice, graph, heading, number
 
@@ -70,8 +72,12 @@ def _now(whole: builders.Dashboard) -> None:
 
 def _storage(whole: builders.Dashboard) -> None:
     whole.with_row(heading("Storage"))
-    buckets = f"sum by (le, stage) (outlast_checkpoint_stage_duration_seconds_bucket{{{_JOBS}}})"
-    for panel in (
+    for panel in (*_what_is_stored(), *_uploads()):
+        whole.with_panel(panel)
+
+
+def _what_is_stored() -> tuple[Builder[Panel], ...]:
+    return (
         graph(
             "Steps not in storage",
             "Steps since the newest stored checkpoint, and the interval that the spec asks for.",
@@ -88,6 +94,12 @@ def _storage(whole: builders.Dashboard) -> None:
             "none",
             Query(f"max by (job_id) (outlast_checkpoint_committed_step{{{_JOBS}}})", "{{job_id}}"),
         ),
+    )
+
+
+def _uploads() -> tuple[Builder[Panel], ...]:
+    buckets = f"sum by (le, stage) (outlast_checkpoint_stage_duration_seconds_bucket{{{_JOBS}}})"
+    return (
         graph(
             "Time to store",
             "Half of all checkpoints since the controller began: upload is the bytes, commit the "
@@ -120,8 +132,7 @@ def _storage(whole: builders.Dashboard) -> None:
             "none",
             Query("sum by (node, outcome) (outlast_agent_uploads_total)", "{{node}} {{outcome}}"),
         ),
-    ):
-        whole.with_panel(panel)
+    )
 
 
 def _memory(whole: builders.Dashboard) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models.dashboard import Panel
 
 from deploy.grafana.generate.panels import (
     Query,
@@ -107,7 +109,12 @@ def _learning(whole: builders.Dashboard) -> None:
 
 def _time(whole: builders.Dashboard) -> None:
     whole.with_row(heading("Time"))
-    for panel in (
+    for panel in (*_speed(), *_shares_of_time(), *_load()):
+        whole.with_panel(panel)
+
+
+def _speed() -> tuple[Builder[Panel], ...]:
+    return (
         graph(
             "Time of a step",
             "From data to optimizer step; what checkpoints stall is not in it.",
@@ -121,6 +128,11 @@ def _time(whole: builders.Dashboard) -> None:
             "none",
             Query(f"sum(rate(outlast_tokens_total{{{_JOB}}}[$__rate_interval]))", "tokens/s"),
         ),
+    )
+
+
+def _shares_of_time() -> tuple[Builder[Panel], ...]:
+    return (
         graph(
             "Time by phase",
             "Mean share of a rank's time in each phase of its steps; checkpoint is the stall of "
@@ -156,6 +168,11 @@ def _time(whole: builders.Dashboard) -> None:
             Query(_BUBBLE, "measured"),
             Query(f"max(outlast_rank_expected_bubble_ratio{{{_JOB}}})", "theory"),
         ),
+    )
+
+
+def _load() -> tuple[Builder[Panel], ...]:
+    return (
         graph(
             "Memory of the largest rank",
             "Peak so far, beside the estimate of `outlast plan`.",
@@ -177,8 +194,7 @@ def _time(whole: builders.Dashboard) -> None:
             "none",
             Query(f"job_stage:outlast_rank_work_seconds:slowdown5m{{{_JOB}}}", "stage {{stage}}"),
         ),
-    ):
-        whole.with_panel(panel)
+    )
 
 
 def _faults(whole: builders.Dashboard) -> None:

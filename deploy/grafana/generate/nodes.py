@@ -19,7 +19,7 @@ def dashboard() -> builders.Dashboard:
         ("State", _state()),
         ("Ranks", _ranks()),
         ("Machine", _machine()),
-        ("Links", _links()),
+        ("Links", (*_network(), *_rdma())),
         ("GPUs", _gpus()),
     ):
         whole.with_row(heading(title))
@@ -170,7 +170,7 @@ def _machine() -> tuple[Builder[Panel], ...]:
     )
 
 
-def _links() -> tuple[Builder[Panel], ...]:
+def _network() -> tuple[Builder[Panel], ...]:
     return (
         graph(
             "Network",
@@ -201,6 +201,11 @@ def _links() -> tuple[Builder[Panel], ...]:
                 "{{node}} {{device}} {{kind}}",
             ),
         ),
+    )
+
+
+def _rdma() -> tuple[Builder[Panel], ...]:
+    return (
         graph(
             "RDMA",
             "Bytes through the RDMA ports of each node.",
