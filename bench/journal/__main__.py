@@ -19,17 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.journal.attempts import attempts
-from bench.journal.replay import DAYS, replay
-from bench.results import Claim, write
+from bench.journal.claims import claims_of, replay_claim
+from bench.journal.replay import replay
+from bench.results import write
 
 SIZES = (8, 64, 512, 1_536)
 # Of the 54 days, which take minutes to write.
 REPLAY_NODES = 512
-# What an attempt may write, whatever the number of nodes: signs and lines of the incident.
-FIXED_BYTES = 100_000
-# And for each node: its orders, their answers, its name in the job.
-BYTES_PER_NODE = 800
-GOAL_REPLAY_S = 5.0
 
 
 def main() -> int:
@@ -44,10 +40,10 @@ def main() -> int:
             print(json.dumps(_case(options.case, Path(folder), sizes[0])))
         return 0
     rows = [_in_process("attempts", size) for size in sizes]
-    claims = _claims(rows)
+    claims = claims_of(rows)
     if not options.without_replay:
         rows.append(_in_process("replay", min(REPLAY_NODES, sizes[-1])))
-        claims.append(_replay_claim(rows[-1]))
+        claims.append(replay_claim(rows[-1]))
     write("journal", rows, claims)
     return 0
 
@@ -64,76 +60,6 @@ def _in_process(case: str, num_nodes: int) -> dict[str, Any]:
     row = {"case": case, **json.loads(done.stdout.splitlines()[-1])}
     print(json.dumps(row), flush=True)
     return row
-
-
-def _claims(rows: list[dict[str, Any]]) -> list[Claim]:
-    smallest, largest = rows[0], rows[-1]
-    where = f"{largest['nodes']:,} nodes of 8 ranks"
-    added = largest["nodes"] - smallest["nodes"]
-    how = (
-        "a rank is killed, all others lose it, every node stops and starts again; service, "
-        "journal and tables in one process, agents as events"
-    )
-    allowed = max(
-        row["attempt_bytes"] / (FIXED_BYTES + BYTES_PER_NODE * row["nodes"]) for row in rows
-    )
-    return [
-        Claim(
-            claim=f"bytes of an attempt over {FIXED_BYTES:,} + {BYTES_PER_NODE} per node, "
-            f"worst of {len(rows)} sizes",
-            value=allowed,
-            unit="of the limit",
-            goal="<= 1",
-            baseline="1,600 bytes per node with records written whole",
-            how=how,
-        ),
-        Claim(
-            claim=f"bytes of an attempt for each node more, {smallest['nodes']} to {where}",
-            value=(largest["attempt_bytes"] - smallest["attempt_bytes"]) / added,
-            unit="bytes",
-            goal=f"<= {BYTES_PER_NODE}",
-            baseline="1,600 bytes with records written whole",
-            how=how,
-        ),
-        Claim(
-            claim=f"CPU time of an attempt for each node, {where} against "
-            f"{rows[-2]['nodes']:,} nodes",
-            value=(largest["attempt_s"] / largest["nodes"])
-            / (rows[-2]["attempt_s"] / rows[-2]["nodes"]),
-            unit="times",
-            goal="<= 1.5",
-            baseline="1 is linear",
-            how=how,
-        ),
-        Claim(
-            claim=f"a checkpoint of a job on {where}",
-            value=largest["checkpoint_bytes"],
-            unit="bytes",
-            goal="<= 300",
-            baseline="48,000 bytes, the whole job",
-            how="median of three commits",
-        ),
-        Claim(
-            claim=f"ends of {largest['ranks']:,} ranks and of their job: bytes for each rank",
-            value=largest["end_bytes"] / largest["ranks"],
-            unit="bytes",
-            goal="<= 250",
-            baseline="40,000 bytes (0.5 GB in all) with the job in each",
-            how="every rank's end is an event of its own",
-        ),
-    ]
-
-
-def _replay_claim(row: dict[str, Any]) -> Claim:
-    return Claim(
-        claim=f"a controller reads a journal of {DAYS} days on {row['nodes']:,} nodes "
-        f"({row['faults']} faults, {row['checkpoints']:,} checkpoints)",
-        value=row["replay_s"],
-        unit="s",
-        goal=f"<= {GOAL_REPLAY_S:g}",
-        baseline="right before a snapshot, the worst moment",
-        how=f"{row['snapshots']} snapshots on the way, {row['read_bytes'] / 1e6:.1f} MB to read",
-    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from bench.bare_controller import Bench, controller
-from bench.controller import JOB, WORKERS, answer, first_steps, join, submit
+from bench.controller.fleet import JOB, WORKERS, answer, first_steps, join, submit
 from controller.core import events as ev
 from controller.core.batches import compacted
 from controller.core.facts import Fact

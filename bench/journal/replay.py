@@ -9,10 +9,11 @@ before the next snapshot.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bench.controller import JOB, WORKERS, spec_of_all
+from bench.controller.fleet import JOB, WORKERS, spec_of_all
 from controller.convert import plan_of
 from controller.core import events as ev
 from controller.core.effects import Effect, Persist, SendCommand
@@ -71,8 +72,11 @@ class _Controller:
         """Every node does what it was told."""
         while self._orders:
             orders, self._orders = self._orders, []
-            self._clock.at_s += 5.0
+            self.wait(5.0)
             self.handle(*map(_answer, orders))
+
+    def wait(self, seconds: float) -> None:
+        self._clock.at_s += seconds
 
     def compact(self) -> None:
         if self.journal.snapshot_is_due():
@@ -104,43 +108,20 @@ def replay(folder: Path, num_nodes: int) -> dict[str, Any]:
     """Write 54 days, then read what is there."""
     path = folder / "journal.sqlite"
     clock = _Clock()
-    database = Database(path)
     begun_s = time.perf_counter()
-    try:
+    with closing(Database(path)) as database:
         journal = Journal(database, clock)
         journal.take_over()
         controller = _Controller(journal, clock)
         _begin(controller, num_nodes)
-        checkpoints = int(DAYS * 86_400 / CHECKPOINT_EVERY_S)
-        fault_at = {round((n + 1) * checkpoints / (NUM_FAULTS + 1)) for n in range(NUM_FAULTS)}
-        stored = 0
-        for number in range(1, checkpoints + 1):
-            clock.at_s += CHECKPOINT_EVERY_S
-            if number in fault_at or number == checkpoints:
-                _store(controller, range(stored + 1, number + 1))
-                stored = number
-            if number in fault_at:
-                controller.compact()
-                _fail(controller, num_nodes, number)
-        num_faults = NUM_FAULTS
-        while not journal.snapshot_is_due():
-            checkpoints += 1
-            num_faults += 1
-            _store(controller, range(checkpoints, checkpoints + 1))
-            _fail(controller, num_nodes, checkpoints)
-        state = controller.machine.state
-    finally:
-        database.close()
+        num_faults, checkpoints = _live(controller, num_nodes)
     written_s = time.perf_counter() - begun_s
-    database = Database(path)
-    try:
+    with closing(Database(path)) as database:
         reader = Journal(database, clock)
         begun_s, cpu_s = time.perf_counter(), time.process_time()
         loaded = reader.load()
         took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
-    finally:
-        database.close()
-    assert loaded == state, "what is read is not what was decided"
+    assert loaded == controller.machine.state, "what is read is not what was decided"
     return {
         "days": DAYS,
         "nodes": num_nodes,
@@ -153,6 +134,28 @@ def replay(folder: Path, num_nodes: int) -> dict[str, Any]:
         "replay_s": took_s,
         "replay_cpu_s": cpu_s,
     }
+
+
+def _live(controller: _Controller, num_nodes: int) -> tuple[int, int]:
+    """Go through the days, and on until a snapshot is due; faults and checkpoints of them."""
+    checkpoints = int(DAYS * 86_400 / CHECKPOINT_EVERY_S)
+    fault_at = {round((n + 1) * checkpoints / (NUM_FAULTS + 1)) for n in range(NUM_FAULTS)}
+    stored = 0
+    for number in range(1, checkpoints + 1):
+        controller.wait(CHECKPOINT_EVERY_S)
+        if number in fault_at or number == checkpoints:
+            _store(controller, range(stored + 1, number + 1))
+            stored = number
+        if number in fault_at:
+            controller.compact()
+            _fail(controller, num_nodes, number)
+    num_faults = NUM_FAULTS
+    while not controller.journal.snapshot_is_due():
+        checkpoints += 1
+        num_faults += 1
+        _store(controller, range(checkpoints, checkpoints + 1))
+        _fail(controller, num_nodes, checkpoints)
+    return num_faults, checkpoints
 
 
 def _begin(controller: _Controller, num_nodes: int) -> None:

@@ -74,23 +74,20 @@ def _pairs(device: torch.device) -> Mapping[str, Pair]:
     def dropped(operation: Operation) -> Operation:
         return lambda x, bias, residual: operation(x, bias, residual, keep.to(x.dtype))
 
-    def with_last(operation: Operation, *last: object) -> Operation:
-        return lambda *tensors: operation(*tensors, *last)
-
     return {
         "layer_norm": (
-            with_last(fused.layer_norm, 1e-5),
-            with_last(fused.eager_layer_norm, 1e-5),
+            _with_last(fused.layer_norm, 1e-5),
+            _with_last(fused.eager_layer_norm, 1e-5),
             (x, row, bias),
         ),
         "rms_norm": (
-            with_last(fused.rms_norm, 1e-5),
-            with_last(fused.eager_rms_norm, 1e-5),
+            _with_last(fused.rms_norm, 1e-5),
+            _with_last(fused.eager_rms_norm, 1e-5),
             (x, row),
         ),
         "bias_gelu": (
-            with_last(fused.bias_gelu, "gelu_tanh"),
-            with_last(fused.eager_bias_gelu, "gelu_tanh"),
+            _with_last(fused.bias_gelu, "gelu_tanh"),
+            _with_last(fused.eager_bias_gelu, "gelu_tanh"),
             (x, bias),
         ),
         "bias_swiglu": (fused.bias_swiglu, fused.eager_bias_swiglu, (x, other, bias, row)),
@@ -100,8 +97,8 @@ def _pairs(device: torch.device) -> Mapping[str, Pair]:
             (x, bias, other),
         ),
         "causal_softmax": (
-            with_last(fused.causal_softmax, 0.125),
-            with_last(fused.eager_causal_softmax, 0.125),
+            _with_last(fused.causal_softmax, 0.125),
+            _with_last(fused.eager_causal_softmax, 0.125),
             (random(2, 4, 128, 128),),
         ),
         "windowed_attention": (_windowed(device), _eager_windowed_attention, heads),
@@ -111,6 +108,10 @@ def _pairs(device: torch.device) -> Mapping[str, Pair]:
             (random(128, 2, 64), random(512, 64) / 8),
         ),
     }
+
+
+def _with_last(operation: Operation, *last: object) -> Operation:
+    return lambda *tensors: operation(*tensors, *last)
 
 
 def _windowed(device: torch.device) -> Operation:

@@ -26,122 +26,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench.bare_controller import Bench, Turns, controller
-from bench.results import Claim, write
-from controller.convert import plan_of
+from bench.controller.claims import NUM_WATCHERS, WATCHED_S, claims_of
+from bench.controller.fleet import JOB, answer, beat, first_steps, join, submit
+from bench.results import write
 from controller.core import events as ev
 from controller.core.states import JobState
 from controller.store.curves import StepRow
-from outlast.failures import ErrorKind
-from outlast.ids import Attempt, CommandId, JobId, NodeId
-from outlast.spec.parse import parse_spec
-from outlast.v1 import agents_pb2, common_pb2, jobs_pb2
+from outlast.ids import Attempt, NodeId
+from outlast.v1 import agents_pb2, jobs_pb2
 
-WORKERS = 8
-JOB = JobId("large-00000")
-# The version that this program was written for, with 2,000 nodes on the same machine (12,500
-# did not fit): the job's whole record with every answer, every rank's node in every order.
-_BEFORE = "the version with whole records in the journal, 2,000 nodes"
-# How long the watched job is looked at.
-WATCHED_S = 10.0
-NUM_WATCHERS = 3
 # Each in a process of its own; a restart needs what a half start has left.
-_CASES = ("start", "queued", "half", "restart", "watch0", "watch3")
-
-
-def spec_of_all(num_nodes: int) -> Any:
-    """A job of every node."""
-    return parse_spec(
-        {
-            "name": "large",
-            "steps": 100_000,
-            "model": {"layers": 2, "hidden": 64, "heads": 8},
-            "parallel": {"tp": WORKERS, "dp": num_nodes},
-            "data": {"global_batch": num_nodes},
-            "resources": {"workers_per_node": WORKERS},
-        }
-    )
-
-
-async def join(bench: Bench, num_nodes: int) -> None:
-    """Every agent opens a session."""
-    now_s = asyncio.get_running_loop().time()
-    for number in range(num_nodes):
-        node = NodeId(f"node-{number:05d}")
-        hello = agents_pb2.Hello(
-            node_id=node,
-            incarnation="one",
-            address=f"10.{number // 65536}.{number // 256 % 256}.{number % 256}",
-            rendezvous_port=29500,
-            workers=WORKERS,
-        )
-        bench.service.post(*bench.edge.handle(node, agents_pb2.AgentMessage(hello=hello), now_s))
-        if number % 256 == 255:
-            await bench.service.tell()
-    # On a busy machine the first of them would be late by now: they do not beat in here.
-    now_s = asyncio.get_running_loop().time()
-    for number in range(num_nodes):
-        bench.service.post(*bench.edge.heard(NodeId(f"node-{number:05d}"), now_s))
-    await bench.service.tell()
-
-
-async def submit(bench: Bench, num_nodes: int) -> None:
-    spec = spec_of_all(num_nodes)
-    await bench.service.tell(
-        ev.JobSubmitted(
-            job_id=JOB,
-            name=spec.name,
-            request_id="bench",
-            spec_json=spec.canonical_json(),
-            checkpoint_url="file:///checkpoints",
-            plan=plan_of(spec),
-        )
-    )
-
-
-async def answer(bench: Bench, upto: int | None = None) -> int:
-    """Answer what agents were told, as they would, one by one; how many answers that took."""
-    answered = 0
-    while bench.commands and answered != upto:
-        told, bench.commands[:] = bench.commands[:], []
-        for place, (node, command_id, kind) in enumerate(told):
-            bench.service.offer(
-                [
-                    ev.CommandFinished(
-                        command_id=CommandId(command_id),
-                        node=node,
-                        ok=True,
-                        verdict="pass" if kind == "run_suite" else "",
-                        detail="",
-                        error_kind=ErrorKind.NONE,
-                        completed_step=-1,
-                    )
-                ]
-            )
-            answered += 1
-            if answered == upto:
-                bench.commands[:0] = told[place + 1 :]
-                break
-            if answered % 64 == 0:
-                # They do not all come in the same moment.
-                await asyncio.sleep(0)
-        await bench.service.tell()
-    return answered
-
-
-async def first_steps(bench: Bench, num_nodes: int) -> None:
-    """Every node's ranks complete their first step."""
-    loop = asyncio.get_running_loop()
-    for number in range(num_nodes):
-        made = agents_pb2.AgentEvent(
-            job_id=JOB,
-            attempt=1,
-            progress=agents_pb2.ProgressMade(completed_step=1, resumed_step=0),
-        )
-        node = NodeId(f"node-{number:05d}")
-        bench.service.offer(
-            bench.edge.handle(node, agents_pb2.AgentMessage(event=made), loop.time())
-        )
-    await bench.service.tell()
+_CASES = ("start", "queued", "half", "restart", "watch0", f"watch{NUM_WATCHERS}")
 
 
 def written_bytes() -> int:
@@ -220,28 +115,6 @@ async def follow(bench: Bench, received: list[int]) -> None:
     request = jobs_pb2.WatchJobRequest(job_id=JOB, brief=True)
     async for response in bench.jobs.WatchJob(request, cast(Any, Reader())):
         received.append(len(response.SerializeToString()))
-
-
-def beat(number: int, step: int) -> agents_pb2.Heartbeat:
-    """A heartbeat of a node whose ranks all train."""
-    split = common_pb2.StepSplit(
-        **dict.fromkeys(common_pb2.StepSplit.DESCRIPTOR.fields_by_name, 0.1)
-    )
-    use = agents_pb2.RankUse(split=split, peak_memory_bytes=2**30)
-    return agents_pb2.Heartbeat(
-        at_s=time.time(),
-        ranks=[
-            agents_pb2.RankSummary(
-                job_id=JOB,
-                attempt=1,
-                rank=rank,
-                phase="forward_backward",
-                completed_step=step,
-                use=use,
-            )
-            for rank in range(WORKERS * number, WORKERS * (number + 1))
-        ],
-    )
 
 
 async def watch_one(folder: Path, num_nodes: int, watchers: int) -> dict[str, Any]:
@@ -333,7 +206,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="outlast-bench-") as folder:
         rows = [_in_process(case, Path(folder), options.nodes) for case in _CASES]
-    write("controller", rows, _claims({row["case"]: row for row in rows}, options.nodes))
+    write("controller", rows, claims_of({row["case"]: row for row in rows}, options.nodes))
     return 0
 
 
@@ -347,72 +220,6 @@ def _in_process(case: str, root: Path, num_nodes: int) -> dict[str, Any]:
     row = {"case": case, "nodes": num_nodes, **json.loads(done.stdout.splitlines()[-1])}
     print(json.dumps(row), flush=True)
     return row
-
-
-def _claims(rows: dict[str, dict[str, Any]], num_nodes: int) -> list[Claim]:
-    first, restarted, watched = rows["start"], rows["restart"], rows["watch3"]
-    queued = rows["queued"]
-    where = f"{num_nodes} nodes of {WORKERS} ranks"
-    how = "service, journal and tables in one process, agents as events; CPU time, bytes written"
-    return [
-        Claim(
-            claim=f"first start on {where}: bytes that the journal writes",
-            value=first["journal_bytes"] / 1e6,
-            unit="MB",
-            goal="<= 300",
-            baseline=f"630 MB ({_BEFORE})",
-            how=how,
-        ),
-        Claim(
-            claim=f"first start on {where}: CPU time of the loop",
-            value=first["blocked_s"],
-            unit="s",
-            goal="<= 30",
-            baseline=f"6.2 s ({_BEFORE})",
-            how=how,
-        ),
-        Claim(
-            claim=f"first start on {where}: longest turn of the loop, by CPU time",
-            value=first["longest_turn_s"],
-            unit="s",
-            goal="<= 5",
-            baseline=f"3.4 s ({_BEFORE})",
-            how=how,
-        ),
-        Claim(
-            claim=f"{where} join one by one while a job waits for all: CPU time of the loop",
-            value=queued["blocked_s"],
-            unit="s",
-            goal="<= 30",
-            baseline="a look at all nodes for each that joins",
-            how=how,
-        ),
-        Claim(
-            claim=f"first start on {where}: peak memory of the controller",
-            value=first["peak_bytes"] / 2**20,
-            unit="MiB",
-            goal="<= 1024",
-            baseline=f"1,666 MiB ({_BEFORE})",
-            how="resident set of the process; orders are made one by one, as streams take them",
-        ),
-        Claim(
-            claim=f"restart in the middle of a first start on {where}: peak memory",
-            value=restarted["peak_bytes"] / 2**20,
-            unit="MiB",
-            goal="<= 1024",
-            baseline="the state itself",
-            how=f"half of the checks answered, then a new process; {restarted['snapshots']} "
-            "snapshots while it starts",
-        ),
-        Claim(
-            claim=f"{NUM_WATCHERS} clients watch a job on {where}: share of one core",
-            value=watched["cpu_share"],
-            unit="of a core",
-            goal="<= 0.5",
-            baseline=f"{rows['watch0']['cpu_share']:.3f} with no client",
-            how=f"ten step reports a second for {WATCHED_S:g} s, agents as a table",
-        ),
-    ]
 
 
 if __name__ == "__main__":
