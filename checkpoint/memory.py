@@ -23,6 +23,17 @@ def most_host_memory_bytes(memory_dir: Path, root: Path = Path("/")) -> int:
     return min(total, memory) if memory else total
 
 
+def free_bytes(folder: Path) -> int:
+    """What can be allocated here, by the file system and by machine's and container's memory.
+
+    A tmpfs may be larger than the memory behind it, and allocating past that does not
+    fail: the kernel kills somebody instead.
+    """
+    free = shutil.disk_usage(folder).free
+    memory = free_memory_bytes()
+    return free if memory is None else min(free, memory)
+
+
 def memory_bytes(root: Path = Path("/")) -> int:
     """Memory that processes here may use: the machine's, or less by a cgroup; 0 if unknown."""
     limits = [limit for limit in _limits(root) if limit < _LARGEST_LIMIT_BYTES]

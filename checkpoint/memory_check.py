@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from checkpoint.memory import held_bytes, most_host_memory_bytes
+from checkpoint.memory import free_bytes, held_bytes, most_host_memory_bytes
 from checkpoint.sizing import host_memory_bytes
-from checkpoint.stage.slotfile import free_bytes
 from outlast.errors import MisfitError, OccupiedError
 from outlast.sizing.words import in_words, told_apart
 from outlast.spec import JobSpec

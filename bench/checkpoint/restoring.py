@@ -31,7 +31,7 @@ from bench.trainer.quiet import NoBox
 from checkpoint.restore.peers import Alone
 from checkpoint.restore.restore import Node, StorageUnavailableError, load_storage
 from checkpoint.stage.copy_stream import HostLane
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh

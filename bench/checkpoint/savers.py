@@ -21,8 +21,9 @@ from bench.checkpoint.agent import Agent
 from checkpoint.core.names import memory_folder
 from checkpoint.stage import slotfile
 from checkpoint.stage.copy_stream import Lane
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slot_sums import has_sums, made_at_ns
-from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.stage.stager import Stager
 
 # A state of 4 GB takes a second, on a machine that does nothing else.
 _SUMMED_WITHIN_S = 120.0

@@ -30,8 +30,8 @@ from bench.checkpoint.saving_claims import RAW_THREADS, claims_of
 from bench.member import Rank
 from bench.results import Claim
 from bench.trainer.launch import run_ranks
+from checkpoint.memory import free_bytes
 from checkpoint.stage.copy_stream import HostLane, Lane, lane_of
-from checkpoint.stage.slotfile import free_bytes
 from trainer.worker.state import TrainState
 
 # How long a loop shows its pace before a save, and after. Tries of the program need not wait.

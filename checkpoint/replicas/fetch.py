@@ -32,7 +32,7 @@ from checkpoint.replicas.wire import (
     text,
     time_allowed_s,
 )
-from checkpoint.stage import slotfile
+from checkpoint.stage import allocation, slotfile
 from checkpoint.stage.damage import refuse
 from checkpoint.stage.slot_sums import stored_sums, verify
 from checkpoint.stage.slotfile import SlotFile
@@ -142,7 +142,7 @@ class Fetcher:
             table = ShardTable.from_json(text(described, "table").encode())
         except RecordError as error:
             raise ReplicaError(f"the shard table is damaged: {error}") from error
-        slots = slotfile.prepare(folder, table, num_slots=self._num_slots)
+        slots = allocation.prepare(folder, table, num_slots=self._num_slots)
         try:
             slot = _room(slots, copy.step)
             slot.invalidate()

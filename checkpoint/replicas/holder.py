@@ -40,7 +40,7 @@ from checkpoint.replicas.wire import (
     text,
     time_allowed_s,
 )
-from checkpoint.stage import slotfile
+from checkpoint.stage import allocation, slotfile
 from checkpoint.stage.damage import refuse
 from checkpoint.stage.slotfile import SlotFile
 from outlast.errors import FatalError
@@ -279,7 +279,7 @@ class _Visitor:
             _close(self._open.pop(rank, []))
             table = ShardTable.from_json(table_text.encode())
             folder = self.holder.job_dir(self.job_id) / names.replica_folder(rank)
-            self._open[rank] = slotfile.prepare(folder, table, num_slots=NUM_HELD_SLOTS)
+            self._open[rank] = allocation.prepare(folder, table, num_slots=NUM_HELD_SLOTS)
         if rank not in self._open:
             raise ReplicaError(f"rank {rank}: a copy without its table")
         return self._open[rank]

@@ -38,9 +38,9 @@ from checkpoint.restore.sharing import Neighbours, Node
 from checkpoint.stage import slotfile
 from checkpoint.stage.damage import leave_note, refuse
 from checkpoint.stage.hostcopy import copy_host_tensors
+from checkpoint.stage.payload import NamedTensor, map_tensors
 from checkpoint.stage.slot_sums import Verifier, damaged, stored_sums
 from checkpoint.stage.slotfile import SlotFile
-from checkpoint.stage.stager import NamedTensor, map_tensors
 from checkpoint.storage.storage import Storage
 from checkpoint.torch_format.describe import check_description
 from outlast.crashpoints import CrashPoint, reach

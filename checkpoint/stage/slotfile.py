@@ -23,13 +23,10 @@ What does not belong here: torch, and the choice of slots (`core/slots.py`).
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
-import shutil
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,16 +36,12 @@ from checkpoint.core.blocks import num_blocks
 from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ALIGNMENT_BYTES, ShardTable
 from checkpoint.core.slots import (
-    NUM_SLOTS,
     NUM_SLOTS_WITH_REPLICAS,
     ReplicaState,
     Slot,
     UploadState,
 )
-from checkpoint.memory import free_memory_bytes, most_host_memory_bytes
-from outlast import private
 from outlast.crashpoints import CrashPoint, reach
-from outlast.errors import FatalError, MisfitError, OccupiedError
 
 HEADER_BYTES = 4096
 EXTRA_BYTES = 60 << 10
@@ -280,6 +273,18 @@ _UPLOAD_STATES = frozenset(UploadState)
 _REPLICA_STATES = frozenset(ReplicaState)
 
 
+def write_first_header(handle: int, table: ShardTable) -> None:
+    """Make an open file, which is large enough for one, a slot without a seal."""
+    with mmap.mmap(handle, HEADER_BYTES) as header:
+        words = memoryview(header).cast("q")
+        words[_RANK] = table.rank
+        words[_PAYLOAD_BYTES] = table.payload_bytes
+        words[_OWNED_BYTES] = table.owned_bytes
+        words[_TABLE_DIGEST] = table.digest
+        words[_MAGIC_WORD] = _MAGIC
+        words.release()
+
+
 def sums_at(payload_bytes: int) -> int:
     """Where the checksums of a payload begin in its slot."""
     return PAYLOAD_AT + -(-payload_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -324,122 +329,3 @@ def open_existing(folder: Path) -> list[SlotFile]:
         except (FileNotFoundError, ValueError):
             continue
     return found
-
-
-def prepare(
-    folder: Path,
-    table: ShardTable,
-    constants: Sequence[tuple[int, bytes]] = (),
-    *,
-    num_slots: int = NUM_SLOTS,
-) -> list[SlotFile]:
-    """All slots of a rank, allocated, mapped and faulted in.
-
-    `constants` are what no save changes, with their places in the payload: frames.
-    Slots that an earlier attempt sealed under the same table stay as they are.
-    Pages are taken now: the first copy into untouched tmpfs is 10 to 40 times slower
-    than the later ones, and a full tmpfs must stop the job before it trains.
-
-    Raises:
-        MisfitError: the file system is too small for them.
-        OccupiedError: it has no room for them now.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(".new-*"):
-        leftover.unlink(missing_ok=True)
-    if read_table(folder) != table:
-        # Unlinking leaves the bytes to an uploader that still has them mapped.
-        for index in range(NUM_SLOTS_WITH_REPLICAS):
-            slot_path(folder, index).unlink(missing_ok=True)
-        _write_table(folder, table)
-    for index in range(num_slots, NUM_SLOTS_WITH_REPLICAS):
-        slot_path(folder, index).unlink(missing_ok=True)
-    file_bytes = slot_bytes(table.payload_bytes, table.owned_bytes)
-    missing = [index for index in range(num_slots) if not _fits(folder, index, file_bytes)]
-    _create(folder, missing, table, constants)
-    return [SlotFile(slot_path(folder, index), index, populate=True) for index in range(num_slots)]
-
-
-def free_bytes(folder: Path) -> int:
-    """What can be allocated here, by the file system and by machine's and container's memory.
-
-    A tmpfs may be larger than the memory behind it, and allocating past that does not
-    fail: the kernel kills somebody instead.
-    """
-    free = shutil.disk_usage(folder).free
-    memory = free_memory_bytes()
-    return free if memory is None else min(free, memory)
-
-
-def _fits(folder: Path, index: int, file_bytes: int) -> bool:
-    path = slot_path(folder, index)
-    try:
-        if path.stat().st_size != file_bytes:
-            return False
-        SlotFile(path, index).close()
-    except (FileNotFoundError, ValueError):
-        return False
-    return True
-
-
-def _create(
-    folder: Path, missing: list[int], table: ShardTable, constants: Sequence[tuple[int, bytes]]
-) -> None:
-    file_bytes = slot_bytes(table.payload_bytes, table.owned_bytes)
-    needed = len(missing) * file_bytes
-    free = free_bytes(folder)
-    if needed > free:
-        raise _no_room(folder, table, len(missing), needed, free)
-    made: list[Path] = []
-    try:
-        for index in missing:
-            # A slot appears under its name only when it is allocated to the last page:
-            # writing to a hole that cannot be filled kills a process with SIGBUS.
-            new = folder / f".new-{index}"
-            made.append(new)
-            _allocate(new, file_bytes, table, constants)
-        reach(CrashPoint.SLOTS_ALLOCATED)
-        for index, new in zip(missing, made, strict=True):
-            new.rename(slot_path(folder, index))
-        reach(CrashPoint.SLOTS_MADE)
-    except OSError as error:
-        for new in made:
-            new.unlink(missing_ok=True)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise _no_room(folder, table, len(missing), needed, free_bytes(folder)) from error
-
-
-def _no_room(folder: Path, table: ShardTable, slots: int, needed: int, free: int) -> FatalError:
-    total = most_host_memory_bytes(folder)
-    kind = MisfitError if needed > total else OccupiedError
-    return kind(
-        f"host memory {folder}: {slots} checkpoint slots of rank {table.rank} need {needed} bytes "
-        f"and {free} bytes are free of {total}; enlarge this tmpfs or give the node fewer ranks"
-    )
-
-
-def _allocate(
-    path: Path, file_bytes: int, table: ShardTable, constants: Sequence[tuple[int, bytes]]
-) -> None:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.posix_fallocate(handle, 0, file_bytes)
-        for place, constant in constants:
-            os.pwrite(handle, constant, PAYLOAD_AT + place)
-        with mmap.mmap(handle, HEADER_BYTES) as header:
-            words = memoryview(header).cast("q")
-            words[_RANK] = table.rank
-            words[_PAYLOAD_BYTES] = table.payload_bytes
-            words[_OWNED_BYTES] = table.owned_bytes
-            words[_TABLE_DIGEST] = table.digest
-            words[_MAGIC_WORD] = _MAGIC
-            words.release()
-    finally:
-        os.close(handle)
-
-
-def _write_table(folder: Path, table: ShardTable) -> None:
-    new = folder / f".new-{TABLE_FILE}"
-    private.write_bytes(new, table.to_json())
-    new.rename(folder / TABLE_FILE)

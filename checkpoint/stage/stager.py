@@ -17,7 +17,7 @@ the start hold then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from checkpoint.core.sealed import canonical
-from checkpoint.core.shards import Rectangle, ShardTable, ShardTensor, lay_out
 from checkpoint.core.slots import (
     NUM_SLOTS,
     NUM_SLOTS_WITH_REPLICAS,
@@ -36,31 +35,17 @@ from checkpoint.core.slots import (
     newest_sealed,
     stale_slots,
 )
-from checkpoint.stage import slotfile
+from checkpoint.stage import allocation, slotfile
 from checkpoint.stage.bell import Bell
 from checkpoint.stage.copy_stream import Copied, HostLane, Lane
+from checkpoint.stage.payload import NamedTensor, constants, make_table, map_tensors
 from checkpoint.stage.slotfile import Seal, SlotFile
-from checkpoint.torch_format.frames import Frame, frame_of
 from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
 
 # Copied in one call: large enough that its price does not show, small enough that who
 # changes a tensor waits for little else.
 BATCH_BYTES = 32 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class NamedTensor:
-    """A tensor of this rank, and which rectangle of which global tensor it is.
-
-    Of ranks that hold the same, one owns it: storage gets it from there.
-    """
-
-    name: str
-    tensor: Tensor
-    global_shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    owned: bool = True
 
 
 @dataclass(slots=True)
@@ -105,10 +90,10 @@ class Stager:
         self._tensors = tuple(tensors)
         table = make_table(rank, world_size, tensors)
         self._digest = table.digest
-        self._slots = slotfile.prepare(
+        self._slots = allocation.prepare(
             folder,
             table,
-            list(_constants(table, tensors)),
+            list(constants(table, tensors)),
             num_slots=NUM_SLOTS_WITH_REPLICAS if is_replicated else NUM_SLOTS,
         )
         self._views = [map_tensors(slot, table.tensors, tensors) for slot in self._slots]
@@ -178,9 +163,7 @@ class Stager:
             TypeError: `extra` holds what JSON cannot say.
             ValueError: `extra` is longer than a slot has room for.
         """
-        text = canonical(extra)
-        if len(text) > slotfile.EXTRA_BYTES:
-            raise ValueError(f"extra: {len(text)} bytes of JSON; at most {slotfile.EXTRA_BYTES}")
+        text = _text_of(extra)
         self.finish()
         if not self._has_resumed:
             self.resumed(step - 1)
@@ -198,22 +181,11 @@ class Stager:
             UploadState.WANTED if upload else UploadState.NONE,
             ReplicaState.WANTED if replicate else ReplicaState.NONE,
         )
-        try:
-            reach(CrashPoint.SLOT_CHOSEN)
-            slot.invalidate()
-            reach(CrashPoint.SLOT_INVALID)
-            self._copy(saving)
-        except BaseException:
-            slot.unlock()
-            raise
-        if not self._lane.is_late:
+        self._fill(saving)
+        if self._lane.is_late:
+            self._seal_beside_training(saving)
+        else:
             self._seal(saving)
-            return True
-        self._saving = saving
-        self._sealer = threading.Thread(
-            target=self._seal_late, args=(saving,), name="seal", daemon=True
-        )
-        self._sealer.start()
         return True
 
     def hold(self, tensor: Tensor) -> None:
@@ -295,6 +267,17 @@ class Stager:
                 return None if index is None else self._slots[index]
             locked.append(index)
 
+    def _fill(self, saving: _Saving) -> None:
+        """Copy the state into the slot, which says before that it holds nothing."""
+        try:
+            reach(CrashPoint.SLOT_CHOSEN)
+            saving.slot.invalidate()
+            reach(CrashPoint.SLOT_INVALID)
+            self._copy(saving)
+        except BaseException:
+            saving.slot.unlock()
+            raise
+
     def _copy(self, saving: _Saving) -> None:
         self._lane.begin()
         with torch.no_grad():
@@ -303,6 +286,13 @@ class Stager:
                 sources = [named.tensor for named in self._tensors[batch]]
                 saving.copies.append(self._lane.copy(sources, views[batch]))
                 reach(CrashPoint.SLOT_HALF_COPIED)
+
+    def _seal_beside_training(self, saving: _Saving) -> None:
+        self._saving = saving
+        self._sealer = threading.Thread(
+            target=self._seal_late, args=(saving,), name="seal", daemon=True
+        )
+        self._sealer.start()
 
     def _seal_late(self, saving: _Saving) -> None:
         """The thread behind a save that goes on beside training."""
@@ -369,6 +359,13 @@ class Stager:
                 slot.unlock()
 
 
+def _text_of(extra: dict[str, object]) -> bytes:
+    text = canonical(extra)
+    if len(text) > slotfile.EXTRA_BYTES:
+        raise ValueError(f"extra: {len(text)} bytes of JSON; at most {slotfile.EXTRA_BYTES}")
+    return text
+
+
 def _batches(tensors: Sequence[NamedTensor]) -> list[slice]:
     """Consecutive tensors of about `BATCH_BYTES` together; a larger one is alone."""
     batches: list[slice] = []
@@ -379,56 +376,3 @@ def _batches(tensors: Sequence[NamedTensor]) -> list[slice]:
             begin, nbytes = index, 0
         nbytes += named.tensor.nbytes
     return [*batches, slice(begin, len(tensors))] if tensors else []
-
-
-def make_table(rank: int, world_size: int, tensors: Sequence[NamedTensor]) -> ShardTable:
-    """Where each of these tensors lies in the payload of a rank."""
-    return lay_out(rank, world_size, [_rectangle(named) for named in tensors])
-
-
-def _rectangle(named: NamedTensor) -> Rectangle:
-    frame = _frame(named)
-    return Rectangle(
-        name=named.name,
-        dtype=str(named.tensor.dtype).removeprefix("torch."),
-        global_shape=tuple(named.global_shape),
-        offsets=tuple(named.offsets),
-        shape=tuple(named.tensor.shape),
-        nbytes=named.tensor.numel() * named.tensor.element_size(),
-        owned=named.owned,
-        prefix_nbytes=len(frame.prefix),
-        suffix_nbytes=len(frame.suffix),
-    )
-
-
-def _frame(named: NamedTensor) -> Frame:
-    """What lies around a tensor in the payload: nothing where storage never sees it."""
-    if not named.owned:
-        return Frame(b"", b"")
-    return frame_of(named.tensor.dtype, tuple(named.tensor.shape))
-
-
-def _constants(table: ShardTable, tensors: Sequence[NamedTensor]) -> Iterator[tuple[int, bytes]]:
-    """What a payload holds besides tensors, and where."""
-    for entry, named in zip(table.tensors, tensors, strict=True):
-        frame = _frame(named)
-        yield entry.frame_offset, frame.prefix
-        yield entry.byte_offset + entry.nbytes, frame.suffix
-
-
-def map_tensors(
-    slot: SlotFile, table: Sequence[ShardTensor], tensors: Sequence[NamedTensor]
-) -> list[Tensor]:
-    """Views of a slot's payload, one for each tensor, of the same type and shape."""
-    payload_bytes = max((entry.byte_offset + entry.nbytes for entry in table), default=0)
-    if not payload_bytes:
-        return [torch.empty_like(named.tensor, device="cpu") for named in tensors]
-    payload = torch.frombuffer(
-        slot.map, dtype=torch.uint8, count=payload_bytes, offset=slotfile.PAYLOAD_AT
-    )
-    return [
-        payload[entry.byte_offset : entry.byte_offset + entry.nbytes]
-        .view(named.tensor.dtype)
-        .view(entry.shape)
-        for entry, named in zip(table, tensors, strict=True)
-    ]

@@ -20,7 +20,8 @@ from checkpoint.replicas.holder import Duty, Holder
 from checkpoint.replicas.sender import Replicator
 from checkpoint.replicas.wire import Peer
 from checkpoint.restore.restore import sealed_steps
-from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.stage.payload import NamedTensor
+from checkpoint.stage.stager import Stager
 
 JOB = "job"
 TOKEN = "a token"

@@ -19,7 +19,8 @@ from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.restore.restore import Alone, load_storage
 from checkpoint.stage.copy_stream import Lane
-from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.stage.payload import NamedTensor
+from checkpoint.stage.stager import Stager
 from checkpoint.storage.storage import Storage
 from checkpoint.upload.commit import CommitRules, Committed
 from checkpoint.upload.uploader import Uploader

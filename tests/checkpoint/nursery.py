@@ -23,7 +23,8 @@ import torch
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import common_step
 from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.stage.payload import NamedTensor
+from checkpoint.stage.stager import Stager
 
 NUM_RANKS = 2
 NUM_ITEMS = 1 << 19

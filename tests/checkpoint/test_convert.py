@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from typer.testing import CliRunner
 
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
 from checkpoint.torch_format.convert import Rename, convert
 from checkpoint.torch_format.foreign import ForeignCheckpointError

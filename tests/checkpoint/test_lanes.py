@@ -19,7 +19,8 @@ from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.stage import copy_stream as lane_module
 from checkpoint.stage import stager as stage
 from checkpoint.stage.copy_stream import ThreadLane, lane_of
-from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.stage.payload import NamedTensor
+from checkpoint.stage.stager import Stager
 from tests.checkpoint.helpers import make_stager, make_tensors, same_bits, wait_for
 from tests.checkpoint.lanes import GatedLane
 

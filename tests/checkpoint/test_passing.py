@@ -17,7 +17,7 @@ from checkpoint.core.manifest import CommitRecord, Manifest
 from checkpoint.core.reading import plan_reading
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.restore.restore import Node, load_storage
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
 from tests.checkpoint.helpers import DEADLINE_S, ThreadPeers
 from tests.checkpoint.layouts import Cut, checkpoint_of, content

@@ -13,7 +13,7 @@ from checkpoint.replicas.fetch import Fetched, Fetcher, Source
 from checkpoint.replicas.holder import Duty, Holder
 from checkpoint.replicas.wire import Copy
 from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from tests.checkpoint.copying import (
     JOB,
     Spoiler,

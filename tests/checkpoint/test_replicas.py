@@ -16,7 +16,7 @@ from checkpoint.replicas import wire as replica_wire
 from checkpoint.replicas.holder import Duty
 from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.stage import slotfile
-from checkpoint.stage.stager import NamedTensor, make_table
+from checkpoint.stage.payload import NamedTensor, make_table
 from tests.checkpoint.copying import (
     JOB,
     Spoiler,

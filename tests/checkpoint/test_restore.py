@@ -14,7 +14,7 @@ from checkpoint.errors import (
     StorageUnavailableError,
 )
 from checkpoint.restore.restore import load_storage
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
 from tests.checkpoint.conftest import both_stores
 from tests.checkpoint.helpers import (

@@ -22,9 +22,9 @@ from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.stage import guarding, slotfile
 from checkpoint.stage.damage import Damage, take_notes
 from checkpoint.stage.guarding import Guard
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slot_sums import ensure_sums, has_sums, owned_sums, stored_sums, verify
 from checkpoint.stage.slotfile import SlotFile
-from checkpoint.stage.stager import NamedTensor
 from checkpoint.storage.storage import Storage
 from tests.checkpoint.copying import (
     JOB,

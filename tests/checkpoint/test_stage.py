@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkpoint import memory as host_memory
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.stage import slotfile
+from checkpoint.stage import allocation, slotfile
+from checkpoint.stage.payload import NamedTensor, make_table
 from checkpoint.stage.slotfile import SlotFile, slot_path
-from checkpoint.stage.stager import NamedTensor, make_table
 from outlast.errors import FatalError
 from tests.checkpoint.helpers import make_stager, make_tensors, same_bits
 
@@ -231,8 +232,8 @@ def test_tmpfs_too_small_is_refused_with_needed_and_free_bytes(
 def test_room_on_a_tmpfs_is_no_more_than_the_memory_that_the_container_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_bytes: int | None
 ) -> None:
-    monkeypatch.setattr(slotfile, "free_memory_bytes", lambda: left_bytes)
-    free = slotfile.free_bytes(tmp_path)
+    monkeypatch.setattr(host_memory, "free_memory_bytes", lambda: left_bytes)
+    free = host_memory.free_bytes(tmp_path)
     on_disk = shutil.disk_usage(tmp_path).free
     # Others write to the disk meanwhile.
     assert free == (pytest.approx(on_disk, rel=0.2) if left_bytes is None else left_bytes)
@@ -246,7 +247,7 @@ def test_tmpfs_that_fills_up_meanwhile_is_refused_too(
 ) -> None:
     """Ranks of a node allocate at the same time: free space seen may be gone."""
     memory = small_tmpfs(1 << 20)
-    monkeypatch.setattr(slotfile, "free_bytes", lambda folder: 1 << 40)
+    monkeypatch.setattr(allocation, "free_bytes", lambda folder: 1 << 40)
     with pytest.raises(FatalError, match="bytes are free"):
         make_stager(memory, [NamedTensor("w", torch.zeros(1 << 18), (1 << 18,), (0,))])
     assert list((memory / FOLDER).glob("*slot*")) == []

@@ -16,8 +16,8 @@ from checkpoint import catalog
 from checkpoint.core.names import memory_folder
 from checkpoint.core.slots import UploadState
 from checkpoint.stage import slotfile
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slotfile import Seal
-from checkpoint.stage.stager import NamedTensor
 from checkpoint.storage.storage import Storage
 from checkpoint.upload.commit import Committed, Coordinator, Trouble
 from tests.checkpoint.conftest import both_stores

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from outlast.cli.errors import ExitCode
 from tests.checkpoint.helpers import DEADLINE_S, make_stager, uploading
 from tests.cli.running import outlast, outlast_json

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from outlast.cli.places import Nodes, Seen, look
 from outlast.cli.stored_load import look_at_load
 from outlast.sizing.of_spec import num_parameters

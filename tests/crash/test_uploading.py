@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checkpoint import catalog
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
 from outlast.crashpoints import CrashPoint
 from tests.checkpoint.helpers import commit_steps, load_alone, make_stager, same_bits

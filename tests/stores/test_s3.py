@@ -16,7 +16,8 @@ from checkpoint import catalog
 from checkpoint.core.pacing import TransferLimits
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.errors import StorageUnavailableError
-from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.stage.payload import NamedTensor
+from checkpoint.stage.stager import Stager
 from checkpoint.storage.storage import Storage
 from checkpoint.upload.cleaning import Cleaner
 from checkpoint.upload.transfer import Transfer

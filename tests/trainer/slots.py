@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from outlast.blackbox import Group
 from outlast.spec import JobSpec
 from trainer.model.parameters import FlatParameters, Sharding

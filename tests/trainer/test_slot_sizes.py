@@ -15,8 +15,9 @@ from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS
 from checkpoint.memory import held_bytes
 from checkpoint.replicas.placing import num_own_slots, placement_of
 from checkpoint.sizing import host_memory_bytes, node_host_memory_bytes
+from checkpoint.stage.payload import make_table
 from checkpoint.stage.slotfile import slot_bytes
-from checkpoint.stage.stager import Stager, make_table
+from checkpoint.stage.stager import Stager
 from outlast.sizing.of_spec import plan_input
 from outlast.sizing.slots import host_slot_bytes, saved_bytes
 from outlast.spec import JobSpec

@@ -44,7 +44,7 @@ from checkpoint.restore.restore import (
     load_storage,
     sealed_steps,
 )
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.leases import reading
 from checkpoint.storage.storage import Storage
 from checkpoint.upload.cleaning import committed_by

@@ -38,8 +38,9 @@ from checkpoint.restore.fetching import await_fetched
 from checkpoint.restore.peers import Peers
 from checkpoint.restore.restore import Node
 from checkpoint.stage.copy_stream import lane_of
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slotfile import TABLE_FILE, read_table
-from checkpoint.stage.stager import NamedTensor, Stager
+from checkpoint.stage.stager import Stager
 from outlast import private
 from outlast.blackbox import Phase, StartMark, Writer
 from outlast.chosen import must_start_at

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from checkpoint.core.ownership import Copies, Held, owned
-from checkpoint.stage.stager import NamedTensor
+from checkpoint.stage.payload import NamedTensor
 from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from trainer.core import schedule as schedules

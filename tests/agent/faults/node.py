@@ -25,7 +25,8 @@ from checkpoint.replicas import wire as replica_wire
 from checkpoint.replicas.holder import Duty, Holder
 from checkpoint.replicas.wire import Peer
 from checkpoint.stage import guarding
-from checkpoint.stage.slotfile import Seal, prepare
+from checkpoint.stage.allocation import prepare
+from checkpoint.stage.slotfile import Seal
 from checkpoint.upload import uploader as upload
 from controller.agent import diagnostics, mistakes, session, threads
 from controller.agent.agent import Agent
