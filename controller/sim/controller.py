@@ -7,7 +7,7 @@ production edge; `heartbeats` brings it what agents would say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from controller.core import events as ev
@@ -117,8 +117,7 @@ class Controller:
             for effect in old.handle(event, self._world.now_s):
                 if isinstance(effect, Persist):
                     try:
-                        for fact in effect.facts:
-                            self._append(event, fact, term)
+                        self._append(event, effect.facts, term)
                     except DeposedError:
                         return
 
@@ -162,8 +161,7 @@ class Controller:
         world = self._world
         match effect:
             case Persist(facts=facts):
-                for fact in facts:
-                    self._append(event, fact, self.term)
+                self._append(event, facts, self.term)
             case SendCommand(command=command, attempt=attempt):
                 self._send(command, attempt)
             case ProvisionNodes(count=count, reason=reason):
@@ -179,17 +177,19 @@ class Controller:
             case Alert(summary=summary):
                 world.trace("alert", "", summary)
 
-    def _append(self, event: ev.Event, fact: Fact, term: int) -> None:
-        checkers = self._world.checkers
-        self.journal.check(term)
+    def _append(self, event: ev.Event, facts: Sequence[Fact], term: int) -> None:
+        journal, checkers = self.journal, self._world.checkers
+        journal.check(term)
         checkers.appends(term, self.term)
-        decoded = self.journal.decoded(fact)
-        checkers.encoded(fact, decoded)
-        checkers.recorded(event, fact, self.journal.folded)
-        self.journal.append(fact, decoded)
-        self._world.tracer.fact(fact)
-        if isinstance(fact, NodePut):
-            self._world.cluster.decided(fact.node)
+        for written, read in journal.append(facts):
+            checkers.encoded(written, read)
+        for fact in facts:
+            checkers.recorded(event, fact, journal.folded)
+            journal.folded.apply(fact)
+            self._world.tracer.fact(fact)
+            if isinstance(fact, NodePut):
+                self._world.cluster.decided(fact.node)
+        journal.shorten()
 
     def _send(self, command: CommandRecord, attempt: AttemptRecord | None) -> None:
         session = self.sessions.get(command.node)

@@ -1,13 +1,16 @@
 """The journal of a simulated controller: what survives, and who may write.
 
 As `controller.store.journal` does, an append names its writer's term, and checking it is one
-with writing: what a deposed leader appends never lands.
+with writing: what a deposed leader appends never lands. A batch is written as there, too: what
+it changes as a whole, as text.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 
+from controller.core.batches import compacted
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.facts import Fact, State, fold
 
@@ -25,11 +28,12 @@ class Journal:
     def __init__(self, *, codec_every: int) -> None:
         # As read back from its text, which nothing else survives a crash in.
         self.facts: list[Fact] = []
-        # What folding the facts gives. Kept up with each append and compared with the
-        # machine's own state; a restart does not use it but folds the facts.
+        # What was decided folds into this. It is compared with the machine's own state, and with
+        # what a restart makes of `facts`.
         self.folded = State()
         self.term = 0
-        self.num_facts = 0
+        # Those that were decided, and those that were written for them.
+        self.num_facts = self.num_written = 0
         self._codec_every = codec_every
 
     def take_term(self) -> int:
@@ -46,21 +50,28 @@ class Journal:
         if term != self.term:
             raise DeposedError(f"term {term} is over; {self.term} has begun")
 
-    def decoded(self, fact: Fact) -> Fact:
+    def append(self, facts: Sequence[Fact]) -> Iterator[tuple[Fact, Fact]]:
+        """Write a batch; `check` comes first. Each fact as it was written, and as it is read.
+
+        Who appends brings `folded` up to date, a fact at a time.
+        """
+        self.num_facts += len(facts)
+        for fact in compacted(facts):
+            self.num_written += 1
+            read = self._read_back(fact)
+            self.facts.append(read)
+            yield fact, read
+
+    def shorten(self) -> None:
+        """As the real one does: a snapshot takes the place of what led to it."""
+        if len(self.facts) > MAX_FACTS:
+            self.facts = self.folded.as_facts()
+
+    def _read_back(self, fact: Fact) -> Fact:
         """The fact as a restart would read it; of a large fleet's facts, one in so many."""
-        self.num_facts += 1
-        if self.num_facts % self._codec_every:
+        if self.num_written % self._codec_every:
             return fact
         return decode_fact(json.loads(json.dumps(encode_fact(fact))))
-
-    def append(self, fact: Fact, decoded: Fact) -> None:
-        """Write a fact; `check` comes first."""
-        self.facts.append(decoded)
-        # Equal to the decoded one, and quick to compare with what the machine holds.
-        self.folded.apply(fact)
-        if len(self.facts) > MAX_FACTS:
-            # As the real one does: a snapshot takes the place of what led to it.
-            self.facts = self.folded.as_facts()
 
     def fold(self) -> State:
         """What a controller that starts knows."""

@@ -15,8 +15,10 @@ import pytest
 from controller.agent.core.ledger import CommandKind
 from controller.agent.core.steps import STEPS, Step
 from controller.core import attempts, events, fleet, incidents, losses, nodes, policy, steps
+from controller.core.batches import compacted
 from controller.core.context import Context
 from controller.core.effects import Effect, Persist
+from controller.core.facts import Fact
 from controller.core.records import (
     IncidentRecord,
     JobRecord,
@@ -24,6 +26,7 @@ from controller.core.records import (
 )
 from controller.core.states import JobState
 from controller.core.verdict import Facts, root_failure
+from controller.sim import journal
 from controller.sim.checkers import Violation
 from controller.sim.journal import Journal
 from controller.sim.run import run_seed
@@ -81,6 +84,15 @@ def test_never_suspecting_ourselves_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_a_deposed_leader_whose_writes_land_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "check", lambda _journal, _term: None)
     _caught((3,))
+
+
+def test_a_batch_that_loses_a_fact_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(facts: Iterable[Fact]) -> list[Fact]:
+        written = compacted(facts)
+        return written if len(written) < 4 else written[:-1]
+
+    monkeypatch.setattr(journal, "compacted", careless)
+    _caught((9,))
 
 
 def test_a_quarantine_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
