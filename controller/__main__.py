@@ -10,15 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller import app, config_file
+from controller.addresses import DEFAULT_GRPC, DEFAULT_HTTP
+from controller.options import Options
 from outlast.startup import check_packages
 
 
-def parse(arguments: list[str] | None) -> app.Options:
+def parse(arguments: list[str] | None) -> Options:
     """What the command line says; ValueError for values that make no sense."""
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--state-dir", required=True, type=Path, help="journal, logs, checkpoints")
-    parser.add_argument("--grpc", default=app.DEFAULT_GRPC, metavar="HOST:PORT")
-    parser.add_argument("--http", default=app.DEFAULT_HTTP, metavar="HOST:PORT")
+    parser.add_argument("--grpc", default=DEFAULT_GRPC, metavar="HOST:PORT")
+    parser.add_argument("--http", default=DEFAULT_HTTP, metavar="HOST:PORT")
     parser.add_argument("--local-nodes", type=int, default=0, help="nodes to run here")
     parser.add_argument("--workers-per-node", type=int, default=1)
     parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
@@ -30,7 +32,7 @@ def parse(arguments: list[str] | None) -> app.Options:
     # For tests: what runs in the place of an agent.
     parser.add_argument("--agent-command", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    options = app.Options(
+    options = Options(
         state_dir=given.state_dir,
         grpc=given.grpc,
         http=given.http,

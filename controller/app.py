@@ -1,4 +1,4 @@
-"""The controller put together: `run` is one controller's life, from lock to last byte.
+"""One controller's life, from lock to last byte: `run`.
 
 On SIGINT or SIGTERM it leaves in order: it stops listening to its own machine
 first, so that the end of its local nodes is no fault, then ends them. When it is
@@ -8,109 +8,27 @@ killed instead, agents and training go on, and the next `run` finds them.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import json
 import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 
-from controller import join_token
-from controller.clock import SteadyClock
-from controller.core.context import Settings
-from controller.core.edge.edge import Edge
-from controller.core.events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
-from controller.core.machine import Machine
-from controller.core.retention import Retention
-from controller.diagnosis.runs import DiagnosticRuns
-from controller.diagnosis.searches import FaultSearches
-from controller.effects import Cluster, Effects, UnmanagedCluster
-from controller.kube.config import KubeConfig
-from controller.local.cluster import LocalCluster, LocalConfig
+from controller import join_token, state_dir
+from controller.addresses import bind_http, name_of, warn_if_open
+from controller.assembly import Controller, assemble
+from controller.local.cluster import LocalCluster
+from controller.options import Options
 from controller.retention import Keeper
-from controller.rpc.server import Parts, PortTakenError, Server
-from controller.service import Service
-from controller.sessions.incoming import Incoming
-from controller.sessions.session import Sessions
-from controller.specs import settings_of
-from controller.store.curves import Curves
-from controller.store.database import Database
-from controller.store.diagnoses import Diagnoses
-from controller.store.journal import Journal
-from controller.store.lock import StateLock
-from controller.store.reserve import Reserve
-from controller.tally import Tally
-from controller.web.app import Web
-from controller.web.metrics import ControllerMetrics
-from controller.web.metrics.sources import Sources
-from outlast.clock import SystemClock
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
-from outlast.startup import python_command, stop_signals
+from outlast.startup import stop_signals
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_GRPC = "127.0.0.1:7070"
-DEFAULT_HTTP = "127.0.0.1:7071"
 EXIT_OK, EXIT_BROKEN, EXIT_REFUSED = 0, 1, 2
-
-
-class StateDirError(FatalError):
-    """The state directory cannot be used."""
-
-
-class MissingClientError(FatalError):
-    """Kubernetes is wanted, and its client is not installed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """One controller."""
-
-    state_dir: Path
-    grpc: str = DEFAULT_GRPC
-    """host:port; port 0 takes a free one."""
-    http: str = DEFAULT_HTTP
-    local_nodes: int = 0
-    """Nodes to run on this machine."""
-    workers_per_node: int = 1
-    standby: int = 0
-    """Local nodes on top of `local_nodes`."""
-    kube: KubeConfig | None = None
-    """The Kubernetes cluster that nodes come from; it has none of local nodes then."""
-    fresh: bool = False
-    """Forget the jobs, end what runs, and empty the host memory of local nodes first."""
-    join_token_file: Path | None = None
-    """What agents must show; made when it is missing. With local nodes there is always one."""
-    settings: Settings = field(default_factory=Settings)
-    """Bounds of the fleet as a whole."""
-    retention: Retention = field(default_factory=Retention)
-    """What is kept of ended jobs."""
-    agent_command: tuple[str, ...] = python_command("controller.agent")
-
-    def __post_init__(self) -> None:
-        for name in ("local_nodes", "standby"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
-        if self.kube is not None and self.local_nodes + self.standby:
-            raise ValueError("nodes come from a Kubernetes cluster or run here, not both")
-        if self.workers_per_node < 1:
-            raise ValueError(f"workers_per_node is {self.workers_per_node}; allowed: 1 or more")
-        for name in ("grpc", "http"):
-            parse_address(getattr(self, name), f"--{name}")
-
-    @property
-    def token_file(self) -> Path | None:
-        """The file of join tokens; None when agents need none."""
-        if self.join_token_file is None and self.local_nodes + self.standby:
-            return self.state_dir.resolve() / join_token.FILE_NAME
-        return None if self.join_token_file is None else self.join_token_file.resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,24 +45,6 @@ class Running:
 
 
 OnReady = Callable[[Running], None]
-
-
-class NodeSource(Cluster, Protocol):
-    """A cluster whose nodes begin and end with us, or are found again."""
-
-    async def start(self) -> None: ...
-
-    async def failed(self) -> None:
-        """Raise what ended its work, once that has happened."""
-
-    async def stop_all(self) -> None:
-        """The controller stops in order."""
-
-    async def leave(self) -> None:
-        """The controller stops; everything stays as it is."""
-
-    async def forget_everything(self) -> None:
-        """End whatever still runs, and drop all that nodes keep."""
 
 
 def main(options: Options, on_ready: OnReady | None = None) -> int:
@@ -176,218 +76,110 @@ async def run(
     for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        lock = _open_state_dir(options.state_dir)
+        lock = state_dir.open_state_dir(options.state_dir)
         stack.callback(lock.close)
         if options.fresh:
-            _forget_jobs(options.state_dir)
+            state_dir.forget_jobs(options.state_dir)
         if options.token_file is not None:
             join_token.make_if_missing(options.token_file)
             join_token.read(options.token_file)
-        http = _bind_http(options.http)
+        http = bind_http(options.http)
         stack.callback(http.close)
-        controller = await stack.enter_async_context(_assemble(options))
+        controller = await stack.enter_async_context(assemble(options))
         grpc = controller.bind(options.grpc)
-        _warn_if_open(grpc, "--grpc", has_token=options.token_file is not None)
-        running = Running(grpc=grpc, http=_name(http), term=controller.journal.term)
+        warn_if_open(grpc, "--grpc", has_token=options.token_file is not None)
+        running = Running(grpc=grpc, http=name_of(http), term=controller.journal.term)
         lock.say(grpc=running.grpc, http=running.http)
-        await controller.live(options, running, http, stop, on_ready)
+        await _Life(options, running, controller, stop).live(http, on_ready)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Controller:
-    """The parts of a controller that is not running yet."""
+class _Life:
+    """A controller from its first call to its last."""
 
-    service: Service
-    journal: Journal
-    edge: Edge
-    server: Server
-    web: Web
-    effects: Effects
-    sessions: Sessions
-    metrics: ControllerMetrics
-    runs: DiagnosticRuns
-
-    def bind(self, address: str) -> str:
-        host, port = parse_address(address, "--grpc")
-        # gRPC's own message names no reason.
-        _check_free(host, port, "--grpc")
-        try:
-            return f"{host}:{self.server.bind(host, port)}"
-        except PortTakenError as error:
-            raise PortTakenError(f"{error} (--grpc)") from error
-
-    async def live(
-        self,
-        options: Options,
-        running: Running,
-        http: socket.socket,
-        stop: asyncio.Event,
-        on_ready: OnReady | None,
+    def __init__(
+        self, options: Options, running: Running, controller: Controller, stop: asyncio.Event
     ) -> None:
-        cluster = self._make_cluster(options, running.grpc)
-        if cluster is not None:
-            self.effects.use(cluster)
-        file = options.state_dir / "controller.json"
-        loop = asyncio.create_task(self.service.run(), name="service")
-        web = asyncio.create_task(self.web.serve(http), name="web")
-        keeper = asyncio.create_task(
-            Keeper(self.service, options.retention).run(), name="retention"
-        )
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        parts = [loop, web]
-        if cluster is not None:
-            parts.append(asyncio.create_task(cluster.failed(), name="cluster"))
+        self._options = options
+        self._running = running
+        self._controller = controller
+        self._service = controller.parts.service
+        self._stop = stop
+        self._cluster = controller.make_cluster(options, running.grpc)
+        self._file = options.state_dir / "controller.json"
+        # The controller ends when one of these does.
+        self._vital: list[asyncio.Task[None]] = []
+        self._others: list[asyncio.Task[None]] = []
+
+    async def live(self, http: socket.socket, on_ready: OnReady | None) -> None:
+        """Work until `stop`, then leave in order.
+
+        Raises:
+            LoopEndedError: a part without which it cannot go on has ended.
+        """
+        if self._cluster is not None:
+            self._controller.effects.use(self._cluster)
+        stopped = self._begin(http)
         try:
-            if cluster is not None and options.fresh:
-                await cluster.forget_everything()
-            await self.server.start()
-            _write_whole(file, {"pid": os.getpid(), "grpc": running.grpc, "http": running.http})
-            if cluster is not None:
-                await cluster.start()
-            if isinstance(cluster, LocalCluster):
-                running = replace(running, adopted=cluster.adopted, dead=cluster.dead)
-            logger.info(
-                "controller listens: grpc=%s http=%s term=%d",
-                running.grpc,
-                running.http,
-                running.term,
-            )
-            if on_ready is not None:
-                on_ready(running)
-            await asyncio.wait([*parts, stopped], return_when=asyncio.FIRST_COMPLETED)
-            _raise_failure(parts)
-            logger.info("controller stops")
-            self.service.is_leaving = True
-            if cluster is not None:
-                # Agents say goodbye, and that is journalled: no fault of theirs at the next start.
-                await cluster.stop_all()
-            self.service.stop()
-            file.unlink(missing_ok=True)
+            await self._start(on_ready)
+            await asyncio.wait([*self._vital, stopped], return_when=asyncio.FIRST_COMPLETED)
+            _raise_failure(self._vital)
+            await self._leave()
         finally:
-            self.service.stop()
-            self.web.stop()
-            await self.runs.close()
-            await self.server.stop()
-            if cluster is not None:
-                await cluster.leave()
-            for task in (stopped, keeper, *parts[2:]):
-                task.cancel()
-            await asyncio.gather(*parts, stopped, keeper, return_exceptions=True)
+            await self._close()
 
-    def _make_cluster(self, options: Options, grpc: str) -> NodeSource | None:
-        if options.kube is not None:
-            return self._make_kube(options.kube)
-        if options.local_nodes + options.standby == 0:
-            return None
+    def _begin(self, http: socket.socket) -> asyncio.Task[None]:
+        keeper = Keeper(self._service, self._options.retention)
+        stopped = asyncio.create_task(_until(self._stop), name="stop")
+        self._vital = [
+            asyncio.create_task(self._service.run(), name="service"),
+            asyncio.create_task(self._controller.web.serve(http), name="web"),
+        ]
+        self._others = [asyncio.create_task(keeper.run(), name="retention"), stopped]
+        if self._cluster is not None:
+            self._others.append(asyncio.create_task(self._cluster.failed(), name="cluster"))
+            self._vital.append(self._others[-1])
+        return stopped
 
-        def gone(node: NodeId, detail: str, at_s: float) -> None:
-            self.service.post(NodeGone(node=node, detail=detail, at_s=at_s))
-
-        config = LocalConfig(
-            state_dir=options.state_dir,
-            nodes=options.local_nodes + options.standby,
-            workers_per_node=options.workers_per_node,
-            controller_address=grpc,
-            join_token_file=options.token_file,
-            agent_command=options.agent_command,
+    async def _start(self, on_ready: OnReady | None) -> None:
+        running, cluster = self._running, self._cluster
+        if cluster is not None and self._options.fresh:
+            await cluster.forget_everything()
+        await self._controller.server.start()
+        listens = {"pid": os.getpid(), "grpc": running.grpc, "http": running.http}
+        state_dir.write_whole(self._file, listens)
+        if cluster is not None:
+            await cluster.start()
+        if isinstance(cluster, LocalCluster):
+            running = replace(running, adopted=cluster.adopted, dead=cluster.dead)
+        logger.info(
+            "controller listens: grpc=%s http=%s term=%d", running.grpc, running.http, running.term
         )
-        return LocalCluster(config, gone)
+        if on_ready is not None:
+            on_ready(running)
 
-    def _make_kube(self, config: KubeConfig) -> NodeSource:
-        # The client takes most of a second to import, and only those on Kubernetes have it.
-        try:
-            from controller.kube.cluster import KubeCluster
-            from controller.kube.metrics import collect
-        except ModuleNotFoundError as error:
-            raise MissingClientError(
-                f"no Kubernetes client ({error}); install it with `pip install outlast[kubernetes]`"
-            ) from error
+    async def _leave(self) -> None:
+        logger.info("controller stops")
+        self._service.is_leaving = True
+        if self._cluster is not None:
+            # Agents say goodbye, and that is journalled: no fault of theirs at the next start.
+            await self._cluster.stop_all()
+        self._service.stop()
+        self._file.unlink(missing_ok=True)
 
-        cluster = KubeCluster(
-            config,
-            state=lambda: self.service.state,
-            incarnations=self.sessions.incarnations,
-            post=self._cluster_said,
-            changes=self.service.changes,
-            clock=SystemClock(),
-        )
-        self.metrics.add(partial(collect, cluster))
-        return cluster
-
-    def _cluster_said(self, event: NodeEvent | NodesAwaited) -> None:
-        self.service.post(event)
-        if isinstance(event, NodeClosed):
-            self.service.post(*self.edge.closed(event, self.service.now_s))
+    async def _close(self) -> None:
+        self._service.stop()
+        self._controller.web.stop()
+        await self._controller.parts.runs.close()
+        await self._controller.server.stop()
+        if self._cluster is not None:
+            await self._cluster.leave()
+        for task in self._others:
+            task.cancel()
+        await asyncio.gather(*self._vital, *self._others, return_exceptions=True)
 
 
-@asynccontextmanager
-async def _assemble(options: Options) -> AsyncIterator[_Controller]:
-    """Open the journal, take the term, and build everything around the machine."""
-    clock = SteadyClock()
-    metrics = ControllerMetrics()
-    reserve = Reserve(options.state_dir)
-    reserve.make_room()
-    database = Database(options.state_dir / "journal.sqlite")
-    try:
-        journal = Journal(database, clock, on_commit=metrics.committed)
-        journal.take_over()
-        settings = replace(options.settings, brings_nodes=options.kube is not None)
-        machine = Machine(journal.load(), settings)
-        edge = Edge(machine.state, settings_of)
-        sessions = Sessions()
-        incoming = Incoming(machine.state)
-        tally = Tally()
-        runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
-        searches = FaultSearches(runs)
-        effects = Effects(sessions.send, UnmanagedCluster(), searches)
-        service = Service(
-            machine=machine,
-            journal=journal,
-            curves=Curves(database),
-            edge=edge,
-            effects=effects,
-            clock=clock,
-            reserve=reserve,
-        )
-        if not reserve.acquire():
-            service.begin_read_only(f"{options.state_dir}: no room for the reserve")
-        searches.report_to(service)
-        metrics.read_from(
-            Sources(
-                service=service,
-                edge=edge,
-                sessions=sessions,
-                effects=effects,
-                tally=tally,
-                incoming=incoming,
-                clock=clock,
-            )
-        )
-        checkpoints = (options.state_dir / "checkpoints").resolve()
-        parts = Parts(
-            service=service,
-            sessions=sessions,
-            edge=edge,
-            runs=runs,
-            clock=clock,
-            checkpoint_root=checkpoints.as_uri(),
-            tally=tally,
-            incoming=incoming,
-            join_token_file=options.token_file,
-        )
-        yield _Controller(
-            service=service,
-            journal=journal,
-            edge=edge,
-            server=Server(parts),
-            web=Web(service, journal, sessions, metrics),
-            effects=effects,
-            sessions=sessions,
-            metrics=metrics,
-            runs=runs,
-        )
-    finally:
-        database.close()
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
 
 
 def _raise_failure(parts: Sequence[asyncio.Task[None]]) -> None:
@@ -402,89 +194,3 @@ def _raise_failure(parts: Sequence[asyncio.Task[None]]) -> None:
             ) from error
         if task.done():
             raise LoopEndedError(f"stopped, because its {task.get_name()} ended")
-
-
-def _warn_if_open(address: str, option: str, *, has_token: bool) -> None:
-    """Say what it means when others than this machine can connect: clients are not asked."""
-    host, _ = parse_address(address, option)
-    try:
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    except ValueError:
-        if host == "localhost":
-            return
-    logger.warning(
-        "%s is %s: everyone who can reach this port can submit jobs, and so run programs on every "
-        "node, as the user of the agents; there is no authentication of clients yet. Let only "
-        "agents and clients reach it (a firewall, or deploy/kubernetes/network.yaml), or listen "
-        "on 127.0.0.1",
-        option,
-        address,
-    )
-    if not has_token:
-        logger.warning(
-            "everyone who can reach %s can join as a node, too, and is given jobs with what is in "
-            "their specs; give a --join-token-file that agents must show",
-            address,
-        )
-
-
-def parse_address(address: str, option: str) -> tuple[str, int]:
-    """Host and port of `host:port`; ValueError for anything else."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"{option} is {address!r}; it must be host:port, such as {DEFAULT_GRPC}")
-    return host.strip("[]"), int(port)
-
-
-def _open_state_dir(state_dir: Path) -> StateLock:
-    """The lock of a directory that can be written."""
-    try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        Reserve(state_dir).make_room()
-        probe = state_dir / f".probe-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-        return StateLock(state_dir)
-    except OSError as error:
-        raise StateDirError(
-            f"the state directory {state_dir} cannot be written: {error.strerror or error}; "
-            "give another with --state-dir"
-        ) from error
-
-
-def _forget_jobs(state_dir: Path) -> None:
-    """Drop the journal. Checkpoints and prepared data stay: they are the user's."""
-    for path in state_dir.glob("journal.sqlite*"):
-        path.unlink()
-
-
-def _bind_http(address: str) -> socket.socket:
-    host, port = parse_address(address, "--http")
-    return _listen(host, port, "--http")
-
-
-def _check_free(host: str, port: int, option: str) -> None:
-    _listen(host, port, option).close()
-
-
-def _listen(host: str, port: int, option: str) -> socket.socket:
-    try:
-        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(target[:2], family=family)
-    except OSError as error:
-        raise PortTakenError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; "
-            f"choose another address with {option}"
-        ) from error
-
-
-def _name(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"{host}:{port}"
-
-
-def _write_whole(path: Path, document: object) -> None:
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(document))
-    draft.replace(path)

@@ -10,6 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from controller.addresses import PortTakenError
 from controller.core.edge.edge import Edge
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.diagnostics import DiagnosticsService
@@ -24,7 +25,6 @@ from controller.sessions.logs import LogQueries
 from controller.sessions.session import Sessions
 from controller.tally import Tally
 from outlast.clock import Clock
-from outlast.errors import FatalError
 from outlast.v1 import agents_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 from outlast.v1.diagnostics_pb2_grpc import add_DiagnosticsServicer_to_server
 from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
@@ -52,10 +52,6 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
-
-
-class PortTakenError(FatalError):
-    """The address cannot be listened on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from outlast.cli.options import StateDir
 from outlast.cli.specfile import EXAMPLE
 
 if TYPE_CHECKING:
-    from controller.app import Options, Running
+    from controller.app import Running
+    from controller.options import Options
 
 Grpc = Annotated[
     str,
@@ -153,8 +154,8 @@ def controller(
 
 def _options(state_dir: Path, grpc: str, http: str, config: Path | None, *, fresh: bool) -> Options:
     """What `up` and `controller` have in common."""
-    from controller.app import Options
     from controller.config_file import read_or_default
+    from controller.options import Options
 
     with bad_input():
         return Options(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.app import Options, Running
+from controller.app import Running
+from controller.options import Options
 from outlast.cli.errors import ExitCode
 from outlast.cli.serve import ready_lines
 from outlast.ids import NodeId

@@ -14,6 +14,7 @@ import grpc.aio
 
 from controller import app
 from controller.core.context import Settings
+from controller.options import Options
 from controller.rpc.views import struct_of
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, common_pb2, jobs_pb2
@@ -393,7 +394,7 @@ async def lab(state_dir: Path, settings: Settings | None = None) -> AsyncIterato
     """A controller that listens on free ports, until the end of the block."""
     stop = asyncio.Event()
     ready: asyncio.Future[app.Running] = asyncio.get_running_loop().create_future()
-    options = app.Options(
+    options = Options(
         state_dir=state_dir,
         grpc="127.0.0.1:0",
         http="127.0.0.1:0",

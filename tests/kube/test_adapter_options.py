@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.app import Options, Running
+from controller.app import Running
 from controller.kube.config import KubeConfig
+from controller.options import Options
 from outlast.cli import kube
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.serve import ready_lines

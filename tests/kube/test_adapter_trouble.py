@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controller.app import LoopEndedError, Options, run
+from controller.app import LoopEndedError, run
 from controller.core.states import NodeState
 from controller.failure import Failure
 from controller.kube.api import Kind, KubeApi, Listing, WatchStream
@@ -18,6 +18,7 @@ from controller.kube.errors import RefusedError, UnreachableError
 from controller.kube.observed import Json
 from controller.kube.reconcile import Reconciler
 from controller.kube.watch import Informer
+from controller.options import Options
 from outlast.ids import JobId
 from tests.kube.cluster import Kube
 from tests.kube.fleets import HURRIED, Fleet, fleet

@@ -19,6 +19,7 @@ from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
 from controller.agent.core.line import Line
 from controller.agent.session import NotAdmittedError, Session, SessionEvents
+from controller.options import Options
 from controller.sessions.admission import MAX_HELLO_BYTES
 from controller.sessions.agents import HELLO_TIMEOUT_S
 from controller.sessions.listening import within
@@ -56,7 +57,7 @@ async def controller(folder: Path, *, tokens: str | None = f"{TOKEN}\n") -> Asyn
     token_file = folder / "token"
     if tokens is not None:
         token_file.write_text(tokens)
-    options = app.Options(
+    options = Options(
         state_dir=folder / "state",
         grpc="127.0.0.1:0",
         http="127.0.0.1:0",

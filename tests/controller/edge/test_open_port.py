@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller import app
+from controller.options import Options
 
 
 @pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True)])
@@ -16,7 +17,7 @@ def test_address_beyond_loopback_is_explained_at_the_start(
 ) -> None:
     async def scenario() -> None:
         stop = asyncio.Event()
-        options = app.Options(state_dir=tmp_path, grpc=f"{host}:0", http="127.0.0.1:0")
+        options = Options(state_dir=tmp_path, grpc=f"{host}:0", http="127.0.0.1:0")
         await app.run(options, lambda running: stop.set(), stop=stop)
 
     asyncio.run(scenario())

@@ -1,0 +1,207 @@
+"""The parts of a controller, put together around the machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from controller.addresses import PortTakenError, check_free, parse_address
+from controller.clock import SteadyClock
+from controller.core.edge.edge import Edge
+from controller.core.events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
+from controller.core.machine import Machine
+from controller.diagnosis.runs import DiagnosticRuns
+from controller.diagnosis.searches import FaultSearches
+from controller.effects import Cluster, Effects, UnmanagedCluster
+from controller.kube.config import KubeConfig
+from controller.local.cluster import LocalCluster, LocalConfig
+from controller.options import Options
+from controller.rpc.server import Parts, Server
+from controller.service import Service
+from controller.sessions.incoming import Incoming
+from controller.sessions.session import Sessions
+from controller.specs import settings_of
+from controller.store.curves import Curves
+from controller.store.database import Database
+from controller.store.diagnoses import Diagnoses
+from controller.store.journal import Journal
+from controller.store.reserve import Reserve
+from controller.tally import Tally
+from controller.web.app import Web
+from controller.web.metrics import ControllerMetrics
+from controller.web.metrics.sources import Sources
+from outlast.clock import SystemClock
+from outlast.errors import FatalError
+from outlast.ids import NodeId
+
+
+class MissingClientError(FatalError):
+    """Kubernetes is wanted, and its client is not installed."""
+
+
+class NodeSource(Cluster, Protocol):
+    """A cluster whose nodes begin and end with us, or are found again."""
+
+    async def start(self) -> None: ...
+
+    async def failed(self) -> None:
+        """Raise what ended its work, once that has happened."""
+
+    async def stop_all(self) -> None:
+        """The controller stops in order."""
+
+    async def leave(self) -> None:
+        """The controller stops; everything stays as it is."""
+
+    async def forget_everything(self) -> None:
+        """End whatever still runs, and drop all that nodes keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """The parts of a controller that is not running yet."""
+
+    parts: Parts
+    journal: Journal
+    server: Server
+    web: Web
+    effects: Effects
+    metrics: ControllerMetrics
+
+    def bind(self, address: str) -> str:
+        """Take the port for agents and clients; what is listened on.
+
+        Raises:
+            PortTakenError: it cannot be had.
+        """
+        host, port = parse_address(address, "--grpc")
+        # gRPC's own message names no reason.
+        check_free(host, port, "--grpc")
+        try:
+            return f"{host}:{self.server.bind(host, port)}"
+        except PortTakenError as error:
+            raise PortTakenError(f"{error} (--grpc)") from error
+
+    def make_cluster(self, options: Options, grpc: str) -> NodeSource | None:
+        """Where nodes come from, if not from people who start agents.
+
+        Raises:
+            MissingClientError: Kubernetes is wanted, and its client is not installed.
+        """
+        if options.kube is not None:
+            return self._make_kube(options.kube)
+        if options.local_nodes + options.standby == 0:
+            return None
+
+        def gone(node: NodeId, detail: str, at_s: float) -> None:
+            self.parts.service.post(NodeGone(node=node, detail=detail, at_s=at_s))
+
+        config = LocalConfig(
+            state_dir=options.state_dir,
+            nodes=options.local_nodes + options.standby,
+            workers_per_node=options.workers_per_node,
+            controller_address=grpc,
+            join_token_file=options.token_file,
+            agent_command=options.agent_command,
+        )
+        return LocalCluster(config, gone)
+
+    def _make_kube(self, config: KubeConfig) -> NodeSource:
+        # The client takes most of a second to import, and only those on Kubernetes have it.
+        try:
+            from controller.kube.cluster import KubeCluster
+            from controller.kube.metrics import collect
+        except ModuleNotFoundError as error:
+            raise MissingClientError(
+                f"no Kubernetes client ({error}); install it with `pip install outlast[kubernetes]`"
+            ) from error
+
+        service = self.parts.service
+        cluster = KubeCluster(
+            config,
+            state=lambda: service.state,
+            incarnations=self.parts.sessions.incarnations,
+            post=self._cluster_said,
+            changes=service.changes,
+            clock=SystemClock(),
+        )
+        self.metrics.add(partial(collect, cluster))
+        return cluster
+
+    def _cluster_said(self, event: NodeEvent | NodesAwaited) -> None:
+        service = self.parts.service
+        service.post(event)
+        if isinstance(event, NodeClosed):
+            service.post(*self.parts.edge.closed(event, service.now_s))
+
+
+@asynccontextmanager
+async def assemble(options: Options) -> AsyncIterator[Controller]:
+    """Open the journal, take the term, and build everything around the machine."""
+    reserve = Reserve(options.state_dir)
+    reserve.make_room()
+    database = Database(options.state_dir / "journal.sqlite")
+    try:
+        yield _build(options, database, reserve)
+    finally:
+        database.close()
+
+
+def _build(options: Options, database: Database, reserve: Reserve) -> Controller:
+    clock, tally, sessions = SteadyClock(), Tally(), Sessions()
+    metrics = ControllerMetrics()
+    journal = Journal(database, clock, on_commit=metrics.committed)
+    journal.take_over()
+    settings = replace(options.settings, brings_nodes=options.kube is not None)
+    machine = Machine(journal.load(), settings)
+    runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
+    searches = FaultSearches(runs)
+    effects = Effects(sessions.send, UnmanagedCluster(), searches)
+    edge = Edge(machine.state, settings_of)
+    service = Service(
+        machine=machine,
+        journal=journal,
+        curves=Curves(database),
+        edge=edge,
+        effects=effects,
+        clock=clock,
+        reserve=reserve,
+    )
+    if not reserve.acquire():
+        service.begin_read_only(f"{options.state_dir}: no room for the reserve")
+    searches.report_to(service)
+    parts = Parts(
+        service=service,
+        sessions=sessions,
+        edge=edge,
+        runs=runs,
+        clock=clock,
+        checkpoint_root=(options.state_dir / "checkpoints").resolve().as_uri(),
+        tally=tally,
+        incoming=Incoming(machine.state),
+        join_token_file=options.token_file,
+    )
+    metrics.read_from(_sources(parts, effects, clock))
+    return Controller(
+        parts=parts,
+        journal=journal,
+        server=Server(parts),
+        web=Web(service, journal, sessions, metrics),
+        effects=effects,
+        metrics=metrics,
+    )
+
+
+def _sources(parts: Parts, effects: Effects, clock: SteadyClock) -> Sources:
+    return Sources(
+        service=parts.service,
+        edge=parts.edge,
+        sessions=parts.sessions,
+        effects=effects,
+        tally=parts.tally,
+        incoming=parts.incoming,
+        clock=clock,
+    )
