@@ -8,7 +8,7 @@ Times are of the monotonic clock, so that a step of the wall clock silences nobo
 `wall_s` are of the clock in which the machine lives.
 
 What does not belong here: judging. The machine does that. Nor what was not checked: messages
-have passed `controller.sessions.incoming`.
+have passed `gate`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ none is missing. A value that a rule does not allow is either replaced by a harm
 because the rest of the message still counts, or makes the whole message worthless: its
 identity, or a figure that is its only content.
 
-What does not belong here: messages and how they are walked (`controller.sessions.incoming`).
+What does not belong here: messages and how they are walked (`walk`).
 """
 
 from __future__ import annotations

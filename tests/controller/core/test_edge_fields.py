@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.core.edge.fields import FIELDS
-from controller.sessions.incoming import MESSAGES
+from controller.core.edge.walk import MESSAGES
 
 
 def test_every_field_of_every_message_has_a_rule() -> None:
