@@ -35,12 +35,7 @@ from checkpoint.checksums import CHECKSUM, block_checksum
 from checkpoint.core.blocks import num_blocks
 from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ALIGNMENT_BYTES, ShardTable
-from checkpoint.core.slots import (
-    NUM_SLOTS_WITH_REPLICAS,
-    ReplicaState,
-    Slot,
-    UploadState,
-)
+from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS, ReplicaState, Slot, UploadState
 from outlast.crashpoints import CrashPoint, reach
 
 HEADER_BYTES = 4096

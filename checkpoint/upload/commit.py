@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 
 from checkpoint.core import names
 from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
@@ -23,8 +23,8 @@ from checkpoint.core.retention import RetentionPolicy
 from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage.storage import Storage
-from checkpoint.torch_format.describe import Describer
 from checkpoint.upload.cleaning import Cleaner, attempt_folders, quarantined
+from checkpoint.upload.records import Records
 from outlast.chosen import ChosenStart, is_given_up
 from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
@@ -111,7 +111,7 @@ class Coordinator:
     ) -> None:
         self._storage = storage
         self._saver_ranks = frozenset(saver_ranks)
-        self._describer = Describer()
+        self._records = Records(storage)
         self._timeout_s = rules.timeout_s
         self._cadence = Cadence(rules.interval_steps)
         # Nobody writes on after its own deadline; twice that, for what it was late to hear of.
@@ -242,29 +242,11 @@ class Coordinator:
 
     def _commit(self, pending: _Pending) -> Committed | None:
         """Commit a checkpoint whose parts are there; None when they do not belong together."""
-        parts = [self._read_part(pending, rank) for rank in sorted(self._saver_ranks)]
-        if any(part.num_parts != len(parts) for part in parts):
+        manifest = self._manifest(pending)
+        if manifest is None:
             return None
-        sizes = {entry.name: entry.nbytes for entry in self._storage.entries(pending.folder)}
-        for part in parts:
-            if sizes.get(part.file) != part.nbytes:
-                raise CorruptCheckpointError(
-                    pending.step,
-                    f"{pending.folder}/{part.file} has {sizes.get(part.file)} bytes, "
-                    f"not {part.nbytes}",
-                )
-        try:
-            manifest = Manifest(
-                step=pending.step,
-                attempt=pending.attempt,
-                world_size=parts[0].world_size,
-                parts=tuple(parts),
-            )
-            check_owned_once(tensor for part in parts for tensor in part.tensors)
-        except ValueError as error:
-            raise CorruptCheckpointError(pending.step, str(error)) from error
         reach(CrashPoint.PARTS_ARRIVED)
-        raw = self._put_manifest(manifest)
+        raw = self._records.put_manifest(manifest)
         reach(CrashPoint.MANIFEST_STORED)
         commit = CommitRecord(
             step=pending.step,
@@ -273,7 +255,7 @@ class Coordinator:
             size_bytes=manifest.size_bytes,
             manifest_sha256=sha256(raw),
         )
-        winner = self._put(commit, raw)
+        winner = self._records.put_commit(commit, raw)
         reach(CrashPoint.COMMITTED)
         if winner != commit:
             logger.info(
@@ -297,76 +279,30 @@ class Coordinator:
             attempt=winner.attempt,
         )
 
-    def _put_manifest(self, manifest: Manifest) -> bytes:
-        """Write the manifest, and torch's description first; returns the one that holds.
-
-        One that is there was made of the same parts by a coordinator before us, which may
-        have committed it in the meantime: neither it nor what it names is ever replaced.
-        """
-        folder = names.attempt_folder(manifest.step, manifest.attempt)
-        path = f"{folder}/{names.MANIFEST}"
-        found = self._sound_manifest(path)
-        if found is not None:
-            return found
-        raw = self._described(manifest).to_json()
-        reach(CrashPoint.DESCRIPTION_STORED)
-        if not self._storage.put_if_absent(path, raw):
-            found = self._sound_manifest(path)
-            if found is not None:
-                return found
-            self._storage.write_bytes(path, raw)
-        return raw
-
-    def _sound_manifest(self, path: str) -> bytes | None:
-        """The manifest that is in storage; None when there is none or it is damaged."""
-        try:
-            found = self._storage.read_bytes(path)
-            Manifest.from_json(found)
-        except FileNotFoundError:
+    def _manifest(self, pending: _Pending) -> Manifest | None:
+        """What the parts are together, checked; None when they do not belong together."""
+        parts = [self._read_part(pending, rank) for rank in sorted(self._saver_ranks)]
+        if any(part.num_parts != len(parts) for part in parts):
             return None
-        except RecordError as error:
-            logger.warning("damaged manifest replaced: %s: %s", path, error)
-            return None
-        return found
-
-    def _described(self, manifest: Manifest) -> Manifest:
-        """The manifest that names torch's description, which it writes beside the payloads."""
-        description = self._describer.description(manifest)
-        folder = names.attempt_folder(manifest.step, manifest.attempt)
-        self._storage.write_bytes(f"{folder}/{names.METADATA}", description)
-        return replace(manifest, metadata_sha256=sha256(description))
-
-    def _put(self, commit: CommitRecord, manifest: bytes) -> CommitRecord:
-        """Create the commit record; returns the one that is there afterwards.
-
-        It is always read back, with the manifest: a store that says it has created a file and
-        has not would make a checkpoint that nobody finds again.
-        """
-        path = names.commit_path(commit.step)
-        if self._storage.put_if_absent(path, commit.to_json()):
-            if self._holds(commit, manifest):
-                return commit
-            return self._storage.read_commit(commit.step)[0]
+        sizes = {entry.name: entry.nbytes for entry in self._storage.entries(pending.folder)}
+        for part in parts:
+            if sizes.get(part.file) != part.nbytes:
+                raise CorruptCheckpointError(
+                    pending.step,
+                    f"{pending.folder}/{part.file} has {sizes.get(part.file)} bytes, "
+                    f"not {part.nbytes}",
+                )
         try:
-            return self._storage.read_commit(commit.step)[0]
-        except CorruptCheckpointError as error:
-            # A damaged record must not keep a whole checkpoint from existing.
-            logger.warning("committed checkpoint set aside: %s", error)
-            self._storage.quarantine_step(commit.step)
-        self._storage.put_if_absent(path, commit.to_json())
-        return self._storage.read_commit(commit.step)[0]
-
-    def _holds(self, commit: CommitRecord, manifest: bytes) -> bool:
-        """Whether both records are in storage just as they were written."""
-        folder = names.attempt_folder(commit.step, commit.attempt)
-        wanted = {
-            names.commit_path(commit.step): commit.to_json(),
-            f"{folder}/{names.MANIFEST}": manifest,
-        }
-        try:
-            return all(self._storage.read_bytes(path) == raw for path, raw in wanted.items())
-        except FileNotFoundError:
-            return False
+            manifest = Manifest(
+                step=pending.step,
+                attempt=pending.attempt,
+                world_size=parts[0].world_size,
+                parts=tuple(parts),
+            )
+            check_owned_once(tensor for part in parts for tensor in part.tensors)
+        except ValueError as error:
+            raise CorruptCheckpointError(pending.step, str(error)) from error
+        return manifest
 
     def _read_part(self, pending: _Pending, rank: int) -> PartRecord:
         path = f"{pending.folder}/{names.PARTS}/{names.part_name(rank)}"

@@ -20,29 +20,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.core import names
-from checkpoint.core.manifest import BLOCK_BYTES, PartRecord
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits, backoff_s
-from checkpoint.core.sealed import RecordError
-from checkpoint.core.shards import ShardTable
-from checkpoint.core.slots import Slot, UploadState, next_upload
+from checkpoint.core.slots import Slot, UploadState
 from checkpoint.errors import (
     CorruptCheckpointError,
     DamagedMemoryError,
     StorageUnavailableError,
 )
-from checkpoint.stage import slotfile
 from checkpoint.stage.damage import refuse
-from checkpoint.stage.rank_folder import WatchedFolder
-from checkpoint.stage.slot_sums import compare, damaged, ensure_sums, owned_sums
 from checkpoint.stage.slotfile import SlotFile
 from checkpoint.storage.root_owner import Owner, claim
 from checkpoint.storage.storage import CALL_DEADLINE_S, Storage
 from checkpoint.upload.background import give_way_to_training
 from checkpoint.upload.commit import CommitRules, Committed, Coordinator, Trouble
 from checkpoint.upload.insisting import Insisting
-from checkpoint.upload.transfer import OnPart, StoppedError, Transfer
+from checkpoint.upload.part import Part, RankFolder
+from checkpoint.upload.transfer import StoppedError, Transfer
 from outlast.chosen import is_given_up
 from outlast.crashpoints import CrashPoint, reach
 
@@ -57,8 +51,6 @@ _JOIN_S = 5.0
 
 OnCommitted = Callable[[Committed], None]
 OnTrouble = Callable[[int, str, str], None]
-# `Transfer.send` with its deadline.
-_Send = Callable[[str, memoryview | bytes, OnPart], None]
 
 
 class Uploader:
@@ -102,7 +94,7 @@ class Uploader:
         self._on_committed = on_committed
         self._on_trouble = on_trouble
         self._folders = [
-            _RankFolder(memory_dir / names.memory_folder(rank), rank)
+            RankFolder(memory_dir / names.memory_folder(rank), rank)
             for rank in sorted(set(local_ranks) & set(saver_ranks))
         ]
         self.insisting = Insisting(
@@ -212,7 +204,7 @@ class Uploader:
             self._storage.close()
         return self._storage
 
-    def _upload(self, folder: _RankFolder, slot: SlotFile) -> None:
+    def _upload(self, folder: RankFolder, slot: SlotFile) -> None:
         # The lock fails while a stager is choosing this slot; the next pass looks again.
         if not slot.try_lock(exclusive=False):
             return
@@ -231,8 +223,8 @@ class Uploader:
         finally:
             slot.unlock()
 
-    def _outcome(self, folder: _RankFolder, slot: SlotFile, facts: Slot) -> UploadState:
-        part = _Part(folder, slot, facts, num_parts=len(self._saver_ranks))
+    def _outcome(self, folder: RankFolder, slot: SlotFile, facts: Slot) -> UploadState:
+        part = Part(folder, slot, facts, num_parts=len(self._saver_ranks))
         try:
             self._try(part)
         except StoppedError:
@@ -251,7 +243,7 @@ class Uploader:
             return UploadState.FAILED
         return UploadState.DONE
 
-    def _try(self, part: _Part) -> None:
+    def _try(self, part: Part) -> None:
         if is_given_up(self._rules.chosen, part.facts.step, part.facts.attempt):
             return
         deadline_s = time.monotonic() + self._rules.timeout_s
@@ -280,13 +272,13 @@ class Uploader:
             if self._stopping.wait(wait_s):
                 raise StoppedError
 
-    def _expect(self, part: _Part) -> None:
+    def _expect(self, part: Part) -> None:
         coordinator = self._connect()
         if coordinator is not None:
             facts = part.facts
             coordinator.expect(facts.step, facts.attempt, sealed_at_ns=part.slot.sealed_at_ns)
 
-    def _clean_up(self, part: _Part) -> None:
+    def _clean_up(self, part: Part) -> None:
         """Give back the room that half a checkpoint takes: the store may be full."""
         if self._coordinator is not None:
             self._coordinator.give_up(part.facts.step, part.facts.attempt)
@@ -301,123 +293,3 @@ class Uploader:
             case Trouble():
                 self.last_trouble = news.detail
                 self._on_trouble(news.step, news.stage, news.detail)
-
-
-class _Part:
-    """One rank's share of a checkpoint on its way to storage."""
-
-    def __init__(self, folder: _RankFolder, slot: SlotFile, facts: Slot, *, num_parts: int) -> None:
-        self.folder = folder
-        self.slot = slot
-        self.facts = facts
-        self._num_parts = num_parts
-        at = names.attempt_folder(facts.step, facts.attempt)
-        self._payload_path = f"{at}/{names.payload_name(folder.rank)}"
-        self._record_path = f"{at}/{names.PARTS}/{names.part_name(folder.rank)}"
-
-    def write(self, send: _Send) -> tuple[PartRecord, bytes]:
-        """Write payload, then record: a record says that all of the payload is there.
-
-        What is sent is compared with the slot's checksums, part by part, before it goes.
-        Returns the record, and its bytes.
-
-        Raises:
-            CorruptCheckpointError: host memory does not hold what its header says.
-        """
-        sums = self._sums()
-
-        def compared(start: int, chunk: memoryview) -> None:
-            found = tuple(block_checksums(CHECKSUM, chunk, BLOCK_BYTES))
-            compare(self.slot, sums, start // BLOCK_BYTES, found)
-
-        with self.slot.owned as payload:
-            send(self._payload_path, payload, compared)
-        reach(CrashPoint.PAYLOAD_STORED)
-        record = self._record(owned_sums(self.slot, sums))
-        raw = record.to_json()
-        send(self._record_path, raw, _ignore)
-        reach(CrashPoint.RECORD_STORED)
-        return record, raw
-
-    def is_stored(self, storage: Storage) -> bool:
-        """Whether an uploader that died had sent it all: its record is there, and of these bytes.
-
-        Raises:
-            CorruptCheckpointError: host memory does not hold what its header says.
-        """
-        # Nobody had begun with it.
-        if self.facts.upload is not UploadState.BUSY:
-            return False
-        try:
-            found = PartRecord.from_json(storage.read_bytes(self._record_path))
-            nbytes = storage.size(self._payload_path)
-        except (FileNotFoundError, RecordError):
-            return False
-        # The record has the sums of what was read and compared when it was sent.
-        return found == self._record(owned_sums(self.slot, self._sums())) and nbytes == found.nbytes
-
-    def _sums(self) -> tuple[int, ...]:
-        """The slot's checksums, made now if the guard has not come to it; the slot is locked."""
-        sums = ensure_sums(self.slot)
-        assert sums is not None, "nobody overwrites a slot that is locked"
-        return sums
-
-    def delete(self, storage: Storage) -> None:
-        """Take back what was written, unless the checkpoint exists by now."""
-        if self.facts.step not in storage.committed_steps():
-            storage.delete_file(self._record_path)
-            storage.delete_file(self._payload_path)
-
-    def _record(self, blocks: tuple[int, ...]) -> PartRecord:
-        table, extra = self._read()
-        return PartRecord(
-            step=self.facts.step,
-            attempt=self.facts.attempt,
-            rank=self.folder.rank,
-            world_size=table.world_size,
-            num_parts=self._num_parts,
-            file=names.payload_name(self.folder.rank),
-            nbytes=table.owned_bytes,
-            block_bytes=BLOCK_BYTES,
-            checksum=CHECKSUM,
-            blocks=blocks,
-            tensors=table.owned,
-            extra=extra,
-        )
-
-    def _read(self) -> tuple[ShardTable, str]:
-        table = self.folder.table(self.slot.table_digest)
-        if table is None:
-            raise CorruptCheckpointError(
-                self.facts.step, f"{self.slot.path}: {slotfile.TABLE_FILE} is of other tensors"
-            )
-        try:
-            return table, self.slot.extra().decode()
-        except ValueError as error:
-            raise damaged(self.slot, str(error)) from error
-
-
-class _RankFolder(WatchedFolder):
-    """A rank's host memory, of which the uploader wants what is to be uploaded."""
-
-    def __init__(self, path: Path, rank: int) -> None:
-        super().__init__(path, rank)
-        self._table: ShardTable | None = None
-        self._table_digest = 0
-
-    def table(self, digest: int) -> ShardTable | None:
-        """What lies in slots of this digest, read once for each layout; None when unknown."""
-        if self._table is None or self._table_digest != digest:
-            self._table = slotfile.read_table(self.path)
-            self._table_digest = 0 if self._table is None else self._table.digest
-        return self._table if self._table_digest == digest else None
-
-    def next_upload(self) -> SlotFile | None:
-        """The slot to upload next, if any is wanted."""
-        slots = {slot.index: slot for slot in self.slots()}
-        chosen = next_upload([slot.read() for slot in slots.values()])
-        return None if chosen is None else slots[chosen]
-
-
-def _ignore(start: int, chunk: memoryview) -> None:
-    """A record has no checksums of blocks: it guards itself."""

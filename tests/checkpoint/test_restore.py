@@ -72,7 +72,7 @@ def test_checkpoint_in_many_blocks_is_read_bitwise(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks end in the middle of tensors; tensors span several blocks."""
-    monkeypatch.setattr("checkpoint.upload.uploader.BLOCK_BYTES", 37)
+    monkeypatch.setattr("checkpoint.upload.part.BLOCK_BYTES", 37)
     monkeypatch.setattr("checkpoint.core.blocks.BLOCK_BYTES", 37)
     commit_steps(url, tmp_path / "memory", [4])
     assert load_together(Storage(url), 4, 2) == [{"step": 4}] * 2
@@ -132,7 +132,7 @@ def test_corruption_is_the_same_verdict_on_every_rank_and_an_older_step_loads(
 def test_corruption_after_the_first_block_is_found_too(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("checkpoint.upload.uploader.BLOCK_BYTES", 64)
+    monkeypatch.setattr("checkpoint.upload.part.BLOCK_BYTES", 64)
     monkeypatch.setattr("checkpoint.core.blocks.BLOCK_BYTES", 64)
     commit_steps(url, tmp_path / "memory", [8])
     payload = tmp_path / "store/job-1/step-00000008.1/__0_0.distcp"
@@ -211,7 +211,7 @@ def test_checkpoint_of_two_ranks_loads_on_any_number(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
 ) -> None:
     """The first tensor has eight rows: they are cut evenly, unevenly, and not at all."""
-    monkeypatch.setattr("checkpoint.upload.uploader.BLOCK_BYTES", 37)
+    monkeypatch.setattr("checkpoint.upload.part.BLOCK_BYTES", 37)
     monkeypatch.setattr("checkpoint.core.blocks.BLOCK_BYTES", 37)
     whole = commit_shards(url, tmp_path / "memory", 6, 2)
     storage = Storage(url)

@@ -31,7 +31,7 @@ FOLDER = "step-00000001.1"
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of two ranks in blocks of 64 bytes."""
-    monkeypatch.setattr("checkpoint.upload.uploader.BLOCK_BYTES", 64)
+    monkeypatch.setattr("checkpoint.upload.part.BLOCK_BYTES", 64)
     monkeypatch.setattr("checkpoint.core.blocks.BLOCK_BYTES", 64)
     url = f"file://{tmp_path}/store/job-1"
     ranks = range(2)

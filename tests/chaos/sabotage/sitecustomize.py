@@ -215,7 +215,7 @@ def _patch_upload(module: ModuleType) -> None:
     def begins(part: Any, send: Any) -> None:
         _reach("upload", part.folder.rank, part.facts.attempt, part.facts.step)
 
-    _before(module._Part, "write", begins)
+    _before(module.Part, "write", begins)
 
 
 def _patch_resume(module: ModuleType) -> None:
@@ -313,7 +313,7 @@ _PATCHES = {
     "trainer.parallel.pipeline": _patch_pipeline,
     "trainer.recovery.resume": _patch_resume,
     "checkpoint.stage.stager": _patch_stage,
-    "checkpoint.upload.uploader": _patch_upload,
+    "checkpoint.upload.part": _patch_upload,
     "checkpoint.storage.storage": _patch_storage,
 }
 
