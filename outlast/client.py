@@ -100,8 +100,6 @@ class Client:
     def close(self) -> None:
         self._channel.close()
 
-    # Jobs
-
     def submit(
         self,
         spec: dict[str, Any] | Path | str,
@@ -228,8 +226,6 @@ class Client:
         )
         return self._stream(self._jobs.Logs, request)
 
-    # Nodes
-
     def nodes(self, *, timeout_s: float = CALL_TIMEOUT_S) -> tuple[nodes_pb2.Node, ...]:
         """Every node that has ever joined."""
         request = nodes_pb2.ListNodesRequest()
@@ -259,8 +255,6 @@ class Client:
     def forget_node(self, node_id: str) -> None:
         """Take a node that was given up and is gone off the list."""
         self._call(self._nodes.ForgetNode, nodes_pb2.ForgetNodeRequest(node_id=node_id))
-
-    # Incidents and diagnostics
 
     def incidents(
         self, job_id: str = "", *, newest: int = 0, brief: bool = False

@@ -75,9 +75,6 @@ def parse_document(text: str, name: str) -> Document:
         raise SpecFileError(f"{name} nests too deeply; a job spec has a few levels") from error
 
 
-# Bytes
-
-
 def _read(path: Path | str, name: str) -> bytes:
     try:
         if str(path) == "-":
@@ -144,9 +141,6 @@ def _decoded(data: bytes, name: str) -> str:
         ) from error
 
 
-# JSON
-
-
 def _parse_json(text: str) -> Document:
     problems: list[FieldProblem] = []
 
@@ -166,9 +160,6 @@ def _parse_json(text: str) -> Document:
             raise
         raise SpecFileError("a number has more digits than any field allows") from error
     return Document(value=value, problems=tuple(problems))
-
-
-# YAML
 
 
 class _Loader(yaml.SafeLoader):

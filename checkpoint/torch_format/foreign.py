@@ -125,9 +125,6 @@ def _chunks(
         )
 
 
-# What the pickle may name
-
-
 class _Kept:
     """Keeps the state that a pickle gives to an instance, and does nothing with it."""
 
@@ -212,9 +209,6 @@ class _MetadataUnpickler(pickle.Unpickler):
                 f".metadata names {module}.{name}, which a checkpoint's description has no use "
                 "for; it is not read"
             ) from None
-
-
-# What the pickle must hold
 
 
 def _state(found: object, kind: type[_Kept]) -> Mapping[str, object]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from outlast.sizing.parameters import PlanInput, stage_units
 
-# `checkpoint.slotfile`: what lies before the tensors of a slot.
+# `checkpoint.stage.slotfile`: what lies before the tensors of a slot.
 _HEADER_BYTES = 64 << 10
-# `checkpoint.frames`: what makes a tensor a file of torch's (1.6 KB), aligning it, and its lines
-# in the table of shards beside the slots.
+# `checkpoint.torch_format.frames`: what makes a tensor a file of torch's (1.6 KB), aligning it,
+# and its lines in the table of shards beside the slots.
 _FRAME_BYTES = 2 << 10
-# `checkpoint.slot_sums`: behind the tensors a word for each block of 4 MiB.
+# `checkpoint.stage.slot_sums`: behind the tensors a word for each block of 4 MiB.
 _SUMMED_BYTES, _SUM_BYTES = 4 << 20, 8
 # The most parameters that a block has, and the ends of a model (`trainer.model`).
 _BLOCK_TENSORS, _END_TENSORS = 13, 6

@@ -14,6 +14,8 @@ import typer.main
 
 from outlast.cli.main import app
 from outlast.cli.usage import ListingGroup
+from outlast.spec import JobSpec
+from tests.test_project import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -173,3 +175,62 @@ def test_make_targets_exist(page: Path) -> None:
 )
 def test_what_does_not_exist_is_found(line: str, says: list[str]) -> None:
     assert wrong_words(line) == says
+
+
+# Files of users that sources speak of.
+USERS_FILES = ("demo.py", "trainer.py")
+MODULE = re.compile(
+    r"`((?:bench|checkpoint|controller|demo|diagnostics|outlast|trainer)(?:\.\w+)+)`"
+)
+BESIDE = re.compile(r"\(`([\w/]+\.py)`")
+
+
+def has_module(name: str) -> bool:
+    """Whether a module of ours, or a name in one, is called so."""
+    folder, *rest = name.split(".")
+    path = ROOT / folder
+    while rest and (path / rest[0]).is_dir():
+        path /= rest.pop(0)
+    if not rest:
+        return True
+    module = path / f"{rest[0]}.py"
+    if module.is_file():
+        rest.pop(0)
+    else:
+        module = path / "__init__.py"
+    return not rest or re.search(rf"\b{rest[0]}\b", module.read_text(encoding="utf-8")) is not None
+
+
+def sources() -> Iterator[tuple[Path, str]]:
+    for top in ("bench", *PACKAGES):
+        for path in (ROOT / top).rglob("*.py"):
+            if path.parent != ROOT / "outlast" / "v1":
+                yield path, path.read_text(encoding="utf-8")
+
+
+def test_modules_that_docstrings_and_comments_name_exist() -> None:
+    spec_fields = {
+        f"{section}.{field}"
+        for section, of_job in JobSpec.model_fields.items()
+        for field in getattr(of_job.annotation, "model_fields", {})
+    }
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, text in sources()
+        for name in MODULE.findall(text)
+        if name not in spec_fields
+        and not name.startswith("outlast.v1.")
+        and name not in USERS_FILES
+        and not has_module(name)
+    ]
+    assert wrong == []
+
+
+def test_files_that_docstrings_and_comments_name_exist() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, text in sources()
+        for name in BESIDE.findall(text)
+        if not any((folder / name).is_file() for folder in path.parents)
+    ]
+    assert wrong == []

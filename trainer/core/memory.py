@@ -80,9 +80,6 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
     )
 
 
-# State
-
-
 def _state_values(facts: PlanInput, units: Units) -> tuple[int, int, int]:
     """Bytes of weights, gradients and optimizer state that live through the step."""
     sizes, level, total = facts.sizes, facts.zero.level, units.total
@@ -117,9 +114,6 @@ def _reduced_bytes(facts: PlanInput, units: Units) -> int:
         return 0
     received = units.largest * (replicas - 1) // replicas
     return facts.sizes.gradient * (min(units.total, _REDUCED_BUCKETS * units.largest) + received)
-
-
-# Messages and moments
 
 
 def _receive_bytes(facts: PlanInput, stage: int) -> int:
