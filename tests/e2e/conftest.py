@@ -10,16 +10,15 @@ import pytest
 from tests.chaos.orders import Desk
 from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import Cluster
+from tests.e2e.held import obeyed
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """Orders for all processes that are started from here on; none so far."""
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """Orders for all processes of a test."""
     desk = Desk(tmp_path / "orders")
-    desk.give(())
-    for name, value in desk.environment.items():
-        monkeypatch.setenv(name, value)
-    return desk
+    with obeyed(desk):
+        yield desk
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,11 @@ It needs no more steps than the test, however slow the machine is: it cannot end
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from tests.chaos.orders import Desk, Order
 
@@ -17,6 +21,16 @@ HELD: dict[str, Any] = {
     "recovery": {"hang_timeout_s": 300},
     "detectors": {"hang": "off"},
 }
+
+
+@contextmanager
+def obeyed(desk: Desk) -> Iterator[None]:
+    """All processes that are started meanwhile take the orders of this desk; none so far."""
+    desk.give(())
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in desk.environment.items():
+            patch.setenv(name, value)
+        yield
 
 
 def held_in_first_attempt(desk: Desk) -> None:

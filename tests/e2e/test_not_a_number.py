@@ -18,6 +18,7 @@ from outlast.v1 import incidents_pb2
 from tests.chaos.orders import Desk, Order
 from tests.controller.processes import controller
 from tests.e2e.cluster import Cluster
+from tests.e2e.held import obeyed
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,14 +34,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 @contextmanager
 def three_nodes(state_dir: Path, desk: Desk) -> Iterator[Cluster]:
     """Two nodes for the jobs, and one to spare."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in desk.environment.items():
-            patch.setenv(name, value)
-        desk.give(())
-        with controller(state_dir, "--local-nodes", "3", "--workers-per-node", "1") as process:
-            cluster = Cluster(state_dir, lambda: process.grpc)
-            cluster.wait_nodes(3)
-            yield cluster
+    nodes = ("--local-nodes", "3", "--workers-per-node", "1")
+    with obeyed(desk), controller(state_dir, *nodes) as process:
+        cluster = Cluster(state_dir, lambda: process.grpc)
+        cluster.wait_nodes(3)
+        yield cluster
 
 
 @pytest.fixture(scope="module")
