@@ -17,6 +17,7 @@ import pytest
 from outlast.v1 import incidents_pb2
 from tests.chaos.orders import Desk, Order
 from tests.controller.processes import controller
+from tests.e2e.by_hand import QUICKLY_CHECKED
 from tests.e2e.cluster import Cluster
 from tests.e2e.held import obeyed
 
@@ -33,8 +34,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 @contextmanager
 def three_nodes(state_dir: Path, desk: Desk) -> Iterator[Cluster]:
-    """Two nodes for the jobs, and one to spare."""
-    nodes = ("--local-nodes", "3", "--workers-per-node", "1")
+    """Two nodes for the jobs, and one to spare: of so few, one in ten minutes may be replaced."""
+    nodes = ("--local-nodes", "3", "--workers-per-node", "1", *QUICKLY_CHECKED)
     with obeyed(desk), controller(state_dir, *nodes) as process:
         cluster = Cluster(state_dir, lambda: process.grpc)
         cluster.wait_nodes(3)

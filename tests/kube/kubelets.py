@@ -48,6 +48,8 @@ class Kubelets:
     """On tmpfs: the pods' shared memory."""
     runs: bool = True
     """Whether containers become processes; else pods only look as if they ran."""
+    options: tuple[str, ...] = ()
+    """Arguments of a container after those of its manifest."""
     on_began: Callable[[str, str], None] = lambda host, uid: None
     """A container has begun on a host; called in the thread with the pod's uid."""
     on_ended: Callable[[str, str], None] = lambda host, uid: None
@@ -242,7 +244,7 @@ class Kubelets:
         assert spec.command[0] == "python"
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *spec.command[1:], *arguments],
+                [sys.executable, *spec.command[1:], *arguments, *self.options],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

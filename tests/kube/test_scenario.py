@@ -20,7 +20,10 @@ import pytest
 
 from controller.kube import quarantine
 from outlast.ports import free_port
+from tests.chaos.orders import Desk
+from tests.e2e.by_hand import QUICK_CHECKS
 from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.held import obeyed
 from tests.kube.cluster import Kube
 from tests.kube.kubelets import ROOT, Kubelets
 
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 
 NUM_HOSTS = 5
 JOB: dict[str, Any] = {
-    "steps": 150,
+    "steps": 60,
     "parallel": {"dp": 4, "micro_batch": 2},
     "data": {"global_batch": 8, "max_bytes": 65536},
 }
@@ -75,9 +78,17 @@ class Controller:
 
 
 @pytest.fixture
-def kubelets(kube: Kube, tmp_path: Path) -> Iterator[Kubelets]:
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "orders")
+    with obeyed(desk):
+        yield desk
+
+
+@pytest.fixture
+def kubelets(kube: Kube, desk: Desk, tmp_path: Path) -> Iterator[Kubelets]:
     memory = Path(f"/dev/shm/outlast-kube-{os.getpid()}-{uuid.uuid4().hex[:6]}")
-    kubelets = Kubelets(kube.core(), kube.namespace, tmp_path / "pods", memory)
+    checks = ("--suite-runner", QUICK_CHECKS)
+    kubelets = Kubelets(kube.core(), kube.namespace, tmp_path / "pods", memory, options=checks)
     for number in range(NUM_HOSTS):
         kubelets.add_host(f"host-{number}")
     kubelets.start()
@@ -96,7 +107,7 @@ def controller(kube: Kube, kubelets: Kubelets, tmp_path: Path) -> Iterator[Contr
 
 
 def test_job_outlives_its_host_and_leaves_nothing_behind(
-    kube: Kube, kubelets: Kubelets, controller: Controller
+    kube: Kube, kubelets: Kubelets, desk: Desk, controller: Controller
 ) -> None:
     cluster = Cluster(controller.state_dir, lambda: controller.address)
     core = kube.core()
@@ -104,11 +115,14 @@ def test_job_outlives_its_host_and_leaves_nothing_behind(
     reference = cluster.submit(**JOB)
     cluster.wait_state(reference, "SUCCEEDED")
 
+    # It must not end before its host is lost.
+    desk.slow_down("steps", step_s=0.2)
     job_id = cluster.submit(**JOB)
-    cluster.wait_step(job_id, 45)
+    cluster.wait_step(job_id, 10)
     lost = cluster.job(job_id).nodes[1]
     assert set(cluster.job(job_id).nodes) <= set(kubelets.hosts_in_use())
     kubelets.fail(lost)
+    desk.speed_up()
 
     # Closed for everybody.
     wait_for(lambda: quarantine.TAINT in _taints(core, lost), f"{lost} to be tainted")
@@ -125,6 +139,7 @@ def test_job_outlives_its_host_and_leaves_nothing_behind(
     assert [entry.phase for entry in incident.timeline].count("preflight") == 1
     assert cluster.losses(job_id) == cluster.losses(reference)
 
+    desk.slow_down("steps")
     cancelled = cluster.submit(**{**JOB, "steps": 1_000_000})
     cluster.wait_step(cancelled, 5)
     assert lost not in cluster.job(cancelled).nodes
