@@ -12,6 +12,7 @@ from controller.core import (
     accounting,
     attempts,
     elastic,
+    hang_signs,
     incidents,
     last_checkpoint,
     nodes,
@@ -32,7 +33,7 @@ from controller.core.events import (
     JobSubmitted,
     WorkerExited,
 )
-from controller.core.evidence import NO_FIRST_STEP_YET, NO_STEP_IN_TIME
+from controller.core.evidence import NO_FIRST_STEP_YET
 from controller.core.facts import JobForgotten, JobPut, NodeChecked, RanksDone, State
 from controller.core.records import (
     CommandRecord,
@@ -59,11 +60,6 @@ from outlast.failures import FailureClass
 
 # Where the workers stand is all that can be known of such a fault.
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
-# Limits of the spec that may be too short for the job itself.
-_LIMITS = {
-    "recovery.first_step_timeout_s": NO_FIRST_STEP_YET,
-    "recovery.hang_timeout_s": NO_STEP_IN_TIME,
-}
 
 
 def named(state: State, name: str) -> JobRecord | None:
@@ -254,25 +250,8 @@ def stalled(ctx: Context, event: JobStalled) -> None:
     if job.state is JobState.STARTING and ctx.blind_until_s is not None:
         # Nobody can have told of a first step.
         return
-    per_node = job.plan.workers_per_node
-    places = dict.fromkeys(rank // per_node for rank in event.culprit_ranks)
-    fingerprint = _LIMITS.get(event.limit.partition(" ")[0], "")
-    for place in places or {0: None}:
-        fault(
-            ctx,
-            ctx.state.jobs[job.job_id],
-            Evidence(
-                kind=EvidenceKind.STALLED,
-                node=job.nodes[place] if places else None,
-                rank=next(
-                    (rank for rank in event.culprit_ranks if rank // per_node == place), None
-                ),
-                detail=f"stood still for {event.stalled_s:.1f} s ({event.limit}); {event.detail}",
-                at_s=ctx.now_s - event.stalled_s,
-                fault_class=FailureClass.USER_ERROR if event.is_users else FailureClass.NONE,
-                fingerprint="hang of the program" if event.is_users else fingerprint,
-            ),
-        )
+    for sign in hang_signs.signs_of(job, event, ctx.now_s):
+        fault(ctx, ctx.state.jobs[job.job_id], sign)
     incidents.add_note(ctx, ctx.state.jobs[job.job_id], "last_operations", event.stood)
 
 

@@ -268,9 +268,9 @@ def _limit_too_short(facts: Facts) -> Verdict | None:
         return None
     what, remedy, most_steps = _LIMITS[sign.fingerprint]
     has_progress = facts.fault_step > facts.last_fault_step + most_steps
-    if sign.fingerprint == NO_STEP_IN_TIME and _culprits(facts):
+    if sign.fingerprint == NO_STEP_IN_TIME and _has_suspects(facts):
         return None
-    may_check = Rung.DIAGNOSE in facts.ladder and _culprits(facts) and not facts.findings
+    may_check = Rung.DIAGNOSE in facts.ladder and _has_suspects(facts) and not facts.findings
     if has_progress or may_check:
         return None
     checked = "; checks of the nodes found nothing" if facts.findings else ""
@@ -335,7 +335,7 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     device = _cause(facts) is Cause.DEVICE
     is_anyones = root is not None and (root.fault_class in causes.ANYONES or root.is_cascade)
     # Slow steps are of no node in particular: all are checked.
-    has_suspects = bool(culprits) or is_anyones or detected is not None
+    has_suspects = _has_suspects(facts) or is_anyones or detected is not None
     may_check = Rung.DIAGNOSE in facts.ladder and has_suspects and not facts.findings
     if may_check and (always or often or known_bad or detected or device):
         if device:
@@ -446,6 +446,13 @@ def _culprits(facts: Facts) -> tuple[NodeId, ...]:
     is_own = root is not None and not root.is_cascade
     named = _unique(stalled or ([root] if root is not None and is_own else others))
     return named or nodes_with_odd_stacks(facts.evidence)
+
+
+def _has_suspects(facts: Facts) -> bool:
+    """Whether some node may be at fault: those that are blamed, or any of those that hang."""
+    stalled = (item for item in facts.evidence if item.kind is EvidenceKind.STALLED)
+    is_program = next(_stuck_program(facts.evidence), None) is not None
+    return bool(_culprits(facts)) or (not is_program and any(i.num_nodes > 1 for i in stalled))
 
 
 def _cause(facts: Facts) -> Cause:

@@ -355,6 +355,8 @@ class Evidence:
     fingerprint: str = ""
     # Of the first failures that differ; see `evidence`.
     traceback: str = ""
+    # How many nodes it is about; of more than one none in particular.
+    num_nodes: int = 1
 
     @property
     def is_cascade(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from controller.operations import set_operation
-from diagnostics.core.hang import RankFacts, facts_of
+from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
 from outlast.blackbox.records import Group, Op, Operation, Phase, member
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
@@ -53,7 +53,7 @@ def facts_from_words(
         rank,
         member(Phase, phase),
         operation_from(last_op),
-        layout,
+        Groups(layout),
         since_s=since_s,
         entered={member(Group, name): seq for name, seq in (entered or {}).items()},
         process_state=process_state,

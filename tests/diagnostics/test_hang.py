@@ -17,14 +17,9 @@ from hypothesis import strategies as st
 
 from controller.core.edge.operations import operation_of
 from controller.operations import set_operation
-from diagnostics.core.hang import (
-    HangKind,
-    RankFacts,
-    analyse,
-    facts_of,
-    members_of,
-    where_all_stand,
-)
+from diagnostics.core.hang import HangKind, analyse
+from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
+from diagnostics.core.rank_words import where_all_stand
 from outlast.blackbox import Group, Op, Phase, Present, Reader, Writer
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
@@ -113,7 +108,7 @@ def complete(number: int, ranks: dict[int, Rank], layout: Layout) -> tuple[int, 
         opposite = Op.RECV if call.op is Op.SEND else Op.SEND
         matched = other is not None and other.op is opposite and other.peer == number
         return (number, call.peer) if matched else ()
-    members = members_of(number, layout)[call.group]
+    members = Groups(layout).of(number)[call.group]
     at_it = [
         member
         for member in members
@@ -280,7 +275,7 @@ def test_known_counters_of_other_groups_are_used() -> None:
             group=Group.DP,
             seq=1,
             inside=False,
-            members=members_of(1, layout),
+            members=Groups(layout).of(1),
             entered={Group.TP: 4},
         ),
     ]
@@ -392,7 +387,7 @@ def test_several_missing_are_told_with_the_group_that_they_share(
     missing: tuple[int, ...], group: str
 ) -> None:
     layout = Layout(tp=2, dp=2, pp=2)
-    assert members_of(0, layout)[Group.PP] == (0, 4)
+    assert Groups(layout).of(0)[Group.PP] == (0, 4)
     words = {rank: "in world all_reduce #2" for rank in range(8) if rank not in missing}
     verdict = analyse(standing(words, layout), missing, layout=layout)
     assert (verdict.kind, verdict.culprits) == (HangKind.MISSING, missing)
@@ -439,7 +434,7 @@ def test_an_operation_on_the_wire_is_that_of_the_black_box(tmp_path: Path, leave
     set_operation(summary, now.last_operation)
     last = operation_of(summary)
     assert str(last) == str(now.last_operation)
-    facts = facts_of(now.rank, now.phase, last, CUBE, since_s=now.op_entered_ns / 1e9)
+    facts = facts_of(now.rank, now.phase, last, Groups(CUBE), since_s=now.op_entered_ns / 1e9)
     assert facts == RankFacts(
         rank=3,
         phase=Phase.GRADIENT_SYNC,
@@ -447,7 +442,7 @@ def test_an_operation_on_the_wire_is_that_of_the_black_box(tmp_path: Path, leave
         group=Group.DP,
         seq=1,
         inside=not leave,
-        members=members_of(3, CUBE),
+        members=Groups(CUBE).of(3),
         since_s=now.op_entered_ns / 1e9,
     )
 

@@ -10,13 +10,16 @@ What does not belong here: limits on steps that are not completed, whatever rank
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from controller.core.edge.operations import operation_of
 from controller.core.edge.settings import SettingsTable
 from controller.core.events import Detected, Event, JobStalled
 from controller.core.records import Cause, JobRecord
-from diagnostics.core.hang import HangVerdict, RankFacts, analyse, facts_of, where_all_stand
+from diagnostics.core.hang import HangVerdict, analyse
 from diagnostics.core.pace import STOPPED_STATE, Standing, all_over
+from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
+from diagnostics.core.rank_words import where_all_stand
 from outlast.blackbox.records import Group, Phase, member
 from outlast.ids import Attempt, JobId
 from outlast.layout import Layout
@@ -26,21 +29,59 @@ from outlast.v1 import agents_pb2
 _MAX_PLACES = 4
 
 
+@dataclass(slots=True, kw_only=True)
+class _Over:
+    """Ranks of a job's newest attempt that stand for too long, as far as is known."""
+
+    attempt: int
+    ranks: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What is known of all ranks of a job when it hangs."""
+
+    facts: list[RankFacts]
+    # In words, which ranks no fact is known of.
+    left_out: list[str]
+    missing: list[int]
+    layout: Layout
+
+    def verdict(self) -> HangVerdict:
+        return analyse(self.facts, self.missing, layout=self.layout)
+
+    def places(self) -> list[str]:
+        """Where all ranks stand; those that no fact is known of are told as well."""
+        return [*where_all_stand(self.facts), *self.left_out]
+
+
 class HangTable:
     """The newest summary of each rank of live jobs, and which attempts were said to hang."""
 
     def __init__(self, settings: SettingsTable) -> None:
         self._settings = settings
         self._ranks: dict[JobId, dict[int, agents_pb2.RankSummary]] = {}
+        self._over: dict[JobId, _Over] = {}
         # The attempt of each job that was last said to hang.
         self._told: dict[JobId, Attempt] = {}
 
     def note(self, summary: agents_pb2.RankSummary) -> None:
         """A heartbeat had it."""
-        self._ranks.setdefault(JobId(summary.job_id), {})[summary.rank] = summary
+        job = JobId(summary.job_id)
+        self._ranks.setdefault(job, {})[summary.rank] = summary
+        over = self._over.get(job)
+        if over is None or over.attempt < summary.attempt:
+            over = self._over[job] = _Over(attempt=summary.attempt)
+        if over.attempt != summary.attempt:
+            return
+        if _standing(summary).is_over:
+            over.ranks.add(summary.rank)
+        else:
+            over.ranks.discard(summary.rank)
 
     def forget(self, job: JobId) -> None:
         self._ranks.pop(job, None)
+        self._over.pop(job, None)
         self._told.pop(job, None)
 
     def is_told(self, job: JobRecord) -> bool:
@@ -72,21 +113,22 @@ class HangTable:
 
         `ranks` are those of the node that has just been heard.
         """
-        if self.is_told(job):
+        if self.is_told(job) or self._mode(job) == "off":
             return []
         stopped = [summary for summary in ranks if _is_stopped(summary)]
         if stopped:
             # What the others do decides nothing: they will wait for this one.
             facts, _ = _rank_facts(stopped, self._layout_of(job), wall_s)
-            return self._hang(job, _standing(stopped[0]), analyse(facts), wall_s)
-        # A node that moves says that not all stand, without a look at the others.
-        if not all_over(map(_standing, ranks)):
+            return self._hang(job, _standing(stopped[0]), wall_s, analyse(facts))
+        # While some rank moves nobody looks at all of them.
+        over = self._over.get(job.job_id)
+        if over is None or len(over.ranks) < job.plan.world_size:
             return []
         standings = [_standing(summary) for summary in self.summaries(job).values()]
         if len(standings) < job.plan.world_size or not all_over(standings):
             return []
         least = min(standings, key=lambda standing: standing.stands_s)
-        return self._hang(job, least, self._who_hangs(job, wall_s), wall_s)
+        return self._hang(job, least, wall_s)
 
     def start_is_late(self, job: JobRecord, wall_s: float) -> list[Event]:
         """The patience with a start is about to end; told once."""
@@ -103,15 +145,19 @@ class HangTable:
         return [self._stalled(job, stalled_s, limit, wall_s)]
 
     def _hang(
-        self, job: JobRecord, standing: Standing, verdict: HangVerdict, wall_s: float
+        self,
+        job: JobRecord,
+        standing: Standing,
+        wall_s: float,
+        verdict: HangVerdict | None = None,
     ) -> list[Event]:
-        mode = self._settings.of(job).modes.get(Cause.HANG, "act")
-        if mode == "off":
-            return []
+        """A hang, for which `verdict` is to blame or, unless given, what all ranks show."""
         self._told[job.job_id] = job.attempt
-        if mode == "log":
-            stood = "; ".join(self._places(job, wall_s)[:_MAX_PLACES])
-            words = f"the job stood still for {standing.stands_s:.1f} s; {verdict.reason}; {stood}"
+        if self._mode(job) == "log":
+            look = self._look(job, wall_s)
+            reason = (verdict or look.verdict()).reason
+            stood = "; ".join(look.places()[:_MAX_PLACES])
+            words = f"the job stood still for {standing.stands_s:.1f} s; {reason}; {stood}"
             return [_logged_hang(job, words, wall_s)]
         limit = f"at most {standing.limit_s or 0.0:.1f} s: {standing.source}"
         return [self._stalled(job, standing.stands_s, limit, wall_s, verdict)]
@@ -124,7 +170,8 @@ class HangTable:
         wall_s: float,
         verdict: HangVerdict | None = None,
     ) -> JobStalled:
-        verdict = verdict or self._who_hangs(job, wall_s)
+        look = self._look(job, wall_s)
+        verdict = verdict or look.verdict()
         return JobStalled(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -132,20 +179,18 @@ class HangTable:
             culprit_ranks=tuple(r for r in verdict.culprits if r < job.plan.world_size),
             detail=verdict.reason,
             limit=limit,
-            stood="; ".join(self._places(job, wall_s)),
+            stood="; ".join(look.places()),
             is_users=verdict.is_users,
         )
 
-    def _who_hangs(self, job: JobRecord, wall_s: float) -> HangVerdict:
+    def _look(self, job: JobRecord, wall_s: float) -> _Look:
         seen, layout = self.summaries(job), self._layout_of(job)
+        facts, left_out = _rank_facts(seen.values(), layout, wall_s)
         missing = [rank for rank in range(job.plan.world_size) if rank not in seen]
-        facts, _ = _rank_facts(seen.values(), layout, wall_s)
-        return analyse(facts, missing, layout=layout)
+        return _Look(facts=facts, left_out=left_out, missing=missing, layout=layout)
 
-    def _places(self, job: JobRecord, wall_s: float) -> list[str]:
-        """Where all ranks stand; those that no fact is known of are told as well."""
-        facts, left_out = _rank_facts(self.summaries(job).values(), self._layout_of(job), wall_s)
-        return [*where_all_stand(facts), *left_out]
+    def _mode(self, job: JobRecord) -> str:
+        return self._settings.of(job).modes.get(Cause.HANG, "act")
 
     def _layout_of(self, job: JobRecord) -> Layout:
         return self._settings.of(job).layout
@@ -158,6 +203,7 @@ def _rank_facts(
     something unknown, and there is one rank less to reason with."""
     facts: list[RankFacts] = []
     left_out: list[str] = []
+    groups = Groups(layout)
     for summary in summaries:
         try:
             facts.append(
@@ -165,7 +211,7 @@ def _rank_facts(
                     summary.rank,
                     member(Phase, summary.phase),
                     operation_of(summary),
-                    layout,
+                    groups,
                     since_s=wall_s - summary.last_op_age_s,
                     entered={member(Group, name): seq for name, seq in summary.entered.items()},
                     process_state=summary.process_state,

@@ -1,0 +1,62 @@
+"""Which nodes a hang is held against."""
+
+from __future__ import annotations
+
+from controller.core.events import JobStalled
+from controller.core.evidence import NO_FIRST_STEP_YET, NO_STEP_IN_TIME
+from controller.core.naming import names
+from controller.core.records import Evidence, EvidenceKind, JobRecord
+from outlast.failures import FailureClass
+from outlast.ids import NodeId
+
+# A hang that more nodes than these are part of, as where all ranks entered an operation that does
+# not end, says nothing against any one of them, and is one sign.
+MAX_BLAMED = 64
+# Limits of the spec that may be too short for the job itself.
+_LIMITS = {
+    "recovery.first_step_timeout_s": NO_FIRST_STEP_YET,
+    "recovery.hang_timeout_s": NO_STEP_IN_TIME,
+}
+
+
+def signs_of(job: JobRecord, event: JobStalled, now_s: float) -> list[Evidence]:
+    """A sign for each node that the hang is blamed on; one for all of them where they are many."""
+    per_node = job.plan.workers_per_node
+    first_ranks: dict[int, int] = {}
+    for rank in event.culprit_ranks:
+        first_ranks.setdefault(rank // per_node, rank)
+    said = f"stood still for {event.stalled_s:.1f} s ({event.limit}); {event.detail}"
+    if not first_ranks:
+        return [_sign(event, now_s, said, None, None)]
+    if len(first_ranks) <= MAX_BLAMED:
+        return [
+            _sign(event, now_s, said, job.nodes[place], rank) for place, rank in first_ranks.items()
+        ]
+    nodes = [node for place in first_ranks if (node := job.nodes[place]) is not None]
+    said = f"{said}; that is {len(first_ranks):,} nodes: {names(nodes)}"
+    if not event.is_users:
+        return [_sign(event, now_s, said, None, None, len(first_ranks))]
+    # Nobody is blamed for what the program does; the first rank is where it was seen.
+    place, rank = next(iter(first_ranks.items()))
+    return [_sign(event, now_s, said, job.nodes[place], rank, len(first_ranks))]
+
+
+def _sign(
+    event: JobStalled,
+    now_s: float,
+    said: str,
+    node: NodeId | None,
+    rank: int | None,
+    num_nodes: int = 1,
+) -> Evidence:
+    fingerprint = _LIMITS.get(event.limit.partition(" ")[0], "")
+    return Evidence(
+        kind=EvidenceKind.STALLED,
+        node=node,
+        rank=rank,
+        detail=said,
+        at_s=now_s - event.stalled_s,
+        fault_class=FailureClass.USER_ERROR if event.is_users else FailureClass.NONE,
+        fingerprint="hang of the program" if event.is_users else fingerprint,
+        num_nodes=num_nodes,
+    )
