@@ -4,8 +4,8 @@ The controller decides by them, so each `match` on one closes with `assert_never
 an error of the type checker wherever nothing is decided for it yet. Values stand in journals and
 on the wire and do not change.
 
-What does not belong here: which messages mean which class (`diagnostics.core.exit_rules`), and what
-is done about one (`controller.core.policy`).
+What does not belong here: which messages mean which class (`diagnostics.core.rules.exits`), and
+what is done about one (`controller.core.policy`).
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@ The controller decides by this class whether to restart, to look at the node or
 to tell the user, so a symptom must never pass for a cause: losing a connection
 is what a rank says when *another* one died, and loses against anything else.
 
-The table is data. Every rule carries samples that it must classify and samples
-that it must leave alone; the tests run them all, and a new message from the
-field is added as a sample first.
+The table is data (`diagnostics.core.rules`).
 
 What does not belong here: comparing ranks (the earliest initiating failure
 wins), and what to do about it.
@@ -19,7 +17,8 @@ import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from diagnostics.core.exit_rules import RULES, RULES_VERSION, Rule
+from diagnostics.core.rules.exit_meaning import ExitRule
+from diagnostics.core.rules.exits import EXITS
 from outlast.failures import FailureClass
 from outlast.worker_contract import CLEAN_CODES, KILLED
 
@@ -84,7 +83,7 @@ class Classification:
         """The reason, and by which rule of which table it is one."""
         if not self.rule:
             return self.reason
-        which = f"class {str(self.exit_class)!r}, rule {self.rule!r} of table {RULES_VERSION}"
+        which = f"class {str(self.exit_class)!r}, {EXITS.cite(self.rule)}"
         return f"{self.reason} ({self.where}, {which})"
 
 
@@ -119,18 +118,13 @@ def classify(facts: ExitFacts) -> Classification:
     return _classification(FailureClass.UNKNOWN, Where.EXIT_CODE, reason)
 
 
-def match(text: str) -> Rule | None:
-    """The first rule of the table that `text` fits."""
-    return next((rule for rule in RULES if rule.pattern.search(text)), None)
-
-
 def _exception(facts: ExitFacts) -> Classification | None:
     if not facts.exception_type:
         return None
     # Types of the interpreter carry no module in a traceback; match them alike.
     kind = facts.exception_type.removeprefix("builtins.")
     text = f"{kind}: {facts.exception_message}"
-    rule = match(_ADVICE.sub("", text))
+    rule = EXITS.first(_ADVICE.sub("", text))
     reason = text.splitlines()[0][:300]
     if rule is not None:
         found = _by_rule(rule, Where.EXCEPTION, reason)
@@ -151,8 +145,10 @@ def _came_of_others(facts: ExitFacts) -> bool:
     The traceback shows the exceptions that one came from, also those of a data loader's process.
     """
     raised = (line for line in facts.traceback.splitlines() if _RAISED.match(line))
-    rules = (match(_ADVICE.sub("", line.removeprefix("builtins."))) for line in raised)
-    return any(rule is None or rule.exit_class is not FailureClass.PROGRAM_ERROR for rule in rules)
+    rules = (EXITS.first(_ADVICE.sub("", line.removeprefix("builtins."))) for line in raised)
+    return any(
+        rule is None or rule.means.fault_class is not FailureClass.PROGRAM_ERROR for rule in rules
+    )
 
 
 def _is_our_assertion(facts: ExitFacts) -> bool:
@@ -170,13 +166,13 @@ def _stderr(facts: ExitFacts) -> Classification | None:
     """
     cascade: Classification | None = None
     for line in facts.stderr_tail.splitlines():
-        rule = match(_ADVICE.sub("", line))
-        if rule is None or not rule.in_stderr:
+        rule = EXITS.first(_ADVICE.sub("", line))
+        if rule is None or not rule.means.in_stderr:
             continue
-        if facts.code == KILLED and rule.exit_class is not FailureClass.OOM_HOST:
+        if facts.code == KILLED and rule.means.fault_class is not FailureClass.OOM_HOST:
             continue
         found = _by_rule(rule, Where.STDERR, line.strip()[:300])
-        if rule.exit_class is not FailureClass.CASCADE:
+        if rule.means.fault_class is not FailureClass.CASCADE:
             return found
         cascade = cascade or found
     return cascade
@@ -189,8 +185,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _by_rule(rule: Rule, where: Where, reason: str) -> Classification:
-    return Classification(exit_class=rule.exit_class, where=where, reason=reason, rule=rule.name)
+def _by_rule(rule: ExitRule, where: Where, reason: str) -> Classification:
+    return Classification(
+        exit_class=rule.means.fault_class, where=where, reason=reason, rule=rule.name
+    )
 
 
 def _classification(exit_class: FailureClass, where: Where, reason: str) -> Classification:

@@ -2,25 +2,17 @@
 
 Elements that a driver does not have are no news: old drivers call the clock
 reasons otherwise, consumer cards count no ECC errors.
-
-Source: NVIDIA's XID catalogue (2025-10) for which errors speak against the device
-itself rather than the program on it.
 """
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Errors after which NVIDIA wants the device reset, drained or looked at. What a program does
-# wrong (13, 31, 43, 45 and the like) is not here.
-DEVICE_XIDS = frozenset(
-    {46, 48, 54, 62, 63, 64, 74, 79, 94, 95, 109, 110, 119, 120, 136, 140, 143}
-    | {144, 145, 146, 147, 148, 149, 150, 151, 155, 156, 158, 171, 172}
-)
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\).*?: (\d+),")
+from diagnostics.core.rules import xids
+from diagnostics.core.rules.device_errors import DEVICE_ERRORS
+
 _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 
 
@@ -57,11 +49,13 @@ def gpus_in(document: str) -> tuple[GpuState, ...]:
 def xids_in(kernel_log: str) -> Iterator[tuple[str, int]]:
     """(PCI address, XID) of each error in a kernel log that speaks against a device."""
     for line in kernel_log.splitlines():
-        found = _XID.search(line)
-        if found is not None and int(found[2]) in DEVICE_XIDS:
+        if DEVICE_ERRORS.first(line) is None:
+            continue
+        found = xids.PARTS.search(line)
+        if found is None:
+            yield "unknown", xids.OFF_THE_BUS
+        elif int(found[2]) in xids.OF_DEVICES:
             yield found[1], int(found[2])
-        elif "GPU has fallen off the bus" in line and found is None:
-            yield "unknown", 79
 
 
 def _gpu(index: int, found: ElementTree.Element) -> GpuState:

@@ -10,7 +10,7 @@ from controller import convert
 from controller.core.edge import reports
 from controller.core.records import NonFiniteAgain, StartWorkers
 from controller.core.states import JobState
-from diagnostics.core.exit_rules import RULES_VERSION
+from diagnostics.core.rules.exits import EXITS
 from outlast.failures import ErrorKind
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec.parse import parse_spec
@@ -151,7 +151,7 @@ def test_the_end_of_a_worker_says_by_which_rule_it_has_its_class() -> None:
     assert told.fault_class == "storage"
     assert told.detail == (
         "OSError: [Errno 28] No space left on device: '/ckpt' (exception, class 'storage', "
-        f"rule 'storage' of table {RULES_VERSION}) (in dp all_reduce #3)"
+        f"rule 'storage' of table {EXITS.version}) (in dp all_reduce #3)"
     )
 
 

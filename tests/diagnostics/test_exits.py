@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from diagnostics.core.exit_rules import RULES, RULES_VERSION, Rule
-from diagnostics.core.exits import ExitFacts, Where, classify, match
+from diagnostics.core.exits import ExitFacts, Where, classify
+from diagnostics.core.rules.exits import EXITS
 from outlast.failures import FailureClass
 from outlast.worker_contract import CLEAN_CODES
 
@@ -16,34 +16,16 @@ GLOO_LOST = (
     "peer [127.0.0.1]:24988. This is typically caused by a remote worker crashing. Check the logs "
     "of the remote worker before reporting an error. GLHF!"
 )
-HITS = [(rule, text) for rule in RULES for text in rule.matches]
-MISSES = [(rule, text) for rule in RULES for text in rule.misses]
-
-
-@pytest.mark.parametrize(("rule", "text"), HITS, ids=lambda item: getattr(item, "name", item)[:40])
-def test_rule_classifies_its_samples(rule: Rule, text: str) -> None:
-    assert match(text) is rule
-
-
-@pytest.mark.parametrize(
-    ("rule", "text"), MISSES, ids=lambda item: getattr(item, "name", item)[:40]
-)
-def test_rule_leaves_its_counter_samples_alone(rule: Rule, text: str) -> None:
-    assert not rule.pattern.search(text)
-
-
-def test_every_rule_has_samples_of_both_kinds() -> None:
-    assert all(rule.matches and rule.misses for rule in RULES)
-    assert len({rule.name for rule in RULES}) == len(RULES)
 
 
 def test_sample_as_an_exception_gets_the_class_of_its_rule() -> None:
-    for rule, text in HITS:
+    samples = [(rule, text) for rule in EXITS.rules for text in rule.matches]
+    for rule, text in samples:
         kind, separator, message = text.partition(": ")
         if not separator or " " in kind or not kind.endswith("Error"):
             continue
         facts = ExitFacts(code=1, exception_type=kind, exception_message=message)
-        assert classify(facts).exit_class is rule.exit_class, text
+        assert classify(facts).exit_class is rule.means.fault_class, text
 
 
 @pytest.mark.parametrize("code", CLEAN_CODES)
@@ -62,7 +44,7 @@ def test_words_name_the_rule_and_the_version_of_its_table() -> None:
     found = classify(ExitFacts(code=1, exception_type="MemoryError"))
     assert found.words == (
         "MemoryError:  (exception, class 'oom_host', "
-        f"rule 'host allocation' of table {RULES_VERSION})"
+        f"rule 'host allocation' of table {EXITS.version})"
     )
     printed = classify(ExitFacts(code=-6, stderr_tail="CUDA out of memory\n"))
     assert printed.words.startswith("CUDA out of memory (standard error, class 'cuda_oom', rule")

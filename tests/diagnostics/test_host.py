@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from diagnostics.core.host import (
-    KERNEL_RULES,
     Change,
     HostState,
     HostWatch,
     KernelLine,
-    KernelRule,
     Subject,
     known_lines,
 )
@@ -22,16 +18,6 @@ def state(
     return HostState(
         memory_available=memory, oom_kills=kills, disks_free={"data": disk}, kernel=kernel
     )
-
-
-@pytest.mark.parametrize("rule", KERNEL_RULES, ids=lambda rule: rule.name)
-def test_every_rule_knows_its_samples_and_leaves_the_others_alone(rule: KernelRule) -> None:
-    assert rule.matches
-    assert rule.misses
-    for line in rule.matches:
-        assert [found.rule.name for found in known_lines([line])] == [rule.name], line
-    for line in rule.misses:
-        assert rule not in [found.rule for found in known_lines([line])], line
 
 
 def test_a_full_disk_is_told_once_with_its_limit_and_when_it_is_over() -> None:

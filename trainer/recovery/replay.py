@@ -161,7 +161,7 @@ class Replay:
         )
 
     def _in_words(self, found: frozenset[int]) -> str:
-        """Whether one node must be wrong, or one of several may be; see `exit_rules`."""
+        """Whether one node must be wrong, or one of several may be; see `rules.exits_numbers`."""
         own = self._state.mesh.at.dp
         places = {self._nodes[replica] for replica in found}
         names = ", ".join(

@@ -187,7 +187,7 @@ def _patiently(peers: Peers, patience_s: float, work: Callable[[], _Result]) -> 
             if error.lasting or wait_s <= 0:
                 raise
             if peers.rank == 0:
-                # `diagnostics.core.worker_log` knows this line.
+                # `diagnostics.core.rules.worker_log` knows this line.
                 print(
                     f"waiting for {error}; next try in {wait_s:.1f} s, for {left_s:.0f} s more",
                     file=sys.stderr,

@@ -146,10 +146,10 @@ class Host:
             self._emit(event, Weight.LASTING)
         for worker, match in self._worker_logs.look():
             sign = agents_pb2.HostSign(
-                subject=match.rule.cause,
+                subject=match.rule.means.cause,
                 what=f"rank {worker.rank}",
                 words=f"rank {worker.rank}: {match.words}",
-                spares_node=not match.rule.blames_node,
+                spares_node=not match.rule.means.blames_node,
             )
             event = agents_pb2.AgentEvent(
                 job_id=worker.job_id, attempt=worker.attempt, at_s=node_time_s(), host_sign=sign
