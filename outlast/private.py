@@ -27,6 +27,13 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file anew; who reads it meanwhile finds the old one or the new one, whole."""
+    draft = path.with_name(f"{path.name}.tmp")
+    write_text(draft, text)
+    draft.replace(path)
+
+
 def _owners_only(path: str, flags: int) -> int:
     handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:

@@ -22,6 +22,7 @@ from typing import Any
 
 from controller.agent.core.ledger import CommandLedger
 from controller.agent.workers.processes import ProcessName, kill_leftovers, process_name
+from outlast import private
 from outlast.errors import FatalError
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class AgentState:
             "rendezvous_port": rendezvous_port,
             "processes": [{"pid": n.pid, "start_ticks": n.start_ticks} for n in names],
         }
-        _replace(self._agent_path, document)
+        private.replace_text(self._agent_path, json.dumps(document))
 
     def predecessor(self) -> str:
         """Incarnation of the agent that ran here last, if it ended in order; "" otherwise."""
@@ -138,7 +139,8 @@ class AgentState:
     def note_left(self) -> None:
         """This agent ends in order, and its workers have ended."""
         document = self._read(self._agent_path)
-        _replace(self._agent_path, {**document, "left": True, "processes": []})
+        left = {**document, "left": True, "processes": []}
+        private.replace_text(self._agent_path, json.dumps(left))
 
     def load_ledger(self) -> CommandLedger:
         """The commands of earlier agents on this node; empty when there were none."""
@@ -154,7 +156,7 @@ class AgentState:
 
     def save_ledger(self, ledger: CommandLedger) -> None:
         """Keep the ledger; call before what it admits is done."""
-        _replace(self._commands_path, ledger.to_json())
+        private.replace_text(self._commands_path, json.dumps(ledger.to_json()))
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
@@ -165,13 +167,3 @@ class AgentState:
             logger.warning("unreadable file %s: %s", path, error)
             return {}
         return document if isinstance(document, dict) else {}
-
-
-def _replace(path: Path, document: object) -> None:
-    draft = path.with_suffix(".tmp")
-    # One that an earlier version left behind has other rights.
-    draft.unlink(missing_ok=True)
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(handle, "w", encoding="utf-8") as file:
-        file.write(json.dumps(document))
-    draft.replace(path)

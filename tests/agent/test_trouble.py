@@ -49,13 +49,13 @@ def test_a_full_disk_refuses_starts_and_ends_neither_agent_nor_stops(
     wait_for(lambda: controller.hellos, "a hello")
     assert controller.result(controller.command(start_command())).ok
     # Nothing can be written where this folder is.
-    (agent.state_dir / "commands.tmp").mkdir()
+    (agent.state_dir / "commands.json.tmp").mkdir()
     stopped = controller.result(controller.command(stop_command(1)))
     assert stopped.ok, stopped
     refused = controller.result(controller.command(start_command(2)))
     assert (refused.ok, refused.error_kind) == (False, "resource")
     assert "is its disk full" in refused.detail
-    (agent.state_dir / "commands.tmp").rmdir()
+    (agent.state_dir / "commands.json.tmp").rmdir()
     assert controller.result(controller.command(start_command(3))).ok
     assert len(controller.hellos) == 1
 

@@ -250,9 +250,7 @@ class Uploads:
 def _keep_plan(plan: UploadPlan) -> None:
     plan.memory_dir.mkdir(parents=True, exist_ok=True)
     document = {**asdict(plan), "memory_dir": str(plan.memory_dir)}
-    draft = plan.memory_dir / f"{PLAN_FILE}.tmp"
-    private.write_text(draft, json.dumps(document))
-    draft.replace(plan.memory_dir / PLAN_FILE)
+    private.replace_text(plan.memory_dir / PLAN_FILE, json.dumps(document))
 
 
 def _kept_plan(job_id: str, memory_dir: Path) -> UploadPlan | None:

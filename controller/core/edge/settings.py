@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from controller.core.edge.liveness import Limits
 from controller.core.records import JobRecord
+from controller.core.states import TERMINAL
 from outlast.ids import JobId
 from outlast.layout import Layout
 
@@ -37,13 +38,18 @@ SettingsOf = Callable[[JobRecord], JobSettings]
 
 
 class SettingsTable:
-    """The settings of live jobs; a job that shrinks or grows has another text."""
+    """The settings of live jobs; a job that shrinks or grows has another text.
+
+    Messages about a job may come after its end: those of an ended job are not kept.
+    """
 
     def __init__(self, settings_of: SettingsOf) -> None:
         self._settings_of = settings_of
         self._known: dict[JobId, tuple[str, JobSettings]] = {}
 
     def of(self, job: JobRecord) -> JobSettings:
+        if job.state in TERMINAL:
+            return self._settings_of(job)
         known = self._known.get(job.job_id)
         if known is None or (known[0] is not job.spec_json and known[0] != job.spec_json):
             known = self._known[job.job_id] = (job.spec_json, self._settings_of(job))

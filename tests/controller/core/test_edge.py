@@ -9,7 +9,7 @@ import pytest
 from controller.core.edge.due import DueQueue
 from controller.core.edge.edge import Edge
 from controller.core.edge.hangs import HangTable
-from controller.core.edge.settings import JobSettings
+from controller.core.edge.settings import JobSettings, SettingsTable
 from controller.core.events import Event, JobStalled, NodeHeard, NodeLate
 from controller.core.facts import JobPruned, JobPut, NodeForgotten, NodePut, State
 from controller.core.records import JobRecord
@@ -174,3 +174,22 @@ def test_what_is_forgotten_in_the_turn_in_which_it_changed_is_expected_no_more()
     assert training.edge.refresh([*facts, *gone], 0.0) == [N1]
     assert training.edge.heard_s(N1) is None
     assert training.stalls(1000.0) == []
+
+
+def test_settings_of_a_job_are_not_kept_again_after_its_end() -> None:
+    """A message about a job may come after its end, when nothing forgets it any more."""
+    asked: list[JobState] = []
+
+    def settings_of(job: JobRecord) -> JobSettings:
+        asked.append(job.state)
+        return JobSettings(layout=Layout(dp=2))
+
+    job = Driver().running().job()
+    table = SettingsTable(settings_of)
+    assert table.of(job) is table.of(job)
+    table.forget(job.job_id)
+    ended = replace(job, state=JobState.SUCCEEDED)
+    for _ in range(2):
+        assert table.of(ended) == table.of(job)
+    # Those of the ended one were made for each message, and what is kept is the live one's.
+    assert asked == [JobState.RUNNING, JobState.SUCCEEDED, JobState.RUNNING, JobState.SUCCEEDED]
