@@ -14,7 +14,7 @@ import pytest
 from controller.agent import mistakes as mistakes_module
 from controller.agent.mistakes import LOG_PERIOD_S, Mistakes, keep_running
 from controller.agent.observe import host as host_module
-from controller.agent.observe.host import read_host
+from controller.agent.observe.host import KernelLog, read_host
 from controller.agent.observe.metrics.host import Folders
 from outlast.blackbox import Reader, Writer
 
@@ -79,6 +79,27 @@ def test_folder_on_a_failed_disk_is_left_out_and_the_others_are_looked_at(
 
     monkeypatch.setattr(host_module.shutil, "disk_usage", fails)
     assert read_host(Path("/"), folders, []).disks_free.keys() == {"state", "memory"}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EAGAIN])
+def test_kernel_log_that_cannot_be_read_any_more_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "kmsg"
+    path.write_bytes(b"")
+    log = KernelLog(path)
+    # Lines before were overwritten.
+    numbers = iter([errno.EPIPE, number])
+
+    def read(handle: int, size: int) -> bytes:
+        code = next(numbers, None)
+        assert code is not None, "it is asked again at the next look"
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "read", read)
+    assert log.new_lines() == []
+    monkeypatch.undo()
+    log.close()
 
 
 def test_black_box_without_room_is_an_error_with_its_path_and_no_signal(

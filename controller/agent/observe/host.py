@@ -45,11 +45,12 @@ class KernelLog:
     """Lines that the kernel writes from now on; none where they may not be read."""
 
     def __init__(self, path: Path) -> None:
+        self._handle: int | None = None
         try:
-            self._handle: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._handle, 0, os.SEEK_END)
         except OSError:
-            self._handle = None
+            self.close()
 
     def new_lines(self) -> list[str]:
         """Lines since the last call."""
@@ -57,11 +58,12 @@ class KernelLog:
         while self._handle is not None and len(lines) < _MAX_LINES:
             try:
                 record = os.read(self._handle, _LINE_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:
+            except BrokenPipeError:
                 # Older lines were overwritten before we came; the next read goes on.
                 continue
+            except OSError:
+                # There are no more yet, or they cannot be read now.
+                break
             if not record:
                 break
             # `level,number,time,flags;text`, with lines of details after it.
