@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,33 @@ def test_a_group_is_killed_before_it_is_removed_and_tried_again_while_it_is_not_
     (group / "cgroup.kill").unlink()
     group.rmdir()
     assert kill_and_remove(group), "somebody else has removed it"
+
+
+def test_a_group_is_not_gone_when_only_one_made_below_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "outlast-x-1"
+    group.mkdir()
+    own = group / "made by the worker"
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder, own])
+    assert not kill_and_remove(group)
+    assert group.exists()
+
+
+def test_a_group_that_an_earlier_agent_left_takes_no_worker_s_cgroup(tmp_path: Path) -> None:
+    root = machine(tmp_path, VERSION_2, "0::/a")
+    above = root / "sys/fs/cgroup/a"
+    prefix = f"outlast-{hashlib.sha256(b'/state').hexdigest()[:12]}"
+    for name in ("cgroup.kill", "cgroup.procs"):
+        (above / f"{prefix}-0").mkdir(parents=True, exist_ok=True)
+        (above / f"{prefix}-0" / name).write_text("")
+    # A file stands for a process that was killed and has not left yet.
+    (above / f"{prefix}-1").mkdir()
+    (above / f"{prefix}-1/process").write_text("")
+    cgroups = WorkerCgroups(Path("/state"), root=root)
+    assert cgroups.why_not == ""
+    assert (above / f"{prefix}-1/cgroup.kill").read_text() == "1"
+    assert cgroups.make() == above / f"{prefix}-2"
 
 
 def test_kills_for_want_of_memory_stay_counted_above_a_worker_s_cgroup(tmp_path: Path) -> None:

@@ -49,14 +49,19 @@ class WorkerCgroups:
         """A new group for a worker; None where there can be none."""
         if self._above is None:
             return None
-        group = self._above / f"{self._prefix}{next(self._numbers)}"
-        try:
-            group.mkdir()
-        except OSError as error:
-            # Too many groups, or the right was taken away: the worker runs without.
-            logger.warning("a worker has no cgroup: %s", error)
-            return None
-        return group
+        for number in self._numbers:
+            group = self._above / f"{self._prefix}{number}"
+            try:
+                group.mkdir()
+            except FileExistsError:
+                # Of an agent before this one: what was killed there has not left it yet.
+                continue
+            except OSError as error:
+                # Too many groups, or the right was taken away: the worker runs without.
+                logger.warning("a worker has no cgroup: %s", error)
+                return None
+            return group
+        return None
 
     async def end(self, group: Path) -> None:
         """Kill whatever is in a group and remove it; what hangs in the kernel keeps it."""
@@ -110,7 +115,8 @@ def kill_and_remove(group: Path) -> bool:
         for folder in sorted(group.glob("**/"), reverse=True):
             folder.rmdir()
     except FileNotFoundError:
-        return True
+        # A group below it may have been removed by the worker that made it.
+        return not os.path.lexists(group)
     except OSError:
         return False
     return True
