@@ -31,7 +31,7 @@ class _Goal:
     step: int
     until_s: float
     next_s: float
-    pause_s: float = _FIRST_LOOK_S
+    pause_s: float
 
 
 class Insisting:
@@ -103,12 +103,13 @@ class Insisting:
             self.is_committed = False
             self._goal = None
             if self.step >= 0:
-                self._goal = _Goal(self.step, now_s + asked_s, now_s)
+                self._goal = _Goal(self.step, now_s + asked_s, now_s, _FIRST_LOOK_S)
             self._asked_s = None
         elif last is not None and any(_holding(folder, last) for folder in self._folders):
             self._last_step = None
             self.step, self.is_committed = last, False
-            self._goal = _Goal(last, now_s + self._for_s, now_s + _FIRST_LOOK_S)
+            until_s, next_s = now_s + self._for_s, now_s + _FIRST_LOOK_S
+            self._goal = _Goal(last, until_s, next_s, _FIRST_LOOK_S)
 
 
 def _want_again(

@@ -8,8 +8,8 @@ import logging
 import sys
 from pathlib import Path
 
-from controller.agent.agent import run_agent
 from controller.agent.config import AgentConfig
+from controller.agent.run import run_agent
 from outlast.errors import OutlastError
 from outlast.startup import check_packages
 

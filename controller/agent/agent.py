@@ -44,10 +44,9 @@ from controller.agent.observe.reporter import Reporter
 from controller.agent.observe.standing import Standings
 from controller.agent.order_steps import Parts
 from controller.agent.session import Session, SessionEvents
-from controller.agent.state import AgentState, AgentStateError
+from controller.agent.state import AgentState
 from controller.agent.workers.cgroups import WorkerCgroups
 from controller.agent.workers.orphans import Orphans
-from controller.agent.workers.processes import become_subreaper, raise_open_files_limit
 from controller.agent.workers.rendezvous import listen
 from controller.agent.workers.standby_link import StandbyEvents, StandbyLink
 from controller.agent.workers.supervisor import Supervisor, WorkerEvents
@@ -55,7 +54,6 @@ from controller.agent.workers.worker import Worker
 from outlast.blackbox import Phase, Reader
 from outlast.clock import node_time_s
 from outlast.crashpoints import CrashPoint, reach
-from outlast.startup import stop_signals
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -152,6 +150,20 @@ class Agent:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then leave nothing behind."""
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        work: list[asyncio.Task[None]] = []
+        try:
+            self._begin(work)
+            done, _ = await asyncio.wait([stopped, *work], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                # Neither loop ever ends by itself: this raises its mistake.
+                task.result()
+            await self._say_goodbye()
+        finally:
+            await self._shut_down([stopped, *work])
+
+    def _begin(self, work: list[asyncio.Task[None]]) -> None:
+        """Start what goes on until the end, and add its tasks to `work`."""
         config = self._config
         if config.metrics_port is not None:
             port = self._metrics.serve(config.address, config.metrics_port)
@@ -162,7 +174,7 @@ class Agent:
         except OSError as error:
             self._mistakes.note("reporter", "steps of an earlier agent", error)
         self._commands.begin()
-        work = [asyncio.create_task(self._session.run(), name="session")]
+        work.append(asyncio.create_task(self._session.run(), name="session"))
         # Observers: a node can be kept without them for a while.
         for name, observer in (
             ("reporter", self._reporter.run),
@@ -174,7 +186,6 @@ class Agent:
             work.append(
                 asyncio.create_task(keep_running(name, observer, self._mistakes), name=name)
             )
-        stopped = asyncio.create_task(stop.wait(), name="stop")
         logger.info(
             "agent started: node=%s incarnation=%s pid=%d rendezvous_port=%d",
             config.node,
@@ -182,14 +193,6 @@ class Agent:
             os.getpid(),
             self._rendezvous_port,
         )
-        try:
-            done, _ = await asyncio.wait([stopped, *work], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                # Neither loop ever ends by itself: this raises its mistake.
-                task.result()
-            await self._say_goodbye()
-        finally:
-            await self._shut_down([stopped, *work])
 
     async def _say_goodbye(self) -> None:
         """Have the controller know that it was asked to end, before a worker feels it."""
@@ -209,36 +212,49 @@ class Agent:
 
     def _note_left(self) -> None:
         """Leave word for the next agent here: the controller may have gone first."""
+        if not self._is_leaving or self._supervisor.running():
+            return
         try:
             self._state.note_left()
         except OSError as error:
             logger.error("an orderly end is not on record, and will count as a fault: %s", error)
 
     async def _shut_down(self, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
+        """End every part; one that fails keeps none of those after it from their end."""
         timeout_s = self._config.limits.shutdown_s
         for task in tasks:
             task.cancel()
         self._logs.cancel_all()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._checks.close()
-        await self._commands.close()
-        await self._suites.close()
-        await self._supervisor.stop_all()
-        await self._standby.stop(timeout_s)
-        self._cgroups.close()
-        await self._orphans.end(timeout_s)
+        for end in (
+            self._checks.close,
+            self._commands.close,
+            self._suites.close,
+            self._supervisor.stop_all,
+            lambda: self._standby.stop(timeout_s),
+            self._cgroups.close,
+            lambda: self._orphans.end(timeout_s),
+            lambda: self._end_copies(timeout_s),
+            self._metrics.close,
+            self._host.close,
+            self._rendezvous.close,
+            self._note_left,
+            self._state.close,
+        ):
+            try:
+                ended = end()
+                if ended is not None:
+                    await ended
+            except Exception:
+                logger.exception("a part of the agent did not end in order")
+        logger.info("agent stopped: node=%s", self._config.node)
+
+    async def _end_copies(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self._uploads.stop(), self._replicas.stop())
         except TimeoutError:
             logger.warning("an upload did not stop within %.0f s; it is abandoned", timeout_s)
-        self._metrics.close()
-        self._host.close()
-        self._rendezvous.close()
-        if self._is_leaving and not self._supervisor.running():
-            self._note_left()
-        self._state.close()
-        logger.info("agent stopped: node=%s", self._config.node)
 
     @property
     def _rendezvous_port(self) -> int:
@@ -480,21 +496,3 @@ class Agent:
         except OSError as error:
             # The disk may be full; a kernel that kills children with their parent remains.
             logger.error("processes of this agent are not on record: %s", error)
-
-
-async def run_agent(config: AgentConfig) -> None:
-    """Run an agent until SIGTERM, SIGINT or SIGHUP."""
-    become_subreaper()
-    raise_open_files_limit()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in stop_signals():
-        loop.add_signal_handler(number, stop.set)
-    try:
-        agent = Agent(config)
-    except (OSError, RuntimeError) as error:
-        raise AgentStateError(
-            f"the agent of {config.node} cannot start: {error}; look at the disks below its "
-            "folders, and at the limits of open files and processes"
-        ) from error
-    await agent.run(stop)

@@ -92,8 +92,10 @@ class AgentState:
         self._lock = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except OSError as error:
             os.close(self._lock)
+            if not isinstance(error, BlockingIOError):
+                raise
             raise AgentStateError(
                 f"another agent runs on {state_dir}; stop it or use another --state-dir"
             ) from error

@@ -130,7 +130,7 @@ async def wait_gone(pid: int) -> None:
         while not has_ended(handle):
             await asyncio.sleep(_ASK_PAUSE_S)
     finally:
-        os.close(handle)
+        _close(handle)
 
 
 async def _wait_readable(handle: int) -> None:
@@ -181,8 +181,14 @@ def kill_leftovers(names: Iterable[ProcessName], *, timeout_s: float) -> list[Pr
                 end.register(handle, select.POLLIN)
                 end.poll(left_s * 1000)
         finally:
-            os.close(handle)
+            _close(handle)
     return killed
+
+
+def _close(handle: int) -> None:
+    # The kernel lets go of it, whatever it says.
+    with contextlib.suppress(OSError):
+        os.close(handle)
 
 
 def _kill_group(pid: int) -> None:

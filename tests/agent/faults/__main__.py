@@ -15,22 +15,26 @@ import argparse
 import contextlib
 import errno
 import os
+import signal
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from controller.agent.workers.processes import become_subreaper, child_pids
-from tests.agent.faults.layer import ERRNOS, Layer, Place
+from controller.agent.workers.processes import become_subreaper, child_pids, stat_of
+from tests.agent.faults.layer import ERRNOS, Fault, Layer, Place
 from tests.agent.faults.node import DEADLINE_S, PARTS, PATIENCE_S, ROUNDS, Answered, Node, hurry
 from tests.agent.harness import REPOSITORY, wait_for
 
 # Of an agent, from its start to its end.
 LIFE = "life"
+# So many calls fail in one round: after a call that fails once the work goes on, and meets most
+# of the others; one that fails for a while keeps it from more of them.
+_AT_ONCE = {True: 12, False: 4}
 # A connection of gRPC may close a moment later.
 _SPARE_SOCKETS = 24
 
@@ -47,6 +51,9 @@ class Case:
     def __str__(self) -> str:
         how = "once" if self.is_once else "for a while"
         return f"{self.work}: {self.place}: {errno.errorcode[self.number]} {how}"
+
+
+Faults = dict[Place, Fault]
 
 
 class Sweep:
@@ -87,15 +94,34 @@ class Sweep:
             found = {**dict.fromkeys(sorted(by_work[name]), name), **found}
         return found
 
-    def run(self, case: Case) -> str:
-        """What is wrong after the case; "" when nothing is."""
+    def run(self, cases: Sequence[Case]) -> dict[Case, str]:
+        """Try cases of one work, each at a place of its own; what is wrong with which of them.
+
+        All of these calls fail in a single round. Those that the others kept from being made are
+        tried again without them, and each alone when something is wrong.
+        """
+        faults = {case.place: Fault(number=case.number, is_once=case.is_once) for case in cases}
+        problem = self._try(cases[0].work, faults)
+        left = [case for case in cases if not faults[case.place].num_failed]
+        if len(cases) == 1:
+            self.num_not_reached += len(left)
+            return {cases[0]: problem} if problem else {}
+        found: dict[Case, str] = {}
+        if problem or len(left) == len(cases):
+            for case in cases:
+                found |= self.run([case])
+        elif left:
+            found = self.run(left)
+        if problem and not found:
+            found[cases[0]] = f"only with {[str(case) for case in cases[1:]]}: {problem}"
+        return found
+
+    def _try(self, work: str, faults: Faults) -> str:
+        """What is wrong after work in which the armed calls fail; "" when nothing is."""
         try:
-            problem = self._life(case) if case.work == LIFE else self._round(case)
+            problem = self._life(faults) if work == LIFE else self._round(work, faults)
         except Exception as error:  # noqa: BLE001  # whatever broke, it is this case's
             problem = f"{type(error).__name__}: {error}"
-        self._layer.disarm()
-        if not self._layer.num_failed:
-            self.num_not_reached += 1
         if problem:
             said = self._node.said.lines[-25:] if self._node is not None else []
             problem = "\n        ".join([problem, *said])
@@ -105,17 +131,17 @@ class Sweep:
     def close(self) -> None:
         self._drop_node()
 
-    def _round(self, case: Case) -> str:
+    def _round(self, name: str, faults: Faults) -> str:
         """The work in a node that runs."""
         node = self._node
         if node is None or not node.is_alive:
             node = self._node = self._new_node()
             node.start()
             assert node.wait_up(), node.error
-        work = ROUNDS[case.work]
+        work = ROUNDS[name]
         node.said.lines.clear()
         faulty = Answered()
-        with self._failing(case, node):
+        with self._failing(faults, node):
             work(node, faulty)
         if faulty.mute:
             return f"commands failed without a reason: {faulty.mute}"
@@ -147,7 +173,7 @@ class Sweep:
             wait_for(is_quiet, "nothing is left", 4.0)
         return f"left behind: {dict(left)}" if left else ""
 
-    def _life(self, case: Case) -> str:
+    def _life(self, faults: Faults) -> str:
         """An agent from its start to its end, and the next one on the same folders."""
         if self._node is None:
             self._node = self._new_node()
@@ -155,7 +181,7 @@ class Sweep:
         node.stop()
         node.said.lines.clear()
         faulty = Answered()
-        with self._failing(case, node):
+        with self._failing(faults, node):
             node.start()
             if node.wait_up():
                 node.job(faulty)
@@ -170,12 +196,15 @@ class Sweep:
         if problem := self._check(node, Node.job):
             return problem
         node.stop()
-        wait_for(lambda: not child_pids(), "an end of all children", DEADLINE_S)
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not child_pids(), "an end of all children", DEADLINE_S)
+        if left := child_pids():
+            return f"processes are left: {[(pid, stat_of(pid)) for pid in left]}"
         return "" if node.error is None else f"the next agent ended: {node.error!r}"
 
     @contextlib.contextmanager
-    def _failing(self, case: Case, node: Node) -> Iterator[None]:
-        self._layer.arm(case.place, case.number, is_once=case.is_once)
+    def _failing(self, faults: Faults, node: Node) -> Iterator[None]:
+        self._layer.arm(faults)
         node.patience_s, node.relent = PATIENCE_S, self._layer.disarm
         try:
             yield
@@ -195,6 +224,11 @@ class Sweep:
         if node is not None:
             with contextlib.suppress(Exception):
                 node.close()
+        # What a failed case left behind is none of the next one's.
+        for pid in child_pids():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def at_rest() -> Counter[str]:
@@ -233,6 +267,23 @@ def cases_of(found: dict[Place, str], seed: int | None) -> list[Case]:
     ]
 
 
+def groups_of(cases: list[Case]) -> Iterator[list[Case]]:
+    """Cases that are tried together: of one work, each at another place; lives last and alone."""
+    kinds: dict[tuple[bool, str, bool, int], list[Case]] = {}
+    rank = {place: index for index, place in enumerate(dict.fromkeys(c.place for c in cases))}
+    seen = Counter[Place]()
+    for case in sorted(cases, key=lambda case: rank[case.place]):
+        kind = (case.work == LIFE, case.work, case.is_once, seen[case.place])
+        kinds.setdefault(kind, []).append(case)
+        seen[case.place] += 1
+    for (is_life, _, is_once, _), alike in sorted(kinds.items(), key=lambda item: item[0]):
+        size = 1 if is_life else _AT_ONCE[is_once]
+        # Neighbours share their fate: calls of one function, which the first that fails ends.
+        count = -(-len(alike) // size)
+        for first in range(count):
+            yield alike[first::count]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.agent.faults", description=__doc__)
     parser.add_argument("--sample", type=int, metavar="SEED")
@@ -241,6 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--part", default="1/1", metavar="I/N", help="every N-th case from the I-th"
     )
+    parser.add_argument("--verbose", action="store_true", help="also print the cases that passed")
     given = parser.parse_args(arguments)
     # The standby process and the runner of checks are to find the tests, too.
     os.environ["PYTHONPATH"] = str(REPOSITORY)
@@ -257,10 +309,13 @@ def main(arguments: list[str] | None = None) -> int:
         cases = cases[number - 1 :: count]
         by_work = Counter(found.values())
         print(f"{len(found)} places {dict(by_work)}, {len(cases)} cases", flush=True)
-        for case in sorted(cases, key=lambda case: case.work == LIFE):
-            if problem := sweep.run(case):
-                failed += 1
-                print(f"FAILED {case}\n    {problem}", flush=True)
+        for group in groups_of(cases):
+            group_began_s = time.monotonic()
+            found = sweep.run(group)
+            failed += len(found)
+            for case in group if given.verbose else found:
+                word = f"FAILED {case}\n    {found[case]}" if case in found else f"passed {case}"
+                print(f"{time.monotonic() - group_began_s:.2f} s {word}", flush=True)
         sweep.close()
     print(
         f"{len(cases)} cases, {failed} failed, {sweep.num_not_reached} not reached, "

@@ -102,6 +102,7 @@ def work(node: Node, first: int) -> None:
             node.copies(answered)
             node.push(answered)
             node.standby(answered)
+            node.look(answered)
         assert answered.is_whole, (answered, node.said.lines)
 
 

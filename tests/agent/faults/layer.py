@@ -61,6 +61,15 @@ class Place:
         return f"{self.call} in {self.within}"
 
 
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """What calls at a place do, and how many have done so."""
+
+    number: int
+    is_once: bool
+    num_failed: int = 0
+
+
 class Layer:
     """What fails now, and where calls were seen. One for a process: calls stay wrapped."""
 
@@ -68,18 +77,14 @@ class Layer:
         self._main = threading.get_ident()
         self._wrapped: dict[int, Call] = {}
         self.seen: dict[Place, int] = {}
-        self._place: Place | None = None
-        self._number = 0
-        self._is_once = True
-        self.num_failed = 0
+        self._faults: dict[Place, Fault] = {}
 
-    def arm(self, place: Place, number: int, *, is_once: bool) -> None:
-        """Let the next call there fail, or all until `disarm`."""
-        self.num_failed = 0
-        self._place, self._number, self._is_once = place, number, is_once
+    def arm(self, faults: dict[Place, Fault]) -> None:
+        """Let the next call at each place fail, or all until `disarm`."""
+        self._faults = faults
 
     def disarm(self) -> None:
-        self._place = None
+        self._faults = {}
 
     def is_ours(self) -> bool:
         """Whether the agent, not the test, makes the call that the caller stands in."""
@@ -94,12 +99,13 @@ class Layer:
             return
         place = Place(call, within)
         self.seen[place] = self.seen.get(place, 0) + 1
-        if place != self._place or (self._is_once and self.num_failed):
+        fault = self._faults.get(place)
+        if fault is None or (fault.is_once and fault.num_failed):
             return
-        self.num_failed += 1
+        fault.num_failed += 1
         if call == "start_new_thread":
             raise RuntimeError("can't start new thread")
-        raise OSError(self._number, os.strerror(self._number))
+        raise OSError(fault.number, os.strerror(fault.number))
 
     def wrap(self) -> None:
         """Put the layer between Python and its system calls."""
@@ -131,8 +137,15 @@ class Layer:
             call(*args, **kwargs)
             self.passing(name)
 
-        if name == "close":
-            passing = closing
+        def asking(*args: Any, **kwargs: Any) -> bool:
+            # It has no errors: whatever the kernel says is a no.
+            try:
+                self.passing(name)
+            except OSError:
+                return False
+            return bool(call(*args, **kwargs))
+
+        passing = {"close": closing, "access": asking}.get(name, passing)
         passing.__name__ = name
         self._wrapped[id(call)] = passing
         # shutil asks which calls take descriptors.

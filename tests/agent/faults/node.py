@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+import traceback
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,34 +18,33 @@ from pathlib import Path
 from uuid import uuid4
 
 from checkpoint.core.names import memory_folder
-from checkpoint.core.shards import ShardTable, ShardTensor
-from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS, ReplicaState, UploadState
+from checkpoint.core.slots import ReplicaState, UploadState
 from checkpoint.replicas import fetch as replica_fetch
 from checkpoint.replicas import sender as replicas
 from checkpoint.replicas import wire as replica_wire
 from checkpoint.replicas.holder import Duty, Holder
 from checkpoint.replicas.wire import Peer
 from checkpoint.stage import guarding
-from checkpoint.stage.allocation import prepare
-from checkpoint.stage.slotfile import Seal
+from checkpoint.upload import insisting
 from checkpoint.upload import uploader as upload
 from controller.agent import diagnostics, mistakes, session, threads
 from controller.agent.agent import Agent
 from controller.agent.config import AgentConfig, Limits
 from controller.agent.core import commands
 from controller.agent.observe import host, pruning
+from controller.agent.run import make_agent
 from controller.agent.workers import orphans, standby_link
 from outlast.errors import OutlastError
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
+from tests.agent.faults.slots import seal_slot
 from tests.agent.harness import FakeController, wait_for
 
 # Of one command or event on a machine that does other things, too.
 DEADLINE_S = 30.0
 # While something fails, what does not come so soon may never come.
-PATIENCE_S = 1.0
+PATIENCE_S = 0.5
 PARTS = frozenset({"session", "reporter", "standings", "host", "orphans", "pruning", "standby"})
-_PAYLOAD_BYTES = 1 << 14
 
 
 def hurry() -> None:
@@ -54,7 +54,7 @@ def hurry() -> None:
     mistakes._RESTART_FIRST_S, mistakes._RESTART_MOST_S = 0.02, 0.1
     session.BACKOFF_MOST_S = 0.1
     host.LOOK_PERIOD_S = orphans.LOOK_PERIOD_S = pruning.LOOK_PERIOD_S = 0.1
-    upload._RETRY_AFTER_S = guarding._RETRY_AFTER_S = 0.1
+    upload._RETRY_AFTER_S = guarding._RETRY_AFTER_S = insisting._FIRST_LOOK_S = 0.1
     replicas._RETRY_S = replica_fetch._RETRY_S = 0.05
     replica_fetch._BEGIN_S = replica_wire.SILENCE_S = 1.0
     vars(upload)["backoff_s"] = lambda failures, jitter: 0.01
@@ -95,6 +95,7 @@ class Node:
         self.folder = folder
         self.memory_dir = Path("/dev/shm") / f"outlast-test-{uuid4().hex[:8]}" / "n0"
         self.controller = FakeController()
+        self.controller.heartbeat_period_s = 0.05
         self._port = self.controller.start()
         self._address_file = folder / "controller.json"
         self._address_file.write_text(f'{{"grpc": "127.0.0.1:{self._port}"}}')
@@ -163,13 +164,15 @@ class Node:
         async def run() -> None:
             self._loop = asyncio.get_running_loop()
             self._stop = asyncio.Event()
-            self.agent = Agent(self.config())
+            self.agent = make_agent(self.config())
             await self.agent.run(self._stop)
 
         try:
             asyncio.run(run())
         except BaseException as error:  # noqa: BLE001  # whoever looks after it says what it means
             self.error = error
+            if self.agent is None:
+                release(error)
 
     def why_ended(self) -> str:
         """What is wrong with how it ended; "" where it says why in words, or runs."""
@@ -234,16 +237,24 @@ class Node:
         self._do(answered, agents_pb2.Command(job_id="long", attempt=number, stop_workers=stop))
 
     def push(self, answered: Answered) -> None:
-        """Stop a job, then have its memory uploaded on request, and look at a stuck one first."""
+        """Stop a job, then have its memory uploaded on request."""
         job_id = self._next()
         url = (self.folder / "storage" / job_id).as_uri()
         started = self._start(job_id, 1, answered, nodes=("n0",), url=url)
-        stop = agents_pb2.StopWorkers(graceful=False, timeout_s=5.0, look_first=True)
+        stop = agents_pb2.StopWorkers(graceful=False, timeout_s=5.0)
         self._do(answered, agents_pb2.Command(job_id=job_id, attempt=1, stop_workers=stop))
         if started:
             seal_slot(self.memory_dir / job_id, rank=0, world_size=1, upload=UploadState.NONE)
             push = agents_pb2.PushCheckpoint(checkpoint_url=url, timeout_s=2.0)
             self._do(answered, agents_pb2.Command(job_id=job_id, push_checkpoint=push))
+        self._forget(job_id, answered)
+
+    def look(self, answered: Answered) -> None:
+        """Stop a job that is stuck, with a look at what it does."""
+        job_id = self._next()
+        self._start(job_id, 1, answered, nodes=("n0",))
+        stop = agents_pb2.StopWorkers(graceful=False, timeout_s=5.0, look_first=True)
+        self._do(answered, agents_pb2.Command(job_id=job_id, attempt=1, stop_workers=stop))
         self._forget(job_id, answered)
 
     def standby(self, answered: Answered) -> None:
@@ -434,47 +445,24 @@ class Node:
             answered.missing.append(f"the metrics page: {error}")
 
 
+def release(error: BaseException) -> None:
+    """Close what an agent holds that failed while it was made, as the end of its process does."""
+    causes = [error, *([error.__cause__] if error.__cause__ is not None else [])]
+    for cause in causes:
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            made = frame.f_locals.get("self")
+            for part in ("_state", "_rendezvous", "_replicas", "_host"):
+                if isinstance(made, Agent) and (held := getattr(made, part, None)) is not None:
+                    getattr(held, "_holder", held).close()
+            if isinstance(made, Holder) and hasattr(made, "_listening"):
+                made.close()
+        cause.__traceback__ = None
+
+
 ROUNDS: dict[str, Callable[[Node, Answered], None]] = {
     "job": Node.job,
     "copies": Node.copies,
     "push": Node.push,
     "standby": Node.standby,
+    "look": Node.look,
 }
-
-
-def seal_slot(
-    job_dir: Path,
-    *,
-    rank: int,
-    world_size: int,
-    step: int = 1,
-    upload: UploadState = UploadState.NONE,
-    replica: ReplicaState = ReplicaState.NONE,
-) -> None:
-    """Put a step into a rank's host memory, as training does."""
-    tensor = ShardTensor(
-        name=f"w{rank}",
-        dtype="uint8",
-        global_shape=(_PAYLOAD_BYTES,),
-        offsets=(0,),
-        shape=(_PAYLOAD_BYTES,),
-        byte_offset=0,
-        nbytes=_PAYLOAD_BYTES,
-        frame_offset=0,
-        frame_nbytes=_PAYLOAD_BYTES,
-    )
-    table = ShardTable(rank=rank, world_size=world_size, num_owned=1, tensors=(tensor,))
-    folder = job_dir / memory_folder(rank)
-    slots = prepare(folder, table, num_slots=NUM_SLOTS_WITH_REPLICAS)
-    seal = Seal(
-        rank=rank,
-        attempt=step,
-        step=step,
-        table_digest=table.digest,
-        sealed_at_ns=time.time_ns(),
-        upload=upload,
-        replica=replica,
-    )
-    slots[0].seal(seal, b"{}")
-    for slot in slots:
-        slot.close()

@@ -51,11 +51,12 @@ class Metrics(Collector):
         """Serve the page there, port 0 for a free one; returns the port.
 
         Raises:
-            MetricsAddressError: someone else has the port, or the address is not ours.
+            MetricsAddressError: someone else has the port, the address is not ours, or there is
+                no thread left to serve it.
         """
         try:
             server, thread = start_http_server(port, addr=address, registry=self._registry)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             raise MetricsAddressError(
                 f"cannot serve metrics at {address}:{port}: {error}; choose another --metrics-port"
             ) from error
