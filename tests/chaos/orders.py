@@ -213,4 +213,4 @@ class Desk:
 
     def speed_up(self) -> None:
         """Let what was slow be fast again."""
-        (self.folder / "slow").unlink()
+        (self.folder / "slow").unlink(missing_ok=True)

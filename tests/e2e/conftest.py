@@ -22,7 +22,23 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+def lasting_desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """Orders for all processes of a module."""
+    desk = Desk(tmp_path_factory.mktemp("orders"))
+    with obeyed(desk):
+        yield desk
+
+
+@pytest.fixture
+def slow_steps(lasting_desk: Desk) -> Iterator[Desk]:
+    """No job ends before something is done to it, nor keeps the machine busy until then."""
+    lasting_desk.slow_down("steps", step_s=0.1)
+    yield lasting_desk
+    lasting_desk.speed_up()
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory, lasting_desk: Desk) -> Iterator[Controller]:
     """A controller with two nodes for all tests of a module."""
     state_dir = tmp_path_factory.mktemp("e2e") / "state"
     with controller(state_dir, "--local-nodes", "2", "--workers-per-node", "1") as it:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from controller.local.processes import members_of
+from tests.chaos.orders import Desk
 from tests.controller.processes import Controller, node_pids
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
 from tests.e2e.losing import lose_node
@@ -29,11 +30,12 @@ def fault_free(cluster: Cluster) -> dict[int, float]:
 
 
 def test_job_that_loses_a_worker_has_the_same_losses(
-    cluster: Cluster, fault_free: dict[int, float]
+    cluster: Cluster, fault_free: dict[int, float], slow_steps: Desk
 ) -> None:
     job_id = cluster.submit()
     cluster.wait_step(job_id, 10)
     cluster.kill_rank(job_id, attempt=1, rank=1)
+    slow_steps.speed_up()
     job = cluster.wait_state(job_id, "SUCCEEDED")
     assert job.attempt == 2
     (incident,) = cluster.incidents(job_id)
@@ -42,6 +44,7 @@ def test_job_that_loses_a_worker_has_the_same_losses(
     assert cluster.losses(job_id) == fault_free
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_controller_killed_and_restarted_leaves_training_alone(
     cluster: Cluster, process: Controller, fault_free: dict[int, float]
 ) -> None:
@@ -71,11 +74,12 @@ def test_controller_killed_and_restarted_leaves_training_alone(
 
 
 def test_nodes_and_their_link_are_checked_between_a_fault_and_the_restart(
-    cluster: Cluster,
+    cluster: Cluster, slow_steps: Desk
 ) -> None:
     job_id = cluster.submit(name="searched", recovery={"in_place_restarts": 0})
     cluster.wait_step(job_id, 5)
     cluster.kill_rank(job_id, 1, 1)
+    slow_steps.speed_up()
     cluster.wait_state(job_id, "SUCCEEDED")
     (incident,) = cluster.incidents(job_id)
     # A busy machine may leave a check inconclusive; nothing is broken here.
@@ -133,6 +137,7 @@ def test_a_source_that_is_on_no_node_fails_the_job_before_any_rank_starts(
     assert cluster.presents(job_id, 1) == []
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_text_that_changes_under_a_job_fails_it_instead_of_being_mixed_in(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -210,19 +215,21 @@ def test_last_checkpoint_that_does_not_fit_is_pushed_once_there_is_room(
 
 
 def test_pause_and_resume_go_on_from_host_memory(
-    cluster: Cluster, fault_free: dict[int, float]
+    cluster: Cluster, fault_free: dict[int, float], slow_steps: Desk
 ) -> None:
     job_id = cluster.submit()
-    cluster.wait_step(job_id, 10)
+    cluster.wait_step(job_id, 5)
     with cluster.client as client:
         client.pause(job_id)
-    cluster.wait_state(job_id, "PAUSED", "SUCCEEDED")
+    cluster.wait_state(job_id, "PAUSED")
+    slow_steps.speed_up()
     with cluster.client as client:
         client.resume(job_id)
     cluster.wait_state(job_id, "SUCCEEDED")
     assert cluster.losses(job_id) == fault_free
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_interrupt_stops_everything_and_the_next_start_resumes(
     cluster: Cluster, process: Controller
 ) -> None:
@@ -254,13 +261,18 @@ def test_interrupt_stops_everything_and_the_next_start_resumes(
 
 
 def test_job_without_a_spare_waits_and_says_for_what_until_a_node_joins(
-    cluster: Cluster, process: Controller, tmp_path: Path, fault_free: dict[int, float]
+    cluster: Cluster,
+    process: Controller,
+    tmp_path: Path,
+    fault_free: dict[int, float],
+    slow_steps: Desk,
 ) -> None:
     job_id = cluster.submit()
     cluster.wait_step(job_id, 10)
     # The node of rank 0: what it had not reported yet, only the others know.
     lost = cluster.job(job_id).nodes[0]
     lose_node(process.state_dir, lost)
+    slow_steps.speed_up()
     job = cluster.wait_state(job_id, "PROVISIONING")
     wait_for(
         lambda: "waiting for 1 more node(s)" in cluster.job(job_id).reason, "a reason in words"

@@ -20,9 +20,10 @@ pytestmark = pytest.mark.timeout(300)
 PAUSE_S = 5.0
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_stopped_rank_is_named_with_the_stacks_of_all(cluster: Cluster) -> None:
     job_id = cluster.submit(name="stopped", steps=100_000)
-    cluster.wait_step(job_id, 60)
+    cluster.wait_step(job_id, 30)
     stopped = cluster.presents(job_id, 1)[1]
     os.kill(stopped.pid, signal.SIGSTOP)
     wait_for(lambda: cluster.job(job_id).attempt == 2, "the next attempt")
@@ -141,6 +142,7 @@ def test_a_rank_that_is_starved_of_cpu_is_named_and_left_running(cluster: Cluste
     cluster.wait_state(job_id, "CANCELLED")
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_what_a_running_worker_writes_of_its_gpu_is_an_incident_beside_training(
     cluster: Cluster,
 ) -> None:
