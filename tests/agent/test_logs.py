@@ -15,7 +15,7 @@ from controller.agent.workers.worker import Worker
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 def answers(jobs_dir: Path, **query: object) -> list[agents_pb2.LogChunk]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from outlast.worker_contract import WorkerExitCode
 from tests.agent.conftest import StartAgent
@@ -140,7 +143,7 @@ def test_sigterm_leaves_no_process_and_exits_with_0(
     start_job(controller)
     controller.progress("job", 1)
     agent.process.terminate()
-    assert agent.process.wait(timeout=5) == 0
+    assert agent.process.wait(DEADLINE_S) == 0
     assert agent.pids() == []
 
 
@@ -180,7 +183,7 @@ def test_second_agent_on_the_same_folder_is_refused(
 ) -> None:
     wait_for(lambda: controller.hellos, "a hello")
     second = start_agent(1)
-    assert second.process.wait(timeout=10) == 2
+    assert second.process.wait(DEADLINE_S) == 2
     assert "another agent runs on" in second.log.read_text()
     assert agent.process.poll() is None
 
@@ -193,6 +196,15 @@ def seqs(controller: FakeController) -> list[int]:
     ]
 
 
+@pytest.fixture
+def takes_hangups() -> Iterator[None]:
+    """Agents that start from here on: where the tests run under nohup, they would ignore them."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("takes_hangups")
 def test_agent_whose_terminal_closes_ends_in_order(
     controller: FakeController, agent: AgentProcess
 ) -> None:
