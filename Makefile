@@ -19,15 +19,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/outlast demo $(ARGS)
 
-# Most tests wait for processes, so there are more at once than cores. Files with few long
-# tests come first: the last to end decides how long it takes.
-# One has the kernel kill a process for want of memory, which the agents of all others would tell.
+# Most tests wait for processes, so there are more at once than cores; tests/conftest.py says
+# which files come first. One has the kernel kill a process for want of memory, which the agents
+# of all others would tell.
 ALONE := tests/agent/test_real_oom.py
-LONG_TESTS := tests/netns tests/e2e tests/kube/test_scenario.py tests/test_demo.py
 test: $(STAMP) lint
-	$(BIN)/pytest -rs -n 3 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/pytest -rs -n 4 --dist loadfile --no-loadscope-reorder \
 		--ignore tests/prometheus/test_real.py --ignore tests/stores \
-		--ignore tests/crash/test_cluster.py --ignore $(ALONE) $(LONG_TESTS) tests
+		--ignore tests/crash/test_cluster.py --ignore $(ALONE) tests
 	$(BIN)/pytest -rs $(ALONE)
 
 # One training on real nodes loses a process of every kind; `make test` kills at every named point.
@@ -46,14 +45,12 @@ test-properties: $(STAMP)
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP)
 	tests/kube/apiserver.sh
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --kube=real \
-		tests/kube/test_scenario.py tests/kube
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --kube=real tests/kube
 
 # Against a real Prometheus and Alertmanager, which it installs on Debian as root.
 test-prometheus: $(STAMP)
 	tests/prometheus/install.sh
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder \
-		tests/prometheus/test_real.py tests/prometheus
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/prometheus
 
 # Checkpoints on real stores, S3 and HDFS, with faults; they are fetched once per machine (270 MB).
 test-stores: $(STAMP)

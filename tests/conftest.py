@@ -18,6 +18,44 @@ settings.register_profile("random", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "outlast"))
 
 
+# The last file to end decides how long all take, so those that take longest begin first, in
+# this order. On the command line they would lose their place: pytest takes a file only once,
+# with the folder that it is in.
+LONGEST = (
+    "tests/agent/test_faults.py",
+    "tests/netns/test_diagnose.py",
+    "tests/prometheus/test_real.py",
+    "tests/kube/test_scenario.py",
+    "tests/sim/test_seeds.py",
+    "tests/e2e/test_faults.py",
+    "tests/e2e/test_hangs.py",
+    "tests/e2e/test_choosing.py",
+    "tests/e2e/test_elastic.py",
+    "tests/e2e/test_replicas.py",
+    "tests/e2e/test_blame.py",
+    "tests/e2e/test_not_a_number.py",
+    "tests/test_demo.py",
+    "tests/e2e/test_damage.py",
+    "tests/sim/test_planted_bugs.py",
+    "tests/bench/test_checkpoint.py",
+    "tests/trainer/test_resume.py",
+    "tests/trainer/test_restore_layouts.py",
+    "tests/trainer/test_other_job.py",
+    "tests/trainer/test_oracles.py",
+    "tests/trainer/test_chosen.py",
+    "tests/trainer/test_estimate.py",
+    "tests/trainer/test_dcp.py",
+    "tests/trainer/test_vocab.py",
+    "tests/trainer/test_zero.py",
+    "tests/agent/test_survival.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kube",
