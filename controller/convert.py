@@ -155,36 +155,7 @@ def command_message(
     match record.command:
         case StartWorkers() as start:
             assert attempt is not None, f"{record.command_id} belongs to no attempt"
-            message.start_workers.CopyFrom(
-                agents_pb2.StartWorkers(
-                    spec_json=attempt.spec_json,
-                    ranks=start.ranks,
-                    world_size=attempt.world_size,
-                    rendezvous_host=attempt.rendezvous_host,
-                    rendezvous_port=attempt.rendezvous_port,
-                    rank_nodes=() if packed_nodes else attempt.rank_nodes,
-                    packed_nodes=packed_nodes,
-                    committed_step=attempt.committed_step,
-                    checkpoint_url=attempt.checkpoint_url,
-                    replica_peers=[
-                        agents_pb2.ReplicaPeer(
-                            node_id=peer.node,
-                            address=peer.address,
-                            port=peer.port,
-                            token=peer.token,
-                        )
-                        for peer in start.replica_peers
-                    ],
-                    owner=attempt.owner,
-                    skipped=[
-                        common_pb2.StepRange(first=each.first, last=each.last)
-                        for each in attempt.skipped
-                    ],
-                    replayed_step=attempt.replayed_step or 0,
-                    suspect_nodes=attempt.suspects,
-                    chosen_starts=chosen_messages(attempt.chosen),
-                )
-            )
+            message.start_workers.CopyFrom(_start_message(start, attempt, packed_nodes))
         case StopWorkers() as stop:
             message.stop_workers.CopyFrom(
                 agents_pb2.StopWorkers(
@@ -210,6 +181,38 @@ def command_message(
         case _:
             assert_never(record.command)
     return message
+
+
+def _start_message(
+    start: StartWorkers, attempt: AttemptRecord, packed_nodes: bytes
+) -> agents_pb2.StartWorkers:
+    return agents_pb2.StartWorkers(
+        spec_json=attempt.spec_json,
+        ranks=start.ranks,
+        world_size=attempt.world_size,
+        rendezvous_host=attempt.rendezvous_host,
+        rendezvous_port=attempt.rendezvous_port,
+        rank_nodes=() if packed_nodes else attempt.rank_nodes,
+        packed_nodes=packed_nodes,
+        committed_step=attempt.committed_step,
+        checkpoint_url=attempt.checkpoint_url,
+        replica_peers=[
+            agents_pb2.ReplicaPeer(
+                node_id=peer.node,
+                address=peer.address,
+                port=peer.port,
+                token=peer.token,
+            )
+            for peer in start.replica_peers
+        ],
+        owner=attempt.owner,
+        skipped=[
+            common_pb2.StepRange(first=each.first, last=each.last) for each in attempt.skipped
+        ],
+        replayed_step=attempt.replayed_step or 0,
+        suspect_nodes=attempt.suspects,
+        chosen_starts=chosen_messages(attempt.chosen),
+    )
 
 
 def finding_message(finding: Finding) -> diagnostics_pb2.Finding:

@@ -16,23 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 
 from controller.changes import Changes
-from controller.chronicle import Chronicle
 from controller.core.edge.edge import Edge
-from controller.core.effects import Effect, Persist
 from controller.core.events import ControllerStarted, Event, TimePassed
 from controller.core.facts import Fact, JobPut, State
-from controller.core.machine import OF_PERSONS, Machine
+from controller.core.machine import Machine
 from controller.core.states import TERMINAL
+from controller.curve_writer import CurveWriter
+from controller.deciding import Decider
 from controller.effects import Effects
 from controller.guard import Guard
 from controller.items import Item
-from controller.poison import Poison, failed_request, job_at_fault, set_aside
+from controller.poison import Poison
 from controller.read_only import ReadOnly
 from controller.refusals import ServiceStoppedError
 from controller.store.curves import Curves, StepRow
@@ -40,21 +37,13 @@ from controller.store.database import DiskFullError
 from controller.store.journal import Journal
 from controller.store.reserve import Reserve
 from outlast.clock import Clock
-from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import OutlastError
 from outlast.ids import NodeId
 
 logger = logging.getLogger(__name__)
 
-# Items in one commit: enough to keep up with thousands of agents that reconnect at
-# once, few enough that the first of them does not wait for long.
-BATCH_ITEMS = 256
-# Step reports wait for each other for so long; their commits then cost one fsync.
-CURVES_PERIOD_S = 0.1
 # The loop wakes at least this often, so that a pause of the process is noticed.
 TICK_S = 1.0
-# So long events are handled in one turn; then agents and clients are read before the rest.
-TURN_S = 0.25
 # A timer of the machine that is due again at once would otherwise spin.
 SHORTEST_TIMER_S = 0.02
 
@@ -80,24 +69,26 @@ class Service:
         # Called when the machine has forgotten what it saw: agents have to join again.
         self.on_restored: Callable[[], None] = _nothing
         self.guard = Guard()
-        self.poison = Poison(journal)
         # The controller ends in order, and takes nodes of its own along.
         self.is_leaving = False
         self._machine = machine
         self._journal = journal
         self._edge = edge
-        self._effects = effects
         self._clock = clock
-        self._chronicle = Chronicle(machine.state)
-        self._queue: deque[Item] = deque()
         self._awake = asyncio.Event()
         self._stopping = False
-        self._not_written: list[Callable[[], None]] = []
-        self._flush_at_s: float | None = None
+        self._curve_writer = CurveWriter(curves)
         self._machine_waits_until_s = 0.0
         self._read_only = ReadOnly(journal, reserve, self.changes.fire)
-        # Items to be handled in turns of their own: one of them cannot be journalled.
-        self._num_alone = 0
+        self._decider = Decider(
+            machine,
+            journal,
+            effects,
+            clock=clock,
+            guard=self.guard,
+            read_only=self._read_only,
+            on_restored=self._restored,
+        )
 
     @property
     def state(self) -> State:
@@ -117,6 +108,11 @@ class Service:
     def why_not_forgotten(self, node: NodeId) -> str:
         """Why a node has to stay on the list; "" when it need not."""
         return self._machine.why_not_forgotten(node)
+
+    @property
+    def poison(self) -> Poison:
+        """What made turns fail."""
+        return self._decider.poison
 
     @property
     def brings_nodes(self) -> bool:
@@ -145,8 +141,7 @@ class Service:
 
     def begin_read_only(self, why: str) -> None:
         """Decide nothing until there is room on the journal's disk."""
-        self._read_only.begin(why)
-        self._refuse_requests(self._read_only.refusal())
+        self._decider.begin_read_only(why)
 
     def post(self, *events: Event) -> None:
         """Queue events that nobody waits for."""
@@ -170,7 +165,7 @@ class Service:
         """
         if self._stopping:
             return
-        self._queue.append(
+        self._decider.queue.append(
             Item(
                 events=tuple(events),
                 rows=tuple(rows),
@@ -214,8 +209,8 @@ class Service:
         From here on nothing that happens is a fault: the controller is leaving.
         """
         self._stopping = True
-        self._refuse_requests(_stopped())
-        self._queue.clear()
+        self._decider.refuse_requests(_stopped())
+        self._decider.queue.clear()
         self._awake.set()
 
     async def run(self) -> None:
@@ -225,7 +220,7 @@ class Service:
         self.post(ControllerStarted(term=self._journal.term))
         while not self._stopping:
             due_s = self._next_due_s(loop.time())
-            if not self._queue or self.read_only:
+            if not self._decider.queue or self.read_only:
                 timer = loop.call_at(due_s, self._awake.set)
                 await self._awake.wait()
                 timer.cancel()
@@ -244,26 +239,17 @@ class Service:
         if self.read_only and not self._may_write_again(now_s):
             return
         self._look_around(now_s)
-        items, facts = self._decide()
+        items, facts = self._decider.decide()
         self._continue_snapshot()
-        if self._queue or self._journal.is_writing_snapshot:
+        if self._decider.queue or self._journal.is_writing_snapshot:
             self._awake.set()
-        for item in items:
-            if item.rows:
-                self.curves.take(item.rows)
-                self._flush_at_s = self._flush_at_s or now_s + CURVES_PERIOD_S
+        self._curve_writer.take(items, now_s)
         has_ended = any(isinstance(f, JobPut) and f.job.state in TERMINAL for f in facts)
-        is_due = self._flush_at_s is not None and now_s >= self._flush_at_s
+        is_due = self._curve_writer.is_due(now_s)
         # Whoever sees that a job has ended must see its whole curve.
         if has_ended or is_due:
             self._write_curves()
-        for item in items:
-            if item.durable is None:
-                continue
-            if item.rows and self.curves.num_unwritten:
-                self._not_written.append(item.durable)
-            else:
-                item.durable()
+        self._curve_writer.tell_durable(items)
         self.guard.call("watch", None, lambda: self._refresh(facts, now_s))
         if facts or is_due:
             self.changes.fire()
@@ -303,150 +289,17 @@ class Service:
             self._machine_waits_until_s = now_s + SHORTEST_TIMER_S
             self.post(TimePassed())
 
-    def _decide(self) -> tuple[list[Item], list[Fact]]:
-        """Let the machine handle what waits, journal its facts, then run the rest.
-
-        What was handled, and the facts.
-        """
-        clock_s = asyncio.get_running_loop().time
-        until_s = clock_s() + TURN_S
-        items: list[Item] = []
-        facts: list[Fact] = []
-        effects: list[Effect] = []
-        most = 1 if self._num_alone else BATCH_ITEMS
-        self._num_alone = max(0, self._num_alone - 1)
-        while self._queue and len(items) < most and (not items or clock_s() < until_s):
-            item = self._queue.popleft()
-            items.append(item)
-            if not self._handle(items, facts, effects):
-                # It has been skipped; what the machine has seen is to be said again first.
-                return items, facts
-        if facts and not self._append(items, facts):
-            return [], []
-        for effect in effects:
-            self.guard.call("effects", None, partial(self._effects.run, effect))
-        if effects:
-            reach(CrashPoint.EFFECTS_RUN)
-        return items, facts
-
-    def _handle(self, items: list[Item], facts: list[Fact], effects: list[Effect]) -> bool:
-        """Let the machine handle the last item; False when it failed, and the item was skipped."""
-        item = items[-1]
-        for event in item.events:
-            if self.poison.ignores(event):
-                continue
-            try:
-                batch = self._machine.handle(event, self._clock.now_s())
-            except Exception as error:
-                if isinstance(event, ControllerStarted) and self._machine.job_at_work is None:
-                    raise  # Not the event is at fault, but the state.
-                # Those before it are whole. Their effects are done when the machine looks anew,
-                # as after a crash between the two.
-                effects.clear()
-                if facts and not self._append(items, facts):
-                    items.clear()
-                    facts.clear()
-                    return False
-                self._skip_cause(item, event, error)
-                return False
-            for effect in batch:
-                if isinstance(effect, Persist):
-                    facts.extend(effect.facts)
-                else:
-                    effects.append(effect)
-        return True
-
-    def _append(self, items: Sequence[Item], facts: Sequence[Fact]) -> bool:
-        """Journal facts; False when they cannot be written down, and are gone.
-
-        Then the items are tried again one by one, and the one alone is skipped.
-        """
-        reach(CrashPoint.FACTS_DECIDED)
-        try:
-            self._append_or_use_reserve(facts)
-        except DiskFullError as error:
-            # None of it has happened. It is tried again when there is room.
-            self._queue.extendleft(reversed(items))
-            self.begin_read_only(str(error))
-            self._restore()
-            return False
-        except OutlastError:
-            raise
-        except Exception as error:
-            if not items or not items[0].events:
-                raise
-            if len(items) == 1:
-                self._skip(items[0], items[0].events[-1], error)
-                if items[0].durable is not None:
-                    items[0].durable()
-            else:
-                self._num_alone = len(items) + 1
-                self._queue.extendleft(reversed(items))
-                self._restore()
-            return False
-        reach(CrashPoint.FACTS_KEPT)
-        self.guard.call("log", None, lambda: self._chronicle.tell(facts))
-        return True
-
-    def _append_or_use_reserve(self, facts: Sequence[Fact]) -> None:
-        try:
-            self._journal.append(facts)
-        except DiskFullError as error:
-            if not self._read_only.give_up_reserve():
-                raise
-            self._journal.append(facts)
-            self.begin_read_only(str(error))
-
-    def _refuse_requests(self, error: OutlastError) -> None:
-        """Nothing comes of the requests that wait; what agents report goes on waiting."""
-        requests = [item for item in self._queue if item.is_request]
-        self._queue = deque(item for item in self._queue if not item.is_request)
-        for request in requests:
-            request.refuse(error)
-
-    def _skip_cause(self, item: Item, event: Event, error: Exception) -> None:
-        """Continue without what made the machine fail: this event, or a job's state."""
-        job_id = job_at_fault(self._machine, self._journal.load(), event)
-        if job_id is None:
-            self._skip(item, event, error)
-            self.poison.ignore_if_too_often(self._machine, event, error)
-            return
-        set_aside(self._machine, job_id, error)
-        if isinstance(event, OF_PERSONS) and event.job_id == job_id:
-            # It was one more try, and would be one again.
-            self.poison.count_request(event)
-            item.refuse(failed_request(error))
-        elif not isinstance(event, ControllerStarted):
-            # The item's events before this one are in the journal.
-            rest = item.events[item.events.index(event) :]
-            self._queue.appendleft(replace(item, events=rest))
-        self._restore()
-
-    def _skip(self, item: Item, event: Event, error: Exception) -> None:
-        """Mark an event as poisonous, and continue from the journal without it."""
-        self.poison.mark(event, item.source, error, is_request=item.is_request)
-        item.refuse(failed_request(error))
-        self._restore()
-
-    def _restore(self) -> None:
-        """Build the machine anew from the journal, as a controller that has just started."""
-        self._machine.restore(self._journal.load())
-        self._chronicle = Chronicle(self._machine.state)
+    def _restored(self) -> None:
+        """The machine was built anew from the journal, as in a controller that has just started."""
         self._edge.expect_known(asyncio.get_running_loop().time())
         self.on_restored()
-        self._queue.appendleft(Item(events=(ControllerStarted(term=self._journal.term),)))
         self.changes.fire()
 
     def _write_curves(self) -> None:
         try:
-            self.curves.flush()
+            self._curve_writer.flush()
         except DiskFullError as error:
             self.begin_read_only(str(error))
-            return
-        self._flush_at_s = None
-        waiting, self._not_written = self._not_written, []
-        for durable in waiting:
-            durable()
 
     def _next_due_s(self, now_s: float) -> float:
         """When the loop must run at the latest, by the monotonic clock."""
@@ -456,8 +309,8 @@ class Service:
         edge_s = self._edge.wake_at(now_s, self._clock.now_s())
         if edge_s is not None:
             times.append(edge_s)
-        if self._flush_at_s is not None:
-            times.append(self._flush_at_s)
+        if self._curve_writer.due_s is not None:
+            times.append(self._curve_writer.due_s)
         wake_at_s = self._machine.wake_at()
         if wake_at_s is not None:
             in_s = wake_at_s - self._clock.now_s()

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from random import Random
 
 import outlast
-from checkpoint.stage.damage import Damage
-from checkpoint.upload.commit import Committed
+from controller.agent.checkpoint_reports import CheckpointReports
 from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands
 from controller.agent.config import AgentConfig
@@ -37,7 +36,6 @@ from controller.agent.observe.leftovers import left_steps
 from controller.agent.observe.logs import Logs
 from controller.agent.observe.metrics import Metrics, Reading, ranks
 from controller.agent.observe.metrics.host import Folders
-from controller.agent.observe.metrics.reading import ReplicaReading
 from controller.agent.observe.oom import OomKills
 from controller.agent.observe.pruning import Pruning
 from controller.agent.observe.reporter import Reporter
@@ -51,9 +49,7 @@ from controller.agent.workers.rendezvous import listen
 from controller.agent.workers.standby_link import StandbyEvents, StandbyLink
 from controller.agent.workers.supervisor import Supervisor, WorkerEvents
 from controller.agent.workers.worker import Worker
-from outlast.blackbox import Phase, Reader
 from outlast.clock import node_time_s
-from outlast.crashpoints import CrashPoint, reach
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -77,74 +73,39 @@ class Agent:
         self._machine = self._make_machine()
         self._buffer = self._machine.line.buffer
         self._reporter = Reporter(self._emit, lambda: self._session.is_connected)
-        self._suites = Suites(
-            SuitePlace(
-                node=config.node,
-                workers=config.workers,
-                state_dir=config.state_dir,
-                runner=config.suite_runner,
-            )
-        )
+        self._suites = self._make_suites()
         self._mistakes = Mistakes()
         self._standby = self._make_standby()
         oom_kills = OomKills()
         self._cgroups = WorkerCgroups(config.state_dir, is_wanted=config.cgroups)
-        self._supervisor = Supervisor(
-            limits=config.limits,
-            standby=self._standby,
-            events=WorkerEvents(
-                requested=self._workers_requested,
-                exited=self._worker_exited,
-                forked=lambda one: self._commands.worker_forked(one),
-                not_forked=lambda one: self._commands.worker_not_forked(one),
-                changed=self._processes_changed,
-            ),
-            oom_kills=oom_kills,
-            cgroups=self._cgroups,
-            mistakes=self._mistakes,
+        self._supervisor = self._make_supervisor(oom_kills)
+        self._checkpoints = CheckpointReports(
+            self._emit,
+            newest_attempt=lambda job_id: self._commands.newest_attempt(job_id),
+            running=self._supervisor.running,
         )
-        self._uploads = Uploads(self)
-        self._replicas = Replicas(config, self)
-        self._commands = Commands(
-            Parts(
-                config=config,
-                supervisor=self._supervisor,
-                uploads=self._uploads,
-                replicas=self._replicas,
-                suites=self._suites,
-                rendezvous_fd=self._rendezvous.fileno(),
-                storage_awaited=self.storage_awaited,
-                mistakes=self._mistakes,
-            ),
-            self._machine,
-            emit=self._emit,
-            send_events=lambda: self._session.wake(),
-            save_ledger=self._state.save_ledger,
-        )
+        self._uploads = Uploads(self._checkpoints)
+        self._replicas = Replicas(config, self._checkpoints)
+        self._commands = self._make_commands()
         self._session = self._make_session()
         self._standings = Standings(self._supervisor.workers, self._session.beat_now)
         self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
         self._checks = CheckOrders(config, self._suites, self._session.send)
         self._worker_exits = Counter[str]()
-        self._upload_ends = Counter[str]()
         folders = Folders(
             state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
         )
         self._metrics = Metrics(self._reading, folders)
-        self._host = Host(
-            folders,
-            self._emit,
-            self._supervisor.running,
-            oom_kills,
-            max_log_bytes=config.rank_log_bytes,
-        )
+        max_log_bytes = config.rank_log_bytes
+        running = self._supervisor.running
+        self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=max_log_bytes)
         self._pruning = Pruning(
             config.state_dir,
             config.memory_dir,
             max_bytes=config.state_bytes,
-            max_log_bytes=config.rank_log_bytes,
+            max_log_bytes=max_log_bytes,
         )
-        self._orphans = Orphans(self._supervisor.running, self._own_pids)
+        self._orphans = Orphans(running, self._own_pids)
         self._metrics_address = ""
         self._capacity = NodeCapacity(config.memory_dir)
 
@@ -199,25 +160,15 @@ class Agent:
         self._is_leaving = True
         goodbye = agents_pb2.Goodbye(incarnation=self._incarnation)
         self._emit(agents_pb2.AgentEvent(at_s=node_time_s(), goodbye=goodbye), Weight.LASTING)
-        seq, loop = self._buffer.last_seq, asyncio.get_running_loop()
-        deadline_s = loop.time() + GOODBYE_S
-        while self._session.is_connected and self._buffer.after(seq - 1):
-            if loop.time() > deadline_s:
-                logger.warning(
-                    "planned stop not acknowledged by the controller; "
-                    "the next agent on this node reports it"
-                )
-                return
-            await asyncio.sleep(0.01)
+        if not await self._session.all_heard(GOODBYE_S):
+            logger.warning(
+                "planned stop not acknowledged by the controller; "
+                "the next agent on this node reports it"
+            )
 
     def _note_left(self) -> None:
-        """Leave word for the next agent here: the controller may have gone first."""
-        if not self._is_leaving or self._supervisor.running():
-            return
-        try:
+        if self._is_leaving and not self._supervisor.running():
             self._state.note_left()
-        except OSError as error:
-            logger.error("an orderly end is not on record, and will count as a fault: %s", error)
 
     async def _shut_down(self, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
         """End every part; one that fails keeps none of those after it from their end."""
@@ -269,6 +220,51 @@ class Agent:
             limits=CommandLimits(kill_s=limits.kill_s, absence_stop_s=limits.absence_stop_s),
         )
 
+    def _make_suites(self) -> Suites:
+        config = self._config
+        place = SuitePlace(
+            node=config.node,
+            workers=config.workers,
+            state_dir=config.state_dir,
+            runner=config.suite_runner,
+        )
+        return Suites(place)
+
+    def _make_supervisor(self, oom_kills: OomKills) -> Supervisor:
+        return Supervisor(
+            limits=self._config.limits,
+            standby=self._standby,
+            events=WorkerEvents(
+                requested=self._workers_requested,
+                exited=self._worker_exited,
+                forked=lambda one: self._commands.worker_forked(one),
+                not_forked=lambda one: self._commands.worker_not_forked(one),
+                changed=self._processes_changed,
+            ),
+            oom_kills=oom_kills,
+            cgroups=self._cgroups,
+            mistakes=self._mistakes,
+        )
+
+    def _make_commands(self) -> Commands:
+        parts = Parts(
+            config=self._config,
+            supervisor=self._supervisor,
+            uploads=self._uploads,
+            replicas=self._replicas,
+            suites=self._suites,
+            rendezvous_fd=self._rendezvous.fileno(),
+            storage_awaited=self._checkpoints.storage_awaited,
+            mistakes=self._mistakes,
+        )
+        return Commands(
+            parts,
+            self._machine,
+            emit=self._emit,
+            send_events=lambda: self._session.wake(),
+            save_ledger=self._state.save_ledger,
+        )
+
     def _make_standby(self) -> StandbyLink:
         return StandbyLink(
             arguments=self._config.standby_arguments,
@@ -306,19 +302,9 @@ class Agent:
             standby_restarts=self._standby.num_restarts,
             mistakes=self._mistakes.counts,
             worker_exits=dict(self._worker_exits),
-            uploads=dict(self._upload_ends),
+            uploads=dict(self._checkpoints.upload_ends),
             guarded=self._uploads.guarded,
-            replicas=ReplicaReading(
-                bytes={
-                    "sent": self._replicas.sent_bytes,
-                    "received": self._replicas.received_bytes,
-                    "fetched": self._replicas.fetched_bytes,
-                },
-                outcomes=self._replicas.outcomes,
-                fetches=dict(self._replicas.fetches),
-                num_held=self._replicas.num_held,
-                lag_steps=self._replicas.lag_steps,
-            ),
+            replicas=self._replicas.reading,
             ranks=ranks.read(self._supervisor.running()),
         )
 
@@ -401,62 +387,6 @@ class Agent:
         code = worker.exit.code
         outcome = "signal" if code < 0 else "success" if code == 0 else "error"
         self._worker_exits[outcome] += 1
-
-    def _emit_of_job(self, job_id: str, event: agents_pb2.AgentEvent) -> None:
-        """Emit what belongs to a job, whichever attempt sealed the checkpoint."""
-        event.job_id = job_id
-        event.attempt = self._commands.newest_attempt(job_id)
-        event.at_s = node_time_s()
-        self._emit(event, Weight.LASTING)
-
-    def upload_committed(self, job_id: str, committed: Committed) -> None:
-        """A checkpoint is in storage, whole."""
-        reach(CrashPoint.COMMIT_HEARD)
-        message = agents_pb2.CheckpointCommitted(
-            step=committed.step,
-            size_bytes=committed.size_bytes,
-            upload_s=committed.upload_s,
-            total_s=committed.total_s,
-            is_behind=committed.is_behind,
-            stalled_s=self._stalled_s(job_id),
-            saved_by_attempt=committed.attempt,
-        )
-        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=message))
-        self._upload_ends["committed"] += 1
-        reach(CrashPoint.COMMIT_TOLD)
-
-    def _stalled_s(self, job_id: str) -> float:
-        """How long the slowest rank here has waited for its copies to host memory."""
-        uses = (
-            worker.look(Reader.time_use)
-            for worker in self._supervisor.running()
-            if worker.job_id == job_id
-        )
-        stalls = (use.phases_s.get(Phase.CHECKPOINT, 0.0) for use in uses if use is not None)
-        return max(stalls, default=0.0)
-
-    def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
-        """A checkpoint did not get to storage; training goes on."""
-        trouble = agents_pb2.CheckpointTrouble(step=step, stage=stage, detail=detail)
-        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
-        self._upload_ends["trouble"] += 1
-
-    def storage_awaited(self, job_id: str, detail: str) -> None:
-        """The job's storage does not answer as it is to start."""
-        trouble = agents_pb2.CheckpointTrouble(step=0, stage="start", detail=detail)
-        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
-
-    def memory_damaged(self, job_id: str, damage: Damage) -> None:
-        """Host memory of this node did not hold what was written to it; the slot is not used."""
-        sign = agents_pb2.HostSign(
-            subject="silent_corruption", what=f"rank {damage.rank}", words=damage.what
-        )
-        self._emit_of_job(job_id, agents_pb2.AgentEvent(host_sign=sign))
-
-    def replica_trouble(self, job_id: str, step: int, detail: str) -> None:
-        """A copy did not get to another node, or a lost one's state is nowhere in memory."""
-        trouble = agents_pb2.CheckpointTrouble(step=step, stage="replica", detail=detail)
-        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_trouble=trouble))
 
     def _received(self, message: agents_pb2.ControllerMessage) -> None:
         kind = message.WhichOneof("kind")

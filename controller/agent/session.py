@@ -145,6 +145,19 @@ class Session:
         self._outbox.append(message)
         self._wake.set()
 
+    async def all_heard(self, timeout_s: float) -> bool:
+        """Wait until the controller has every event of before; at once when it is away.
+
+        False when it does not say so in time.
+        """
+        buffer, loop = self._line.buffer, asyncio.get_running_loop()
+        last_seq, deadline_s = buffer.last_seq, loop.time() + timeout_s
+        while self.is_connected and buffer.after(last_seq - 1):
+            if loop.time() > deadline_s:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
     async def run(self) -> None:
         """Keep a session until the task is cancelled.
 

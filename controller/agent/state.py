@@ -139,10 +139,15 @@ class AgentState:
         return str(document.get("incarnation", "")) if document.get("left") else ""
 
     def note_left(self) -> None:
-        """This agent ends in order, and its workers have ended."""
-        document = self._read(self._agent_path)
-        left = {**document, "left": True, "processes": []}
-        private.replace_text(self._agent_path, json.dumps(left))
+        """This agent ends in order, and its workers have ended: word for the next one here.
+
+        The controller may have gone first.
+        """
+        try:
+            left = {**self._read(self._agent_path), "left": True, "processes": []}
+            private.replace_text(self._agent_path, json.dumps(left))
+        except OSError as error:
+            logger.error("an orderly end is not on record, and will count as a fault: %s", error)
 
     def load_ledger(self) -> CommandLedger:
         """The commands of earlier agents on this node; empty when there were none."""

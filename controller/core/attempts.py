@@ -59,7 +59,6 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
     assert len(places) == job.plan.nodes, f"job {job.job_id} starts on {len(places)} nodes"
     attempt = Attempt(job.attempt + 1)
     per_node = job.plan.workers_per_node
-    first = ctx.state.nodes[places[0]]
     job = ctx.move_job(
         replace(
             job,
@@ -74,26 +73,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         reason,
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
     )
-    ctx.record(
-        AttemptPut(
-            attempt=AttemptRecord(
-                job=job.job_id,
-                attempt=attempt,
-                nodes=places,
-                workers_per_node=per_node,
-                rendezvous_host=first.address,
-                rendezvous_port=first.rendezvous_port,
-                committed_step=-1 if job.committed_step is None else job.committed_step,
-                spec_json=job.spec_json,
-                checkpoint_url=job.checkpoint_url,
-                owner=job.mark,
-                skipped=job.skipped,
-                replayed_step=job.replayed_step,
-                suspects=job.replayed_on,
-                chosen=job.chosen,
-            )
-        )
-    )
+    ctx.record(AttemptPut(attempt=_record_of(job, places, ctx.state.nodes[places[0]])))
     for place, node_id in enumerate(places):
         command = StartWorkers(
             ranks=tuple(range(place * per_node, (place + 1) * per_node)),
@@ -106,6 +86,26 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
             job=job.job_id,
             attempt=attempt,
         )
+
+
+def _record_of(job: JobRecord, places: tuple[NodeId, ...], first: NodeRecord) -> AttemptRecord:
+    """What every node of an attempt is told; its ranks meet on the first."""
+    return AttemptRecord(
+        job=job.job_id,
+        attempt=job.attempt,
+        nodes=places,
+        workers_per_node=job.plan.workers_per_node,
+        rendezvous_host=first.address,
+        rendezvous_port=first.rendezvous_port,
+        committed_step=-1 if job.committed_step is None else job.committed_step,
+        spec_json=job.spec_json,
+        checkpoint_url=job.checkpoint_url,
+        owner=job.mark,
+        skipped=job.skipped,
+        replayed_step=job.replayed_step,
+        suspects=job.replayed_on,
+        chosen=job.chosen,
+    )
 
 
 def waits_for_storage(ctx: Context, event: CheckpointFailed) -> None:

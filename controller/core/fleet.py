@@ -24,7 +24,7 @@ from controller.core.events import (
     NodeReplaced,
     NodeUncordonRequested,
 )
-from controller.core.facts import NodeForgotten, NodePut
+from controller.core.facts import NodeForgotten
 from controller.core.records import (
     CommandRecord,
     Evidence,
@@ -60,38 +60,7 @@ def joined(ctx: Context, event: NodeJoined) -> None:
     if event.predecessor:
         leaving.left(ctx, NodeLeft(node=event.node, incarnation=event.predecessor))
     known = ctx.state.nodes.get(event.node)
-    if known is None:
-        node = NodeRecord(
-            node=event.node,
-            state=NodeState.READY,
-            since_s=ctx.now_s,
-            reason="joined",
-            incarnation=event.incarnation,
-            address=event.address,
-            rendezvous_port=event.rendezvous_port,
-            workers=event.workers,
-            replica_port=event.replica_port,
-            replica_token=event.replica_token,
-            capacity=event.capacity,
-        )
-        ctx.record(NodePut(node=node))
-    else:
-        node = ctx.put(
-            replace(
-                known,
-                incarnation=event.incarnation,
-                address=event.address,
-                rendezvous_port=event.rendezvous_port,
-                workers=event.workers,
-                replica_port=event.replica_port,
-                replica_token=event.replica_token,
-                capacity=event.capacity,
-            )
-        )
-        if node.state is NodeState.RETIRED:
-            _begin_validation(ctx, node, "it joined again after it had been given up")
-        elif node.state is NodeState.RELEASED:
-            ctx.move_node(node, NodeState.READY, "joined")
+    _put_joined(ctx, known, event)
     is_new = known is not None and known.incarnation != event.incarnation
     restarting = _drop_starts(ctx, event.node) if is_new else []
     for command_id in list(ctx.state.index.of_node.get(event.node, ())):
@@ -103,6 +72,37 @@ def joined(ctx: Context, event: NodeJoined) -> None:
     away_since_s = before.late_since_s if not before.connected else 0.0
     since_s = away_since_s or ctx.now_s
     _reconcile_workers(ctx, event, is_new=is_new, since_s=since_s, told=restarting)
+
+
+def _put_joined(ctx: Context, known: NodeRecord | None, event: NodeJoined) -> None:
+    """Note what its agent says of a node; one that was away for good comes back."""
+    if known is None:
+        known = NodeRecord(
+            node=event.node,
+            state=NodeState.READY,
+            since_s=ctx.now_s,
+            reason="joined",
+            incarnation="",
+            address="",
+            rendezvous_port=0,
+            workers=0,
+        )
+    node = ctx.put(
+        replace(
+            known,
+            incarnation=event.incarnation,
+            address=event.address,
+            rendezvous_port=event.rendezvous_port,
+            workers=event.workers,
+            replica_port=event.replica_port,
+            replica_token=event.replica_token,
+            capacity=event.capacity,
+        )
+    )
+    if node.state is NodeState.RETIRED:
+        _begin_validation(ctx, node, "it joined again after it had been given up")
+    elif node.state is NodeState.RELEASED:
+        ctx.move_node(node, NodeState.READY, "joined")
 
 
 def _drop_starts(ctx: Context, node_id: NodeId) -> list[JobId]:

@@ -26,6 +26,7 @@ from controller.core import (
     leaving,
     looks,
     losses,
+    requests,
     retention,
     searching,
     steps,
@@ -210,13 +211,13 @@ class Machine:
             case ev.TimePassed():
                 pass
             case ev.JobSubmitted():
-                jobs.submitted(ctx, event)
+                requests.submitted(ctx, event)
             case ev.JobCancelRequested():
-                jobs.cancel_requested(ctx, event)
+                requests.cancel_requested(ctx, event)
             case ev.JobPauseRequested():
-                jobs.pause_requested(ctx, event)
+                requests.pause_requested(ctx, event)
             case ev.JobResumeRequested():
-                jobs.resume_requested(ctx, event)
+                requests.resume_requested(ctx, event)
             case ev.CheckpointPushRequested():
                 last_checkpoint.push_requested(ctx, event)
             case ev.WorkerExited():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent import agent as agent_module
+from controller.agent import run as agent_run
 from controller.agent import state
 from controller.agent.__main__ import main as agent_main
 from controller.agent.config import AgentConfig
@@ -89,8 +89,8 @@ def test_agent_that_cannot_start_says_why_in_words(
     def full(config: AgentConfig) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(agent_module, "Agent", full)
-    monkeypatch.setattr(agent_module, "become_subreaper", lambda: None)
+    monkeypatch.setattr(agent_run, "Agent", full)
+    monkeypatch.setattr(agent_run, "become_subreaper", lambda: None)
     folders = ("--state-dir", "--memory-dir", "--data-dir")
     places = [word for name in folders for word in (name, str(tmp_path))]
     code = agent_main(["--node", "n0", "--controller", "127.0.0.1:1", "--workers", "1", *places])

@@ -15,8 +15,9 @@ from controller.core.edge.edge import Edge
 from controller.core.edge.listening import JUDGE_WITHIN_S
 from controller.core.effects import SearchFaults
 from controller.core.machine import Machine
+from controller.deciding import BATCH_ITEMS, TURN_S
 from controller.effects import Effects, UnmanagedCluster
-from controller.service import BATCH_ITEMS, TURN_S, Service
+from controller.service import Service
 from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database

@@ -14,7 +14,7 @@ import pytest
 
 from controller.agent.core.ledger import CommandKind
 from controller.agent.core.steps import STEPS, Step
-from controller.core import attempts, events, fleet, incidents, losses, nodes, policy, steps
+from controller.core import attempts, blame, events, fleet, incidents, losses, nodes, steps
 from controller.core.batches import compacted
 from controller.core.context import Context
 from controller.core.effects import Effect, Persist
@@ -144,7 +144,9 @@ def test_an_open_breaker_that_stops_nothing_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_a_decision_that_misses_the_journal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(ctx: Context, incident: IncidentRecord, *_: object) -> IncidentRecord:
+    def forgetful(
+        ctx: Context, incident: IncidentRecord, *_: object, **__: object
+    ) -> IncidentRecord:
         changed = replace(incident, timeline=())
         ctx.state.incidents[incident.incident] = changed
         return changed
@@ -164,5 +166,5 @@ def test_blaming_the_rank_that_lost_its_peer_is_caught(monkeypatch: pytest.Monke
         root = root_failure(facts.evidence)
         return () if root is None or root.node is None else (root.node,)
 
-    monkeypatch.setattr(policy, "_culprits", first_reporter)
+    monkeypatch.setattr(blame, "culprits", first_reporter)
     _caught((11,))

@@ -29,6 +29,7 @@ from checkpoint.replicas.sender import Replicator
 from checkpoint.replicas.wire import Peer
 from checkpoint.restore.fetching import Fetching
 from controller.agent.config import AgentConfig
+from controller.agent.observe.metrics.reading import ReplicaReading
 from controller.agent.threads import run_blocking
 from controller.ranknodes import rank_nodes
 from outlast.spec import JobSpec
@@ -131,29 +132,20 @@ class Replicas:
         return self._holder.port
 
     @property
-    def sent_bytes(self) -> int:
-        """Bytes of copies that left this node."""
-        return self._sent_before + sum(one.sent_bytes for one in self._replicators())
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of copies that arrived here."""
-        return self._holder.received_bytes
-
-    @property
-    def outcomes(self) -> Mapping[str, int]:
-        """Copies that were brought here, by what became of them."""
-        return dict(self._holder.outcomes)
-
-    @property
-    def lag_steps(self) -> int:
-        """How far the copies of this node's ranks are behind what the ranks have sealed."""
-        return max((one.lag_steps for one in self._replicators()), default=0)
-
-    @property
-    def num_held(self) -> int:
-        """Ranks of other nodes of which a whole copy lies here."""
-        return len(self._holder.newest_copies())
+    def reading(self) -> ReplicaReading:
+        """Copies that came and went, and how far those of this node's ranks are behind."""
+        sent = self._sent_before + sum(one.sent_bytes for one in self._replicators())
+        return ReplicaReading(
+            bytes={
+                "sent": sent,
+                "received": self._holder.received_bytes,
+                "fetched": self.fetched_bytes,
+            },
+            outcomes=dict(self._holder.outcomes),
+            fetches=dict(self.fetches),
+            num_held=len(self._holder.newest_copies()),
+            lag_steps=max((one.lag_steps for one in self._replicators()), default=0),
+        )
 
     async def begin(self, plan: ReplicaPlan) -> None:
         """Send and keep copies for this attempt, and fetch what this node lacks.

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from checkpoint import memory_check
@@ -138,38 +139,16 @@ def make_launches(
     launches = []
     for local_rank, rank in enumerate(start.ranks):
         paths = WorkerFiles.below(attempt_dir, rank)
-        memory_dir = config.job_memory_dir(command.job_id) / names.memory_folder(rank)
-        memory_dir.mkdir(parents=True, exist_ok=True)
-        contract = WorkerContract(
-            job_id=command.job_id,
-            attempt=command.attempt,
-            rank=rank,
-            world_size=start.world_size,
-            local_rank=local_rank,
-            rank_nodes=tuple(nodes),
-            spec_json=start.spec_json,
-            rendezvous_host=start.rendezvous_host,
-            rendezvous_port=start.rendezvous_port,
-            rendezvous_fd=rendezvous_fd if rank == 0 else None,
-            log_path=paths.log,
-            error_path=paths.error,
-            blackbox_path=paths.blackbox,
-            environment_path=paths.environment,
-            memory_dir=memory_dir,
-            data_dir=config.data_dir,
-            committed_step=start.committed_step,
-            skipped=tuple(StepRange(first=each.first, last=each.last) for each in start.skipped),
-            replayed_step=start.replayed_step,
-            suspects=tuple(start.suspect_nodes),
-            chosen=chosen_of(start),
-            checkpoint_url=start.checkpoint_url,
-            # The standby process puts the real moment here.
-            forked_at_ns=0,
-            device=device,
-        )
+        contract = _contract(config, command, paths, rank=rank, rank_nodes=tuple(nodes))
+        contract.memory_dir.mkdir(parents=True, exist_ok=True)
         launches.append(
             Launch(
-                contract=contract,
+                contract=replace(
+                    contract,
+                    local_rank=local_rank,
+                    rendezvous_fd=rendezvous_fd if rank == 0 else None,
+                    device=device,
+                ),
                 paths=paths,
                 requested_ns=requested_ns,
                 stage=layout.coordinate(rank).pp,
@@ -177,6 +156,45 @@ def make_launches(
             )
         )
     return launches
+
+
+def _contract(
+    config: AgentConfig,
+    command: agents_pb2.Command,
+    paths: WorkerFiles,
+    *,
+    rank: int,
+    rank_nodes: tuple[str, ...],
+) -> WorkerContract:
+    """What the order says to one rank; its place on this node is the caller's to add."""
+    start = command.start_workers
+    return WorkerContract(
+        job_id=command.job_id,
+        attempt=command.attempt,
+        rank=rank,
+        world_size=start.world_size,
+        local_rank=0,
+        rank_nodes=rank_nodes,
+        spec_json=start.spec_json,
+        rendezvous_host=start.rendezvous_host,
+        rendezvous_port=start.rendezvous_port,
+        rendezvous_fd=None,
+        log_path=paths.log,
+        error_path=paths.error,
+        blackbox_path=paths.blackbox,
+        environment_path=paths.environment,
+        memory_dir=config.job_memory_dir(command.job_id) / names.memory_folder(rank),
+        data_dir=config.data_dir,
+        committed_step=start.committed_step,
+        skipped=tuple(StepRange(first=each.first, last=each.last) for each in start.skipped),
+        replayed_step=start.replayed_step,
+        suspects=tuple(start.suspect_nodes),
+        chosen=chosen_of(start),
+        checkpoint_url=start.checkpoint_url,
+        # The standby process puts the real moment here.
+        forked_at_ns=0,
+        device="",
+    )
 
 
 def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec) -> UploadPlan:

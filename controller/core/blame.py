@@ -1,0 +1,106 @@
+"""What the evidence of a fault says: what came first, whose it is, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.core import causes, program_error
+from controller.core.evidence import nodes_with_odd_stacks
+from controller.core.records import Cause, Evidence, EvidenceKind
+from controller.core.verdict import Facts, root_failure
+from outlast.failures import FailureClass
+from outlast.ids import NodeId
+
+
+def initiating(facts: Facts) -> Evidence | None:
+    """What everything else followed from, when that is the job's own processes."""
+    root = root_failure(facts.evidence)
+    stuck = any(item.kind is EvidenceKind.STALLED for item in facts.evidence)
+    if root is None or (root.is_cascade and stuck):
+        # Ranks lose each other while those of a job that hangs are stopped.
+        return next(_stuck_program(facts.evidence), None)
+    return root
+
+
+def culprits(facts: Facts) -> tuple[NodeId, ...]:
+    """The nodes that the evidence speaks against; none where it is the program's doing."""
+    if next(_stuck_program(facts.evidence), None):
+        return ()
+    stalled = [item for item in facts.evidence if item.kind is EvidenceKind.STALLED]
+    root = root_failure(facts.evidence)
+    if root is not None and root.fault_class in causes.NOBODYS:
+        return ()
+    # Every node has stacks, and who lost a peer did nothing: neither is a sign against a node.
+    others = [
+        item
+        for item in facts.evidence
+        if item.kind is not EvidenceKind.STACKS and not item.is_cascade
+    ]
+    is_own = root is not None and not root.is_cascade
+    named = unique(stalled or ([root] if root is not None and is_own else others))
+    return named or nodes_with_odd_stacks(facts.evidence)
+
+
+def has_suspects(facts: Facts) -> bool:
+    """Whether some node may be at fault: those that are blamed, or any of those that hang."""
+    stalled = (item for item in facts.evidence if item.kind is EvidenceKind.STALLED)
+    is_program = next(_stuck_program(facts.evidence), None) is not None
+    return bool(culprits(facts)) or (not is_program and any(i.num_nodes > 1 for i in stalled))
+
+
+def cause(facts: Facts) -> Cause:
+    """What kind of fault it is."""
+    root = initiating(facts)
+    if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
+        return Cause.WORKERS_MISSING
+    if root is not None:
+        return causes.cause_of(root.fault_class)
+    sign = detected(facts.evidence)
+    if sign is not None:
+        return sign.detected or Cause.UNKNOWN
+    slow = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
+    if any(item.kind in slow for item in facts.evidence):
+        return Cause.HANG
+    if any(item.kind is EvidenceKind.START_FAILED for item in facts.evidence):
+        return Cause.NODE_UNHEALTHY
+    return Cause.UNKNOWN
+
+
+def detected(evidence: tuple[Evidence, ...]) -> Evidence | None:
+    """The sign of a detector that acts, if there is one."""
+    return next((item for item in evidence if item.kind is EvidenceKind.DETECTED), None)
+
+
+def describe(facts: Facts, root: Evidence | None) -> str:
+    """What happened, for a reason that people read."""
+    if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
+        return root.detail
+    if root is not None and root.is_cascade:
+        first = f"rank {root.rank} on {root.node}: {program_error.plain(root.detail)}"
+        return f"ranks lost each other ({first}), and what failed first is not known"
+    if root is not None:
+        return f"rank {root.rank} on {root.node} failed: {program_error.plain(root.detail)}"
+    # Stacks come after the sign that had them taken; they are read elsewhere.
+    signs = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
+    return "; ".join(item.detail for item in signs[:2])
+
+
+def lacks_storage(item: Evidence) -> bool:
+    """Whether it says that storage did not answer, or did not take the last checkpoint."""
+    if item.kind is EvidenceKind.START_FAILED:
+        return item.fault_class is FailureClass.STORAGE
+    return item.fault_class is FailureClass.LAST_CHECKPOINT
+
+
+def unique(evidence: list[Evidence]) -> tuple[NodeId, ...]:
+    """The nodes of this evidence, each once, in its order."""
+    return tuple(dict.fromkeys(item.node for item in evidence if item.node is not None))
+
+
+def _stuck_program(evidence: tuple[Evidence, ...]) -> Iterator[Evidence]:
+    """Signs of a hang that the program itself makes: another node would do no better."""
+    return (
+        item
+        for item in evidence
+        if item.kind is EvidenceKind.STALLED and item.fault_class is FailureClass.USER_ERROR
+    )
