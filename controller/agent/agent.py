@@ -26,6 +26,7 @@ from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.core.commands import CommandLimits
 from controller.agent.core.machine import AgentMachine
+from controller.agent.core.workers import WorkerKey
 from controller.agent.diagnostics import SuitePlace, Suites
 from controller.agent.memory.replicas import Replicas
 from controller.agent.memory.uploads import Uploads
@@ -72,7 +73,9 @@ class Agent:
         self._rendezvous = listen(config.address)
         self._machine = self._make_machine()
         self._buffer = self._machine.line.buffer
-        self._reporter = Reporter(self._emit, lambda: self._session.is_connected)
+        self._reporter = Reporter(
+            self._emit, lambda: self._session.is_connected, self._machine.reports
+        )
         self._suites = self._make_suites()
         self._mistakes = Mistakes()
         self._standby = self._make_standby()
@@ -236,7 +239,7 @@ class Agent:
             standby=self._standby,
             events=WorkerEvents(
                 requested=self._workers_requested,
-                exited=self._worker_exited,
+                exited=lambda one: self._commands.worker_ended(one),
                 forked=lambda one: self._commands.worker_forked(one),
                 not_forked=lambda one: self._commands.worker_not_forked(one),
                 changed=self._processes_changed,
@@ -261,6 +264,7 @@ class Agent:
             parts,
             self._machine,
             emit=self._emit,
+            report_end=self._report_end,
             send_events=lambda: self._session.wake(),
             save_ledger=self._state.save_ledger,
         )
@@ -329,19 +333,10 @@ class Agent:
         )
 
     def _worker_statuses(self) -> list[agents_pb2.WorkerStatus]:
-        """What the workers are, as of the events that the controller has heard.
-
-        The end of one comes with the events that follow, after the steps that it completed:
-        told before them, a job would have succeeded with a part of its curve missing.
-        """
-        coming = {
-            (event.payload.job_id, event.payload.attempt, event.payload.worker_exited.rank)
-            for event in self._buffer.after(0)
-            if event.payload.WhichOneof("kind") == "worker_exited"
-        }
+        """What the workers are, as of the events that the controller has heard."""
         statuses = self._supervisor.statuses()
         for status in statuses:
-            if (status.job_id, status.attempt, status.rank) in coming:
+            if self._machine.is_end_coming(WorkerKey(status.job_id, status.attempt, status.rank)):
                 status.running = True
                 status.ClearField("exit")
         return statuses
@@ -363,18 +358,12 @@ class Agent:
         self._commands.workers_requested(workers)
         self._reporter.watch(workers)
 
-    def _worker_exited(self, worker: Worker) -> None:
-        try:
-            self._report_exit(worker)
-        finally:
-            # A stop answers once all are gone, and after their ends.
-            self._commands.worker_ended(worker)
-
-    def _report_exit(self, worker: Worker) -> None:
+    def _report_end(self, worker: Worker, is_last: bool) -> int:
+        """Report what a worker completed, then its end; the number of that event."""
         assert worker.exit is not None
         # What it completed comes before the news of its end.
         try:
-            self._reporter.worker_ended(worker)
+            self._reporter.worker_ended(worker, is_last=is_last)
         except Exception as error:  # noqa: BLE001  # its end must be told all the same
             self._mistakes.note("reporter", worker.key, error)
         event = agents_pb2.AgentEvent(
@@ -387,6 +376,7 @@ class Agent:
         code = worker.exit.code
         outcome = "signal" if code < 0 else "success" if code == 0 else "error"
         self._worker_exits[outcome] += 1
+        return event.seq
 
     def _received(self, message: agents_pb2.ControllerMessage) -> None:
         kind = message.WhichOneof("kind")

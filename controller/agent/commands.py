@@ -23,6 +23,7 @@ from controller.agent.core.actions import (
     ForgetWorkers,
     GiveUpWorkers,
     KeepLedger,
+    ReportEnd,
     RunStep,
     SendEvents,
     Signal,
@@ -35,6 +36,7 @@ from controller.agent.core.inputs import (
     AbsenceLimitSet,
     Command,
     CommandReceived,
+    EndReported,
     EventsAcknowledged,
     Input,
     LedgerKept,
@@ -85,6 +87,7 @@ class Commands:
         machine: AgentMachine[agents_pb2.AgentEvent],
         *,
         emit: Emit,
+        report_end: Callable[[Worker, bool], int],
         send_events: Callable[[], None],
         save_ledger: Callable[[CommandLedger], None],
     ) -> None:
@@ -92,6 +95,7 @@ class Commands:
         self._steps = OrderSteps(parts)
         self._machine = machine
         self._emit = emit
+        self._report_end = report_end
         self._send_events = send_events
         self._save_ledger = save_ledger
         self._orders: dict[str, Order] = {}
@@ -170,7 +174,7 @@ class Commands:
         self._give(WorkerNotForked(key=worker.identity))
 
     def worker_ended(self, worker: Worker) -> None:
-        """The process has ended, and its end was reported."""
+        """The process has ended, and its exit says how."""
         completed_step = -1 if worker.exit is None else worker.exit.completed_step
         self._give(WorkerEnded(key=worker.identity, completed_step=completed_step))
 
@@ -215,6 +219,11 @@ class Commands:
                 self._tasks[command_id].cancel()
             case SignalWorkers(keys=keys, signal=number):
                 self._parts.supervisor.signal(keys, _SIGNALS[number])
+            case ReportEnd(key=key, is_last=is_last):
+                worker = self._parts.supervisor.find(key)
+                if worker is not None:
+                    seq = self._report_end(worker, is_last)
+                    self._driver.give(EndReported(key=key, seq=seq))
             case ForgetWorkers(keys=keys):
                 self._parts.supervisor.forget(keys)
             case Answer(command=command, result=result):

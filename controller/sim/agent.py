@@ -7,6 +7,7 @@ What does not belong here: what the workers of a job do together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.core.inputs import EventsAcknowledged, SessionLost, TimePassed, Welcomed
 from controller.agent.core.ledger import CommandLedger
 from controller.agent.core.machine import AgentMachine
+from controller.agent.core.reports import AttemptKey
 from controller.agent.core.workers import WorkerKey
 from controller.core import events as ev
 from controller.core.attempt_record import AttemptRecord
@@ -25,6 +27,7 @@ from controller.sim.node import Node
 from controller.sim.orders import Orders
 from controller.sim.worker import Worker
 from outlast.ids import Attempt, JobId, NodeId
+from outlast.worker_contract import WorkerExitCode
 
 if TYPE_CHECKING:
     from controller.sim.world import World
@@ -118,18 +121,13 @@ class Agent:
         world.timeline.after(10.0, self._welcome_due, session)
 
     def _worker_statuses(self) -> tuple[ev.WorkerStatus, ...]:
-        """The end of a worker that is still among the events to come is told by them."""
-        coming = {
-            (end.job_id, end.attempt, end.rank)
-            for event in self._machine.line.buffer.after(0)
-            if isinstance(end := event.payload, ev.WorkerExited)
-        }
+        """What the workers are, as of the events that the controller has heard."""
         return tuple(
             ev.WorkerStatus(
                 job_id=w.job_id,
                 attempt=w.attempt,
                 rank=w.rank,
-                exit=None if (w.job_id, w.attempt, w.rank) in coming else w.exit,
+                exit=None if self._machine.is_end_coming(w.key) else w.exit,
             )
             for w in self.workers.values()
             if w.is_running or w.exit is not None
@@ -158,12 +156,15 @@ class Agent:
 
     # Events
 
-    def emit(self, event: AgentEvent, weight: Weight) -> None:
-        if self.is_alive:
-            attempt = (event.job_id, event.attempt) if isinstance(event, ProgressMade) else None
-            seq = self._machine.line.add(event, weight, attempt)
-            self._orders.promises.emitted(seq, weight)
-            self.send_events()
+    def emit(self, event: AgentEvent, weight: Weight) -> int | None:
+        """Have the controller know; the number of the event, None when the agent is dead."""
+        if not self.is_alive:
+            return None
+        attempt = (event.job_id, event.attempt) if isinstance(event, ProgressMade) else None
+        seq = self._machine.line.add(event, weight, attempt)
+        self._orders.promises.emitted(seq, weight)
+        self.send_events()
+        return seq
 
     def acknowledged(self, seq: int) -> None:
         if self.is_alive:
@@ -187,10 +188,15 @@ class Agent:
             self._orders.promises.delivered(seq)
         controller.receive(session, self.incarnation, seq, event)
 
-    def report_progress(self, training: Training) -> None:
+    def report_progress(self, training: Training, *, is_last: bool = False) -> None:
+        """Report how far an attempt is, now or when that is due."""
         now_s = self.world.now_s
         completed = training.completed(now_s)
-        if completed > training.resumed:
+        key = AttemptKey(training.job.job_id, training.attempt)
+        reports = self._machine.reports
+        if completed <= training.resumed or not self.is_alive:
+            return
+        if reports.is_progress_due(key, completed, now_s, is_last=is_last):
             progress = ProgressMade(
                 job_id=training.job.job_id,
                 attempt=training.attempt,
@@ -200,6 +206,8 @@ class Agent:
                 at_s=now_s,
             )
             self.emit(progress, Weight.PROGRESS)
+        elif (due_s := reports.progress_due_s(key, completed)) < math.inf:
+            self.world.timeline.at(due_s, self.report_progress, training)
 
     def say_goodbye(self) -> None:
         """It was asked to end."""
@@ -223,8 +231,25 @@ class Agent:
             self._orders.receive(command, attempt)
 
     def worker_ended(self, worker: Worker) -> None:
-        """A process has ended, and its end was reported."""
+        """A process has ended, or seems to."""
         self._orders.worker_ended(worker)
+
+    def report_end(self, worker: Worker, *, is_last: bool) -> int | None:
+        """Report what a worker completed, then its end; the number of that event, if any."""
+        end = worker.exit
+        key = AttemptKey(worker.job_id, worker.attempt)
+        training = self.world.trainings.get(worker.job_id, worker.attempt)
+        if is_last and training is not None and self.world.fidelity.idle_messages:
+            self.report_progress(training, is_last=True)
+        if is_last:
+            self._machine.reports.end(key)
+        if end is None:
+            # The node says that it ended, and lies.
+            return None
+        is_news = end.code == WorkerExitCode.DONE or not end.stopped
+        if not is_news and not self.world.fidelity.idle_messages:
+            return None
+        return self.emit(end, Weight.LASTING)
 
     def report_result(self, finished: ev.CommandFinished) -> None:
         """A command was answered."""

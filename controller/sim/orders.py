@@ -17,6 +17,7 @@ from controller.agent.core.actions import (
     ForgetWorkers,
     GiveUpWorkers,
     KeepLedger,
+    ReportEnd,
     RunStep,
     SendEvents,
     Signal,
@@ -27,6 +28,7 @@ from controller.agent.core.driver import Driver
 from controller.agent.core.inputs import (
     Command,
     CommandReceived,
+    EndReported,
     Input,
     LedgerKept,
     StepEnded,
@@ -36,6 +38,7 @@ from controller.agent.core.inputs import (
 )
 from controller.agent.core.ledger import CommandKind, Result
 from controller.agent.core.machine import AgentMachine
+from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import Step
 from controller.agent.core.workers import WorkerKey
 from controller.core import events as ev
@@ -113,7 +116,7 @@ class Orders:
         self.give(CommandReceived(command=command))
 
     def worker_ended(self, worker: Worker) -> None:
-        """A process has ended, and its end was reported."""
+        """A process has ended, or seems to."""
         self.give(WorkerEnded(key=worker.key, completed_step=worker.completed_step))
 
     # The machine
@@ -147,6 +150,10 @@ class Orders:
                 self._step_ended(command_id, step)
             case SignalWorkers(command_id=command_id, keys=keys, signal=signal):
                 self._signal(self._orders.get(command_id), keys, signal)
+            case ReportEnd(key=key, is_last=is_last):
+                seq = self._agent.report_end(self._agent.workers[key], is_last=is_last)
+                if seq is not None:
+                    self.give(EndReported(key=key, seq=seq))
             case ForgetWorkers(keys=keys):
                 for key in keys:
                     # Seed 102: those that SIGKILL does not end are still there.
@@ -309,6 +316,8 @@ class Orders:
             )
             for rank in order.record.command.ranks
         ]
+        key = AttemptKey(order.job, record.attempt)
+        self._machine.reports.begin(key, world.now_s)
         self.give(WorkersRequested(keys=tuple(worker.key for worker in workers)))
         for worker in workers:
             agent.workers[worker.key] = worker

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.agent.core.buffer import Weight
 from controller.agent.core.workers import WorkerKey
 from controller.core import events as ev
 from controller.sim.checkers import FAILED
@@ -91,9 +90,11 @@ class Worker:
             stopped=self.told and code in STOPPED_CODES,
         )
         world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
-        if world.fidelity.idle_messages or code == WorkerExitCode.DONE or not self.exit.stopped:
-            self.agent.emit(self.exit, Weight.LASTING)
-        self.agent.worker_ended(self)
+        if self.is_hidden:
+            # Its agent has said before that it ended; now it is true.
+            self.agent.report_end(self, is_last=False)
+        else:
+            self.agent.worker_ended(self)
 
     def vanish(self, *, silently: bool) -> None:
         """Its agent or its whole node died, and it with them."""

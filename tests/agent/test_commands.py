@@ -39,6 +39,9 @@ class Workers:
         for worker in self.running:
             self.commands.worker_ended(worker)
 
+    def find(self, key: WorkerKey) -> Worker:
+        return next(worker for worker in self.running if worker.identity == key)
+
     async def wait_for_families(self) -> None:
         self.num_waits += 1
 
@@ -83,6 +86,7 @@ def make_commands(
         parts,
         AgentMachine(CommandLedger(), EventBuffer(10), now_s=now_s),
         emit=emit,
+        report_end=lambda worker, is_last: 1,
         send_events=lambda: None,
         save_ledger=lambda ledger: None,
     )

@@ -17,6 +17,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from controller.agent.core.reports import Reports
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe import standing
 from controller.agent.observe.leftovers import left_steps
@@ -191,7 +192,7 @@ def test_mutated_black_boxes_end_nothing_and_no_number_leaves_its_range(
         ]
         for worker in workers:
             worker.pid = os.getpid()
-        reporter = Reporter(lambda event, weight: events.append(event), lambda: False)
+        reporter = Reporter(lambda event, weight: events.append(event), lambda: False, Reports())
         standings = Standings(lambda: workers, lambda: None)
         reporter.watch(workers)
         begun_bytes, num_cut = 0, 0

@@ -21,17 +21,20 @@ from controller.agent.core.actions import (
     CancelStep,
     ForgetWorkers,
     KeepLedger,
+    ReportEnd,
     RunStep,
     Signal,
     SignalWorkers,
     StopFailed,
 )
-from controller.agent.core.buffer import EventBuffer
+from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.core.commands import FORGET_PAUSE_S, CommandLimits
 from controller.agent.core.inputs import (
     AbsenceLimitSet,
     Command,
     CommandReceived,
+    EndReported,
+    EventsAcknowledged,
     Input,
     LedgerKept,
     SessionLost,
@@ -81,6 +84,9 @@ class Node:
         self.signals: list[tuple[Signal, tuple[WorkerKey, ...]]] = []
         self.forgotten: list[WorkerKey] = []
         self.own_failures: list[str] = []
+        # Ends that were reported, and those that came with what the attempt left.
+        self.ended: list[WorkerKey] = []
+        self.last_ended: list[WorkerKey] = []
 
     def give(self, given: Input) -> list[Action]:
         actions = self.machine.handle(given, self.now_s)
@@ -99,6 +105,12 @@ class Node:
                     self.cancelled.append(command_id)
                 case SignalWorkers(keys=keys, signal=signal):
                     self.signals.append((signal, keys))
+                case ReportEnd(key=key, is_last=is_last):
+                    assert key not in self.ended, "an end is reported again"
+                    self.ended.append(key)
+                    self.last_ended += [key] if is_last else []
+                    seq = self.machine.line.add(f"{key} ended", Weight.LASTING)
+                    self.give(EndReported(key=key, seq=seq))
                 case ForgetWorkers(keys=keys):
                     self.forgotten += keys
                 case Answer():
@@ -307,6 +319,27 @@ def test_worker_that_is_never_forked_is_not_waited_for() -> None:
     assert node.signals == [(Signal.KILL, (key,))]
     node.give(WorkerNotForked(key=key))
     assert node.steps["stop-1"] is Step.LEFTOVERS
+
+
+def test_end_of_each_worker_is_reported_once_before_the_stop_that_waits_for_it() -> None:
+    node = Node()
+    first, second = node.start()
+    node.receive(command(CommandKind.STOP))
+    node.end(first, first, step=3)
+    assert (node.ended, node.last_ended) == ([first], [])
+    (end,) = node.machine.handle(WorkerEnded(key=second), node.now_s)[:1]
+    assert end == ReportEnd(key=second, is_last=True)
+
+
+def test_end_is_coming_until_the_controller_has_the_event_that_says_so() -> None:
+    node = Node()
+    first, second = node.start()
+    assert not node.machine.is_end_coming(first)
+    node.end(first)
+    assert node.machine.is_end_coming(first)
+    assert not node.machine.is_end_coming(second)
+    node.give(EventsAcknowledged(seq=node.machine.line.buffer.last_seq))
+    assert not node.machine.is_end_coming(first)
 
 
 JOBS = ("a", "b")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from controller.agent.core.buffer import Weight
+from controller.agent.core.reports import LAST_STEPS_S, Reports
 from controller.agent.observe.leftovers import left_steps
-from controller.agent.observe.reporter import LAST_STEPS_S, Reporter
+from controller.agent.observe.reporter import Reporter
 from controller.agent.workers.worker import Worker
 from outlast.blackbox import StepRecord, Writer
 from outlast.v1 import agents_pb2
@@ -49,7 +50,7 @@ def test_checkpoints_that_an_attempt_could_not_load_are_told_with_its_first_step
     events: list[agents_pb2.AgentEvent] = []
 
     async def run() -> None:
-        reporter = Reporter(lambda event, weight: events.append(event), lambda: True)
+        reporter = Reporter(lambda event, weight: events.append(event), lambda: True, Reports())
         worker = Worker(
             job_id="job",
             attempt=1,
@@ -61,7 +62,7 @@ def test_checkpoints_that_an_attempt_could_not_load_are_told_with_its_first_step
         reporter.watch([worker])
         worker.exit = agents_pb2.WorkerExit(code=0)
         worker.gone.set_result(None)
-        reporter.worker_ended(worker)
+        reporter.worker_ended(worker, is_last=True)
         worker.close()
 
     asyncio.run(run())
@@ -88,7 +89,7 @@ def test_end_of_a_rank_tells_what_rank_0_may_not_have_told(
         def emit(event: agents_pb2.AgentEvent, weight: Weight) -> None:
             events.append(event)
 
-        reporter = Reporter(emit, lambda: is_connected)
+        reporter = Reporter(emit, lambda: is_connected, Reports())
         worker = Worker(
             job_id="job",
             attempt=1,
@@ -100,7 +101,7 @@ def test_end_of_a_rank_tells_what_rank_0_may_not_have_told(
         reporter.watch([worker])
         worker.exit = agents_pb2.WorkerExit(code=1)
         worker.gone.set_result(None)
-        reporter.worker_ended(worker)
+        reporter.worker_ended(worker, is_last=True)
         worker.close()
 
     asyncio.run(run())
@@ -129,7 +130,7 @@ def test_step_that_the_job_does_not_have_is_left_out_and_later_ones_count(
         )
 
     async def run() -> None:
-        reporter = Reporter(lambda event, weight: events.append(event), lambda: True)
+        reporter = Reporter(lambda event, weight: events.append(event), lambda: True, Reports())
         worker = Worker(
             job_id="job",
             attempt=1,

@@ -52,6 +52,15 @@ class SignalWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportEnd:
+    """Report what a worker completed and did not report, then its end; `EndReported` answers."""
+
+    key: WorkerKey
+    # No other worker of its attempt runs here: what the attempt left is reported as well.
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetWorkers:
     """Drop what is kept of these dead workers."""
 
@@ -90,6 +99,7 @@ Action = (
     | RunStep
     | CancelStep
     | SignalWorkers
+    | ReportEnd
     | ForgetWorkers
     | Answer
     | StopFailed

@@ -81,6 +81,10 @@ class EventBuffer(Generic[Payload]):
             while events and (oldest := next(iter(events))) <= seq:
                 del events[oldest]
 
+    def keeps(self, seq: int) -> bool:
+        """Whether an event is neither acknowledged nor crowded out."""
+        return any(seq in events for events in self._by_weight.values())
+
     def after(self, seq: int) -> list[Buffered[Payload]]:
         """The events kept with a number greater than `seq`, in order."""
         return sorted(

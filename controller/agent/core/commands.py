@@ -22,6 +22,7 @@ from controller.agent.core.actions import (
     CancelStep,
     ForgetWorkers,
     KeepLedger,
+    ReportEnd,
     RunStep,
     Signal,
     SignalWorkers,
@@ -31,6 +32,7 @@ from controller.agent.core.inputs import (
     Command,
     CommandInput,
     CommandReceived,
+    EndReported,
     LedgerKept,
     StepEnded,
     WorkerEnded,
@@ -124,7 +126,12 @@ class CommandMachine:
                 self._workers_ended()
             case WorkerEnded(key=key, completed_step=completed_step):
                 if self.workers.ended(key, completed_step):
+                    # Before the stops that wait for it are answered.
+                    is_last = self.workers.is_over(key.job_id, key.attempt)
+                    self._actions.append(ReportEnd(key=key, is_last=is_last))
                     self._workers_ended()
+            case EndReported(key=key, seq=seq):
+                self.workers.end_reported(key, seq)
             case _:
                 assert_never(given)
         return self._take_actions()

@@ -82,6 +82,14 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndReported:
+    """The answer to `ReportEnd`: the number of the event that says so."""
+
+    key: WorkerKey
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
     """The controller has taken this agent in: a session begins."""
 
@@ -118,5 +126,6 @@ CommandInput = (
     | WorkerForked
     | WorkerNotForked
     | WorkerEnded
+    | EndReported
 )
 Input = CommandInput | Welcomed | AbsenceLimitSet | SessionLost | EventsAcknowledged | TimePassed

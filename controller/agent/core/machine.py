@@ -1,4 +1,4 @@
-"""One agent's machine: its commands, its workers, its line to the controller.
+"""One agent's machine: its commands, workers and reports, and its line to the controller.
 
 `handle` takes what has happened and the time and returns what is to be done, in
 order; `wake_at` is its only timer. A machine that is given the ledger of an
@@ -23,6 +23,8 @@ from controller.agent.core.inputs import (
 )
 from controller.agent.core.ledger import CommandLedger
 from controller.agent.core.line import Line
+from controller.agent.core.reports import Reports
+from controller.agent.core.workers import WorkerKey
 
 
 class AgentMachine(Generic[Payload]):
@@ -39,6 +41,7 @@ class AgentMachine(Generic[Payload]):
         self.commands = CommandMachine(ledger, limits)
         # Without a controller from the beginning.
         self.line = Line(buffer, now_s=now_s)
+        self.reports = Reports()
 
     def handle(self, given: Input, now_s: float) -> list[Action]:
         """Take in what has happened; what is to be done about it, in this order."""
@@ -61,6 +64,15 @@ class AgentMachine(Generic[Payload]):
             case _:
                 return self.commands.handle(given, now_s)
         return []
+
+    def is_end_coming(self, key: WorkerKey) -> bool:
+        """Whether a worker has ended and the controller may not have heard of it yet.
+
+        The end of one is reported by the events to come, after the steps that it completed:
+        heard before them, a job would have succeeded with a part of its curve missing.
+        """
+        seq = self.commands.workers.end_seq(key)
+        return seq is not None and self.line.buffer.keeps(seq)
 
     def wake_at(self) -> float | None:
         """When to say `TimePassed` at the latest; None while nothing waits for a time."""

@@ -23,6 +23,8 @@ class WorkerState:
     pid: int | None = None
     is_running: bool = True
     completed_step: int = -1
+    # Of the event that reports its end.
+    end_seq: int | None = None
 
 
 class WorkerTable:
@@ -56,6 +58,25 @@ class WorkerTable:
         worker.is_running = False
         worker.completed_step = completed_step
         return True
+
+    def end_reported(self, key: WorkerKey, seq: int) -> None:
+        """An event says that the process ended."""
+        worker = self._workers.get(key)
+        if worker is not None:
+            worker.end_seq = seq
+
+    def end_seq(self, key: WorkerKey) -> int | None:
+        """The number of the event that reports the end of a worker; None while there is none."""
+        worker = self._workers.get(key)
+        return None if worker is None else worker.end_seq
+
+    def is_over(self, job_id: str, attempt: int) -> bool:
+        """Whether no worker of an attempt runs here."""
+        return not any(
+            worker.is_running
+            for key, worker in self._workers.items()
+            if (key.job_id, key.attempt) == (job_id, attempt)
+        )
 
     def up_to(self, job_id: str, attempt: int) -> tuple[WorkerState, ...]:
         """The workers of an attempt and of older ones, dead ones as well."""

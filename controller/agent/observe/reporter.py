@@ -5,8 +5,8 @@ of every step, from rank 0's box (all ranks know the same loss); and the progres
 of the attempt on this node, which the controller needs at once after a start
 and now and then later.
 
-What does not belong here: the end of workers. Only the last look into their
-boxes does.
+What does not belong here: when progress is due (`core/reports`), and the end of
+workers. Only the last look into their boxes does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from controller.agent.core.buffer import Weight
+from controller.agent.core.reports import LAST_STEPS_S, AttemptKey, Reports
 from controller.agent.observe.leftovers import LeftSteps
 from controller.agent.observe.steps import LastSteps
 from controller.agent.workers.worker import EnvironmentNote, Worker, read_environment
@@ -25,18 +26,6 @@ from controller.operations import set_operation
 from outlast.blackbox import NUM_STEP_RECORDS, Phase, Reader, StartMark, StepRecord
 from outlast.clock import node_time_ns, node_time_s
 from outlast.v1 import agents_pb2, common_pb2
-
-STEP_REPORT_PERIOD_S = 0.2
-PROGRESS_PERIOD_S = 2.0
-# A restart is over when the first step is: look often while one is awaited, but not
-# for the half hour that a large model may take.
-START_LOOK_PERIOD_S = 0.01
-START_LOOK_S = 30.0
-
-# When rank 0's node is lost, the steps that it had completed and not yet told are known
-# to the others: each tells the last few when its own workers end without being done, and
-# all since the controller went away.
-LAST_STEPS_S = 5.0
 
 # Parts of a start, each ending with the mark beside it. `fork` comes before them.
 _PARTS = (
@@ -99,16 +88,8 @@ class _Attempt:
     """Progress of one attempt on this node."""
 
     ranks: dict[int, _Rank] = field(default_factory=dict)
-    steps_sent_s: float = 0.0
-    progress_sent_s: float = 0.0
-    progress_step: int = -1
-
     # What each rank said of its numeric environment; empty before the first step of all.
     _environments: list[EnvironmentNote] = field(default_factory=list)
-
-    @property
-    def has_started(self) -> bool:
-        return all(rank.first is not None for rank in self.ranks.values())
 
     def environment(self) -> Mapping[str, str]:
         """What decides the bits of the arithmetic here, as the first local rank has it."""
@@ -138,23 +119,30 @@ class _Attempt:
 class Reporter:
     """Turns black boxes into events and heartbeat summaries."""
 
-    def __init__(self, emit: Emit, is_connected: Callable[[], bool]) -> None:
+    def __init__(self, emit: Emit, is_connected: Callable[[], bool], reports: Reports) -> None:
         self._emit = emit
         self._is_connected = is_connected
-        self._attempts: dict[tuple[str, int], _Attempt] = {}
+        self._reports = reports
+        self._attempts: dict[AttemptKey, _Attempt] = {}
         self._changed = asyncio.Event()
 
     def watch(self, workers: Iterable[Worker]) -> None:
         """Report on these workers, all ranks of one attempt on this node, from now on."""
         self._drop_ended()
         for worker in workers:
-            attempt = self._attempts.setdefault((worker.job_id, worker.attempt), _Attempt())
+            key = AttemptKey(worker.job_id, worker.attempt)
+            attempt = self._attempts.setdefault(key, _Attempt())
             attempt.ranks[worker.rank] = _Rank(worker)
+            age_s = _age_s(node_time_ns(), worker.requested_ns)
+            self._reports.begin(key, time.monotonic() - age_s)
         self._changed.set()
 
-    def worker_ended(self, worker: Worker) -> None:
-        """Send what the worker still left in its box, before its end is reported."""
-        key = (worker.job_id, worker.attempt)
+    def worker_ended(self, worker: Worker, *, is_last: bool) -> None:
+        """Send what the worker still left in its box, before its end is reported.
+
+        After the last one of its attempt here, send what all of them left.
+        """
+        key = AttemptKey(worker.job_id, worker.attempt)
         attempt = self._attempts.get(key)
         if attempt is None or worker.rank not in attempt.ranks:
             return
@@ -162,10 +150,10 @@ class Reporter:
             rank.look(is_connected=self._is_connected())
         attempt.ranks[worker.rank].is_read = True
         self._send_steps(key, attempt)
-        if not any(rank.worker.is_running for rank in attempt.ranks.values()):
+        if is_last:
             self._send_last_steps(key, attempt)
-            self._send_progress(key, attempt)
-            del self._attempts[key]
+            self._send_progress(key, attempt, time.monotonic(), is_last=True)
+            self._drop(key)
 
     async def run(self) -> None:
         """Look into the boxes for as long as there are any."""
@@ -174,12 +162,12 @@ class Reporter:
                 self._changed.clear()
                 await self._changed.wait()
             self.look(time.monotonic())
-            await asyncio.sleep(self._period_s())
+            await asyncio.sleep(self._reports.look_period_s(time.monotonic()))
 
     def summary(self, worker: Worker) -> agents_pb2.RankSummary:
         """What the box of this worker says now, for a heartbeat."""
         now_ns = node_time_ns()
-        attempt = self._attempts.get((worker.job_id, worker.attempt), _Attempt())
+        attempt = self._attempts.get(AttemptKey(worker.job_id, worker.attempt), _Attempt())
         rank = attempt.ranks.get(worker.rank, _Rank(worker))
         born_ns = worker.forked_ns or worker.requested_ns
         summary = agents_pb2.RankSummary(
@@ -203,40 +191,32 @@ class Reporter:
             summary.use.CopyFrom(rank.last_steps.use)
         return summary
 
-    def _period_s(self) -> float:
-        now_ns = node_time_ns()
-        for attempt in self._attempts.values():
-            if not attempt.has_started:
-                requested_ns = min(rank.worker.requested_ns for rank in attempt.ranks.values())
-                if now_ns - requested_ns < START_LOOK_S * 1e9:
-                    return START_LOOK_PERIOD_S
-        return STEP_REPORT_PERIOD_S
-
     def _drop_ended(self) -> None:
         """Drop attempts of which no worker was ever forked."""
         for key, attempt in list(self._attempts.items()):
             if not any(rank.worker.is_running for rank in attempt.ranks.values()):
-                del self._attempts[key]
+                self._drop(key)
+
+    def _drop(self, key: AttemptKey) -> None:
+        del self._attempts[key]
+        self._reports.end(key)
 
     def look(self, now_s: float) -> None:
         """Look into every box once, and send what is new."""
         for key, attempt in self._attempts.items():
             for rank in attempt.ranks.values():
                 rank.look(is_connected=self._is_connected())
-            if now_s - attempt.steps_sent_s >= STEP_REPORT_PERIOD_S:
-                attempt.steps_sent_s = now_s
+            if self._reports.are_steps_due(key, now_s):
                 self._send_steps(key, attempt)
-            is_due = now_s - attempt.progress_sent_s >= PROGRESS_PERIOD_S
-            if (attempt.progress_step < 0 or is_due) and self._send_progress(key, attempt):
-                attempt.progress_sent_s = now_s
+            self._send_progress(key, attempt, now_s)
 
-    def _send_steps(self, key: tuple[str, int], attempt: _Attempt) -> None:
+    def _send_steps(self, key: AttemptKey, attempt: _Attempt) -> None:
         rank = attempt.ranks.get(0)
         if rank is not None and rank.unsent:
             self._report(key, rank.unsent)
             rank.unsent = []
 
-    def _send_last_steps(self, key: tuple[str, int], attempt: _Attempt) -> None:
+    def _send_last_steps(self, key: AttemptKey, attempt: _Attempt) -> None:
         rank = attempt.ranks[min(attempt.ranks)]
         exit_ = rank.worker.exit
         if rank.recent and (exit_ is None or exit_.code != 0):
@@ -245,9 +225,9 @@ class Reporter:
     def report_unsent(self, left: Iterable[LeftSteps]) -> None:
         """Report steps that an agent before this one may not have told."""
         for steps in left:
-            self._report((steps.job_id, steps.attempt), steps.records)
+            self._report(AttemptKey(steps.job_id, steps.attempt), steps.records)
 
-    def _report(self, key: tuple[str, int], records: Iterable[StepRecord]) -> None:
+    def _report(self, key: AttemptKey, records: Iterable[StepRecord]) -> None:
         job_id, number = key
         reports = agents_pb2.StepReports(
             reports=[_step_report(record, number) for record in records]
@@ -257,7 +237,7 @@ class Reporter:
         )
         self._emit(event, Weight.STEPS)
 
-    def _report_skipped(self, key: tuple[str, int], attempt: _Attempt) -> None:
+    def _report_skipped(self, key: AttemptKey, attempt: _Attempt) -> None:
         """Say what could not be loaded. An agent that restarts says it again."""
         job_id, number = key
         for step, why in attempt.skipped_checkpoints():
@@ -267,18 +247,20 @@ class Reporter:
             )
             self._emit(event, Weight.LASTING)
 
-    def _send_progress(self, key: tuple[str, int], attempt: _Attempt) -> bool:
-        """Say how far the slowest local rank is, if that is news; whether it was."""
+    def _send_progress(
+        self, key: AttemptKey, attempt: _Attempt, now_s: float, *, is_last: bool = False
+    ) -> None:
+        """Say how far the slowest local rank is, if that is due."""
         lasts = [rank.last for rank in attempt.ranks.values() if rank.last is not None]
         if len(lasts) < len(attempt.ranks):
-            return False
+            return
         slowest = min(lasts, key=lambda record: (record.step, -record.end_ns))
-        if slowest.step <= attempt.progress_step:
-            return False
+        is_first = self._reports.is_first_progress(key)
+        if not self._reports.is_progress_due(key, slowest.step, now_s, is_last=is_last):
+            return
         job_id, number = key
-        if attempt.progress_step < 0:
+        if is_first:
             self._report_skipped(key, attempt)
-        attempt.progress_step = slowest.step
         progress = agents_pb2.ProgressMade(
             completed_step=slowest.step,
             resumed_step=min(rank.resumed_step for rank in attempt.ranks.values()),
@@ -292,7 +274,6 @@ class Reporter:
             job_id=job_id, attempt=number, at_s=node_time_s(), progress=progress
         )
         self._emit(event, Weight.PROGRESS)
-        return True
 
 
 def _age_s(now_ns: int, then_ns: int) -> float:

@@ -187,6 +187,10 @@ class Supervisor:
         if worker is not None:
             self._ended(worker, os.waitstatus_to_exitcode(status))
 
+    def find(self, key: WorkerKey) -> Worker | None:
+        """A worker that is not forgotten; None where there is none."""
+        return next(iter(self._named((key,))), None)
+
     def _named(self, keys: Iterable[WorkerKey]) -> list[Worker]:
         wanted = set(keys)
         return [worker for worker in self._workers.values() if worker.identity in wanted]
