@@ -106,13 +106,15 @@ class Agent:
         if world.controller.machine is None or world.network.is_cut(self.node.name):
             return
         self.session = world.network.open(self.node.name)
+        statuses = self._worker_statuses()
+        self._orders.promises.said_hello(statuses)
         hello = ev.NodeJoined(
             node=self.node.name,
             incarnation=self.incarnation,
             address=f"10.0.0.{self.node.number}",
             rendezvous_port=self.port,
             workers=self.node.workers,
-            statuses=self._worker_statuses(),
+            statuses=statuses,
             predecessor=self.predecessor,
             capacity=self.node.capacity,
         )
@@ -162,7 +164,7 @@ class Agent:
             return None
         attempt = (event.job_id, event.attempt) if isinstance(event, ProgressMade) else None
         seq = self._machine.line.add(event, weight, attempt)
-        self._orders.promises.emitted(seq, weight)
+        self._orders.promises.emitted(seq, weight, event)
         self.send_events()
         return seq
 
@@ -205,6 +207,7 @@ class Agent:
                 resumed_step=training.resumed,
                 at_s=now_s,
             )
+            self._orders.promises.progress_made(key, completed, is_last=is_last)
             self.emit(progress, Weight.PROGRESS)
         elif (due_s := reports.progress_due_s(key, completed)) < math.inf:
             self.world.timeline.at(due_s, self.report_progress, training)

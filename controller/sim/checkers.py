@@ -42,6 +42,8 @@ from controller.core.states import (
     NodeState,
 )
 from controller.core.verdict import root_failure
+from controller.sim.user_checks import UserChecks
+from controller.sim.violation import Violation
 from outlast.ids import JobId, NodeId
 from outlast.skipped import is_undone
 
@@ -65,15 +67,6 @@ FAILED = "a worker failed"
 MIN_FAILED = 3
 
 
-class Violation(AssertionError):
-    """An invariant does not hold."""
-
-
-def kind_of(told: str) -> str:
-    """What a violation's words say broke, without when and where."""
-    return told.split(" at ")[0]
-
-
 class Checkers:
     """All invariants of one world."""
 
@@ -89,6 +82,7 @@ class Checkers:
         self._num_batches = 0
         # When the next open order may be overdue.
         self._overdue_s = math.inf
+        self.users = UserChecks(world)
 
     # What the world reports
 
@@ -167,7 +161,9 @@ class Checkers:
         match fact:
             case NodePut(node=node):
                 self._look_at_node(event, node, before)
+                self.users.node_put(event, node, before)
             case JobPut(job=job):
+                self.users.job_put(job, before)
                 self._look_at_job(event, job, before.jobs.get(job.job_id))
             case IncidentPut(incident=incident):
                 old = before.incidents.get(incident.incident)
@@ -208,6 +204,8 @@ class Checkers:
 
     def performed(self, event: ev.Event, machine: Machine, journalled: State) -> None:
         """Look at the machine after a batch."""
+        if isinstance(event, ev.JobStalled):
+            self.users.stalled(event)
         self._num_batches += 1
         if self._num_batches % self._world.fidelity.compare_every == 0:
             if machine.state != journalled:

@@ -118,6 +118,8 @@ class Orders:
     def worker_ended(self, worker: Worker) -> None:
         """A process has ended, or seems to."""
         self.give(WorkerEnded(key=worker.key, completed_step=worker.completed_step))
+        if self._agent.is_alive and not worker.is_hidden and not self._driver.is_handling:
+            self.promises.worker_ended(worker.key)
 
     # The machine
 
@@ -141,9 +143,11 @@ class Orders:
     def _perform(self, action: Action) -> None:
         match action:
             case KeepLedger(command_id=command_id):
+                self.promises.ledger_kept()
                 if command_id:
                     self.give(LedgerKept(command_id=command_id))
             case RunStep(command_id=command_id, step=step):
+                self.promises.step_begins(command_id)
                 self._run_step(command_id, step)
             case CancelStep(command_id=command_id, step=step):
                 self._orders[command_id].is_cancelled = True
@@ -151,6 +155,7 @@ class Orders:
             case SignalWorkers(command_id=command_id, keys=keys, signal=signal):
                 self._signal(self._orders.get(command_id), keys, signal)
             case ReportEnd(key=key, is_last=is_last):
+                self.promises.end_reported(key)
                 seq = self._agent.report_end(self._agent.workers[key], is_last=is_last)
                 if seq is not None:
                     self.give(EndReported(key=key, seq=seq))
@@ -368,7 +373,9 @@ class Orders:
     def _suite_done(self, order: _Order) -> None:
         if order.is_cancelled:
             return
-        order.verdict = "fail" if self._node.sickness and not self._node.passes_checks else "pass"
+        passed = not self._node.sickness or self._node.passes_checks
+        self._world.checkers.users.checked(self._node.name, passed=passed)
+        order.verdict = "pass" if passed else "fail"
         self._step_ended(order.record.command_id, Step.SUITE)
 
     def _answer(self, command_id: str, result: Result) -> None:
@@ -382,7 +389,7 @@ class Orders:
             verdict = (order.verdict or "inconclusive") if result.ok else "error"
             if verdict in ("fail", "error") and result.error_kind is not ErrorKind.STALE:
                 self._world.checkers.suspect(self._node.name, "checks failed")
-        self.promises.answered(record, ok=result.ok)
+        self.promises.answered(record, result)
         self._agent.report_result(
             ev.CommandFinished(
                 command_id=record.command_id,

@@ -3,18 +3,26 @@
 The controller repeats commands, waits with a limit and believes little of what it hears,
 so that most mistakes of an agent cost time and break nothing. Here they are held against
 the agent itself: every command is answered, once; what was stopped has ended and does not
-start again; an event that lasts stays until the controller has it; workers are given up
-when the time has come, and no sooner.
+start again; a command begins and is answered once the ledger that says so is on disk, and
+its repeats get the same answer; each worker's end is reported once, and progress when it is
+news; an event that lasts stays until the controller has it; workers are given up when the
+time has come, and no sooner.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from controller.agent.core.buffer import Weight
+from controller.agent.core.ledger import Result
+from controller.agent.core.reports import AttemptKey
+from controller.agent.core.workers import WorkerKey
+from controller.core.events import WorkerExited, WorkerStatus
 from controller.core.records import CommandRecord, ForgetJob, StopWorkers
-from controller.sim.checkers import Violation
+from controller.sim.violation import Violation
+from outlast.failures import ErrorKind
 from outlast.ids import JobId
 
 if TYPE_CHECKING:
@@ -25,6 +33,10 @@ if TYPE_CHECKING:
 STOP_SLACK_S = 30.0
 # What the controller's configuration has where nobody changes it.
 LEAST_ABSENCE_S = 1800.0 - 1.0
+# So often do agents report progress at the most, but for the last of an attempt.
+LEAST_PROGRESS_S = 1.9
+# Fewer than an agent remembers.
+MAX_ANSWERS = 20
 # From the limit of an absence until workers that were asked to stop are killed.
 GIVE_UP_SLACK_S = 45.0
 
@@ -38,6 +50,15 @@ class Promises:
         self._owed: dict[str, tuple[CommandRecord, float]] = {}
         # Events that last and that the controller has not got.
         self._on_the_way: dict[int, None] = {}
+        # Commands since whose beginning or end the ledger was not written.
+        self._not_kept: dict[str, None] = {}
+        # The first answers of the newest commands.
+        self._answers: dict[str, Result] = {}
+        # Workers whose ends were reported, and the newest progress of each attempt.
+        self._ended: dict[WorkerKey, None] = {}
+        # The events that report them.
+        self._ends: dict[WorkerKey, int] = {}
+        self._progress: dict[AttemptKey, tuple[int, float]] = {}
         self._absent_since_s = agent.world.now_s
 
     # Commands
@@ -45,6 +66,9 @@ class Promises:
     def received(self, record: CommandRecord) -> None:
         """A command has come in."""
         since_s = self._owed.get(record.command_id, (record, self._agent.world.now_s))[1]
+        is_known = self._machine.commands.ledger.result(record.command_id) is not None
+        if record.command_id not in self._owed and not is_known:
+            self._not_kept[record.command_id] = None
         self._owed[record.command_id] = (record, since_s)
         if isinstance(record.command, StopWorkers | ForgetJob) and record.job is not None:
             stopped = self._agent.node.stopped
@@ -61,11 +85,30 @@ class Promises:
                 if waited_s > record.command.timeout_s + STOP_SLACK_S:
                     self._fail(f"{command_id} has no answer after {waited_s:.0f} s")
 
-    def answered(self, record: CommandRecord, *, ok: bool) -> None:
+    def ledger_kept(self) -> None:
+        """The ledger is on disk as it is now."""
+        self._not_kept.clear()
+
+    def step_begins(self, command_id: str) -> None:
+        """A step of a command is about to be done."""
+        if command_id in self._not_kept:
+            self._fail(f"{command_id} begins before it is on disk that it was taken")
+
+    def answered(self, record: CommandRecord, result: Result) -> None:
         """A command is answered."""
         del self._owed[record.command_id]
+        known = self._answers.get(record.command_id)
+        is_refused = result.error_kind is ErrorKind.STALE
+        if record.command_id in self._not_kept and not is_refused and known is None:
+            self._fail(f"{record.command_id} is answered before that is on disk")
+        may_be_tried_again = isinstance(record.command, ForgetJob)
+        if known is not None and known != result and not may_be_tried_again:
+            self._fail(f"{record.command_id} has another answer: {result.detail or result.ok}")
+        self._answers[record.command_id] = result
+        if len(self._answers) > MAX_ANSWERS:
+            del self._answers[next(iter(self._answers))]
         node, job = self._agent.node, record.job or JobId("")
-        if isinstance(record.command, StopWorkers) and ok and not node.hides_workers:
+        if isinstance(record.command, StopWorkers) and result.ok and not node.hides_workers:
             for worker in self._agent.running(job):
                 if worker.attempt <= record.attempt and not worker.is_hidden:
                     self._fail(f"{record.command_id} is done, and {worker.key} runs")
@@ -80,12 +123,44 @@ class Promises:
         if record.attempt <= self._agent.node.stopped.get(record.job, 0):
             self._fail(f"{record.command_id} starts workers that were stopped here")
 
+    # Workers
+
+    def end_reported(self, key: WorkerKey) -> None:
+        """The end of a worker is about to be reported."""
+        if key in self._ended:
+            self._fail(f"the end of {key} is reported again")
+        self._ended[key] = None
+
+    def worker_ended(self, key: WorkerKey) -> None:
+        """A worker has ended, and the machine has taken it in."""
+        if key not in self._ended:
+            self._fail(f"the end of {key} is not reported")
+
+    def progress_made(self, key: AttemptKey, completed_step: int, *, is_last: bool) -> None:
+        """Progress of an attempt is about to be reported."""
+        now_s = self._agent.world.now_s
+        step, at_s = self._progress.get(key, (-1, -math.inf))
+        if completed_step <= step:
+            self._fail(f"step {completed_step} of {key} is reported after step {step}")
+        if not is_last and now_s - at_s < LEAST_PROGRESS_S:
+            self._fail(f"progress of {key} is reported again after {now_s - at_s:.1f} s")
+        self._progress[key] = (completed_step, now_s)
+
+    def said_hello(self, statuses: Iterable[WorkerStatus]) -> None:
+        """The agent says which workers it has."""
+        for status in statuses:
+            key = WorkerKey(status.job_id, status.attempt, status.rank)
+            if status.exit is not None and self._ends.get(key) in self._on_the_way:
+                self._fail(f"hello has the end of {key}, which comes after what it completed")
+
     # Events
 
-    def emitted(self, seq: int, weight: Weight) -> None:
+    def emitted(self, seq: int, weight: Weight, event: AgentEvent) -> None:
         """An event is kept until the controller has it."""
         if weight is Weight.LASTING:
             self._on_the_way[seq] = None
+        if isinstance(event, WorkerExited):
+            self._ends[WorkerKey(event.job_id, event.attempt, event.rank)] = seq
 
     def delivered(self, seq: int) -> None:
         """The controller has got an event."""

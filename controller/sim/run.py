@@ -17,11 +17,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
-from controller.sim.checkers import kind_of
 from controller.sim.faults import SAFETY_S, end_faults, plan_faults
 from controller.sim.shapes import draw_shape
 from controller.sim.shrink import shrink
 from controller.sim.timeline import EPOCH_S
+from controller.sim.violation import kind_of
 from controller.sim.world import World
 from outlast.ids import JobId
 

@@ -21,12 +21,12 @@ from controller.core.standbys import standbys_for
 from controller.core.states import TERMINAL, JobState
 from controller.sim.attempt import SimJob
 from controller.sim.campaign import DAY_S, Campaign
-from controller.sim.checkers import Violation
 from controller.sim.durations import Duration, SourcedPace, durations_for, with_changes
 from controller.sim.faults import end_faults
 from controller.sim.mixes import MIXES, Mix
 from controller.sim.pace import WHOLE, Fidelity
 from controller.sim.timeline import EPOCH_S
+from controller.sim.violation import Violation
 from controller.sim.world import Shape, World, make_size
 from outlast.ids import IncidentId, JobId
 from outlast.recovery import ElasticSpec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controller.sim.checkers import Violation
 from controller.sim.run import run_seed
+from controller.sim.violation import Violation
 from tests.sim.agent_bugs import AGENT_BUGS, Bug
 
 MAX_SEEDS = 40

@@ -27,9 +27,9 @@ from controller.core.records import (
 from controller.core.states import JobState
 from controller.core.verdict import Facts, root_failure
 from controller.sim import journal
-from controller.sim.checkers import Violation
 from controller.sim.journal import Journal
 from controller.sim.run import run_seed
+from controller.sim.violation import Violation
 from outlast.ids import NodeId
 from tests.sim.bugs import lose_nodes_at_once
 

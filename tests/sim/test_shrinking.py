@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.sim.checkers import Violation
 from controller.sim.faults import MIN_FAULTS
 from controller.sim.run import main, run_seed
+from controller.sim.violation import Violation
 from tests.sim.bugs import lose_nodes_at_once
 
 

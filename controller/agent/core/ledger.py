@@ -102,6 +102,10 @@ class CommandLedger:
         del self._running[command_id]
         self._store(command_id, result)
 
+    def result(self, command_id: str) -> Result | None:
+        """How a command ended, as far as that is kept."""
+        return self._results.get(command_id)
+
     def fence(self, job_id: str) -> Fence:
         """The newest attempts of the job that were started and stopped here."""
         return self._fences.get(job_id, Fence())

@@ -181,9 +181,9 @@ def _shrunk(result: Result) -> Result:
     """The same violation with as few of the faults as possible."""
     from dataclasses import replace
 
-    from controller.sim.checkers import kind_of
     from controller.sim.scenario import simulate as run
     from controller.sim.shrink import shrink
+    from controller.sim.violation import kind_of
 
     def told(violations: tuple[str, ...]) -> set[str]:
         return {kind_of(each) for each in violations}
