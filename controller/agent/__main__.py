@@ -50,6 +50,9 @@ def parse(arguments: list[str] | None) -> AgentConfig:
     parser.add_argument(
         "--state-mib", type=int, default=4096, help="limit of logs and black boxes of all attempts"
     )
+    parser.add_argument(
+        "--state-days", type=int, default=90, help="limit of their age, since last written to"
+    )
     # For tests: handed to the standby process as they are; another module of checks; a node that
     # does not permit cgroups.
     parser.add_argument("--standby-argument", action="append", default=[], help=argparse.SUPPRESS)
@@ -71,6 +74,7 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         suite_runner=given.suite_runner,
         rank_log_bytes=given.rank_log_mib << 20,
         state_bytes=given.state_mib << 20,
+        state_age_s=given.state_days * 86_400.0,
         cgroups=not given.no_cgroups,
     )
 

@@ -38,7 +38,7 @@ from controller.agent.observe.logs import Logs
 from controller.agent.observe.metrics import Metrics, Reading, ranks
 from controller.agent.observe.metrics.host import Folders
 from controller.agent.observe.oom import OomKills
-from controller.agent.observe.pruning import Pruning
+from controller.agent.observe.pruning import Bounds, Pruning
 from controller.agent.observe.reporter import Reporter
 from controller.agent.observe.standing import Standings
 from controller.agent.order_steps import Parts
@@ -105,7 +105,7 @@ class Agent:
         self._pruning = Pruning(
             config.state_dir,
             config.memory_dir,
-            max_bytes=config.state_bytes,
+            Bounds(max_bytes=config.state_bytes, max_age_s=config.state_age_s),
             max_log_bytes=max_log_bytes,
         )
         self._orphans = Orphans(running, self._own_pids)

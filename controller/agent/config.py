@@ -10,6 +10,7 @@ from pathlib import Path
 MIN_RANK_LOG_BYTES = 1 << 20
 # The newest attempt stays whatever its size.
 MIN_STATE_BYTES = 64 << 20
+MIN_STATE_AGE_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ class AgentConfig:
     """Of one rank's log; what is older is deleted from its front."""
     state_bytes: int = 4 << 30
     """Of what all attempts leave in `jobs_dir`; the oldest is deleted."""
+    state_age_s: float = 90 * 86_400.0
+    """Since an attempt last wrote there; what is older is deleted."""
     cgroups: bool = True
     """Give each worker a cgroup of its own where this node permits it."""
     suite_runner: str = "diagnostics.runner"
@@ -84,6 +87,8 @@ class AgentConfig:
             raise ValueError(
                 f"state_bytes is {self.state_bytes}; at least {MIN_STATE_BYTES} (64 MiB)"
             )
+        if self.state_age_s < MIN_STATE_AGE_S:
+            raise ValueError(f"state_age_s is {self.state_age_s:g}; at least 86400 (1 day)")
 
     @property
     def is_loopback(self) -> bool:

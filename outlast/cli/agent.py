@@ -62,6 +62,15 @@ StateMib = Annotated[
         help="Limit of the logs and black boxes of all attempts; the oldest are deleted.",
     ),
 ]
+StateDays = Annotated[
+    int,
+    typer.Option(
+        "--state-days",
+        metavar="DAYS",
+        min=1,
+        help="Limit of their age, since they were last written to.",
+    ),
+]
 NodeStateDir = Annotated[
     Path,
     typer.Option(
@@ -82,6 +91,7 @@ def agent(
     join_token_file: JoinTokenFile = None,
     rank_log_mib: RankLogMib = 64,
     state_mib: StateMib = 4096,
+    state_days: StateDays = 90,
     state_dir: NodeStateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Run the agent of one node in the foreground.
@@ -96,7 +106,8 @@ def agent(
     arguments = agent_arguments(name, state_dir.expanduser().resolve())
     arguments += ["--controller", controller_address, "--workers", str(workers)]
     arguments += ["--address", address]
-    arguments += ["--rank-log-mib", str(rank_log_mib), "--state-mib", str(state_mib)]
+    arguments += ["--rank-log-mib", str(rank_log_mib)]
+    arguments += ["--state-mib", str(state_mib), "--state-days", str(state_days)]
     beside = state_dir.expanduser() / FILE_NAME
     if join_token_file is not None or beside.exists():
         arguments += ["--join-token-file", str(join_token_file or beside)]

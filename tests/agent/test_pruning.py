@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from controller.agent.observe.logs import _newest_attempt
-from controller.agent.observe.pruning import AttemptFolder, Pruning, excess, prune
+from controller.agent.observe.pruning import AttemptFolder, Bounds, Pruning, excess, prune
 
 MIB = 1 << 20
 NOW_S = 1_000_000.0
@@ -22,6 +22,10 @@ def folder(job: str, attempt: int, *, forgotten: bool = False, mib: int = 10) ->
     )
 
 
+def limit(max_bytes: int, max_age_s: float = 90 * 86_400.0) -> Bounds:
+    return Bounds(max_bytes=max_bytes, max_age_s=max_age_s)
+
+
 def names(folders: list[AttemptFolder]) -> list[str]:
     return [f"{each.job}/{each.attempt}" for each in folders]
 
@@ -33,22 +37,32 @@ def test_forgotten_jobs_go_first_the_oldest_before_all() -> None:
         folder("old", 11, forgotten=True),
         *(folder("runs", attempt) for attempt in (1, 2, 3, 4)),
     ]
-    assert excess(here, 70 * MIB) == []
-    assert names(excess(here, 60 * MIB)) == ["old/10"]
-    assert names(excess(here, 45 * MIB)) == ["old/10", "old/11", "new/30"]
-    assert names(excess(here, 35 * MIB))[3:] == ["runs/1"]
+    assert excess(here, limit(70 * MIB), NOW_S) == []
+    assert names(excess(here, limit(60 * MIB), NOW_S)) == ["old/10"]
+    assert names(excess(here, limit(45 * MIB), NOW_S)) == ["old/10", "old/11", "new/30"]
+    assert names(excess(here, limit(35 * MIB), NOW_S))[3:] == ["runs/1"]
 
 
 def test_the_newest_two_attempts_of_a_job_stay_whatever_they_take() -> None:
     here = [folder("runs", attempt, mib=500) for attempt in (7, 8, 9)]
-    assert names(excess(here, MIB)) == ["runs/7"]
+    assert names(excess(here, limit(MIB), NOW_S)) == ["runs/7"]
 
 
 def test_a_thousand_attempts_of_a_job_that_runs_stay_within_the_bound() -> None:
     here = [folder("runs", attempt) for attempt in range(1, 1001)]
-    assert excess(here, 10_000 * MIB) == []
-    gone = {each.attempt for each in excess(here, 50 * MIB)}
+    assert excess(here, limit(10_000 * MIB), NOW_S) == []
+    gone = {each.attempt for each in excess(here, limit(50 * MIB), NOW_S)}
     assert gone == set(range(1, 996))
+
+
+def test_what_is_old_goes_though_there_is_room_but_for_the_newest_two_attempts() -> None:
+    here = [
+        folder("ended", 10, forgotten=True),
+        folder("later", 999_000, forgotten=True),
+        *(folder("runs", attempt) for attempt in (1, 2, 3)),
+    ]
+    bounds = limit(10_000 * MIB, max_age_s=86_400.0)
+    assert names(excess(here, bounds, NOW_S)) == ["ended/10", "runs/1"]
 
 
 def leave(jobs_dir: Path, job: str, attempt: int, age_s: float) -> Path:
@@ -64,24 +78,24 @@ def leave(jobs_dir: Path, job: str, attempt: int, age_s: float) -> Path:
 
 def test_files_are_deleted_until_the_rest_fits(tmp_path: Path) -> None:
     jobs_dir, memory_dir = tmp_path / "jobs", tmp_path / "memory"
-    assert prune(jobs_dir, memory_dir, MIB, NOW_S) == 0
+    assert prune(jobs_dir, memory_dir, limit(MIB), NOW_S) == 0
     (memory_dir / "runs").mkdir(parents=True)
     left = leave(jobs_dir, "ended", 1, 5000.0)
     runs = [leave(jobs_dir, "runs", attempt, 1000.0 - attempt) for attempt in range(1, 9)]
     # Its host memory is about to be made.
     begins = leave(jobs_dir, "begins", 1, 1.0)
-    assert prune(jobs_dir, memory_dir, int(5.5 * MIB), NOW_S) == 5
+    assert prune(jobs_dir, memory_dir, limit(int(5.5 * MIB)), NOW_S) == 5
     assert not left.parent.exists()
     assert begins.exists()
     assert [path.exists() for path in runs] == [False] * 4 + [True] * 4
     assert _newest_attempt(jobs_dir / "runs") == 8
-    assert prune(jobs_dir, memory_dir, int(5.5 * MIB), NOW_S) == 0
+    assert prune(jobs_dir, memory_dir, limit(int(5.5 * MIB)), NOW_S) == 0
 
 
 def test_a_look_also_shortens_the_log_of_the_standby_process(tmp_path: Path) -> None:
     log = tmp_path / "standby.log"
     log.write_bytes(b"a line\n" * (4 * MIB // 7))
-    pruning = Pruning(tmp_path, tmp_path / "memory", max_bytes=64 * MIB, max_log_bytes=MIB)
+    pruning = Pruning(tmp_path, tmp_path / "memory", limit(64 * MIB), max_log_bytes=MIB)
     pruning.look()
     assert log.stat().st_blocks * 512 < MIB
     log.unlink()

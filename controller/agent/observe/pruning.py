@@ -1,8 +1,9 @@
-"""What workers leave behind on a node (logs, black boxes, errors, stacks), kept within a bound.
+"""What workers leave behind on a node (logs, black boxes, errors, stacks), kept within bounds.
 
-The oldest jobs that were forgotten here go first, then the older attempts of jobs that are not:
-one that restarts a thousand times leaves its newest attempts only. What belongs to a job's newest
-two attempts, the one that runs and the one that failed before it, always stays.
+What nobody has written to for long goes, and of the rest what is too much: the oldest jobs that
+were forgotten here first, then the older attempts of jobs that are not: one that restarts a
+thousand times leaves its newest attempts only. What belongs to a job's newest two attempts, the
+one that runs and the one that failed before it, always stays.
 
 What does not belong here: how many attempts and forgotten jobs are kept, however small they are
 (`leftovers`), the size of one log (`log_files`), and host memory.
@@ -43,8 +44,16 @@ class AttemptFolder:
     is_forgotten: bool
 
 
-def excess(folders: Iterable[AttemptFolder], max_bytes: int) -> list[AttemptFolder]:
-    """What to delete so that the rest takes no more than this, as far as that may be deleted."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much is kept, and for how long."""
+
+    max_bytes: int
+    max_age_s: float
+
+
+def excess(folders: Iterable[AttemptFolder], bounds: Bounds, now_s: float) -> list[AttemptFolder]:
+    """What to delete so that the rest is within bounds, as far as it may be deleted."""
     newest_first = sorted(folders, key=lambda each: (each.job, -each.attempt))
     places: dict[str, int] = {}
     last_s: dict[str, float] = {}
@@ -64,10 +73,9 @@ def excess(folders: Iterable[AttemptFolder], max_bytes: int) -> list[AttemptFold
     left = sum(folder.num_bytes for folder in newest_first)
     gone = []
     for folder in may_go:
-        if left <= max_bytes:
-            break
-        gone.append(folder)
-        left -= folder.num_bytes
+        if left > bounds.max_bytes or now_s - folder.written_s > bounds.max_age_s:
+            gone.append(folder)
+            left -= folder.num_bytes
     return gone
 
 
@@ -91,9 +99,9 @@ def found(jobs_dir: Path, memory_dir: Path, now_s: float) -> Iterator[AttemptFol
                 )
 
 
-def prune(jobs_dir: Path, memory_dir: Path, max_bytes: int, now_s: float) -> int:
-    """Delete what is too much; how many attempts that was."""
-    gone = excess(found(jobs_dir, memory_dir, now_s), max_bytes)
+def prune(jobs_dir: Path, memory_dir: Path, bounds: Bounds, now_s: float) -> int:
+    """Delete what is too old or too much; how many attempts that was."""
+    gone = excess(found(jobs_dir, memory_dir, now_s), bounds, now_s)
     for folder in gone:
         job_dir = jobs_dir / folder.job
         shutil.rmtree(job_dir / f"a{folder.attempt}", ignore_errors=True)
@@ -104,10 +112,11 @@ def prune(jobs_dir: Path, memory_dir: Path, max_bytes: int, now_s: float) -> int
     if gone:
         named = ", ".join(f"{folder.job}/a{folder.attempt}" for folder in gone[:3])
         logger.info(
-            "deleted what %d old attempts left, %d MiB (limit %d MiB): %s%s",
+            "deleted what %d old attempts left, %d MiB (limits %d MiB and %.0f days): %s%s",
             len(gone),
             sum(folder.num_bytes for folder in gone) >> 20,
-            max_bytes >> 20,
+            bounds.max_bytes >> 20,
+            bounds.max_age_s / 86_400,
             named,
             ", ..." if len(gone) > 3 else "",
         )
@@ -118,12 +127,12 @@ class Pruning:
     """Keeps one agent's state within its bounds."""
 
     def __init__(
-        self, state_dir: Path, memory_dir: Path, *, max_bytes: int, max_log_bytes: int
+        self, state_dir: Path, memory_dir: Path, bounds: Bounds, *, max_log_bytes: int
     ) -> None:
         self._jobs_dir = state_dir / "jobs"
         self._standby_log = state_dir / "standby.log"
         self._memory_dir = memory_dir
-        self._max_bytes = max_bytes
+        self._bounds = bounds
         self._max_log_bytes = max_log_bytes
 
     async def run(self) -> None:
@@ -133,7 +142,7 @@ class Pruning:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     def look(self) -> None:
-        """Delete what is too much now."""
-        prune(self._jobs_dir, self._memory_dir, self._max_bytes, time.time())
+        """Delete what is too old or too much now."""
+        prune(self._jobs_dir, self._memory_dir, self._bounds, time.time())
         with contextlib.suppress(FileNotFoundError):
             trim(self._standby_log, self._max_log_bytes)
