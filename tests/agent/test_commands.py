@@ -105,7 +105,7 @@ def test_workers_without_a_controller_are_stopped_and_what_they_left_is_waited_f
         commands.worker_forked(worker)
         commands.welcomed(agents_pb2.Welcome(controller_absence_limit_s=0.01))
         commands.session_lost()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not workers.num_waits:
                 await asyncio.sleep(0.001)
         await commands.close()
@@ -125,7 +125,7 @@ def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path)
         # Both came in one read: the start's task has not run yet.
         commands.receive(start)
         commands.receive(stop)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(told) < 2:
                 await asyncio.sleep(0)
         # Another time it is known, too.

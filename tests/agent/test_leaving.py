@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import AgentProcess, FakeController, start_job, wait_for
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def end(agent: AgentProcess, number: signal.Signals) -> None:

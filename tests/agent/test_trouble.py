@@ -29,7 +29,7 @@ from tests.agent.harness import (
     wait_for,
 )
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def config(folder: Path, controller: str = "127.0.0.1:1") -> AgentConfig:

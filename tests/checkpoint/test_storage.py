@@ -224,6 +224,7 @@ def test_store_that_never_answers_costs_no_thread_per_try_for_ever(stuck_url: st
             Storage(stuck_url).read_bytes("x")
     assert threading.active_count() == num_threads
     StuckFileSystem.stuck.clear()
+    StuckFileSystem.let_go.set()
     end_s = time.monotonic() + DEADLINE_S
     while num_hung(store_of(stuck_url)) and time.monotonic() < end_s:
         time.sleep(0.002)

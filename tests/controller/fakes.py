@@ -21,7 +21,7 @@ from outlast.v1 import agents_pb2, common_pb2, jobs_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
 from outlast.v1.jobs_pb2_grpc import JobsStub
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 async def until(condition: Callable[[], bool], what: str, *, within_s: float = DEADLINE_S) -> None:

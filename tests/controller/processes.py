@@ -17,7 +17,7 @@ from controller.agent.workers.processes import process_name, zombie_status
 from controller.local.processes import members_of
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def join_arguments(state_dir: Path) -> list[str]:

@@ -108,7 +108,7 @@ def test_deposed_controller_ends_with_a_message_and_writes_nothing(tmp_path: Pat
         process = it.process
         assert process is not None
         assert process.stderr is not None
-        assert process.wait(10) == 1
+        assert process.wait(60) == 1
         assert "term 2 has begun" in process.stderr.read().splitlines()[-1]
         assert newer.load() == State()
         database.close()

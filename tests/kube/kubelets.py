@@ -267,6 +267,6 @@ def _kill(container: _Container) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    container.process.wait(10)
+    container.process.wait(60)
     for folder in container.folders:
         shutil.rmtree(folder, ignore_errors=True)

@@ -65,7 +65,7 @@ class Controller:
         """SIGKILL: nothing is cleaned up."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def _listens(self) -> bool:
         assert self.process is not None
