@@ -24,6 +24,9 @@ NOBODYS = (*ANYONES, FailureClass.ENDED_EARLY)
 WHEN_PEERS_DIE = (FailureClass.CASCADE, FailureClass.NCCL)
 # The job does not fit its node: the node does not have it, or something else uses it now.
 MISFITS = (FailureClass.MISFIT, FailureClass.OCCUPIED)
+# A device or a link says it of itself: that it comes again is no sign of the program. Found in
+# simulation: a device whose checks passed failed the job with free nodes beside it.
+OF_HARDWARE = (FailureClass.DEVICE, FailureClass.NCCL)
 # What a program hardly makes by itself.
 OF_MACHINES = (Cause.TRANSIENT, Cause.DEVICE)
 

@@ -95,6 +95,8 @@ def _repeated(facts: Facts) -> Verdict | None:
     root = blame.initiating(facts)
     if root is None or root.is_cascade or not root.fingerprint:
         return None
+    if root.fault_class in causes.OF_HARDWARE:
+        return None
     no_progress = facts.fault_step <= facts.last_fault_step
     if root.fingerprint != facts.last_fingerprint or not no_progress:
         return None

@@ -127,6 +127,19 @@ def test_a_failure_that_repeats_before_the_first_step_says_so_in_words() -> None
     assert driver.job().reason == reason
 
 
+@pytest.mark.parametrize("fault_class", ["device", "nccl"])
+def test_what_a_device_says_of_itself_again_and_again_is_not_held_against_the_job(
+    fault_class: str,
+) -> None:
+    driver = Driver().starting(spares=1, ladder=(Rung.RESTART, Rung.REPLACE))
+    driver.answer_all("/start/")
+    for _ in range(3):
+        fail(driver, fault_class=fault_class, detail="CUDA error: uncorrectable ECC error")
+        driver.answer_all("/start/")
+    assert driver.job().state is not JobState.FAILED
+    assert "in the same way" not in driver.job().reason
+
+
 def early(driver: Driver, rank: int = 1, step: int = 10, **changes: object) -> None:
     driver.send(driver.exited(rank, code=0, fault_class="clean", completed_step=step, **changes))
 
