@@ -1,0 +1,295 @@
+"""Mistakes that controller, edge and agent could make, one entry each: what is put where.
+
+Each is caught by some of the first few seeds; see `test_planted_bugs`. A new one is a line:
+`_bug(what, invariants, (owner, name, value))`, or `_around(owner, name, value)`, where `value`
+is given the original as its first argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from controller.agent.core import commands, line
+from controller.agent.core.actions import Answer, KeepLedger, ReportEnd
+from controller.agent.core.commands import CommandMachine
+from controller.agent.core.ledger import CommandKind, CommandLedger
+from controller.agent.core.line import Line
+from controller.agent.core.machine import AgentMachine
+from controller.agent.core.reports import Reports
+from controller.agent.core.steps import STEPS, Step
+from controller.agent.core.workers import WorkerTable
+from controller.core import (
+    attempts,
+    blame,
+    fleet,
+    incidents,
+    losses,
+    nodes,
+    planned,
+    steps,
+)
+from controller.core import events as ev
+from controller.core.context import Context
+from controller.core.edge import liveness
+from controller.core.effects import Persist, SendCommand
+from controller.core.facts import CommandOpened
+from controller.core.states import JobState
+from controller.core.verdict import root_failure
+from controller.sim import journal
+from controller.sim.journal import Journal
+
+Plant = tuple[Any, str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """`by` are the invariants of which one falls, within so many seeds from 0 on."""
+
+    what: str
+    by: tuple[int, ...]
+    seeds: int
+    plants: tuple[Plant, ...]
+
+
+def _around(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
+    """`value` gets the original first."""
+    original = getattr(owner, name)
+
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        return value(original, *args, **kwargs)
+
+    return owner, name, instead
+
+
+def _bug(what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 10) -> Bug:
+    return Bug(what=what, by=by, seeds=seeds, plants=plants)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What should happen does not."""
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _yes(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _none_of_them(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+def _never(*_: Any) -> float:
+    return math.inf
+
+
+# Of the controller
+
+
+def _journal_last(take_batch: Any, ctx: Context) -> Any:
+    return sorted(take_batch(ctx), key=lambda effect: isinstance(effect, Persist))
+
+
+def _silent_when_late(late: Any, ctx: Context, event: ev.NodeLate) -> None:
+    losses.silent(ctx, ev.NodeSilent(node=event.node, silent_s=event.silent_s))
+
+
+def _without_cordon(validated: Any, ctx: Context, node: Any, **facts: Any) -> None:
+    validated(ctx, ctx.put(replace(node, cordoned=False)), **facts)
+
+
+def _joins_without_cordon(joined: Any, ctx: Context, event: ev.NodeJoined) -> None:
+    joined(ctx, event)
+    ctx.put(replace(ctx.state.nodes[event.node], cordoned=False))
+
+
+def _refilled(advanced: Any, ctx: Context, job: Any, event: ev.JobAdvanced) -> None:
+    advanced(ctx, ctx.put(replace(job, retry_left=job.plan.retry_budget)), event)
+
+
+def _believed(_: Any, ctx: Context, event: ev.CheckpointFailed) -> None:
+    committed = ev.CheckpointCommitted(job_id=event.job_id, step=event.step)
+    incidents.checkpoint_committed(ctx, committed)
+
+
+def _untold(_: Any, ctx: Context, incident: Any, *__: object, **___: object) -> Any:
+    changed = replace(incident, timeline=())
+    ctx.state.incidents[incident.incident] = changed
+    return changed
+
+
+def _first_reporter(_: Any, facts: Any) -> Any:
+    root = root_failure(facts.evidence)
+    return () if root is None or root.node is None else (root.node,)
+
+
+def _sent_unrecorded(record: Any, ctx: Context, fact: Any) -> None:
+    if not isinstance(fact, CommandOpened):
+        record(ctx, fact)
+    else:
+        ctx.emit(SendCommand(command=fact.command))
+
+
+def _two_attempts(start: Any, ctx: Context, job: Any, reason: str) -> None:
+    start(ctx, replace(job, attempt=job.attempt + 1), reason)
+
+
+def _careless(compacted: Any, facts: Iterable[Any]) -> Any:
+    written = compacted(facts)
+    return written if len(written) < 4 else written[:-1]
+
+
+_STARTS = {CommandKind.START: tuple(s for s in STEPS[CommandKind.START] if s is not Step.KILL)}
+
+CONTROLLER_BUGS = (
+    _bug("a batch loses its last fact", (9,), _around(journal, "compacted", _careless)),
+    _bug(
+        "neither side ends the old workers before a start",
+        (1,),
+        (attempts, "stops_pending", lambda *_: iter(())),
+        (commands, "STEPS", {**STEPS, **_STARTS}),
+    ),
+    _bug("effects come before the journal", (2,), _around(Context, "take_batch", _journal_last)),
+    _bug("a late node is lost", (2,), _around(losses, "late", _silent_when_late)),
+    _bug("a cut of our own counts", (2,), (losses, "_suspect_ourselves", _nothing), seeds=40),
+    _bug("a deposed leader writes", (3,), (Journal, "check", _nothing)),
+    _bug("a quarantine never ends", (4,), (fleet, "_let_time_pass", _nothing)),
+    _bug(
+        "a person's cordon is removed",
+        (5,),
+        _around(fleet, "_validated", _without_cordon),
+        _around(fleet, "joined", _joins_without_cordon),
+    ),
+    _bug("retries are refilled by a step", (6,), _around(incidents, "advanced", _refilled)),
+    _bug(
+        "a failed checkpoint counts",
+        (7,),
+        _around(incidents, "checkpoint_failed", _believed),
+        seeds=40,
+    ),
+    _bug("the breaker stops nothing", (8,), (nodes, "_breaker_is_open", _no), seeds=40),
+    _bug("a note misses the journal", (9,), _around(Context, "note", _untold)),
+    _bug(
+        "nobody repairs a job", (10,), (steps, "_STEPS", {**steps._STEPS, JobState.REPAIRING: _no})
+    ),
+    _bug(
+        "a rank that lost its peer is blamed",
+        (11,),
+        _around(blame, "culprits", _first_reporter),
+        seeds=40,
+    ),
+    _bug("orders miss the journal", (2,), _around(Context, "record", _sent_unrecorded)),
+    _bug("an attempt is left out", (1,), _around(attempts, "start", _two_attempts)),
+    _bug("an excluded node needs no checks", (14,), (fleet, "PASSES_TO_RETURN", 0)),
+    _bug("one clean check is enough", (14,), (fleet, "PASSES_TO_RETURN", 1)),
+    _bug("a planned stop is a fault", (15,), (planned, "left_in_order", _nothing), seeds=40),
+    _bug("peers are said to have seen it", (2,), (losses, "_peers_saw_it", _yes)),
+    _bug("a restart judges before agents are back", (2, 10), (losses, "end_reconciling", _nothing)),
+    _bug(
+        "nodes are used twice",
+        (1,),
+        (nodes, "placed", lambda ctx, job, node: ctx.state.nodes.get(node)),
+    ),
+)
+
+# Of the edge
+
+
+def _a_level_early(*_: Any) -> Any:
+    return {**liveness._EVENTS, liveness._Level.LATE: ev.NodeSilent}
+
+
+EDGE_BUGS = (
+    _bug("silence is reported a level early", (2,), (liveness, "_EVENTS", _a_level_early())),
+)
+
+# Of the agent
+
+
+def _without(kind: type[Any]) -> Callable[..., Any]:
+    def quiet(original: Any, machine: Any, *args: Any) -> None:
+        original(machine, *args)
+        machine._actions = [each for each in machine._actions if not isinstance(each, kind)]
+
+    return quiet
+
+
+def _twice(kind: type[Any]) -> Callable[..., Any]:
+    def loud(original: Any, machine: Any, *args: Any) -> None:
+        original(machine, *args)
+        machine._actions += [each for each in machine._actions if isinstance(each, kind)]
+
+    return loud
+
+
+def _begun_at_once(receive: Any, machine: Any, command: Any) -> None:
+    receive(machine, command)
+    running = machine._running.get(command.command_id)
+    if running is not None and running.step is None and math.isinf(running.deadline_s):
+        machine._begin(running)
+        machine._actions.sort(key=lambda action: isinstance(action, KeepLedger))
+
+
+def _run_again(admit: Any, ledger: Any, command_id: str, *args: Any) -> Any:
+    ledger._results.pop(command_id, None)
+    return admit(ledger, command_id, *args)
+
+
+def _welcomed_midway(of: Any) -> None:
+    of.is_connected, of._give_up_s = True, math.inf
+
+
+def _drop_all(of: Any, seq: int) -> None:
+    of.buffer.acknowledge(of.buffer.last_seq)
+
+
+def _always_due(due: Any, reports: Any, key: Any, step: int, now_s: float, **_: Any) -> bool:
+    return key in reports._attempts
+
+
+def _later_starts(overtake: Any, machine: Any, job_id: str, attempt: int) -> None:
+    overtake(machine, job_id, attempt - 1)
+
+
+AGENT_BUGS = (
+    _bug("a stop does not cancel a start", (), (CommandMachine, "_overtake", _nothing)),
+    _bug(
+        "a stop cancels only older starts", (), _around(CommandMachine, "_overtake", _later_starts)
+    ),
+    _bug(
+        "nobody waits for the killed", (12,), (commands._Running, "alive", property(_none_of_them))
+    ),
+    _bug("an answer is lost", (12,), _around(CommandMachine, "_finish", _without(Answer))),
+    _bug("an answer is given twice", (12,), _around(CommandMachine, "_finish", _twice(Answer))),
+    _bug(
+        "a command begins before the ledger",
+        (12,),
+        _around(CommandMachine, "_receive", _begun_at_once),
+    ),
+    _bug("a repeated command runs again", (12,), _around(CommandLedger, "admit", _run_again)),
+    _bug("the end of a worker goes unnoticed", (12,), (WorkerTable, "ended", _nothing)),
+    _bug(
+        "an end is not reported",
+        (12,),
+        _around(CommandMachine, "_workers_ended", _without(ReportEnd)),
+    ),
+    _bug(
+        "an end is reported twice",
+        (12,),
+        _around(CommandMachine, "_workers_ended", _twice(ReportEnd)),
+    ),
+    _bug("hello has ends that are still to come", (12,), (AgentMachine, "is_end_coming", _no)),
+    _bug("what is no news is reported", (12,), _around(Reports, "is_progress_due", _always_due)),
+    _bug("an agent's wake-up is dropped", (12,), (CommandMachine, "wake_at", _never)),
+    _bug("a new session sends only what is new", (12,), (Line, "welcomed", _welcomed_midway)),
+    _bug("one acknowledgement drops everything", (12,), (Line, "acknowledged", _drop_all)),
+    _bug("an acknowledgement is ignored", (12,), (Line, "acknowledged", _nothing)),
+    _bug("workers are given up at once", (12,), (line, "DEFAULT_ABSENCE_LIMIT_S", 1.0)),
+)
+
+BUGS = (*CONTROLLER_BUGS, *EDGE_BUGS, *AGENT_BUGS)
