@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import secrets
-from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
@@ -26,7 +25,6 @@ from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.core.commands import CommandLimits
 from controller.agent.core.machine import AgentMachine
-from controller.agent.core.workers import WorkerKey
 from controller.agent.diagnostics import SuitePlace, Suites
 from controller.agent.memory.replicas import Replicas
 from controller.agent.memory.uploads import Uploads
@@ -44,6 +42,7 @@ from controller.agent.observe.standing import Standings
 from controller.agent.order_steps import Parts
 from controller.agent.session import Session, SessionEvents
 from controller.agent.state import AgentState
+from controller.agent.worker_reports import WorkerReports
 from controller.agent.workers.cgroups import WorkerCgroups
 from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.rendezvous import listen
@@ -92,9 +91,9 @@ class Agent:
         self._commands = self._make_commands()
         self._session = self._make_session()
         self._standings = Standings(self._supervisor.workers, self._session.beat_now)
+        self._workers = self._make_worker_reports()
         self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
         self._checks = CheckOrders(config, self._suites, self._session.send)
-        self._worker_exits = Counter[str]()
         folders = Folders(
             state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
         )
@@ -249,6 +248,16 @@ class Agent:
             mistakes=self._mistakes,
         )
 
+    def _make_worker_reports(self) -> WorkerReports:
+        return WorkerReports(
+            self._emit,
+            self._supervisor,
+            self._machine.is_end_coming,
+            self._reporter,
+            self._standings,
+            self._mistakes,
+        )
+
     def _make_commands(self) -> Commands:
         parts = Parts(
             config=self._config,
@@ -264,7 +273,7 @@ class Agent:
             parts,
             self._machine,
             emit=self._emit,
-            report_end=self._report_end,
+            report_end=lambda worker, is_last: self._workers.report_end(worker, is_last=is_last),
             send_events=lambda: self._session.wake(),
             save_ledger=self._state.save_ledger,
         )
@@ -305,7 +314,7 @@ class Agent:
             is_connected=self._session.is_connected,
             standby_restarts=self._standby.num_restarts,
             mistakes=self._mistakes.counts,
-            worker_exits=dict(self._worker_exits),
+            worker_exits=dict(self._workers.exits),
             uploads=dict(self._checkpoints.upload_ends),
             guarded=self._uploads.guarded,
             replicas=self._replicas.reading,
@@ -324,7 +333,7 @@ class Agent:
             rendezvous_port=self._rendezvous_port,
             workers=self._config.workers,
             version=outlast.__version__,
-            worker_statuses=self._worker_statuses(),
+            worker_statuses=self._workers.statuses(),
             metrics_address=self._metrics_address,
             replica_port=self._replicas.port,
             replica_token=self._replicas.token,
@@ -332,51 +341,12 @@ class Agent:
             capacity=self._capacity.read(),
         )
 
-    def _worker_statuses(self) -> list[agents_pb2.WorkerStatus]:
-        """What the workers are, as of the events that the controller has heard."""
-        statuses = self._supervisor.statuses()
-        for status in statuses:
-            if self._machine.is_end_coming(WorkerKey(status.job_id, status.attempt, status.rank)):
-                status.running = True
-                status.ClearField("exit")
-        return statuses
-
     def _heartbeat(self) -> agents_pb2.Heartbeat:
-        """Where every rank stands. A heartbeat without one that cannot be read is still one."""
-        summaries = []
-        for worker in self._supervisor.running():
-            try:
-                summary = self._reporter.summary(worker)
-                self._standings.describe(worker, summary)
-            except Exception as error:  # noqa: BLE001  # the line to the controller must not end
-                self._mistakes.note("heartbeat", worker.key, error)
-            else:
-                summaries.append(summary)
-        return agents_pb2.Heartbeat(ranks=summaries)
+        return agents_pb2.Heartbeat(ranks=self._workers.summaries())
 
     def _workers_requested(self, workers: list[Worker]) -> None:
         self._commands.workers_requested(workers)
         self._reporter.watch(workers)
-
-    def _report_end(self, worker: Worker, is_last: bool) -> int:
-        """Report what a worker completed, then its end; the number of that event."""
-        assert worker.exit is not None
-        # What it completed comes before the news of its end.
-        try:
-            self._reporter.worker_ended(worker, is_last=is_last)
-        except Exception as error:  # noqa: BLE001  # its end must be told all the same
-            self._mistakes.note("reporter", worker.key, error)
-        event = agents_pb2.AgentEvent(
-            job_id=worker.job_id,
-            attempt=worker.attempt,
-            at_s=node_time_s(),
-            worker_exited=agents_pb2.WorkerExited(rank=worker.rank, exit=worker.exit),
-        )
-        self._emit(event, Weight.LASTING)
-        code = worker.exit.code
-        outcome = "signal" if code < 0 else "success" if code == 0 else "error"
-        self._worker_exits[outcome] += 1
-        return event.seq
 
     def _received(self, message: agents_pb2.ControllerMessage) -> None:
         kind = message.WhichOneof("kind")
