@@ -7,7 +7,6 @@ from the seed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from controller.agent.core.actions import (
@@ -36,7 +35,7 @@ from controller.agent.core.inputs import (
     WorkerEnded,
     WorkersRequested,
 )
-from controller.agent.core.ledger import CommandKind, Result
+from controller.agent.core.ledger import Result
 from controller.agent.core.machine import AgentMachine
 from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import Step
@@ -45,13 +44,13 @@ from controller.core import events as ev
 from controller.core.attempt_record import AttemptRecord
 from controller.core.records import (
     CommandRecord,
-    ForgetJob,
     PushCheckpoint,
     RunSuite,
     StartWorkers,
     StopWorkers,
 )
 from controller.sim.attempt import Training
+from controller.sim.order import KINDS, Order
 from controller.sim.promises import Promises
 from controller.sim.worker import Worker
 from outlast.failures import ErrorKind
@@ -59,31 +58,6 @@ from outlast.ids import JobId
 
 if TYPE_CHECKING:
     from controller.sim.agent import Agent, AgentEvent
-
-_KINDS = {
-    StartWorkers: CommandKind.START,
-    StopWorkers: CommandKind.STOP,
-    RunSuite: CommandKind.SUITE,
-    ForgetJob: CommandKind.FORGET,
-    PushCheckpoint: CommandKind.PUSH,
-}
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Order:
-    """A command under way."""
-
-    record: CommandRecord
-    # What an order to start has in common with those of the other nodes.
-    attempt: AttemptRecord | None
-    # When nothing is left of the workers that it stops; None while nobody was signalled.
-    settled_s: float | None = None
-    verdict: str = ""
-    is_cancelled: bool = False
-
-    @property
-    def job(self) -> JobId:
-        return self.record.job or JobId("")
 
 
 class Orders:
@@ -96,16 +70,16 @@ class Orders:
         self._machine = machine
         self.promises = Promises(agent, machine)
         self._driver = Driver(machine.handle, self._perform, lambda: self._world.now_s)
-        self._orders: dict[str, _Order] = {}
+        self._orders: dict[str, Order] = {}
         self._wake_s: float | None = None
 
     def receive(self, record: CommandRecord, attempt: AttemptRecord | None) -> None:
         """A command of the controller, be it new, repeated or stale."""
         stop = record.command if isinstance(record.command, StopWorkers) else None
-        self._orders.setdefault(record.command_id, _Order(record=record, attempt=attempt))
+        self._orders.setdefault(record.command_id, Order(record=record, attempt=attempt))
         command = Command(
             command_id=record.command_id,
-            kind=_KINDS[type(record.command)],
+            kind=KINDS[type(record.command)],
             job_id=record.job or "",
             attempt=record.attempt,
             graceful=stop is not None and stop.graceful,
@@ -212,7 +186,7 @@ class Orders:
 
     # Stops
 
-    def _signal(self, order: _Order | None, keys: Iterable[WorkerKey], signal: Signal) -> None:
+    def _signal(self, order: Order | None, keys: Iterable[WorkerKey], signal: Signal) -> None:
         workers = [self._agent.workers[key] for key in keys]
         is_stop = order is not None and isinstance(order.record.command, StopWorkers)
         if order is not None and is_stop and self._node.hides_workers:
@@ -228,10 +202,10 @@ class Orders:
         else:
             self._kill(order, workers)
 
-    def _settle(self, order: _Order, after_s: float) -> None:
+    def _settle(self, order: Order, after_s: float) -> None:
         order.settled_s = self._world.now_s + after_s
 
-    def _ask(self, order: _Order | None, workers: list[Worker]) -> None:
+    def _ask(self, order: Order | None, workers: list[Worker]) -> None:
         """Workers stop after the next step, if their attempt can."""
         trainings = self._world.trainings
         for worker in workers:
@@ -247,7 +221,7 @@ class Orders:
                 assert isinstance(order.record.command, StopWorkers)
                 self._settle(order, min(training.step_s + 2.0, order.record.command.timeout_s))
 
-    def _kill(self, order: _Order | None, workers: list[Worker]) -> None:
+    def _kill(self, order: Order | None, workers: list[Worker]) -> None:
         if not self._agent.is_alive:
             return
         if self._node.is_stuck and any(worker.is_running for worker in workers):
@@ -269,7 +243,7 @@ class Orders:
             worker.told = worker.is_hidden = True
             self.worker_ended(worker)
 
-    def _after_leftovers(self, command_id: str, order: _Order | None) -> None:
+    def _after_leftovers(self, command_id: str, order: Order | None) -> None:
         if order is None or not isinstance(order.record.command, StopWorkers):
             known = set(self._machine.commands.workers.running())
             for worker in self._agent.running(None if order is None else order.job):
@@ -289,7 +263,7 @@ class Orders:
 
     # Starts
 
-    def _prepared(self, order: _Order) -> None:
+    def _prepared(self, order: Order) -> None:
         if not self._agent.is_alive or order.is_cancelled:
             return
         refused = self._refusal(order.job)
@@ -306,7 +280,7 @@ class Orders:
             return Result(ok=False, detail=detail, error_kind=ErrorKind.MISSING)
         return self._node.lacks_memory(job, self._world.jobs)
 
-    def _fork(self, order: _Order) -> None:
+    def _fork(self, order: Order) -> None:
         assert isinstance(order.record.command, StartWorkers)
         world, agent, record = self._world, self._agent, order.record
         training = self._training(order)
@@ -332,7 +306,7 @@ class Orders:
         if self._node.device_exit:
             agent.meet_broken_devices(lambda: 0.1)
 
-    def _training(self, order: _Order) -> Training:
+    def _training(self, order: Order) -> Training:
         """That of the attempt, as the first of its nodes makes it."""
         trainings, start = self._world.trainings, order.attempt
         training = trainings.get(order.job, order.record.attempt)
@@ -352,7 +326,7 @@ class Orders:
 
     # Uploads, checks, answers
 
-    def _push(self, order: _Order, until_s: float) -> None:
+    def _push(self, order: Order, until_s: float) -> None:
         """Done once the newest step in host memory is committed, failed when time is over."""
         if not self._agent.is_alive:
             return
@@ -370,7 +344,7 @@ class Orders:
             failed = Result(ok=False, detail="not committed", error_kind=ErrorKind.RESOURCE)
             self._step_ended(command_id, Step.PUSH, failed)
 
-    def _suite_done(self, order: _Order) -> None:
+    def _suite_done(self, order: Order) -> None:
         if order.is_cancelled:
             return
         passed = not self._node.sickness or self._node.passes_checks
