@@ -256,8 +256,7 @@ class Orders:
             self._settle(order, self._world.pace.stop_s())
         assert order.settled_s is not None
         if order.settled_s > self._world.now_s:
-            at_s = order.settled_s
-            self._world.timeline.at(at_s, self._step_ended, command_id, Step.LEFTOVERS)
+            self._world.timeline.at(order.settled_s, self._step_ended, command_id, Step.LEFTOVERS)
         else:
             self._step_ended(command_id, Step.LEFTOVERS)
 
@@ -273,8 +272,7 @@ class Orders:
         """What preflight says that this node lacks."""
         if self._node.refuses_start:
             self._world.checkers.suspect(self._node.name, "start failed")
-            detail = "no host memory"
-            return Result(ok=False, detail=detail, error_kind=ErrorKind.RESOURCE)
+            return Result(ok=False, detail="no host memory", error_kind=ErrorKind.RESOURCE)
         if self._node.lacks_file:
             detail = "data.source is '/data', which is not there"
             return Result(ok=False, detail=detail, error_kind=ErrorKind.MISSING)
@@ -295,8 +293,7 @@ class Orders:
             )
             for rank in order.record.command.ranks
         ]
-        key = AttemptKey(order.job, record.attempt)
-        self._machine.reports.begin(key, world.now_s)
+        self._machine.reports.begin(AttemptKey(order.job, record.attempt), world.now_s)
         self.give(WorkersRequested(keys=tuple(worker.key for worker in workers)))
         for worker in workers:
             agent.workers[worker.key] = worker
