@@ -300,18 +300,20 @@ class Storage:
         except StorageTimeoutError:
             watch.leave()
             raise
-        if error is None:
-            return result  # type: ignore[return-value]  # None only where work() gave None
-        is_missing = isinstance(error, FileNotFoundError) and what in _MAY_MISS
-        if is_missing or not isinstance(error, Exception):
-            raise error
-        # A client that gives up by itself has left nothing behind, and may be asked again.
-        timed_out = isinstance(error, TimeoutError)
-        reason = f"no answer in {self._deadline_s:g} s" if timed_out else _reason(error)
-        raise StorageUnavailableError(
-            f"checkpoint storage {self.url}: cannot {what} {path}: {reason}",
-            lasting=_is_lasting(error),
-        ) from error
+        try:
+            if error is None:
+                return result  # type: ignore[return-value]  # None only where work() gave None
+            is_missing = isinstance(error, FileNotFoundError) and what in _MAY_MISS
+            if is_missing or not isinstance(error, Exception):
+                raise error
+            # A client that gives up by itself has left nothing behind, and may be asked again.
+            timed_out = isinstance(error, TimeoutError)
+            reason = f"no answer in {self._deadline_s:g} s" if timed_out else _reason(error)
+            raise self._failure(what, path, reason, lasting=_is_lasting(error)) from error
+        finally:
+            # Raised again it knows this frame: until garbage is collected both would stay, and
+            # the host memory that callers hold.
+            error = None
 
     def _check_hung(self, what: str, path: str) -> None:
         """Make no more calls to a store that never answers: each would cost a thread for good."""

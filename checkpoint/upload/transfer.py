@@ -121,23 +121,28 @@ class Transfer:
         file.on_part(start, chunk)
         wait_s = self._turn_s(len(chunk))
         trouble: StorageUnavailableError | None = None
-        for num_failures in range(1, _PART_TRIES + 1):
-            self._wait(file, wait_s, trouble)
-            try:
-                file.writer.write(index, chunk)
-                break
-            except StorageTimeoutError:
-                # The call still has the file, and may yet write to it.
-                raise
-            except StorageUnavailableError as error:
-                # Something like "no such upload": the store has forgotten what went before.
-                is_forgotten = isinstance(error.__cause__, FileNotFoundError)
-                is_final = num_failures == _PART_TRIES or not file.writer.takes_any_order
-                if is_final or is_forgotten or error.lasting:
+        try:
+            for num_failures in range(1, _PART_TRIES + 1):
+                self._wait(file, wait_s, trouble)
+                try:
+                    file.writer.write(index, chunk)
+                    break
+                except StorageTimeoutError:
+                    # The call still has the file, and may yet write to it.
                     raise
-                trouble = error
-                wait_s = backoff_s(num_failures, self._jitter())
-                logger.info("part tried again in %.1f s: %s", wait_s, error)
+                except StorageUnavailableError as error:
+                    # Something like "no such upload": the store has forgotten what went before.
+                    is_forgotten = isinstance(error.__cause__, FileNotFoundError)
+                    is_final = num_failures == _PART_TRIES or not file.writer.takes_any_order
+                    if is_final or is_forgotten or error.lasting:
+                        raise
+                    trouble = error
+                    wait_s = backoff_s(num_failures, self._jitter())
+                    logger.info("part tried again in %.1f s: %s", wait_s, error)
+        finally:
+            # It knows this frame: until the next collection of garbage both would stay, and the
+            # slot mapped, though its job is gone.
+            trouble = None
         reach(CrashPoint.PART_SENT)
         with self._lock:
             file.sent_bytes += len(chunk)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import mmap
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -119,6 +122,44 @@ def test_part_that_fails_is_sent_again_alone(
     assert storage.read_bytes("file") == PAYLOAD
     assert tries == {0: 1, 1: 3, 2: 1, 3: 1}
     assert pauses.asked_s == [0.5, 1.0]
+
+
+@pytest.fixture
+def host_memory() -> Iterator[mmap.mmap]:
+    """As of a slot; no garbage is collected meanwhile, which may be long in an agent at rest."""
+    gc.collect()
+    gc.disable()
+    yield mmap.mmap(-1, 1 << 16)
+    gc.enable()
+
+
+def test_part_that_is_sent_again_holds_no_host_memory_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_memory: mmap.mmap
+) -> None:
+    left = [OSError("connection reset")]
+
+    def fail_once(index: int, chunk: memoryview) -> None:
+        if left:
+            raise left.pop()
+
+    Troubled(monkeypatch, fail_once)
+    _, transfer = make_transfer(tmp_path, Pauses())
+    deadline_s = time.monotonic() + DEADLINE_S
+    transfer.send("file", memoryview(host_memory), lambda at, part: None, deadline_s=deadline_s)
+    assert not left
+    # BufferError while anybody has a view of it.
+    host_memory.close()
+
+
+def test_file_that_is_missing_holds_no_host_memory_of_who_looked_for_it(
+    tmp_path: Path, host_memory: mmap.mmap
+) -> None:
+    def look(view: memoryview) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            Storage(f"file://{tmp_path}/store").read_bytes("nothing")
+
+    look(memoryview(host_memory))
+    host_memory.close()
 
 
 @pytest.mark.parametrize(
