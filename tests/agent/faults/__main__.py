@@ -78,10 +78,14 @@ class Sweep:
         by_work: dict[str, set[Place]] = {LIFE: set(self._layer.seen)}
         for name, work in ROUNDS.items():
             self._layer.seen.clear()
-            for _ in range(2):
-                answered = Answered()
-                work(node, answered)
-                assert answered.is_whole, (name, answered, node.said.lines)
+            num_seen = -1
+            # Parts that look now and then may not have looked during the first round.
+            while num_seen < len(self._layer.seen):
+                num_seen = len(self._layer.seen)
+                for _ in range(2):
+                    answered = Answered()
+                    work(node, answered)
+                    assert answered.is_whole, (name, answered, node.said.lines)
             by_work[name] = set(self._layer.seen)
             self._of_node |= at_rest() - self._without
         self._layer.seen.clear()

@@ -57,6 +57,7 @@ def hurry() -> None:
     upload._RETRY_AFTER_S = guarding._RETRY_AFTER_S = insisting._FIRST_LOOK_S = 0.1
     replicas._RETRY_S = replica_fetch._RETRY_S = 0.05
     replica_fetch._BEGIN_S = replica_wire.SILENCE_S = 1.0
+    replica_wire.Line.receive.__defaults__ = (replica_wire.SILENCE_S,)
     vars(upload)["backoff_s"] = lambda failures, jitter: 0.01
     diagnostics.KILL_AFTER_S = 5.0
     commands.FORGET_PAUSE_S = threads._START_PAUSE_S = 0.05
