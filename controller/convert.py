@@ -1,37 +1,27 @@
-"""Specs and step reports turned into the controller's words, and commands turned into messages.
+"""Specs and step reports turned into the controller's words, and findings into messages.
 
-Pure functions. What agents report is read in `core/edge/reports.py`; what clients see of the
-state is in `rpc/views.py`.
+Pure functions. What agents report is read in `core/edge/reports.py`; what they are told is in
+`command_messages.py`; what clients see of the state is in `rpc/views.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
-from typing import assert_never
 
 from google.protobuf import json_format
 
 from checkpoint.core.placement import Placement
 from checkpoint.replicas.placing import placement_of
 from checkpoint.sizing import placed_host_memory_bytes
-from controller.core.attempt_record import AttemptRecord
 from controller.core.capacity import Capacity, NodeNeed
 from controller.core.records import (
-    CommandRecord,
-    ForgetJob,
     JobPlan,
     NonFiniteAgain,
-    PushCheckpoint,
     Rung,
-    RunSuite,
     Size,
-    StartWorkers,
-    StopWorkers,
 )
 from controller.store.curves import StepRow
 from diagnostics.core.finding import Finding
-from outlast.chosen import ChosenStart
 from outlast.ids import JobId
 from outlast.rules.elastic import smaller_sizes
 from outlast.spec import JobSpec
@@ -142,89 +132,6 @@ def step_report(row: StepRow) -> common_pb2.StepReport:
     )
 
 
-def command_message(
-    record: CommandRecord, attempt: AttemptRecord | None = None, packed_nodes: bytes = b""
-) -> agents_pb2.Command:
-    """A journalled command, for its agent; an order to start with what `attempt` says.
-
-    `packed_nodes` are its nodes as `ranknodes.pack` gives them, for an attempt of many ranks.
-    """
-    message = agents_pb2.Command(
-        command_id=record.command_id, job_id=record.job or "", attempt=record.attempt
-    )
-    match record.command:
-        case StartWorkers() as start:
-            assert attempt is not None, f"{record.command_id} belongs to no attempt"
-            message.start_workers.CopyFrom(_start_message(start, attempt, packed_nodes))
-        case StopWorkers() as stop:
-            message.stop_workers.CopyFrom(
-                agents_pb2.StopWorkers(
-                    graceful=stop.graceful, timeout_s=stop.timeout_s, look_first=stop.look_first
-                )
-            )
-        case RunSuite() as suite:
-            message.run_suite.CopyFrom(
-                agents_pb2.RunSuite(
-                    suite=suite.suite,
-                    timeout_s=suite.timeout_s,
-                    checkpoint_url=suite.checkpoint_url,
-                )
-            )
-        case PushCheckpoint() as push:
-            message.push_checkpoint.CopyFrom(
-                agents_pb2.PushCheckpoint(
-                    checkpoint_url=push.checkpoint_url, timeout_s=push.timeout_s, owner=push.owner
-                )
-            )
-        case ForgetJob():
-            message.forget_job.CopyFrom(agents_pb2.ForgetJob())
-        case _:
-            assert_never(record.command)
-    return message
-
-
-def _start_message(
-    start: StartWorkers, attempt: AttemptRecord, packed_nodes: bytes
-) -> agents_pb2.StartWorkers:
-    return agents_pb2.StartWorkers(
-        spec_json=attempt.spec_json,
-        ranks=start.ranks,
-        world_size=attempt.world_size,
-        rendezvous_host=attempt.rendezvous_host,
-        rendezvous_port=attempt.rendezvous_port,
-        rank_nodes=() if packed_nodes else attempt.rank_nodes,
-        packed_nodes=packed_nodes,
-        committed_step=attempt.committed_step,
-        checkpoint_url=attempt.checkpoint_url,
-        replica_peers=[
-            agents_pb2.ReplicaPeer(
-                node_id=peer.node,
-                address=peer.address,
-                port=peer.port,
-                token=peer.token,
-            )
-            for peer in start.replica_peers
-        ],
-        owner=attempt.owner,
-        skipped=[
-            common_pb2.StepRange(first=each.first, last=each.last) for each in attempt.skipped
-        ],
-        replayed_step=attempt.replayed_step or 0,
-        suspect_nodes=attempt.suspects,
-        chosen_starts=chosen_messages(attempt.chosen),
-    )
-
-
 def finding_message(finding: Finding) -> diagnostics_pb2.Finding:
     """A finding, for the wire."""
     return json_format.ParseDict(finding.to_fields(), diagnostics_pb2.Finding())
-
-
-def chosen_messages(chosen: Iterable[ChosenStart]) -> list[common_pb2.ChosenStart]:
-    """Where persons let a job go on."""
-    return [
-        common_pb2.ChosenStart(
-            step=each.step, attempt=each.attempt, url=each.url, url_step=each.url_step
-        )
-        for each in chosen
-    ]

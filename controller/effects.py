@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol, assert_never
 
-from controller.convert import command_message
+from controller.command_messages import NodesPacker, command_message
 from controller.core.attempt_record import AttemptRecord
 from controller.core.effects import (
     Alert,
@@ -24,7 +24,6 @@ from controller.core.effects import (
     SendCommand,
 )
 from controller.core.records import CommandRecord
-from controller.ranknodes import MOST_PLAIN_RANKS, pack
 from controller.sessions.session import Outgoing
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2
@@ -71,8 +70,7 @@ class Effects:
         self._send = send
         self._searches = searches
         self._cluster = cluster
-        # Of the attempt that was started last: its nodes are packed once for all its orders.
-        self._packed: tuple[AttemptRecord, bytes] | None = None
+        self._packer = NodesPacker()
         # Alerts so far, for the metrics.
         self.counts: Counter[str] = Counter()
 
@@ -106,16 +104,9 @@ class Effects:
     def _message(self, command: CommandRecord, attempt: AttemptRecord | None) -> Outgoing:
         """What is sent for a command. Orders of a large attempt are made when they are sent:
         thousands at once would take the controller's memory."""
-        packed = b"" if attempt is None else self._pack(attempt)
+        packed = self._packer.pack(attempt)
 
         def make() -> agents_pb2.ControllerMessage:
             return agents_pb2.ControllerMessage(command=command_message(command, attempt, packed))
 
         return make if packed else make()
-
-    def _pack(self, attempt: AttemptRecord) -> bytes:
-        if attempt.world_size <= MOST_PLAIN_RANKS:
-            return b""
-        if self._packed is None or self._packed[0] is not attempt:
-            self._packed = (attempt, pack(attempt.nodes))
-        return self._packed[1]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import assert_never
 
+from controller.agent import wire
 from controller.agent.core.actions import (
     Action,
     Answer,
@@ -68,13 +69,6 @@ from outlast.worker_contract import STOP_SIGNAL
 
 logger = logging.getLogger(__name__)
 
-_KINDS = {
-    "start_workers": CommandKind.START,
-    "stop_workers": CommandKind.STOP,
-    "run_suite": CommandKind.SUITE,
-    "forget_job": CommandKind.FORGET,
-    "push_checkpoint": CommandKind.PUSH,
-}
 _SIGNALS = {Signal.STOP: STOP_SIGNAL, Signal.KILL: signal.SIGKILL}
 
 
@@ -109,7 +103,7 @@ class Commands:
 
     def receive(self, command: agents_pb2.Command) -> None:
         """Take a command from the controller, be it new, repeated or stale."""
-        kind = _KINDS.get(command.WhichOneof("kind") or "")
+        kind = wire.kind_of(command)
         if kind is None:
             logger.error("command %s: of a kind that this agent does not know", command.command_id)
             refused = Result(
@@ -117,11 +111,11 @@ class Commands:
                 detail="the agent is older than the controller and does not know this command",
                 error_kind=ErrorKind.INTERNAL,
             )
-            self._answer(_facts(command, CommandKind.SUITE), refused)
+            self._answer(wire.command_of(command, CommandKind.SUITE), refused)
             return
         order = Order(command=command, received_ns=node_time_ns())
         self._orders.setdefault(command.command_id, order)
-        self._give(CommandReceived(command=_facts(command, kind)))
+        self._give(CommandReceived(command=wire.command_of(command, kind)))
 
     def begin(self) -> None:
         """Let time pass from now on."""
@@ -290,20 +284,12 @@ class Commands:
                 result.error_kind.value,
                 result.detail,
             )
-        event = agents_pb2.AgentEvent(
-            job_id=command.job_id,
-            attempt=command.attempt,
+        event = wire.answer(
+            command,
+            result,
             at_s=node_time_s(),
-            command_result=agents_pb2.CommandResult(
-                command_id=command.command_id,
-                ok=result.ok,
-                detail=result.detail,
-                completed_step=result.completed_step,
-                error_kind=result.error_kind.value,
-                # What a step found before the command failed says nothing for sure.
-                findings=order.findings if order is not None and result.ok else (),
-                stacks=order.stacks if order is not None and result.ok else (),
-            ),
+            findings=() if order is None else order.findings,
+            stacks=() if order is None else order.stacks,
         )
         self._emit(event, Weight.LASTING)
 
@@ -323,18 +309,3 @@ def _failure(error: Exception) -> Result:
             # Our own mistake: the controller must hear of it, or it would wait for ever.
             detail = f"{type(error).__name__}: {error}"
             return Result(ok=False, detail=detail, error_kind=ErrorKind.INTERNAL)
-
-
-def _facts(command: agents_pb2.Command, kind: CommandKind) -> Command:
-    """What decides about a command."""
-    is_stop = kind is CommandKind.STOP
-    stop = command.stop_workers
-    return Command(
-        command_id=command.command_id,
-        kind=kind,
-        job_id=command.job_id,
-        attempt=command.attempt,
-        graceful=is_stop and stop.graceful,
-        timeout_s=stop.timeout_s if is_stop else 0.0,
-        look_first=is_stop and stop.look_first,
-    )

@@ -26,6 +26,7 @@ from grpc_status import rpc_status
 from controller import join_token
 from controller.agent.config import AgentConfig
 from controller.agent.core.line import Line
+from controller.agent.wire import introduction
 from controller.join_token import JoinTokenError
 from outlast.clock import node_time_s
 from outlast.errors import FatalError, RetryableError
@@ -64,8 +65,6 @@ _CHANNEL_OPTIONS = (
 
 # How a controller refuses an agent whose place a newer one has taken.
 _STALE_REASON = "STALE_INCARNATION"
-# What a controller takes from an agent that it does not know yet.
-MAX_HELLO_BYTES = 4_096
 
 
 class ReplacedError(FatalError):
@@ -236,7 +235,7 @@ class Session:
                 metadata=join_token.metadata(self._config.join_token_file)
             )
             try:
-                for message in _introduction(self._events.hello()):
+                for message in introduction(self._events.hello()):
                     await call.write(message)
                 async with asyncio.timeout(WELCOME_TIMEOUT_S):
                     first = await call.read()
@@ -343,20 +342,6 @@ class Session:
                     await self._period_changed.wait()
                 # A new period starts with a heartbeat.
                 due_s = loop.time()
-
-
-def _introduction(hello: agents_pb2.Hello) -> list[agents_pb2.AgentMessage]:
-    """A hello within the bounds of a first message, and what has no room in it."""
-    whole = agents_pb2.AgentMessage(hello=hello)
-    if whole.ByteSize() <= MAX_HELLO_BYTES:
-        return [whole]
-    inventory = agents_pb2.Inventory(worker_statuses=hello.worker_statuses)
-    hello.ClearField("worker_statuses")
-    hello.inventory_follows = True
-    return [
-        agents_pb2.AgentMessage(hello=hello),
-        agents_pb2.AgentMessage(inventory=inventory),
-    ]
 
 
 def _is_stale(error: grpc.aio.AioRpcError) -> bool:

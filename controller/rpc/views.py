@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from google.protobuf import json_format, struct_pb2
 
-from controller.convert import capacity_message, chosen_messages
+from controller.command_messages import chosen_messages
+from controller.convert import capacity_message
 from controller.core import accounting, cost, leaving
 from controller.core.environments import device_in
 from controller.core.facts import State

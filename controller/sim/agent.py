@@ -9,52 +9,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from controller.agent.core.buffer import EventBuffer, Weight
-from controller.agent.core.inputs import EventsAcknowledged, SessionLost, TimePassed, Welcomed
+from controller.agent.core.inputs import (
+    AbsenceLimitSet,
+    EventsAcknowledged,
+    SessionLost,
+    TimePassed,
+    Welcomed,
+)
 from controller.agent.core.ledger import CommandLedger
 from controller.agent.core.machine import AgentMachine
 from controller.agent.core.reports import AttemptKey
 from controller.agent.core.workers import WorkerKey
-from controller.core import events as ev
-from controller.core.attempt_record import AttemptRecord
-from controller.core.records import CommandRecord
+from controller.agent.wire import introduction
+from controller.core.records import Cause
 from controller.sim.attempt import Training
 from controller.sim.network import Session
 from controller.sim.node import Node
 from controller.sim.orders import Orders
+from controller.sim.ranks import progress_of
 from controller.sim.worker import Worker
-from outlast.ids import Attempt, JobId, NodeId
+from outlast.failures import FailureClass
+from outlast.ids import Attempt, JobId
+from outlast.v1 import agents_pb2, common_pb2
 from outlast.worker_contract import WorkerExitCode
 
 if TYPE_CHECKING:
     from controller.sim.world import World
 
 MAX_EVENTS = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressMade:
-    """How far the slowest local rank is; the controller's edge turns it into events."""
-
-    job_id: JobId
-    attempt: Attempt
-    node: NodeId
-    completed_step: int
-    resumed_step: int
-    at_s: float
-
-
-AgentEvent = (
-    ProgressMade
-    | ev.WorkerExited
-    | ev.CommandFinished
-    | ev.CheckpointCommitted
-    | ev.CheckpointFailed
-    | ev.NodeLeft
-)
 
 
 class Agent:
@@ -68,7 +54,7 @@ class Agent:
         self.port = 20_000 + node.num_incarnations
         self.predecessor = node.left
         node.left = ""
-        self._machine: AgentMachine[AgentEvent] = AgentMachine(
+        self._machine: AgentMachine[agents_pb2.AgentEvent] = AgentMachine(
             node.load_ledger(world.fidelity.max_results),
             EventBuffer(MAX_EVENTS),
             now_s=world.now_s,
@@ -106,39 +92,56 @@ class Agent:
         if world.controller.machine is None or world.network.is_cut(self.node.name):
             return
         self.session = world.network.open(self.node.name)
+        session = self.session
+        for message in introduction(self._hello()):
+            world.network.send(session, world.controller.hear, session, message, up=True)
+        world.timeline.after(10.0, self._welcome_due, session)
+
+    def _hello(self) -> agents_pb2.Hello:
+        capacity = self.node.capacity
         statuses = self._worker_statuses()
         self._orders.promises.said_hello(statuses)
-        hello = ev.NodeJoined(
-            node=self.node.name,
+        return agents_pb2.Hello(
+            node_id=self.node.name,
             incarnation=self.incarnation,
             address=f"10.0.0.{self.node.number}",
             rendezvous_port=self.port,
             workers=self.node.workers,
-            statuses=statuses,
+            worker_statuses=statuses,
             predecessor=self.predecessor,
-            capacity=self.node.capacity,
+            capacity=None if capacity is None else common_pb2.NodeCapacity(**asdict(capacity)),
         )
-        session = self.session
-        world.network.send(session, world.controller.accept, session, hello, up=True)
-        world.timeline.after(10.0, self._welcome_due, session)
 
-    def _worker_statuses(self) -> tuple[ev.WorkerStatus, ...]:
+    def _worker_statuses(self) -> list[agents_pb2.WorkerStatus]:
         """What the workers are, as of the events that the controller has heard."""
-        return tuple(
-            ev.WorkerStatus(
+        return [
+            agents_pb2.WorkerStatus(
                 job_id=w.job_id,
                 attempt=w.attempt,
                 rank=w.rank,
-                exit=None if self._machine.is_end_coming(w.key) else w.exit,
+                running=w.exit is None or self._machine.is_end_coming(w.key),
+                exit=w.exit,
             )
             for w in self.workers.values()
             if w.is_running or w.exit is not None
-        )
+        ]
 
-    def welcomed(self, session: Session) -> None:
-        if session is not self.session or not self.is_alive:
+    def hear(self, session: Session, message: agents_pb2.ControllerMessage) -> None:
+        """A message of the controller arrives."""
+        if not self.is_alive:
             return
+        match message.WhichOneof("kind"):
+            case "welcome" if session is self.session:
+                self._welcomed(message.welcome)
+            case "acked_event_seq" if session is self.session:
+                self._orders.give(EventsAcknowledged(seq=message.acked_event_seq))
+                self._orders.promises.acknowledged(message.acked_event_seq)
+            case "command":
+                self._orders.receive(message.command)
+
+    def _welcomed(self, welcome: agents_pb2.Welcome) -> None:
         self._orders.promises.welcomed()
+        self._orders.give(AbsenceLimitSet(limit_s=welcome.controller_absence_limit_s))
         self._orders.give(Welcomed())
         for training in self.world.trainings.live():
             if self.node.name in training.rank_nodes:
@@ -158,20 +161,16 @@ class Agent:
 
     # Events
 
-    def emit(self, event: AgentEvent, weight: Weight) -> int | None:
+    def emit(self, event: agents_pb2.AgentEvent, weight: Weight) -> int | None:
         """Have the controller know; the number of the event, None when the agent is dead."""
         if not self.is_alive:
             return None
-        attempt = (event.job_id, event.attempt) if isinstance(event, ProgressMade) else None
-        seq = self._machine.line.add(event, weight, attempt)
-        self._orders.promises.emitted(seq, weight, event)
+        event.at_s = self.world.now_s
+        seq = self._machine.line.add(event, weight, (event.job_id, event.attempt))
+        event.seq = seq
+        self._orders.promises.emitted(event, weight)
         self.send_events()
         return seq
-
-    def acknowledged(self, seq: int) -> None:
-        if self.is_alive:
-            self._orders.give(EventsAcknowledged(seq=seq))
-            self._orders.promises.acknowledged(seq)
 
     def send_events(self) -> None:
         """Send what was not sent in this session."""
@@ -179,59 +178,52 @@ class Agent:
         if session is None:
             return
         for event in self._machine.line.take_unsent():
-            self.world.network.send(
-                session, self._deliver, session, event.seq, event.payload, up=True
-            )
+            message = agents_pb2.AgentMessage(event=event.payload)
+            self.world.network.send(session, self._deliver, session, message, up=True)
 
-    def _deliver(self, session: Session, seq: int, event: AgentEvent) -> None:
+    def _deliver(self, session: Session, message: agents_pb2.AgentMessage) -> None:
         """An event arrives at the controller."""
         controller = self.world.controller
-        if controller.machine is not None and controller.sessions.get(session.node) is session:
-            self._orders.promises.delivered(seq)
-        controller.receive(session, self.incarnation, seq, event)
+        if controller.sessions.get(session.node) is session:
+            self._orders.promises.delivered(message.event.seq)
+        controller.hear(session, message)
 
     def report_progress(self, training: Training, *, is_last: bool = False) -> None:
         """Report how far an attempt is, now or when that is due."""
         now_s = self.world.now_s
-        completed = training.completed(now_s)
+        event = progress_of(training, now_s)
+        if event is None or not self.is_alive:
+            return
+        completed = event.progress.completed_step
         key = AttemptKey(training.job.job_id, training.attempt)
         reports = self._machine.reports
-        if completed <= training.resumed or not self.is_alive:
-            return
         if reports.is_progress_due(key, completed, now_s, is_last=is_last):
-            progress = ProgressMade(
-                job_id=training.job.job_id,
-                attempt=training.attempt,
-                node=self.node.name,
-                completed_step=completed,
-                resumed_step=training.resumed,
-                at_s=now_s,
-            )
             self._orders.promises.progress_made(key, completed, is_last=is_last)
-            self.emit(progress, Weight.PROGRESS)
+            self.emit(event, Weight.PROGRESS)
         elif (due_s := reports.progress_due_s(key, completed)) < math.inf:
             self.world.timeline.at(due_s, self.report_progress, training)
 
     def say_goodbye(self) -> None:
         """It was asked to end."""
-        goodbye = ev.NodeLeft(node=self.node.name, incarnation=self.incarnation)
-        self.emit(goodbye, Weight.LASTING)
+        goodbye = agents_pb2.Goodbye(incarnation=self.incarnation)
+        self.emit(agents_pb2.AgentEvent(goodbye=goodbye), Weight.LASTING)
 
-    def report_commit(self, job: JobId, step: int) -> None:
-        self.emit(ev.CheckpointCommitted(job_id=job, step=step), Weight.LASTING)
+    def report_commit(self, job: JobId, attempt: Attempt, step: int, saved_by: Attempt) -> None:
+        committed = agents_pb2.CheckpointCommitted(step=step, saved_by_attempt=saved_by)
+        event = agents_pb2.AgentEvent(job_id=job, attempt=attempt, checkpoint_committed=committed)
+        self.emit(event, Weight.LASTING)
 
-    def report_trouble(self, job: JobId, step: int, detail: str) -> None:
-        trouble = ev.CheckpointFailed(
-            job_id=job, node=self.node.name, step=step, detail=detail, at_s=self.world.now_s
-        )
-        self.emit(trouble, Weight.LASTING)
+    def report_trouble(self, job: JobId, attempt: Attempt, step: int, detail: str) -> None:
+        trouble = agents_pb2.CheckpointTrouble(step=step, stage="upload", detail=detail)
+        event = agents_pb2.AgentEvent(job_id=job, attempt=attempt, checkpoint_trouble=trouble)
+        self.emit(event, Weight.LASTING)
+
+    def report_device(self, words: str) -> None:
+        """What the kernel says of the node's devices; nothing once they are well again."""
+        sign = agents_pb2.HostSign(subject=Cause.KERNEL_LOG, what="gpu", words=words)
+        self.emit(agents_pb2.AgentEvent(host_sign=sign), Weight.LASTING)
 
     # Commands
-
-    def receive(self, command: CommandRecord, attempt: AttemptRecord | None) -> None:
-        """A command of the controller; see `Orders.receive`."""
-        if self.is_alive:
-            self._orders.receive(command, attempt)
 
     def worker_ended(self, worker: Worker) -> None:
         """A process has ended, or seems to."""
@@ -252,15 +244,17 @@ class Agent:
         is_news = end.code == WorkerExitCode.DONE or not end.stopped
         if not is_news and not self.world.fidelity.idle_messages:
             return None
-        return self.emit(end, Weight.LASTING)
-
-    def report_result(self, finished: ev.CommandFinished) -> None:
-        """A command was answered."""
-        self.emit(finished, Weight.LASTING)
+        exited = agents_pb2.WorkerExited(rank=worker.rank, exit=end)
+        event = agents_pb2.AgentEvent(
+            job_id=worker.job_id, attempt=worker.attempt, worker_exited=exited
+        )
+        return self.emit(event, Weight.LASTING)
 
     def meet_broken_devices(self, noticed_s: Callable[[], float]) -> None:
         """Workers that run here end, each so long from now, of the node's broken devices."""
         world, node = self.world, self.node
         world.checkers.suspect(node.name, "device broken")
+        if node.device_exit is FailureClass.DEVICE:
+            self.report_device(f"NVRM: Xid (PCI:0000:1b:00): 48, {node.sickness}")
         for worker in self.running():
-            world.timeline.after(noticed_s(), worker.end, 1, node.device_exit, "", node.sickness)
+            world.timeline.after(noticed_s(), worker.end, 1, node.device_exit)

@@ -7,17 +7,25 @@ What does not belong here: what happens to attempts (`training`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from controller.core.records import JobPlan
+from controller.ranknodes import rank_nodes
+from outlast.detectors import DetectorsSpec
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.layout import Layout
 from outlast.skipped import StepRange, is_undone
+from outlast.v1 import agents_pb2
 
 if TYPE_CHECKING:
     from controller.sim.worker import Worker
+
+
+# As in a job's file where nothing is said of them.
+DEFAULT_MODES: Mapping[str, str] = {name: str(mode) for name, mode in DetectorsSpec()}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,8 +40,12 @@ class SimJob:
     upload_s: float
     # The user's own mistake strikes whenever this step is computed.
     error_step: int | None = None
-    # The batch of this step gives no number, whoever computes it.
+    # The batch of this step gives no number, whoever computes it; that of another a loss that
+    # stands out.
     nan_step: int | None = None
+    spike_step: int | None = None
+    # What its detectors may do, by their names.
+    modes: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_MODES))
     # Host memory that each of its nodes takes; what is not in `plan.need` its start finds out.
     memory_bytes: int = 0
     # Whether another node holds a copy of what each node has in host memory.
@@ -60,6 +72,28 @@ class Phase(Enum):
     DONE = auto()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class Start:
+    """What an order to start says to all nodes alike."""
+
+    rank_nodes: tuple[NodeId, ...]
+    endpoint: tuple[str, int]
+    committed_step: int
+    skipped: tuple[StepRange, ...]
+    replayed_step: int
+
+
+def read_start(start: agents_pb2.StartWorkers) -> Start:
+    """The part of an order to start that is the same on all nodes."""
+    return Start(
+        rank_nodes=tuple(map(NodeId, rank_nodes(start))),
+        endpoint=(start.rendezvous_host, start.rendezvous_port),
+        committed_step=start.committed_step,
+        skipped=tuple(StepRange(first=each.first, last=each.last) for each in start.skipped),
+        replayed_step=start.replayed_step,
+    )
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Training:
     """One attempt of a job."""
@@ -76,7 +110,18 @@ class Training:
     joined: dict[int, Worker] = field(default_factory=dict)
     phase: Phase = Phase.GATHERING
     resumed: int = -1
-    running_s: float = 0.0
+    # Since when steps take as long as they do now, and the last step before that; what a step took
+    # until then.
+    paced_s: float = 0.0
+    paced_step: int = -1
+    before_step_s: float = 0.0
+    # How many times as long as usual a step takes.
+    slowness: float = 1.0
+    # How often it was planned what is noticed of it when.
+    num_plans: int = 0
+    # Up to where steps were reported, and those that gave no number once.
+    reported_step: int = -1
+    without_number: set[int] = field(default_factory=set)
     frozen: int = -1
     # Since when no step is completed any more.
     frozen_s: float = 0.0
@@ -90,7 +135,7 @@ class Training:
     members: frozenset[NodeId] = field(init=False)
     _ranks: dict[NodeId, list[int]] = field(init=False)
     # The global batch stays, so with fewer ranks a step takes longer in proportion.
-    step_s: float = field(init=False)
+    usual_step_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(self.rank_nodes))
@@ -98,7 +143,7 @@ class Training:
         self._ranks = {node: [] for node in self.nodes}
         for rank, node in enumerate(self.rank_nodes):
             self._ranks[node].append(rank)
-        self.step_s = self.job.step_s * self.job.plan.world_size / self.world_size
+        self.usual_step_s = self.job.step_s * self.job.plan.world_size / self.world_size
 
     def completed(self, now_s: float) -> int:
         """Last step that every rank has completed; -1 before the first."""
@@ -106,15 +151,17 @@ class Training:
             return -1
         if self.phase is not Phase.RUNNING:
             return self.frozen
-        steps = int((now_s - self.running_s) / self.step_s + 1e-9)
-        return min(self.job.plan.total_steps, self.resumed + steps)
+        return self._reached(now_s)
+
+    def _reached(self, now_s: float) -> int:
+        steps = int((now_s - self.paced_s) / self.step_s + 1e-9)
+        return min(self.job.plan.total_steps, self.paced_step + steps)
 
     def seen_step(self, now_s: float) -> int:
         """The same as it seems: an attempt that computes what is worth nothing seems to go on."""
         if self.phase is not Phase.SPOILED:
             return self.completed(now_s)
-        steps = int((now_s - self.running_s) / self.step_s + 1e-9)
-        return min(self.job.plan.total_steps, self.resumed + steps)
+        return self._reached(now_s)
 
     def ranks_on(self, node: NodeId) -> list[int]:
         """The ranks that a node has."""
@@ -128,11 +175,35 @@ class Training:
 
     def reaches_s(self, step: int) -> float:
         """When this step is completed if nothing happens."""
-        return self.running_s + (step - self.resumed) * self.step_s
+        return self.paced_s + (step - self.paced_step) * self.step_s
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes now."""
+        return self.slowness * self.usual_step_s
+
+    def begin(self, resumed: int, slowness: float, now_s: float) -> None:
+        """All ranks have the state after a step, and train from now on."""
+        self.resumed = self.paced_step = self.reported_step = resumed
+        self.paced_s, self.slowness, self.phase = now_s, slowness, Phase.RUNNING
+        self.before_step_s = self.step_s
+
+    def set_pace(self, slowness: float, now_s: float) -> None:
+        """From now on a step takes so many times as long as usual, the one under way as well."""
+        done = self._reached(now_s)
+        part = (now_s - self.reached_s(done)) / self.step_s
+        self.before_step_s, self.slowness = self.step_s, slowness
+        self.paced_step, self.paced_s = done, now_s - part * self.step_s
+
+    def reached_s(self, step: int) -> float:
+        """When a step was completed that is."""
+        if step >= self.paced_step:
+            return self.reaches_s(step)
+        return self.paced_s - (self.paced_step - step) * self.before_step_s
 
     def first_trained_s(self, step: int) -> float:
         """What steps up to this one took it, as far as nobody had trained them before."""
-        return max(0, step - self.job.high_step) * self.step_s
+        return max(0, step - self.job.high_step) * self.usual_step_s
 
     def note_trained(self, step: int) -> None:
         """All steps up to this one are complete."""

@@ -116,24 +116,12 @@ class Campaign:
             case Kind.HANG:
                 self._stand(training)
             case Kind.FLAP:
-                self._after(
-                    "detect_network",
-                    worker.end,
-                    WorkerExitCode.FAILED,
-                    FailureClass.NCCL,
-                    "",
-                    cause.name,
-                )
+                failed = WorkerExitCode.FAILED
+                self._after("detect_network", worker.end, failed, FailureClass.NCCL)
             case _:
-                fingerprint = f"{self._world.random.getrandbits(32):08x}"
-                self._after(
-                    "detect_process",
-                    worker.end,
-                    1,
-                    FailureClass.USER_ERROR,
-                    fingerprint,
-                    cause.name,
-                )
+                which = f"{self._world.random.getrandbits(32):08x}"
+                failed = WorkerExitCode.FAILED
+                self._after("detect_process", worker.end, failed, FailureClass.USER_ERROR, which)
 
     def _strike_node(self, name: NodeId, cause: Cause, place: float) -> None:
         match cause.kind:
@@ -187,7 +175,7 @@ class Campaign:
     def _show_in_loss(self, worker: Worker, cause: Cause) -> None:
         """Unless something else ended the attempt before: then it spoils the next one."""
         if worker.is_running:
-            worker.end_without_number()
+            self._world.trainings.figures.lose_number(worker)
         else:
             self._compute_wrongly(worker.node, cause)
 

@@ -25,16 +25,11 @@ from controller.core.facts import (
 )
 from controller.core.machine import Machine
 from controller.core.records import (
-    CommandRecord,
     IncidentRecord,
     JobRecord,
     NodeRecord,
-    RunSuite,
-    StopWorkers,
 )
 from controller.core.states import (
-    AT_WORK,
-    LIVE,
     PLACED,
     TERMINAL,
     IncidentState,
@@ -42,6 +37,7 @@ from controller.core.states import (
     NodeState,
 )
 from controller.core.verdict import root_failure
+from controller.sim.state_checks import SLACK_S, due_s, inconsistencies, peers_failed
 from controller.sim.user_checks import UserChecks
 from controller.sim.violation import Violation
 from outlast.ids import JobId, NodeId
@@ -59,7 +55,8 @@ BREAKER_WINDOW_S = 600.0
 SIGN_LASTS_S = 3 * 3600.0
 # A node that came back so lately may not have had its orders yet.
 ORDERS_S = 60.0
-SLACK_S = 1.0
+# Seed 121: a job remembers as long as it lasts who computed what was a number when done again.
+NO_NUMBER = "computed no number"
 # Signs that a blind controller sees in everybody.
 SILENCES = ("lost", "silent", "does not answer")
 # A worker that fails is no sign against its node; so many there are one.
@@ -178,7 +175,7 @@ class Checkers:
             case CommandOpened(command=command):
                 if command.command_id in before.commands:
                     self._fail(2, f"{command.command_id} is opened twice")
-                self._overdue_s = min(self._overdue_s, _due_s(command, before))
+                self._overdue_s = min(self._overdue_s, due_s(command, before))
 
     def _spared_as_reporter(self, incident: IncidentRecord) -> None:
         """Invariant 11: a node whose ranks only lost their peers is never blamed for that."""
@@ -210,7 +207,8 @@ class Checkers:
         if self._num_batches % self._world.fidelity.compare_every == 0:
             if machine.state != journalled:
                 self._fail(9, f"after {type(event).__name__} the state is not the journal's fold")
-            self._consistent(machine.state)
+            for invariant, what in inconsistencies(machine.state):
+                self._fail(invariant, what)
         wake_s = machine.wake_at()
         overdue = wake_s is not None and wake_s <= self._world.now_s
         self._num_spins = self._num_spins + 1 if overdue else 0
@@ -269,7 +267,7 @@ class Checkers:
         signs = [
             sign
             for at_s, sign in self._signs.get(node.node, ())
-            if at_s > now_s - SIGN_LASTS_S and sign != "lost"
+            if (at_s > now_s - SIGN_LASTS_S or sign == NO_NUMBER) and sign != "lost"
         ]
         since_s = self._world.quiet_since(node.node)
         lost = any(sign == "lost" for _, sign in self._signs.get(node.node, ()))
@@ -280,7 +278,7 @@ class Checkers:
             lost = lost or silent_s >= self._world.limits.lost_s - SLACK_S
         if signs.count(FAILED) < MIN_FAILED:
             signs = [sign for sign in signs if sign != FAILED]
-        if not signs and not (lost and _peers_failed(before, node)):
+        if not signs and not (lost and peers_failed(before, node)):
             self._fail(2, f"{node.node} is {what} without a cause ({node.reason})")
 
     def _spared_while_blind(self, node: NodeRecord) -> None:
@@ -355,38 +353,11 @@ class Checkers:
             return
         self._overdue_s = math.inf
         for command in journalled.commands.values():
-            due_s = _due_s(command, journalled)
-            if now_s >= due_s:
+            again_s = due_s(command, journalled)
+            if now_s >= again_s:
                 self.suspect(command.node, "does not answer")
-                due_s = now_s + SLACK_S
-            self._overdue_s = min(self._overdue_s, due_s)
-
-    def _consistent(self, state: State) -> None:
-        """Jobs, nodes and incidents point at each other."""
-        holders: dict[NodeId, JobId] = {}
-        for job in state.jobs.values():
-            if len(job.nodes) != job.plan.nodes:
-                self._fail(10, f"{job.job_id} has {len(job.nodes)} places for {job.plan.nodes}")
-            for node_id in job.nodes:
-                if node_id is None or state.nodes[node_id].job != job.job_id:
-                    if job.state in AT_WORK:
-                        self._fail(10, f"{job.job_id} is {job.state} without its node {node_id}")
-                    continue
-                if node_id in holders:
-                    self._fail(1, f"{node_id} has two places")
-                holders[node_id] = job.job_id
-            incident = None if job.incident is None else state.incidents[job.incident]
-            if incident is not None and incident.state is IncidentState.CLOSED:
-                self._fail(10, f"{job.job_id} names the closed {incident.incident}")
-            if job.needs_person and job.state is not JobState.PAUSED:
-                self._fail(10, f"{job.job_id} is {job.state} and waits for a person")
-            if job.state in LIVE and job.attempt == 0:
-                self._fail(1, f"{job.job_id} is {job.state} without an attempt")
-        for node in state.nodes.values():
-            if (node.state in PLACED) != (node.job is not None):
-                self._fail(10, f"{node.node} is {node.state} and belongs to {node.job}")
-            if node.job is not None and holders.get(node.node) != node.job:
-                self._fail(10, f"{node.node} belongs to {node.job}, which has no place for it")
+                again_s = now_s + SLACK_S
+            self._overdue_s = min(self._overdue_s, again_s)
 
     def _succeeded(self, job: JobRecord) -> None:
         if self._world.jobs[job.job_id].high_step != job.plan.total_steps:
@@ -394,27 +365,3 @@ class Checkers:
 
     def _fail(self, invariant: int, what: str) -> NoReturn:
         raise Violation(f"invariant {invariant} at {self._world.hours:.4f} h: {what}")
-
-
-def _due_s(command: CommandRecord, state: State) -> float:
-    """When it speaks against a node that it has not answered; never for most commands."""
-    job = None if command.job is None else state.jobs.get(command.job)
-    if job is None or not isinstance(command.command, StopWorkers | RunSuite):
-        return math.inf
-    limit_s = job.plan.stop_timeout_s
-    if isinstance(command.command, RunSuite):
-        is_preflight = command.command.suite == "preflight"
-        limit_s = job.plan.preflight_timeout_s if is_preflight else job.plan.diagnose_timeout_s
-    return command.issued_s + limit_s - SLACK_S
-
-
-def _peers_failed(before: State, node: NodeRecord) -> bool:
-    """Whether ranks elsewhere failed by themselves in an incident that names the node."""
-    for incident in before.incidents.values():
-        named = any(item.node == node.node for item in incident.evidence)
-        others = any(
-            item.kind == "worker_exit" and item.node != node.node for item in incident.evidence
-        )
-        if named and others:
-            return True
-    return False

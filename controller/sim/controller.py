@@ -7,11 +7,10 @@ production edge; `heartbeats` brings it what agents would say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from controller.core import events as ev
-from controller.core.attempt_record import AttemptRecord
 from controller.core.context import Settings
 from controller.core.edge.edge import Edge
 from controller.core.edge.settings import JobSettings
@@ -27,13 +26,13 @@ from controller.core.effects import (
 )
 from controller.core.facts import Fact, NodePut
 from controller.core.machine import Machine
-from controller.core.records import CommandRecord, JobRecord
-from controller.sim.agent import AgentEvent, ProgressMade
+from controller.core.records import JobRecord
 from controller.sim.attempt import Training
 from controller.sim.heartbeats import Heartbeats
 from controller.sim.journal import DeposedError, Journal
 from controller.sim.network import Session
-from outlast.detectors import DetectorsSpec
+from controller.sim.ranks import progress_of
+from controller.sim.streams import Streams
 from outlast.ids import NodeId
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
@@ -55,7 +54,7 @@ class Controller:
         self.machine: Machine | None = None
         self.term = 0
         self.started_s = 0.0
-        self.sessions: dict[NodeId, Session] = {}
+        self.streams: Streams | None = None
         # Effects until the next crash; None when none is planned.
         self.crash_countdown: int | None = None
         self.crash_down_s = 0.0
@@ -79,6 +78,7 @@ class Controller:
         no_job = JobSettings(layout=Layout(tp=1, pp=1, dp=1), limits=world.limits)
         self.edge = Edge(state, self._settings_of, no_job=no_job)
         self.edge.expect_known(world.now_s)
+        self.streams = Streams(world, self, state, self.edge)
         self._timer_s = None
         world.trace("control", f"term {self.term}", f"started, {len(self.journal.facts)} facts")
         self.handle(ev.ControllerStarted(term=self.term))
@@ -92,10 +92,10 @@ class Controller:
             return
         self._world.trace("control", f"term {self.term}", "crashed")
         self._world.checkers.crashed()
-        self.machine = self.edge = None
+        sessions = self.sessions
+        self.machine = self.edge = self.streams = None
         self.crash_countdown = None
-        sessions, self.sessions = list(self.sessions.values()), {}
-        for session in sessions:
+        for session in sessions.values():
             session.open_at_controller = False
             self._world.network.drop(session, at_agent=True, at_controller=False)
         self._world.timeline.after(self.crash_down_s, self.start)
@@ -163,7 +163,8 @@ class Controller:
             case Persist(facts=facts):
                 self._append(event, facts, self.term)
             case SendCommand(command=command, attempt=attempt):
-                self._send(command, attempt)
+                if self.streams is not None:
+                    self.streams.command(command, attempt)
             case ProvisionNodes(count=count, reason=reason):
                 world.trace("provide", f"{count} nodes", reason)
                 world.cluster.provision(count)
@@ -190,12 +191,6 @@ class Controller:
             if isinstance(fact, NodePut):
                 self._world.cluster.decided(fact.node)
         journal.shorten()
-
-    def _send(self, command: CommandRecord, attempt: AttemptRecord | None) -> None:
-        session = self.sessions.get(command.node)
-        agent = self._world.nodes[command.node].agent
-        if session is not None and agent is not None:
-            self._world.network.send(session, agent.receive, command, attempt, up=False)
 
     def _search(self, effect: SearchFaults) -> None:
         """The checks of a search: they take a while, and die with the controller."""
@@ -251,60 +246,34 @@ class Controller:
 
     # Sessions
 
-    def accept(self, session: Session, hello: ev.NodeJoined) -> None:
-        """An agent is here; its older session, if any, is replaced."""
-        if self.machine is None or session.broken:
+    @property
+    def sessions(self) -> Mapping[NodeId, Session]:
+        """Of every connected node."""
+        return {} if self.streams is None else self.streams.sessions
+
+    def hear(self, session: Session, message: agents_pb2.AgentMessage) -> None:
+        """A message of an agent arrives; without a controller its session ends."""
+        if self.streams is not None:
+            self.streams.hear(session, message)
+        elif message.WhichOneof("kind") == "hello":
             self._world.network.drop(session, at_agent=True, at_controller=False)
-            return
-        node = hello.node
-        self.sessions[node] = session
-        session.open_at_controller = True
-        assert self.edge is not None
-        self.edge.told_period(node, self.edge.wanted_period_s(node), self._world.now_s)
-        joined = self.handle(hello)
-        self._world.pulse(node)
-        if not joined:
-            return
-        if self._world.nodes[node].agent is not None:
-            agent = self._world.nodes[node].agent
-            assert agent is not None
-            self._world.network.send(session, agent.welcomed, session, up=False)
 
     def lost(self, session: Session) -> None:
-        """The session ended; that matters unless a newer one took its place."""
-        if self.sessions.get(session.node) is session:
-            del self.sessions[session.node]
-            self.handle(ev.NodeDisconnected(node=session.node))
-
-    def receive(self, session: Session, incarnation: str, seq: int, event: AgentEvent) -> None:
-        """An event of an agent: handled and durable before it is acknowledged."""
-        if self.machine is None or self.sessions.get(session.node) is not session:
-            return
-        if isinstance(event, ProgressMade):
-            if not self.take(event.node, _progress_message(event)):
-                return
-        elif not self.handle(event):
-            return
-        agent = self._world.nodes[session.node].agent
-        if agent is None or agent.incarnation != incarnation:
-            return
-        if self._world.fidelity.idle_messages:
-            self._world.network.send(session, agent.acknowledged, seq, up=False)
-        else:
-            agent.acknowledged(seq)
+        """The session ended."""
+        if self.streams is not None:
+            self.streams.lost(session)
 
     # The edge
 
     def take(self, node: NodeId, message: agents_pb2.AgentMessage) -> bool:
-        """A message for the edge; False when there is no controller (any more)."""
-        if self.edge is None:
-            return False
-        return self._handle_all(self.edge.handle(node, message, self._world.now_s))
+        """A message that comes at once; False when there is no controller (any more)."""
+        self._world.tracer.message(message)
+        return self.streams is not None and self.streams.take(node, message)
 
     def wake(self) -> None:
         """The edge looks at what is due."""
         if self.edge is not None:
-            self._handle_all(self.edge.wake(self._world.now_s, self._world.now_s))
+            self.handle_all(self.edge.wake(self._world.now_s, self._world.now_s))
 
     def take_all_progress(self, training: Training) -> None:
         """All agents of an attempt that are heard say how far it is, without a message each."""
@@ -314,20 +283,11 @@ class Controller:
 
     def take_progress(self, training: Training, node: NodeId) -> bool:
         """The agent of a node says how far an attempt is."""
-        now_s = self._world.now_s
-        made = ProgressMade(
-            job_id=training.job.job_id,
-            attempt=training.attempt,
-            node=node,
-            completed_step=training.completed(now_s),
-            resumed_step=training.resumed,
-            at_s=now_s,
-        )
-        if made.completed_step <= made.resumed_step:
-            return True
-        return self.take(node, _progress_message(made))
+        event = progress_of(training, self._world.now_s)
+        return event is None or self.take(node, agents_pb2.AgentMessage(event=event))
 
-    def _handle_all(self, events: Iterable[ev.Event]) -> bool:
+    def handle_all(self, events: Iterable[ev.Event]) -> bool:
+        """Give the machine some events; False when the controller dies of one."""
         return all(self.handle(event) for event in events)
 
     def _settings_of(self, job: JobRecord) -> JobSettings:
@@ -338,18 +298,5 @@ class Controller:
             limits=world.limits,
             first_step_timeout_s=plan.first_step_timeout_s,
             hang_timeout_s=world.pace.hang_timeout_s,
-            modes={name: str(mode) for name, mode in DetectorsSpec()},
+            modes=world.jobs[job.job_id].modes,
         )
-
-
-def _progress_message(made: ProgressMade) -> agents_pb2.AgentMessage:
-    progress = agents_pb2.ProgressMade(
-        completed_step=made.completed_step,
-        resumed_step=made.resumed_step,
-        completed_at_s=made.at_s,
-    )
-    return agents_pb2.AgentMessage(
-        event=agents_pb2.AgentEvent(
-            job_id=made.job_id, attempt=made.attempt, at_s=made.at_s, progress=progress
-        )
-    )

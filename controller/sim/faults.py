@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from controller.core import events as ev
-from controller.core.states import TERMINAL, JobState, NodeState
+from controller.core.states import NodeState
 from controller.sim.attempt import SimJob
 from controller.sim.cluster_faults import CLUSTER_FAULTS
+from controller.sim.figure_faults import FIGURE_FAULTS
 from controller.sim.node_faults import NODE_FAULTS
+from controller.sim.person_faults import PERSON_FAULTS, drain
 from controller.sim.planned_faults import PLANNED_FAULTS
 from controller.sim.timeline import EPOCH_S
 from controller.sim.victims import kill_worker_of, some_node, some_training
@@ -118,22 +120,22 @@ def _worker_dies(world: World) -> None:
         return
     random = world.random
     worker = random.choice(list(training.joined.values()))
-    failed, rare = WorkerExitCode.FAILED, "RuntimeError: rare"
-    nvlink = "CUDA error: uncorrectable NVLink error was detected"
-    code, fault_class, fingerprint, detail = random.choice(
+    failed = WorkerExitCode.FAILED
+    code, exit_class, which = random.choice(
         (
-            (KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL"),
-            (KILLED, FailureClass.OOM_HOST, "", "killed by the kernel: out of memory"),
-            (-signal.SIGSEGV, FailureClass.UNKNOWN, "", "killed by SIGSEGV"),
-            (failed, FailureClass.NCCL, "", "ncclInternalError"),
-            (failed, FailureClass.DEVICE, "", nvlink),
-            (failed, FailureClass.STORAGE, "", "OSError: input/output error"),
-            (failed, FailureClass.USER_ERROR, f"{random.getrandbits(32):08x}", rare),
-            (failed, FailureClass.CUDA_OOM, "0000cafe", "CUDA out of memory"),
-            (failed, FailureClass.CASCADE, "", "connection reset by peer"),
+            (KILLED, FailureClass.KILLED_BY_SIGNAL, ""),
+            (KILLED, FailureClass.OOM_HOST, ""),
+            (-signal.SIGSEGV, FailureClass.KILLED_BY_SIGNAL, ""),
+            (failed, FailureClass.NCCL, ""),
+            (failed, FailureClass.DEVICE, ""),
+            (failed, FailureClass.STORAGE, ""),
+            (failed, FailureClass.USER_ERROR, f"{random.getrandbits(32):08x}"),
+            (failed, FailureClass.CUDA_OOM, ""),
+            (failed, FailureClass.CASCADE, ""),
+            (failed, FailureClass.UNKNOWN, ""),
         )
     )
-    worker.end(code, fault_class, fingerprint, detail)
+    worker.end(code, exit_class, which)
 
 
 def _worker_flaps(world: World) -> None:
@@ -230,9 +232,7 @@ def _controller_dies(world: World) -> None:
     controller.crash_down_s = world.random.choice((0.5, 3.0, 20.0, 120.0, 900.0, 2400.0))
     controller.crash_countdown = world.random.randint(0, 12)
     # Something to decide on, or the next effect may be an hour away.
-    world.random.choice((_worker_dies, _session_breaks, _node_dies_unreported, _person_drains))(
-        world
-    )
+    world.random.choice((_worker_dies, _session_breaks, _node_dies_unreported, drain))(world)
 
 
 def _controller_stutters(world: World) -> None:
@@ -269,42 +269,7 @@ def _user_error(world: World) -> None:
     if training is not None and training.job.error_step is None:
         step = training.completed(world.now_s) + 2
         training.job.error_step = min(step, training.job.plan.total_steps)
-        training.joined[0].end(KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
-
-
-def _bad_batch(world: World) -> None:
-    """The next step gives no number, now and whenever its batch is read again."""
-    training = some_training(world)
-    if training is None:
-        return
-    job = training.job
-    step = training.completed(world.now_s) + 2
-    if job.nan_step is None and step <= job.plan.total_steps:
-        job.nan_step = step
-        training.joined[0].end(KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
-
-
-def _corrupt_node(world: World) -> None:
-    """A node gives no number now and then, and gives it when asked again."""
-    training = some_training(world)
-    if training is None:
-        return
-    name = world.random.choice(list(training.joined.values())).node
-    world.nodes[name].is_corrupt = world.random.random() < 0.5
-    for _ in range(world.random.randint(1, 3)):
-        delay_s = world.random.uniform(0.0, 3600.0)
-        world.timeline.after(delay_s, _no_number_once, world, name)
-    world.timeline.after(world.random.uniform(3600.0, 7200.0), world.repair_node, name)
-
-
-def _no_number_once(world: World, name: NodeId) -> None:
-    agent = world.nodes[name].agent
-    workers = [] if agent is None else agent.running()
-    for worker in workers[:1]:
-        training = world.trainings.get(worker.job_id, worker.attempt)
-        if training is not None and training.is_training:
-            world.checkers.suspect(name, "computed no number")
-            worker.end_without_number()
+        training.joined[0].end(KILLED, FailureClass.KILLED_BY_SIGNAL)
 
 
 def _hang(world: World) -> None:
@@ -368,7 +333,7 @@ def _stuck(world: World) -> None:
     training = some_training(world)
     if training is not None:
         world.random.choice(list(training.joined.values())).end(
-            WorkerExitCode.FAILED, FailureClass.NCCL, "", "ncclInternalError"
+            WorkerExitCode.FAILED, FailureClass.NCCL
         )
 
 
@@ -382,40 +347,6 @@ def _refuses(world: World) -> None:
         world.nodes[node].refuses_start = True
     world.timeline.after(world.random.uniform(600.0, 3600.0), world.repair_node, node)
     kill_worker_of(world, node)
-
-
-def _person_drains(world: World) -> None:
-    node = some_node(world, used=world.random.random() < 0.8)
-    world.ask(ev.NodeDrainRequested(node=node))
-    if world.random.random() < 0.7:
-        delay_s = world.random.choice((0.5, 5.0, 1800.0))
-        world.timeline.after(delay_s, world.ask, ev.NodeUncordonRequested(node=node))
-
-
-def _person_cordons(world: World) -> None:
-    node = some_node(world)
-    world.ask(ev.NodeCordonRequested(node=node))
-    if world.random.random() < 0.5:
-        world.timeline.after(3600.0, world.ask, ev.NodeUncordonRequested(node=node))
-
-
-def _person_pauses(world: World) -> None:
-    job = world.random.choice(list(world.jobs))
-    world.ask(ev.JobPauseRequested(job_id=job))
-    delay_s = world.random.choice((0.5, 30.0, 1200.0))
-    world.timeline.after(delay_s, world.ask, ev.JobResumeRequested(job_id=job))
-
-
-def _person_cancels(world: World) -> None:
-    machine = world.controller.machine
-    states = {} if machine is None else machine.state.jobs
-    open_jobs = [
-        job
-        for job in world.jobs
-        if job in states and states[job].state not in (*TERMINAL, JobState.PAUSED)
-    ]
-    if len(open_jobs) > 1:
-        world.ask(ev.JobCancelRequested(job_id=world.random.choice(open_jobs)))
 
 
 FAULTS: Mapping[str, tuple[float, Fault]] = {
@@ -438,8 +369,7 @@ FAULTS: Mapping[str, tuple[float, Fault]] = {
     **NODE_FAULTS,
     **PLANNED_FAULTS,
     "user error": (0.7, _user_error),
-    "bad batch": (1.5, _bad_batch),
-    "corrupt node": (2, _corrupt_node),
+    **FIGURE_FAULTS,
     "hang": (2, _hang),
     "store fails": (1, _store_fails),
     "sick node": (2, _sick),
@@ -447,8 +377,5 @@ FAULTS: Mapping[str, tuple[float, Fault]] = {
     "bad link": (1.5, _bad_link),
     "stuck in the kernel": (1.5, _stuck),
     "refuses starts": (1, _refuses),
-    "person drains": (2, _person_drains),
-    "person cordons": (1, _person_cordons),
-    "person pauses": (1.5, _person_pauses),
-    "person cancels": (0.7, _person_cancels),
+    **PERSON_FAULTS,
 }

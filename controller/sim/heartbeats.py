@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 LOOK_S = 0.2
 # Of the heartbeats of an attempt that hangs, those so far apart bring it to any controller.
 AGAIN_S = 60.0
-# Of a node of which nothing else is to be said.
-_PLAIN = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat())
 
 
 class Heartbeats:
@@ -58,7 +56,7 @@ class Heartbeats:
 
     def beats(self, node: NodeId) -> None:
         """The node's heartbeats arrive again."""
-        self._controller.take(node, _PLAIN)
+        self._controller.take(node, self._plain())
         if self._world.fidelity.progress_at_once:
             # A message held up by the cut would say it now.
             for training in self._world.trainings.live():
@@ -67,7 +65,7 @@ class Heartbeats:
 
     def quiet(self, node: NodeId) -> None:
         """The node's last heartbeat for a while: a moment ago all was well."""
-        self._controller.take(node, _PLAIN)
+        self._controller.take(node, self._plain())
         if self._controller.edge is None:
             return
         self._expect_node(node)
@@ -77,6 +75,10 @@ class Heartbeats:
             if node in training.members and is_first:
                 self._hear_last(training)
                 self._expect_job(training.job.job_id)
+
+    def _plain(self) -> agents_pb2.AgentMessage:
+        """Of a node of which nothing else is to be said."""
+        return agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(at_s=self._world.now_s))
 
     def stands(self, training: Training) -> None:
         """An attempt trains no more, and the next heartbeats say where its ranks stand."""
@@ -171,7 +173,7 @@ class Heartbeats:
         for node in list(machine.state.nodes):
             due_s = edge.silence_due_s(node)
             if due_s is not None and due_s <= now_s and world.is_beating(node):
-                self._controller.take(node, _PLAIN)
+                self._controller.take(node, self._plain())
         for job in list(machine.state.jobs.values()):
             due_s = edge.job_due_s(job.job_id)
             training = world.trainings.get(job.job_id, job.attempt)

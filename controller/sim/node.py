@@ -41,6 +41,8 @@ class Node:
     # It says that workers have ended which it was told to stop, and leaves them as they are.
     hides_workers: bool = False
     check_delay_s: float = 0.0
+    # How many times as long as usual steps take with it.
+    slowness: float = 1.0
     is_stuck: bool = False
     refuses_start: bool = False
     # A mount that jobs read has gone.

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.agent.core.inputs import Command
 from controller.agent.core.ledger import CommandKind
-from controller.core.attempt_record import AttemptRecord
-from controller.core.records import (
-    CommandRecord,
-    ForgetJob,
-    PushCheckpoint,
-    RunSuite,
-    StartWorkers,
-    StopWorkers,
-)
-from outlast.ids import JobId
-
-KINDS = {
-    StartWorkers: CommandKind.START,
-    StopWorkers: CommandKind.STOP,
-    RunSuite: CommandKind.SUITE,
-    ForgetJob: CommandKind.FORGET,
-    PushCheckpoint: CommandKind.PUSH,
-}
+from controller.sim.attempt import Start
+from outlast.ids import Attempt, JobId
+from outlast.v1 import agents_pb2, diagnostics_pb2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Order:
     """A command under way."""
 
-    record: CommandRecord
-    # What an order to start has in common with those of the other nodes.
-    attempt: AttemptRecord | None
+    command: Command
+    message: agents_pb2.Command
+    # Of an order to start: what the workers of all nodes are told alike.
+    start: Start | None = None
     # When nothing is left of the workers that it stops; None while nobody was signalled.
     settled_s: float | None = None
-    verdict: str = ""
+    findings: tuple[diagnostics_pb2.Finding, ...] = ()
     is_cancelled: bool = False
 
     @property
     def job(self) -> JobId:
-        return self.record.job or JobId("")
+        return JobId(self.command.job_id)
+
+    @property
+    def attempt(self) -> Attempt:
+        return Attempt(self.command.attempt)
+
+    @property
+    def is_stop(self) -> bool:
+        return self.command.kind is CommandKind.STOP

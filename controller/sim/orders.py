@@ -23,6 +23,7 @@ from controller.agent.core.actions import (
     SignalWorkers,
     StopFailed,
 )
+from controller.agent.core.buffer import Weight
 from controller.agent.core.driver import Driver
 from controller.agent.core.inputs import (
     Command,
@@ -35,35 +36,28 @@ from controller.agent.core.inputs import (
     WorkerEnded,
     WorkersRequested,
 )
-from controller.agent.core.ledger import Result
+from controller.agent.core.ledger import CommandKind, Result
 from controller.agent.core.machine import AgentMachine
 from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import Step
 from controller.agent.core.workers import WorkerKey
-from controller.core import events as ev
-from controller.core.attempt_record import AttemptRecord
-from controller.core.records import (
-    CommandRecord,
-    PushCheckpoint,
-    RunSuite,
-    StartWorkers,
-    StopWorkers,
-)
+from controller.agent.wire import answer, command_of, kind_of
 from controller.sim.attempt import Training
-from controller.sim.order import KINDS, Order
+from controller.sim.order import Order
 from controller.sim.promises import Promises
 from controller.sim.worker import Worker
 from outlast.failures import ErrorKind
 from outlast.ids import JobId
+from outlast.v1 import agents_pb2, diagnostics_pb2
 
 if TYPE_CHECKING:
-    from controller.sim.agent import Agent, AgentEvent
+    from controller.sim.agent import Agent
 
 
 class Orders:
     """Commands of one agent."""
 
-    def __init__(self, agent: Agent, machine: AgentMachine[AgentEvent]) -> None:
+    def __init__(self, agent: Agent, machine: AgentMachine[agents_pb2.AgentEvent]) -> None:
         self._agent = agent
         self._node, self._world = agent.node, agent.world
         self._after = agent.world.timeline.after
@@ -73,20 +67,18 @@ class Orders:
         self._orders: dict[str, Order] = {}
         self._wake_s: float | None = None
 
-    def receive(self, record: CommandRecord, attempt: AttemptRecord | None) -> None:
+    def receive(self, message: agents_pb2.Command) -> None:
         """A command of the controller, be it new, repeated or stale."""
-        stop = record.command if isinstance(record.command, StopWorkers) else None
-        self._orders.setdefault(record.command_id, Order(record=record, attempt=attempt))
-        command = Command(
-            command_id=record.command_id,
-            kind=KINDS[type(record.command)],
-            job_id=record.job or "",
-            attempt=record.attempt,
-            graceful=stop is not None and stop.graceful,
-            timeout_s=0.0 if stop is None else stop.timeout_s,
-            look_first=stop is not None and stop.look_first,
-        )
-        self.promises.received(record)
+        kind = kind_of(message)
+        assert kind is not None, f"{message.command_id} is of no known kind"
+        command = command_of(message, kind)
+        order = Order(command=command, message=message)
+        if kind is CommandKind.START:
+            order.start = self._world.trainings.start_of(message)
+            # Thousands of nodes keep their orders for a while.
+            message.start_workers.packed_nodes = b""
+        self._orders.setdefault(command.command_id, order)
+        self.promises.received(command)
         self.give(CommandReceived(command=command))
 
     def worker_ended(self, worker: Worker) -> None:
@@ -139,7 +131,7 @@ class Orders:
                     if not self._agent.workers[key].is_running:
                         del self._agent.workers[key]
             case Answer(command=command, result=result):
-                self._answer(command.command_id, result)
+                self._answer(command, result)
             case SendEvents():
                 self._agent.send_events()
             case GiveUpWorkers():
@@ -174,8 +166,8 @@ class Orders:
             case Step.SUITE:
                 self._after(pace.suite_s() + node.check_delay_s, self._suite_done, order)
             case Step.PUSH:
-                assert isinstance(order.record.command, PushCheckpoint)
-                self._push(order, self._world.now_s + order.record.command.timeout_s)
+                timeout_s = order.message.push_checkpoint.timeout_s
+                self._push(order, self._world.now_s + timeout_s)
             case Step.FREE:
                 node.memory.pop(order.job, None)
                 node.replicas.pop(order.job, None)
@@ -188,7 +180,7 @@ class Orders:
 
     def _signal(self, order: Order | None, keys: Iterable[WorkerKey], signal: Signal) -> None:
         workers = [self._agent.workers[key] for key in keys]
-        is_stop = order is not None and isinstance(order.record.command, StopWorkers)
+        is_stop = order is not None and order.is_stop
         if order is not None and is_stop and self._node.hides_workers:
             stop_s = self._world.pace.stop_s()
             self._settle(order, stop_s)
@@ -217,9 +209,8 @@ class Orders:
             if training is None:
                 continue
             trainings.stop_gracefully(training)
-            if order is not None and training.stopping and attempt == order.record.attempt:
-                assert isinstance(order.record.command, StopWorkers)
-                self._settle(order, min(training.step_s + 2.0, order.record.command.timeout_s))
+            if order is not None and training.stopping and attempt == order.attempt:
+                self._settle(order, min(training.step_s + 2.0, order.command.timeout_s))
 
     def _kill(self, order: Order | None, workers: list[Worker]) -> None:
         if not self._agent.is_alive:
@@ -229,7 +220,7 @@ class Orders:
             for worker in workers:
                 worker.told = True
                 self._world.trainings.worker_gone(worker)
-            is_start = order is not None and isinstance(order.record.command, StartWorkers)
+            is_start = order is not None and order.start is not None
             self._world.checkers.suspect(
                 self._node.name, "start failed" if is_start else "stop failed"
             )
@@ -244,7 +235,7 @@ class Orders:
             self.worker_ended(worker)
 
     def _after_leftovers(self, command_id: str, order: Order | None) -> None:
-        if order is None or not isinstance(order.record.command, StopWorkers):
+        if order is None or not order.is_stop:
             known = set(self._machine.commands.workers.running())
             for worker in self._agent.running(None if order is None else order.job):
                 # What the node hid from a stop.
@@ -256,7 +247,8 @@ class Orders:
             self._settle(order, self._world.pace.stop_s())
         assert order.settled_s is not None
         if order.settled_s > self._world.now_s:
-            self._world.timeline.at(order.settled_s, self._step_ended, command_id, Step.LEFTOVERS)
+            at_s = order.settled_s
+            self._world.timeline.at(at_s, self._step_ended, command_id, Step.LEFTOVERS)
         else:
             self._step_ended(command_id, Step.LEFTOVERS)
 
@@ -266,59 +258,60 @@ class Orders:
         if not self._agent.is_alive or order.is_cancelled:
             return
         refused = self._refusal(order.job)
-        self._step_ended(order.record.command_id, Step.PREPARE, refused)
+        self._step_ended(order.command.command_id, Step.PREPARE, refused)
 
     def _refusal(self, job: JobId) -> Result | None:
         """What preflight says that this node lacks."""
         if self._node.refuses_start:
             self._world.checkers.suspect(self._node.name, "start failed")
-            return Result(ok=False, detail="no host memory", error_kind=ErrorKind.RESOURCE)
+            detail = "no host memory"
+            return Result(ok=False, detail=detail, error_kind=ErrorKind.RESOURCE)
         if self._node.lacks_file:
             detail = "data.source is '/data', which is not there"
             return Result(ok=False, detail=detail, error_kind=ErrorKind.MISSING)
         return self._node.lacks_memory(job, self._world.jobs)
 
     def _fork(self, order: Order) -> None:
-        assert isinstance(order.record.command, StartWorkers)
-        world, agent, record = self._world, self._agent, order.record
+        world, agent = self._world, self._agent
         training = self._training(order)
-        self.promises.forked(record)
+        self.promises.forked(order.command)
         workers = [
             Worker(
                 agent=agent,
                 node=self._node.name,
                 job_id=order.job,
-                attempt=record.attempt,
+                attempt=order.attempt,
                 rank=rank,
             )
-            for rank in order.record.command.ranks
+            for rank in order.message.start_workers.ranks
         ]
-        self._machine.reports.begin(AttemptKey(order.job, record.attempt), world.now_s)
+        key = AttemptKey(order.job, order.attempt)
+        self._machine.reports.begin(key, world.now_s)
         self.give(WorkersRequested(keys=tuple(worker.key for worker in workers)))
         for worker in workers:
             agent.workers[worker.key] = worker
             world.checkers.worker_started(worker)
             world.trainings.joined(worker, training)
-        self._step_ended(record.command_id, Step.FORK)
+        self._step_ended(order.command.command_id, Step.FORK)
         if self._node.device_exit:
             agent.meet_broken_devices(lambda: 0.1)
 
     def _training(self, order: Order) -> Training:
         """That of the attempt, as the first of its nodes makes it."""
-        trainings, start = self._world.trainings, order.attempt
-        training = trainings.get(order.job, order.record.attempt)
+        trainings, start = self._world.trainings, order.start
+        training = trainings.get(order.job, order.attempt)
         if training is not None:
             return training
         assert start is not None
         trainings.forget_ended(order.job)
         return Training(
             job=self._world.jobs[order.job],
-            attempt=order.record.attempt,
+            attempt=order.attempt,
             rank_nodes=start.rank_nodes,
-            endpoint=(start.rendezvous_host, start.rendezvous_port),
+            endpoint=start.endpoint,
             committed_hint=start.committed_step,
             skipped=start.skipped,
-            replayed_step=start.replayed_step or 0,
+            replayed_step=start.replayed_step,
         )
 
     # Uploads, checks, answers
@@ -327,13 +320,13 @@ class Orders:
         """Done once the newest step in host memory is committed, failed when time is over."""
         if not self._agent.is_alive:
             return
-        world, job, command_id = self._world, order.job, order.record.command_id
+        world, job, command_id = self._world, order.job, order.command.command_id
         # Each node uploads the newest that it has: parts of different steps make no checkpoint.
         step = world.trainings.newest_everywhere(job)
         if step >= 0 and world.jobs[job].store_up:
             if step not in world.jobs[job].commits:
-                world.jobs[job].commits[step] = order.record.attempt
-                self._agent.report_commit(job, step)
+                world.jobs[job].commits[step] = order.attempt
+                self._agent.report_commit(job, order.attempt, step, order.attempt)
             self._step_ended(command_id, Step.PUSH)
         elif world.now_s < until_s:
             self._after(10.0, self._push, order, until_s)
@@ -344,31 +337,27 @@ class Orders:
     def _suite_done(self, order: Order) -> None:
         if order.is_cancelled:
             return
-        passed = not self._node.sickness or self._node.passes_checks
-        self._world.checkers.users.checked(self._node.name, passed=passed)
-        order.verdict = "pass" if passed else "fail"
-        self._step_ended(order.record.command_id, Step.SUITE)
-
-    def _answer(self, command_id: str, result: Result) -> None:
-        order = self._orders.pop(command_id, None)
-        if order is None:
-            self.promises.answered_again(command_id)
-            return
-        verdict, record = "", order.record
-        if isinstance(record.command, RunSuite):
-            # A repeated suite answers without findings, which is no verdict on the node.
-            verdict = (order.verdict or "inconclusive") if result.ok else "error"
-            if verdict in ("fail", "error") and result.error_kind is not ErrorKind.STALE:
-                self._world.checkers.suspect(self._node.name, "checks failed")
-        self.promises.answered(record, result)
-        self._agent.report_result(
-            ev.CommandFinished(
-                command_id=record.command_id,
-                node=self._node.name,
-                ok=result.ok,
-                error_kind=result.error_kind,
-                detail=self._node.sickness if verdict == "fail" else result.detail,
-                completed_step=result.completed_step,
-                verdict=verdict,
-            )
+        is_sick = bool(self._node.sickness) and not self._node.passes_checks
+        self._world.checkers.users.checked(self._node.name, passed=not is_sick)
+        finding = diagnostics_pb2.Finding(
+            test="simulated",
+            node=self._node.name,
+            verdict="fail" if is_sick else "pass",
+            detail=self._node.sickness if is_sick else "",
         )
+        order.findings = (finding,)
+        if is_sick:
+            self._world.checkers.suspect(self._node.name, "checks failed")
+        self._step_ended(order.command.command_id, Step.SUITE)
+
+    def _answer(self, command: Command, result: Result) -> None:
+        order = self._orders.pop(command.command_id, None)
+        if order is None:
+            self.promises.answered_again(command.command_id)
+            return
+        is_suite = command.kind is CommandKind.SUITE
+        if is_suite and not result.ok and result.error_kind is not ErrorKind.STALE:
+            self._world.checkers.suspect(self._node.name, "checks failed")
+        self.promises.answered(command, result)
+        answered = answer(command, result, at_s=self._world.now_s, findings=order.findings)
+        self._agent.emit(answered, Weight.LASTING)

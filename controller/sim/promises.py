@@ -16,18 +16,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from controller.agent.core.buffer import Weight
-from controller.agent.core.ledger import Result
+from controller.agent.core.inputs import Command
+from controller.agent.core.ledger import CommandKind, Result
 from controller.agent.core.reports import AttemptKey
 from controller.agent.core.workers import WorkerKey
-from controller.core.events import WorkerExited, WorkerStatus
-from controller.core.records import CommandRecord, ForgetJob, StopWorkers
 from controller.sim.violation import Violation
 from outlast.failures import ErrorKind
 from outlast.ids import JobId
+from outlast.v1 import agents_pb2
 
 if TYPE_CHECKING:
     from controller.agent.core.machine import AgentMachine
-    from controller.sim.agent import Agent, AgentEvent
+    from controller.sim.agent import Agent
 
 # SIGKILL, the wait for what is left, and steps that take a moment.
 STOP_SLACK_S = 30.0
@@ -44,10 +44,10 @@ GIVE_UP_SLACK_S = 45.0
 class Promises:
     """What one agent owes."""
 
-    def __init__(self, agent: Agent, machine: AgentMachine[AgentEvent]) -> None:
+    def __init__(self, agent: Agent, machine: AgentMachine[agents_pb2.AgentEvent]) -> None:
         self._agent, self._machine = agent, machine
         # Commands that are to be answered, and since when.
-        self._owed: dict[str, tuple[CommandRecord, float]] = {}
+        self._owed: dict[str, tuple[Command, float]] = {}
         # Events that last and that the controller has not got.
         self._on_the_way: dict[int, None] = {}
         # Commands since whose beginning or end the ledger was not written.
@@ -63,26 +63,26 @@ class Promises:
 
     # Commands
 
-    def received(self, record: CommandRecord) -> None:
+    def received(self, command: Command) -> None:
         """A command has come in."""
-        since_s = self._owed.get(record.command_id, (record, self._agent.world.now_s))[1]
-        is_known = self._machine.commands.ledger.result(record.command_id) is not None
-        if record.command_id not in self._owed and not is_known:
-            self._not_kept[record.command_id] = None
-        self._owed[record.command_id] = (record, since_s)
-        if isinstance(record.command, StopWorkers | ForgetJob) and record.job is not None:
-            stopped = self._agent.node.stopped
-            stopped[record.job] = max(stopped.get(record.job, 0), record.attempt)
+        since_s = self._owed.get(command.command_id, (command, self._agent.world.now_s))[1]
+        is_known = self._machine.commands.ledger.result(command.command_id) is not None
+        if command.command_id not in self._owed and not is_known:
+            self._not_kept[command.command_id] = None
+        self._owed[command.command_id] = (command, since_s)
+        if command.kind in (CommandKind.STOP, CommandKind.FORGET) and command.job_id:
+            stopped, job_id = self._agent.node.stopped, JobId(command.job_id)
+            stopped[job_id] = max(stopped.get(job_id, 0), command.attempt)
 
     def taken_in(self) -> None:
         """The machine has done what it does at once."""
         now_s = self._agent.world.now_s
-        for command_id, (record, since_s) in self._owed.items():
+        for command_id, (command, since_s) in self._owed.items():
             if not self._machine.commands.is_under_way(command_id):
                 self._fail(f"{command_id} is not under way and has no answer")
-            if isinstance(record.command, StopWorkers):
+            if command.kind is CommandKind.STOP:
                 waited_s = now_s - since_s
-                if waited_s > record.command.timeout_s + STOP_SLACK_S:
+                if waited_s > command.timeout_s + STOP_SLACK_S:
                     self._fail(f"{command_id} has no answer after {waited_s:.0f} s")
 
     def ledger_kept(self) -> None:
@@ -94,34 +94,34 @@ class Promises:
         if command_id in self._not_kept:
             self._fail(f"{command_id} begins before it is on disk that it was taken")
 
-    def answered(self, record: CommandRecord, result: Result) -> None:
+    def answered(self, command: Command, result: Result) -> None:
         """A command is answered."""
-        del self._owed[record.command_id]
-        known = self._answers.get(record.command_id)
+        command_id = command.command_id
+        del self._owed[command_id]
+        known = self._answers.get(command_id)
         is_refused = result.error_kind is ErrorKind.STALE
-        if record.command_id in self._not_kept and not is_refused and known is None:
-            self._fail(f"{record.command_id} is answered before that is on disk")
-        may_be_tried_again = isinstance(record.command, ForgetJob)
+        if command_id in self._not_kept and not is_refused and known is None:
+            self._fail(f"{command_id} is answered before that is on disk")
+        may_be_tried_again = command.kind is CommandKind.FORGET
         if known is not None and known != result and not may_be_tried_again:
-            self._fail(f"{record.command_id} has another answer: {result.detail or result.ok}")
-        self._answers[record.command_id] = result
+            self._fail(f"{command_id} has another answer: {result.detail or result.ok}")
+        self._answers[command_id] = result
         if len(self._answers) > MAX_ANSWERS:
             del self._answers[next(iter(self._answers))]
-        node, job = self._agent.node, record.job or JobId("")
-        if isinstance(record.command, StopWorkers) and result.ok and not node.hides_workers:
+        node, job = self._agent.node, JobId(command.job_id)
+        if command.kind is CommandKind.STOP and result.ok and not node.hides_workers:
             for worker in self._agent.running(job):
-                if worker.attempt <= record.attempt and not worker.is_hidden:
-                    self._fail(f"{record.command_id} is done, and {worker.key} runs")
+                if worker.attempt <= command.attempt and not worker.is_hidden:
+                    self._fail(f"{command.command_id} is done, and {worker.key} runs")
 
     def answered_again(self, command_id: str) -> None:
         """There is an answer to a command that has one."""
         self._fail(f"{command_id} is answered again")
 
-    def forked(self, record: CommandRecord) -> None:
+    def forked(self, command: Command) -> None:
         """Workers of this start are there."""
-        assert record.job is not None
-        if record.attempt <= self._agent.node.stopped.get(record.job, 0):
-            self._fail(f"{record.command_id} starts workers that were stopped here")
+        if command.attempt <= self._agent.node.stopped.get(JobId(command.job_id), 0):
+            self._fail(f"{command.command_id} starts workers that were stopped here")
 
     # Workers
 
@@ -146,21 +146,22 @@ class Promises:
             self._fail(f"progress of {key} is reported again after {now_s - at_s:.1f} s")
         self._progress[key] = (completed_step, now_s)
 
-    def said_hello(self, statuses: Iterable[WorkerStatus]) -> None:
+    def said_hello(self, statuses: Iterable[agents_pb2.WorkerStatus]) -> None:
         """The agent says which workers it has."""
         for status in statuses:
             key = WorkerKey(status.job_id, status.attempt, status.rank)
-            if status.exit is not None and self._ends.get(key) in self._on_the_way:
+            if not status.running and self._ends.get(key) in self._on_the_way:
                 self._fail(f"hello has the end of {key}, which comes after what it completed")
 
     # Events
 
-    def emitted(self, seq: int, weight: Weight, event: AgentEvent) -> None:
+    def emitted(self, event: agents_pb2.AgentEvent, weight: Weight) -> None:
         """An event is kept until the controller has it."""
         if weight is Weight.LASTING:
-            self._on_the_way[seq] = None
-        if isinstance(event, WorkerExited):
-            self._ends[WorkerKey(event.job_id, event.attempt, event.rank)] = seq
+            self._on_the_way[event.seq] = None
+        if event.HasField("worker_exited"):
+            key = WorkerKey(event.job_id, event.attempt, event.worker_exited.rank)
+            self._ends[key] = event.seq
 
     def delivered(self, seq: int) -> None:
         """The controller has got an event."""

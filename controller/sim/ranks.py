@@ -27,6 +27,24 @@ def heartbeat_of(
     return agents_pb2.AgentMessage(heartbeat=beat)
 
 
+def progress_of(training: Training, now_s: float) -> agents_pb2.AgentEvent | None:
+    """How far the ranks of a node are, once they have completed a step."""
+    completed = training.completed(now_s)
+    if completed <= training.resumed:
+        return None
+    progress = agents_pb2.ProgressMade(
+        completed_step=completed, resumed_step=training.resumed, completed_at_s=now_s
+    )
+    # Times are of the node's clock; the number is given when it is kept for sending.
+    return agents_pb2.AgentEvent(
+        seq=1,
+        job_id=training.job.job_id,
+        attempt=training.attempt,
+        at_s=now_s,
+        progress=progress,
+    )
+
+
 def _summary(training: Training, rank: int, completed: int, now_s: float) -> agents_pb2.RankSummary:
     summary = agents_pb2.RankSummary(
         job_id=training.job.job_id,

@@ -16,19 +16,20 @@ from controller.core import accounting, cost
 from controller.core import events as ev
 from controller.core.accounting import Part
 from controller.core.edge.liveness import Limits
-from controller.core.records import Action, IncidentRecord, JobPlan, JobRecord, Size
+from controller.core.records import Action, JobPlan, JobRecord, Size
 from controller.core.standbys import standbys_for
 from controller.core.states import TERMINAL, JobState
 from controller.sim.attempt import SimJob
 from controller.sim.campaign import DAY_S, Campaign
 from controller.sim.durations import Duration, SourcedPace, durations_for, with_changes
 from controller.sim.faults import end_faults
+from controller.sim.incident_classes import IncidentClass, by_cause, opened_by, waited_for_node
 from controller.sim.mixes import MIXES, Mix
 from controller.sim.pace import WHOLE, Fidelity
 from controller.sim.timeline import EPOCH_S
 from controller.sim.violation import Violation
 from controller.sim.world import Shape, World, make_size
-from outlast.ids import IncidentId, JobId
+from outlast.ids import JobId
 from outlast.recovery import ElasticSpec
 
 JOB = JobId("job")
@@ -119,16 +120,6 @@ class Scenario:
     def all_durations(self) -> dict[str, Duration]:
         """The durations of this scale, with the changes asked for."""
         return with_changes(durations_for(self.num_gpus), self.durations)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncidentClass:
-    """Incidents of one cause, together."""
-
-    cause: str
-    count: int
-    mean_recovery_s: float
-    lost_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +269,7 @@ class _Run:
         if record is None:
             raise ValueError(f"the run ended before its job began: {'; '.join(violations)}")
         end_s = self._campaign.end_s
-        incidents = [] if machine is None else _of_safety(machine.state.incidents, end_s)
+        incidents = [] if machine is None else opened_by(machine.state.incidents, end_s)
         wall_s = max(1.0, self._sampled_s - record.submitted_s)
         parts = self._parts(record, wall_s)
         replaced = [item for item in incidents if item.action is Action.REPLACE_NODES]
@@ -291,14 +282,14 @@ class _Run:
             steps=self._steps,
             steps_lost=sum(cost.steps_lost(item) or 0 for item in incidents),
             incidents=len(incidents),
-            classes=_classes(incidents),
+            classes=by_cause(incidents),
             by_person=self._world.tracer.seen.get("job PAUSED", 0)
             + self._world.tracer.seen.get("job FAILED", 0),
             struck=dict(self._campaign.struck),
             num_idle=self._campaign.num_idle,
             num_planned=self._campaign.num_planned,
             replaced=len(replaced),
-            waited_for_node=sum(_waited(item) for item in replaced),
+            waited_for_node=sum(waited_for_node(item) for item in replaced),
             nodes_brought=self._world.cluster.num_brought,
             violations=violations,
             curve=tuple(self._curve),
@@ -374,33 +365,3 @@ def shape_of(scenario: Scenario) -> Shape:
 def _sizes(nodes: int) -> tuple[Size, ...]:
     numbers = sorted({max(1, int(nodes * share)) for share in ELASTIC_SIZES}, reverse=True)
     return tuple(map(make_size, numbers))
-
-
-def _of_safety(
-    incidents: Mapping[IncidentId, IncidentRecord], end_s: float
-) -> list[IncidentRecord]:
-    return [item for item in incidents.values() if item.opened_s <= end_s]
-
-
-def _classes(incidents: list[IncidentRecord]) -> tuple[IncidentClass, ...]:
-    """Incidents by cause, the costliest first."""
-    by_cause: dict[str, list[IncidentRecord]] = {}
-    for incident in incidents:
-        by_cause.setdefault(str(incident.cause), []).append(incident)
-    found = []
-    for cause, members in by_cause.items():
-        times = [t for item in members if (t := cost.recovery_s(item)) is not None]
-        found.append(
-            IncidentClass(
-                cause=cause,
-                count=len(members),
-                mean_recovery_s=sum(times) / len(times) if times else 0.0,
-                lost_s=sum(cost.lost_s(item) for item in members),
-            )
-        )
-    return tuple(sorted(found, key=lambda each: -each.lost_s))
-
-
-def _waited(incident: IncidentRecord) -> bool:
-    """Whether no standby was there for a node that had to go."""
-    return cost.state_s(incident, JobState.PROVISIONING) > 1.0

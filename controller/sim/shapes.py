@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from controller.core.capacity import Capacity, NodeNeed
-from controller.sim.attempt import SimJob
+from controller.sim.attempt import DEFAULT_MODES, SimJob
 from controller.sim.world import Shape, make_plan, make_size
 from outlast.ids import JobId
 
@@ -66,7 +66,21 @@ def draw_shape(random: Random) -> Shape:
         jobs=tuple(jobs),
         provisions=provisions,
     )
-    return _with_misfits(random, shape) if random.random() < MISFIT_SHARE else shape
+    if random.random() < MISFIT_SHARE:
+        shape = _with_misfits(random, shape)
+    for job in shape.jobs:
+        job.modes = _draw_modes(random)
+    return shape
+
+
+def _draw_modes(random: Random) -> dict[str, str]:
+    """What a job's detectors do; those of which the figures of steps say something."""
+    return {
+        **DEFAULT_MODES,
+        "non_finite": random.choice(("act", "act", "log")),
+        "spike": random.choice(("log", "log", "act")),
+        "slowdown": random.choice(("log", "log", "act")),
+    }
 
 
 def _with_misfits(random: Random, shape: Shape) -> Shape:

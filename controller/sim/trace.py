@@ -14,6 +14,7 @@ from controller.core.facts import (
 from controller.core.records import JobRecord
 from controller.sim.timeline import EPOCH_S, Timeline
 from outlast.ids import JobId
+from outlast.v1 import agents_pb2
 
 
 class Tracer:
@@ -34,6 +35,14 @@ class Tracer:
         if self.on:
             at_s = self._timeline.now_s - EPOCH_S
             print(f"{at_s:12.3f}  {who:<8} {which:<22} {what}")
+
+    def message(self, message: agents_pb2.AgentMessage | agents_pb2.ControllerMessage) -> None:
+        """A message between an agent and the controller: its kind, and that of what it brings."""
+        kind: str = message.WhichOneof("kind") or ""
+        inner = getattr(message, kind)
+        if kind in ("event", "command"):
+            kind = f"{kind}.{inner.WhichOneof('kind')}"
+        self._count(f"message {kind}")
 
     def fact(self, fact: Fact) -> None:
         """A fact of the journal; a line when a state changes."""

@@ -8,14 +8,20 @@ exists, and a checkpoint is there once its commit record is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from controller.sim.attempt import Phase, Training
+from controller.sim import uploads
+from controller.sim.attempt import Phase, Start, Training, read_start
+from controller.sim.step_figures import StepFigures
 from diagnostics.core.pace import KNOWN_PASSES, USUAL_FACTOR, USUAL_FLOOR_S, WARM_UP_STEPS
 from outlast.failures import FailureClass
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.skipped import is_skipped, is_undone
+from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerExitCode
 
 if TYPE_CHECKING:
@@ -29,6 +35,17 @@ class Trainings:
     def __init__(self, world: World) -> None:
         self._world = world
         self.by_attempt: dict[tuple[JobId, Attempt], Training] = {}
+        self.figures = StepFigures(world, self)
+        # As long as any node has an order to start that is not done.
+        self._starts: WeakValueDictionary[tuple[str, int], Start] = WeakValueDictionary()
+
+    def start_of(self, command: agents_pb2.Command) -> Start:
+        """What an order to start says to all nodes alike, read once for all of them."""
+        key = (command.job_id, command.attempt)
+        start = self._starts.get(key)
+        if start is None:
+            start = self._starts[key] = read_start(command.start_workers)
+        return start
 
     def get(self, job: JobId, attempt: Attempt) -> Training | None:
         return self.by_attempt.get((job, attempt))
@@ -140,21 +157,38 @@ class Trainings:
             worker.end,
             WorkerExitCode.FAILED,
             FailureClass.CASCADE,
-            "",
-            "connection closed by peer",
         )
 
     def _restored(self, training: Training) -> None:
         world = self._world
         if training.phase is not Phase.RESTORING:
             return
-        training.resumed = self._agree(training)
+        slowness = max(world.nodes[node].slowness for node in training.nodes)
+        training.begin(self._agree(training), slowness, world.now_s)
         self._forget_other_layouts(training)
-        training.phase = Phase.RUNNING
-        training.running_s = world.now_s
         world.checkers.resumed(training)
         world.trace("train", training.job.job_id, f"a{training.attempt} from {training.resumed}")
-        self._schedule(training)
+        last = training.job.plan.total_steps
+        waits_for_last = training.job.plan.last_checkpoint_s > 0
+        if training.resumed >= last and waits_for_last and last not in training.job.commits:
+            uploads.upload(self._world, training, last)
+        self._plan(training)
+
+    def plan_anew(self, training: Training) -> None:
+        """What its batches bring has changed."""
+        self._plan(training)
+
+    def set_pace(self, node: NodeId) -> None:
+        """How slow a node is has changed, and so may all that train with it."""
+        now_s, nodes = self._world.now_s, self._world.nodes
+        for training in self.live():
+            slowness = max(nodes[each].slowness for each in training.nodes)
+            if node in training.members and slowness != training.slowness:
+                # How fast it was is known to the detectors.
+                self.figures.report(training)
+                training.set_pace(slowness, now_s)
+                self._plan(training)
+                self.figures.follow(training)
 
     def _in_memory(self, training: Training) -> int:
         """The newest step that all ranks find in some host's memory; -1 when there is none."""
@@ -205,28 +239,48 @@ class Trainings:
             for key in [key for key in held if key[0] != training.world_size]:
                 del held[key]
 
-    def _schedule(self, training: Training) -> None:
-        """Everything that can be noticed of an undisturbed attempt."""
-        timeline, job = self._world.timeline, training.job
+    def _plan(self, training: Training) -> None:
+        """Everything that can be noticed of an undisturbed attempt, from now on."""
+        training.num_plans += 1
+        job, done = training.job, training.completed(self._world.now_s)
         notable = {training.resumed + 1, training.resumed + 2, job.high_step, job.high_step + 1}
         for step in sorted(notable):
-            if training.resumed < step <= job.plan.total_steps:
-                timeline.at(training.reaches_s(step) + 0.01, self._report, training)
-        self._schedule_commit(training, training.resumed)
-        last = job.plan.total_steps
-        if training.resumed >= last and job.plan.last_checkpoint_s > 0 and last not in job.commits:
-            self._upload(training, last)
-        timeline.at(training.reaches_s(job.plan.total_steps) + 0.02, self._finish, training)
-        if job.error_step is not None and job.error_step > training.resumed:
-            timeline.at(training.reaches_s(job.error_step) - 0.01, self._user_error, training)
-        if training.replayed_step > training.resumed and not is_skipped(
-            training.skipped, training.replayed_step
-        ):
-            due_s = training.reaches_s(training.replayed_step) - 0.02
-            timeline.at(due_s, self._compare, training)
-        nan_step = job.nan_step or 0
-        if nan_step > training.resumed and not is_skipped(training.skipped, nan_step):
-            timeline.at(training.reaches_s(nan_step) - 0.01, self._no_number, training)
+            if done < step <= job.plan.total_steps:
+                self._at(training, step, 0.01, self._report)
+        self._plan_commit(training, done)
+        self._at(training, job.plan.total_steps, 0.02, self._finish)
+        if job.error_step is not None and job.error_step > done:
+            self._at(training, job.error_step, -0.01, self._user_error)
+        self._plan_batch(training, training.replayed_step, done, -0.02, self._compare)
+        is_fatal = job.modes["non_finite"] == "act"
+        if is_fatal:
+            self._plan_batch(training, job.nan_step, done, -0.01, self._no_number)
+        else:
+            self._plan_batch(training, job.nan_step, done, 0.01, self.figures.stand_out)
+        self._plan_batch(training, job.spike_step, done, 0.01, self.figures.stand_out)
+
+    def _plan_batch(
+        self,
+        training: Training,
+        step: int | None,
+        done: int,
+        after_s: float,
+        action: Callable[[Training], None],
+    ) -> None:
+        """When the batch of a step is computed, if it is neither done nor left out."""
+        if step is not None and step > done and not is_skipped(training.skipped, step):
+            self._at(training, step, after_s, action)
+
+    def _at(
+        self, training: Training, step: int, after_s: float, action: Callable[[Training], None]
+    ) -> None:
+        at_s = training.reaches_s(step) + after_s
+        self._world.timeline.at(at_s, self._due, training, training.num_plans, action)
+
+    def _due(self, training: Training, plan: int, action: Callable[[Training], None]) -> None:
+        """Unless the attempt has become faster or slower, and another plan holds."""
+        if plan == training.num_plans:
+            action(training)
 
     def _report(self, training: Training) -> None:
         if not training.is_training:
@@ -235,6 +289,7 @@ class Trainings:
             self._world.controller.take_all_progress(training)
         else:
             self._report_from_all(training)
+            self.figures.report(training, most=2)
 
     def _finish(self, training: Training) -> None:
         if not training.is_training:
@@ -243,7 +298,9 @@ class Trainings:
         self.freeze(training, Phase.DONE)
         self._report_from_all(training)
         for worker in training.joined.values():
-            world.timeline.after(world.random.uniform(0.0, 2.0), worker.end, 0, "", "", "")
+            world.timeline.after(
+                world.random.uniform(0.0, 2.0), worker.end, WorkerExitCode.DONE, FailureClass.CLEAN
+            )
 
     def _report_from_all(self, training: Training) -> None:
         for node_id in training.nodes:
@@ -255,9 +312,7 @@ class Trainings:
         if training.is_training:
             rank = training.job.error_step or 0
             worker = training.joined[rank % training.world_size]
-            worker.end(
-                WorkerExitCode.FAILED, FailureClass.PROGRAM_ERROR, "f00d", "ValueError: bad sample"
-            )
+            worker.end(WorkerExitCode.FAILED, FailureClass.PROGRAM_ERROR)
 
     def _no_number(self, training: Training) -> None:
         if training.is_training:
@@ -283,15 +338,13 @@ class Trainings:
             return
         self.freeze(training, Phase.DONE)
         if training.frozen > training.resumed:
-            self._upload(training, training.frozen)
+            uploads.upload(self._world, training, training.frozen)
         for worker in training.joined.values():
             self._world.timeline.after(
                 self._world.random.uniform(0.0, 1.0),
                 worker.end,
                 WorkerExitCode.STOPPED,
                 FailureClass.CLEAN,
-                "",
-                "stopped",
             )
 
     def _seal(self, training: Training, done: int) -> None:
@@ -314,51 +367,19 @@ class Trainings:
 
     # Checkpoints
 
-    def _schedule_commit(self, training: Training, after_step: int) -> None:
+    def _plan_commit(self, training: Training, after_step: int) -> None:
         every = training.job.commit_every
         step = min((after_step // every + 1) * every, training.job.plan.total_steps)
         if step > after_step:
-            self._world.timeline.at(
-                training.reaches_s(step) + 0.005, self._commit_due, training, step
-            )
+            self._at(training, step, 0.005, partial(self._commit_due, step))
 
-    def _commit_due(self, training: Training, step: int) -> None:
+    def _commit_due(self, step: int, training: Training) -> None:
         if not training.is_training:
             return
         if is_undone(training.skipped, step):
-            self._schedule_commit(training, step)
+            self._plan_commit(training, step)
             return
         if not self._world.fidelity.progress_at_once:
-            self._report(training)
-        self._upload(training, step)
-        self._schedule_commit(training, step)
-
-    def _upload(self, training: Training, step: int) -> None:
-        world = self._world
-        agents = [world.nodes[node].agent for node in training.nodes]
-        delay_s = world.pace.upload_s(training.job.upload_s)
-        world.timeline.after(delay_s, self._commit, training, step, agents)
-
-    def _commit(self, training: Training, step: int, agents: list[object]) -> None:
-        world, job = self._world, training.job
-        nodes = [world.nodes[node] for node in training.nodes]
-        present = [node.agent for node in nodes]
-        coordinator = nodes[0].agent
-        all_there = all(
-            now is not None and now is then for now, then in zip(present, agents, strict=True)
-        )
-        if all_there and job.store_up:
-            # Created only if absent: a zombie changes nothing that is committed.
-            job.commits.setdefault(step, training.attempt)
-            training.note_trained(step)
-            world.trace("commit", job.job_id, f"step {step} by a{training.attempt}")
-            assert coordinator is not None
-            coordinator.report_commit(job.job_id, step)
-        elif coordinator is not None and coordinator is agents[0]:
-            why = "No space left on device" if not job.store_up else "parts are missing"
-            coordinator.report_trouble(job.job_id, step, why)
-            # Agents insist on the last step, as long as the job waits for it.
-            if step == job.plan.total_steps and not job.store_up:
-                waited_s = world.now_s - training.reaches_s(step)
-                if waited_s < job.plan.last_checkpoint_s:
-                    world.timeline.after(30.0, self._commit, training, step, agents)
+            self._report_from_all(training)
+        uploads.upload(self._world, training, step)
+        self._plan_commit(training, step)

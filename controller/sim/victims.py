@@ -44,6 +44,4 @@ def kill_worker_of(world: World, node: NodeId) -> None:
     agent = world.nodes[node].agent
     workers = [] if agent is None else agent.running()
     if workers:
-        world.random.choice(workers).end(
-            KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL"
-        )
+        world.random.choice(workers).end(KILLED, FailureClass.KILLED_BY_SIGNAL)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from controller.agent.core.workers import WorkerKey
-from controller.core import events as ev
 from controller.sim.checkers import FAILED
+from controller.sim.exits import left_behind
 from outlast.failures import FailureClass
 from outlast.ids import Attempt, JobId, NodeId
+from outlast.v1 import agents_pb2
 from outlast.worker_contract import CLEAN_CODES, KILLED, STOPPED_CODES, WorkerExitCode
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 # Exits that a node's hardware may have brought about.
 _OF_HARDWARE = (FailureClass.DEVICE, FailureClass.NCCL, FailureClass.UNKNOWN)
-# Exits of which a traceback says where the program was.
-_RAISED = (FailureClass.USER_ERROR, FailureClass.PROGRAM_ERROR, FailureClass.MISSING)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -36,59 +35,46 @@ class Worker:
     told: bool = False
     # Its agent believes that it has ended.
     is_hidden: bool = False
-    exit: ev.WorkerExited | None = None
+    exit: agents_pb2.WorkerExit | None = None
     completed_step: int = -1
 
     @property
     def key(self) -> WorkerKey:
         return WorkerKey(self.job_id, self.attempt, self.rank)
 
-    def end(self, code: int, fault_class: FailureClass, fingerprint: str, detail: str) -> None:
-        """The process ends by itself or by a fault."""
+    def end(self, code: int, exit_class: FailureClass, which: str = "") -> None:
+        """The process ends by itself or by a fault; `which` tells errors of users apart."""
         world = self.agent.world
         if not self.is_running or (
             code == WorkerExitCode.FAILED and world.nodes[self.node].is_stuck
         ):
             return
         self._finish(world, code)
-        if fault_class in _OF_HARDWARE:
+        if exit_class in _OF_HARDWARE:
             world.checkers.suspect(self.node, FAILED)
-        self._report(code, fault_class, fingerprint, detail)
+        self._report(code, exit_class, which)
 
     def end_without_number(self) -> None:
         """The loss that it computed is not a number."""
-        self.end(
-            WorkerExitCode.FAILED, FailureClass.NON_FINITE, "0bad", "NonFiniteLossError: loss nan"
-        )
+        self.end(WorkerExitCode.FAILED, FailureClass.NON_FINITE)
 
     def end_with_other_bits(self) -> None:
         """It computed other bits than another replica did."""
-        detail = "SilentCorruptionError: this replica computed other bits"
-        self.end(WorkerExitCode.FAILED, FailureClass.CORRUPT, "0b17", detail)
+        self.end(WorkerExitCode.FAILED, FailureClass.CORRUPT)
 
     def kill(self) -> None:
         """The agent kills it on a command."""
         self.told = True
         if self.is_running and not self.agent.node.is_stuck:
             self._finish(self.agent.world, KILLED)
-            self._report(KILLED, FailureClass.KILLED_BY_SIGNAL, "", "killed by SIGKILL")
+            self._report(KILLED, FailureClass.KILLED_BY_SIGNAL)
 
-    def _report(self, code: int, fault_class: FailureClass, fingerprint: str, detail: str) -> None:
+    def _report(self, code: int, exit_class: FailureClass, which: str = "") -> None:
         world = self.agent.world
-        self.exit = ev.WorkerExited(
-            job_id=self.job_id,
-            attempt=self.attempt,
-            node=self.node,
-            rank=self.rank,
-            code=int(code),
-            fault_class=fault_class,
-            fingerprint=fingerprint,
-            detail=f"{detail} (rank {self.rank})" if code else "",
-            traceback=f"Traceback: {detail}" if fault_class in _RAISED else "",
-            completed_step=self.completed_step,
-            at_s=world.now_s,
-            stopped=self.told and code in STOPPED_CODES,
-        )
+        self.exit = left_behind(int(code), exit_class, which)
+        self.exit.completed_step = self.completed_step
+        self.exit.at_s = world.now_s
+        self.exit.stopped = self.told and code in STOPPED_CODES
         world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
         if self.is_hidden:
             # Its agent has said before that it ended; now it is true.

@@ -243,10 +243,15 @@ class World:
         """A person returns the machine, empty and sound."""
         node = self.nodes[name]
         node.sickness, node.check_delay_s = "", 0.0
+        if node.device_exit is FailureClass.DEVICE and node.agent is not None:
+            node.agent.report_device("")
         node.device_exit = FailureClass.NONE
         node.is_corrupt = node.refuses_start = node.lacks_file = False
         node.passes_checks = node.hides_workers = False
         self.unstick(name)
+        if node.slowness != 1.0:
+            node.slowness = 1.0
+            self.trainings.set_pace(name)
         if not node.is_on:
             node.is_on = True
             self.trace("node", name, "on again")
@@ -276,10 +281,7 @@ class World:
         peers = [peer for peer in training.joined.values() if peer.node != name]
         if peers:
             peer = self.random.choice(peers)
-            detail = f"NCCL WARN Got completion from {name} with status=12"
-            self.timeline.after(
-                noticed_s(), peer.end, WorkerExitCode.FAILED, FailureClass.NCCL, "", detail
-            )
+            self.timeline.after(noticed_s(), peer.end, WorkerExitCode.FAILED, FailureClass.NCCL)
 
     def mend(self, link: tuple[NodeId, NodeId]) -> None:
         """Somebody has put a new cable in."""

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from controller import convert
+from controller.command_messages import command_message
 from controller.core.edge import reports
 from controller.core.records import NonFiniteAgain, StartWorkers
 from controller.core.states import JobState
@@ -132,7 +133,7 @@ def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_ar
     ]
     assert [record.attempt for record in starts] == [Attempt(1), Attempt(1)]
     (first, second) = (
-        convert.command_message(record, driver.machine.state.attempts[JobId("job")]).start_workers
+        command_message(record, driver.machine.state.attempts[JobId("job")]).start_workers
         for record in starts
     )
     (peer,) = first.replica_peers

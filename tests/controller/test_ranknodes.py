@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from controller.convert import command_message
+from controller.command_messages import command_message
 from controller.core.attempt_record import AttemptRecord
 from controller.core.effects import SendCommand
 from controller.core.records import CommandRecord, StartWorkers

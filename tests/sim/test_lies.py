@@ -47,21 +47,27 @@ def _victim(world: World) -> Node:
     return world.nodes[training.nodes[0]]
 
 
-def _fail(world: World, node: Node) -> None:
+def _fail(world: World, node: Node, exit_class: FailureClass = FailureClass.NCCL) -> None:
     assert node.agent is not None
-    node.agent.running()[0].end(1, FailureClass.NCCL, "", "ncclInternalError")
+    node.agent.running()[0].end(1, exit_class)
 
 
-def test_a_node_that_breaks_every_attempt_and_passes_its_checks_is_replaced() -> None:
-    """It used up the whole retry budget in place: the job was PAUSED with free nodes beside it."""
+@pytest.mark.parametrize("exit_class", [FailureClass.NCCL, FailureClass.DEVICE])
+def test_a_node_that_breaks_every_attempt_and_passes_its_checks_is_replaced(
+    exit_class: FailureClass,
+) -> None:
+    """It used up the whole retry budget in place: the job was PAUSED with free nodes beside it.
+
+    Seed 3: with the words that its workers left, which were the same each time, it failed the job.
+    """
     world = _world(nodes=3)
     liar = _victim(world)
     liar.sickness, liar.device_exit, liar.passes_checks = (
         "devices fail unseen",
-        FailureClass.NCCL,
+        exit_class,
         True,
     )
-    _fail(world, liar)
+    _fail(world, liar, exit_class)
     world.timeline.run_until(world.now_s + 600.0)
     machine = world.controller.machine
     assert machine is not None
@@ -102,7 +108,7 @@ def test_a_node_that_only_tells_of_lost_connections_keeps_its_place() -> None:
     teller = _victim(world)
     for _ in range(4):
         assert teller.agent is not None
-        teller.agent.running()[0].end(1, FailureClass.CASCADE, "", "connection closed by peer")
+        teller.agent.running()[0].end(1, FailureClass.CASCADE)
         world.timeline.run_until(world.now_s + 240.0)
         assert _state(world) is JobState.RUNNING
     machine = world.controller.machine

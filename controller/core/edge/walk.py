@@ -55,6 +55,8 @@ class Plan:
     moments: list[str] = field(default_factory=list)
     data: list[tuple[str, int]] = field(default_factory=list)
     parts: list[tuple[str, str]] = field(default_factory=list)
+    # Parts of which only one is there, by the name of their oneof.
+    choices: dict[str, dict[str, str]] = field(default_factory=dict)
     many: list[tuple[str, Many, str]] = field(default_factory=list)
     pairs: list[tuple[str, Pairs]] = field(default_factory=list)
 
@@ -94,6 +96,10 @@ class Plan:
             if len(data) > max_bytes:
                 check.corrected(Reason.TOO_LONG, f"{self.name}.{name}")
                 setattr(message, name, data[:max_bytes])
+        for oneof, kinds in self.choices.items():
+            chosen = message.WhichOneof(oneof)
+            if chosen in kinds:
+                PLANS[kinds[chosen]].check(getattr(message, chosen), check)
         for name, kind in self.parts:
             if message.HasField(name):
                 PLANS[kind].check(getattr(message, name), check)
@@ -187,6 +193,8 @@ def _plan(descriptor: Any) -> Plan:
                 plan.moments.append(name)
             case Data(max_bytes):
                 plan.data.append((name, max_bytes))
+            case Part() if found.containing_oneof is not None:
+                plan.choices.setdefault(found.containing_oneof.name, {})[name] = kind
             case Part():
                 plan.parts.append((name, kind))
             case Many():
