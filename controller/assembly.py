@@ -11,8 +11,8 @@ from typing import Protocol
 from controller.addresses import PortTakenError, check_free, parse_address
 from controller.clock import SteadyClock
 from controller.core.edge.edge import Edge
-from controller.core.events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.core.machine import Machine
+from controller.core.node_events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Cluster, Effects, UnmanagedCluster

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from controller.core.attempt_record import AttemptRecord
-from controller.core.records import (
+from controller.core.orders import (
     CommandRecord,
     ForgetJob,
     PushCheckpoint,

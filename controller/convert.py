@@ -14,12 +14,8 @@ from checkpoint.core.placement import Placement
 from checkpoint.replicas.placing import placement_of
 from checkpoint.sizing import placed_host_memory_bytes
 from controller.core.capacity import Capacity, NodeNeed
-from controller.core.records import (
-    JobPlan,
-    NonFiniteAgain,
-    Rung,
-    Size,
-)
+from controller.core.kinds import NonFiniteAgain, Rung
+from controller.core.records import JobPlan, Size
 from controller.store.curves import StepRow
 from diagnostics.core.finding import Finding
 from outlast.ids import JobId

@@ -23,7 +23,7 @@ from controller.core.effects import (
     SearchFaults,
     SendCommand,
 )
-from controller.core.records import CommandRecord
+from controller.core.orders import CommandRecord
 from controller.sessions.session import Outgoing
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2

@@ -20,6 +20,7 @@ from bench.controller.fleet import JOB, WORKERS, answer, first_steps, join, subm
 from controller.core import events as ev
 from controller.core.batches import compacted
 from controller.core.facts import Fact
+from controller.core.node_events import WorkerExited
 from controller.core.states import JobState
 from controller.store.journal import encoded
 from outlast.failures import FailureClass
@@ -54,9 +55,9 @@ class Written:
         return found
 
 
-def exited(rank: int, attempt: int, failure: FailureClass, code: int, step: int) -> ev.WorkerExited:
+def exited(rank: int, attempt: int, failure: FailureClass, code: int, step: int) -> WorkerExited:
     """The end of a rank as its agent reports it."""
-    return ev.WorkerExited(
+    return WorkerExited(
         job_id=JOB,
         attempt=Attempt(attempt),
         node=NodeId(f"node-{rank // WORKERS:05d}"),

@@ -19,7 +19,8 @@ from controller.core import events as ev
 from controller.core.effects import Effect, Persist, SendCommand
 from controller.core.facts import Fact
 from controller.core.machine import Machine
-from controller.core.records import RunSuite
+from controller.core.node_events import NodeJoined, WorkerExited
+from controller.core.orders import RunSuite
 from controller.core.states import JobState
 from controller.store.database import Database
 from controller.store.journal import Journal
@@ -163,7 +164,7 @@ def _begin(controller: _Controller, num_nodes: int) -> None:
     controller.handle(ev.ControllerStarted(term=1))
     for number in range(num_nodes):
         controller.handle(
-            ev.NodeJoined(
+            NodeJoined(
                 node=NodeId(f"node-{number:05d}"),
                 incarnation="one",
                 address=f"10.0.{number // 256}.{number % 256}",
@@ -215,9 +216,9 @@ def _fail(controller: _Controller, num_nodes: int, step: int) -> None:
 
 def _exit(
     rank: int, attempt: Attempt, failure: FailureClass, step: int, at_s: float
-) -> ev.WorkerExited:
+) -> WorkerExited:
     is_killed = failure is FailureClass.KILLED_BY_SIGNAL
-    return ev.WorkerExited(
+    return WorkerExited(
         job_id=JOB,
         attempt=attempt,
         node=NodeId(f"node-{rank // WORKERS:05d}"),

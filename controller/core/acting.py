@@ -7,8 +7,9 @@ from dataclasses import replace
 from controller.core import attempts, causes, misfit, nodes, replays, searching
 from controller.core.context import Context
 from controller.core.effects import Alert
+from controller.core.kinds import Action, Cause, Wanted
 from controller.core.policy import decide
-from controller.core.records import Action, Cause, IncidentRecord, JobRecord, Wanted
+from controller.core.records import IncidentRecord, JobRecord
 from controller.core.states import IncidentState, JobState, NodeState
 from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict
 from outlast.ids import NodeId, incident_id

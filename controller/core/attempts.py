@@ -11,19 +11,10 @@ from controller.core.attempt_record import AttemptRecord
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CommandFinished
 from controller.core.facts import AttemptPut
+from controller.core.kinds import EvidenceKind
 from controller.core.naming import names
-from controller.core.records import (
-    NO_ATTEMPT,
-    CommandRecord,
-    Evidence,
-    EvidenceKind,
-    ForgetJob,
-    JobRecord,
-    NodeRecord,
-    RunSuite,
-    StartWorkers,
-    StopWorkers,
-)
+from controller.core.orders import CommandRecord, ForgetJob, RunSuite, StartWorkers, StopWorkers
+from controller.core.records import NO_ATTEMPT, Evidence, JobRecord, NodeRecord
 from controller.core.replica_peers import ReplicaPeer
 from controller.core.states import AWAY, EXCLUDED, JobState, NodeState
 from outlast.failures import ErrorKind, FailureClass

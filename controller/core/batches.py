@@ -36,7 +36,7 @@ from controller.core.facts import (
     RanksDone,
     grown,
 )
-from controller.core.records import CommandRecord
+from controller.core.orders import CommandRecord
 from outlast.ids import IncidentId, JobId, NodeId
 
 _Id = TypeVar("_Id", JobId, NodeId, IncidentId)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from controller.core.records import Cause
+from controller.core.kinds import Cause
 from outlast.failures import FailureClass
 
 NON_FINITE = (

@@ -16,7 +16,8 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from controller.core.attempt_record import AttemptRecord
 from controller.core.facts import Fact
-from controller.core.records import Evidence, EvidenceKind, NodeRecord, TimelineEntry
+from controller.core.kinds import EvidenceKind
+from controller.core.records import Evidence, NodeRecord, TimelineEntry
 from controller.core.states import JobState
 from outlast.failures import FailureClass
 

@@ -25,17 +25,15 @@ from controller.core.facts import (
     State,
     growth,
 )
+from controller.core.kinds import Wanted
+from controller.core.orders import Command, CommandRecord, StartWorkers
 from controller.core.records import (
     NO_ATTEMPT,
-    Command,
-    CommandRecord,
     Evidence,
     IncidentRecord,
     JobRecord,
     NodeRecord,
-    StartWorkers,
     TimelineEntry,
-    Wanted,
 )
 from controller.core.states import (
     IncidentState,

@@ -14,7 +14,8 @@ from dataclasses import replace
 from controller.core import incidents, jobs, nodes
 from controller.core.context import Context
 from controller.core.events import Detected
-from controller.core.records import Cause, Evidence, EvidenceKind, IncidentRecord, JobRecord
+from controller.core.kinds import Cause, EvidenceKind
+from controller.core.records import Evidence, IncidentRecord, JobRecord
 from controller.core.states import AT_WORK, IncidentState, JobState, NodeState
 from outlast.ids import NodeId
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from controller.core import corruption, incidents, jobs
 from controller.core.context import Context
 from controller.core.events import Detected, DetectionEnded
-from controller.core.records import Cause, Evidence, EvidenceKind, IncidentRecord, JobRecord
+from controller.core.kinds import Cause, EvidenceKind
+from controller.core.records import Evidence, IncidentRecord, JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 
 # Told by agents and the cluster of nodes, and what workers write there, whatever the job does.

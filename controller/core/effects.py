@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from controller.core.attempt_record import AttemptRecord
 from controller.core.facts import Fact
-from controller.core.records import CommandRecord
+from controller.core.orders import CommandRecord
 from outlast.ids import JobId, NodeId
 
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from controller.core import attempts, nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
-from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord, Size, Wanted
+from controller.core.kinds import Wanted
+from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord, Size
 from controller.core.states import JobState, NodeState
 from outlast.ids import JobId, NodeId
 

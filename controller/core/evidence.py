@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from controller.core.records import Cause, Evidence, EvidenceKind
+from controller.core.kinds import Cause, EvidenceKind
+from controller.core.records import Evidence
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 

@@ -9,15 +9,8 @@ from typing import assert_never
 from controller.core import accounting
 from controller.core.attempt_record import AttemptRecord
 from controller.core.index import Index
-from controller.core.records import (
-    Command,
-    CommandRecord,
-    Evidence,
-    IncidentRecord,
-    JobRecord,
-    NodeRecord,
-    TimelineEntry,
-)
+from controller.core.orders import Command, CommandRecord
+from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, TimelineEntry
 from controller.core.states import TERMINAL
 from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId, incident_id
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 from controller.core import attempts, jobs, leaving, losses, nodes
 from controller.core.context import Context, Sight
 from controller.core.effects import Alert
-from controller.core.events import (
-    CommandFinished,
+from controller.core.events import CommandFinished
+from controller.core.facts import NodeForgotten
+from controller.core.kinds import EvidenceKind
+from controller.core.node_events import (
     NodeClosed,
     NodeCordonRequested,
     NodeDrainRequested,
@@ -24,17 +26,8 @@ from controller.core.events import (
     NodeReplaced,
     NodeUncordonRequested,
 )
-from controller.core.facts import NodeForgotten
-from controller.core.records import (
-    CommandRecord,
-    Evidence,
-    EvidenceKind,
-    JobRecord,
-    NodeRecord,
-    RunSuite,
-    StartWorkers,
-    StopWorkers,
-)
+from controller.core.orders import CommandRecord, RunSuite, StartWorkers, StopWorkers
+from controller.core.records import Evidence, JobRecord, NodeRecord
 from controller.core.states import (
     AT_WORK,
     AWAY,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from controller.core.events import JobStalled
 from controller.core.evidence import NO_FIRST_STEP_YET, NO_STEP_IN_TIME
+from controller.core.kinds import EvidenceKind
 from controller.core.naming import names
-from controller.core.records import Evidence, EvidenceKind, JobRecord
+from controller.core.records import Evidence, JobRecord
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 

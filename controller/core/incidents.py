@@ -13,15 +13,9 @@ from controller.core.events import (
     JobAdvanced,
 )
 from controller.core.facts import CheckpointStored, CheckpointWaited, IncidentPut
-from controller.core.records import (
-    Cause,
-    Evidence,
-    EvidenceKind,
-    ForgetJob,
-    IncidentRecord,
-    JobRecord,
-    TimelineEntry,
-)
+from controller.core.kinds import Cause, EvidenceKind
+from controller.core.orders import ForgetJob
+from controller.core.records import Evidence, IncidentRecord, JobRecord, TimelineEntry
 from controller.core.states import TERMINAL, IncidentState, JobState
 from outlast.chosen import is_given_up
 from outlast.ids import NodeId, incident_id

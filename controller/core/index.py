@@ -11,13 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from controller.core.records import (
-    Command,
-    CommandRecord,
-    IncidentRecord,
-    JobRecord,
-    NodeRecord,
-)
+from controller.core.orders import Command, CommandRecord
+from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import AWAY, EXCLUDED, FREE, TERMINAL, IncidentState, NodeState
 from outlast.ids import CommandId, IncidentId, JobId, NodeId
 

@@ -22,26 +22,20 @@ from controller.core import (
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.environments import MAX_CHANGES
-from controller.core.events import (
-    CommandFinished,
-    JobAdvanced,
-    JobStalled,
-    WorkerExited,
-)
+from controller.core.events import CommandFinished, JobAdvanced, JobStalled
 from controller.core.evidence import NO_FIRST_STEP_YET
 from controller.core.facts import JobForgotten, NodeChecked, RanksDone
-from controller.core.records import (
+from controller.core.kinds import EvidenceKind, Wanted
+from controller.core.node_events import WorkerExited
+from controller.core.orders import (
     CommandRecord,
-    Evidence,
-    EvidenceKind,
     ForgetJob,
-    JobRecord,
     PushCheckpoint,
     RunSuite,
     StartWorkers,
     StopWorkers,
-    Wanted,
 )
+from controller.core.records import Evidence, JobRecord
 from controller.core.states import (
     AT_WORK,
     LIVE,

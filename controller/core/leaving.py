@@ -16,15 +16,10 @@ from dataclasses import replace
 from controller.core import attempts
 from controller.core.context import Context
 from controller.core.effects import Alert
-from controller.core.events import NodeLeft
-from controller.core.records import (
-    EvidenceKind,
-    JobRecord,
-    NodeRecord,
-    RunSuite,
-    StartWorkers,
-    StopWorkers,
-)
+from controller.core.kinds import EvidenceKind
+from controller.core.node_events import NodeLeft
+from controller.core.orders import RunSuite, StartWorkers, StopWorkers
+from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import AT_WORK, FREE, PLACED, IncidentState, JobState, NodeState
 
 # So many stops in an hour are no upgrade and no reboot.

@@ -14,7 +14,8 @@ from dataclasses import replace
 from controller.core import jobs, leaving, nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
-from controller.core.events import (
+from controller.core.kinds import EvidenceKind
+from controller.core.node_events import (
     NodeBack,
     NodeDisconnected,
     NodeGone,
@@ -23,7 +24,7 @@ from controller.core.events import (
     NodeLost,
     NodeSilent,
 )
-from controller.core.records import Evidence, EvidenceKind, NodeRecord
+from controller.core.records import Evidence, NodeRecord
 from controller.core.states import AWAY, FREE, JobState, NodeState
 from outlast.ids import NodeId
 

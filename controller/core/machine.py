@@ -35,11 +35,32 @@ from controller.core import events as ev
 from controller.core.context import Context, Settings, Sight
 from controller.core.effects import Effect
 from controller.core.facts import State
+from controller.core.node_events import (
+    NodeBack,
+    NodeClosed,
+    NodeCordonRequested,
+    NodeDisconnected,
+    NodeDrainRequested,
+    NodeEvent,
+    NodeForgetRequested,
+    NodeGone,
+    NodeHeard,
+    NodeJoined,
+    NodeLate,
+    NodeLeft,
+    NodeLost,
+    NodeReleased,
+    NodeReplaced,
+    NodesAwaited,
+    NodeSilent,
+    NodeUncordonRequested,
+    WorkerExited,
+)
 from outlast.ids import JobId, NodeId
 
 # What ranks and agents say in thousands at once after a fault. Whatever follows from it for
 # nodes that wait is a fact about a node, a job or a command of theirs.
-_OF_WORKERS = (ev.WorkerExited, ev.CommandFinished, ev.JobAdvanced, ev.CheckpointCommitted)
+_OF_WORKERS = (WorkerExited, ev.CommandFinished, ev.JobAdvanced, ev.CheckpointCommitted)
 
 # A person's requests for a job.
 OF_PERSONS = (ev.JobCancelRequested, ev.JobPauseRequested, ev.JobResumeRequested)
@@ -220,7 +241,7 @@ class Machine:
                 requests.resume_requested(ctx, event)
             case ev.CheckpointPushRequested():
                 last_checkpoint.push_requested(ctx, event)
-            case ev.WorkerExited():
+            case WorkerExited():
                 jobs.worker_exited(ctx, event)
             case ev.JobAdvanced():
                 jobs.advanced(ctx, event)
@@ -241,7 +262,7 @@ class Machine:
                     last_checkpoint.failed(ctx, event)
             case ev.RecordsExpired():
                 retention.prune(ctx, event)
-            case ev.NodesAwaited(detail=detail):
+            case NodesAwaited(detail=detail):
                 ctx.awaited = detail
             case ev.CommandFinished():
                 self._command_finished(event)
@@ -250,40 +271,40 @@ class Machine:
             case _:
                 self._dispatch_node(event)
 
-    def _dispatch_node(self, event: ev.NodeEvent) -> None:
+    def _dispatch_node(self, event: NodeEvent) -> None:
         ctx = self._ctx
         match event:
-            case ev.NodeJoined():
+            case NodeJoined():
                 fleet.joined(ctx, event)
-            case ev.NodeLeft():
+            case NodeLeft():
                 leaving.left(ctx, event)
-            case ev.NodeDisconnected():
+            case NodeDisconnected():
                 losses.disconnected(ctx, event)
-            case ev.NodeLate():
+            case NodeLate():
                 losses.late(ctx, event)
-            case ev.NodeLost():
+            case NodeLost():
                 losses.lost(ctx, event)
-            case ev.NodeSilent():
+            case NodeSilent():
                 losses.silent(ctx, event)
-            case ev.NodeHeard():
+            case NodeHeard():
                 losses.heard(ctx, event)
-            case ev.NodeGone():
+            case NodeGone():
                 losses.gone(ctx, event)
-            case ev.NodeBack():
+            case NodeBack():
                 losses.back(ctx, event)
-            case ev.NodeClosed():
+            case NodeClosed():
                 fleet.closed(ctx, event)
-            case ev.NodeReleased():
+            case NodeReleased():
                 fleet.released(ctx, event)
-            case ev.NodeReplaced():
+            case NodeReplaced():
                 fleet.replaced(ctx, event)
-            case ev.NodeCordonRequested():
+            case NodeCordonRequested():
                 fleet.cordon_requested(ctx, event)
-            case ev.NodeUncordonRequested():
+            case NodeUncordonRequested():
                 fleet.uncordon_requested(ctx, event)
-            case ev.NodeDrainRequested():
+            case NodeDrainRequested():
                 fleet.drain_requested(ctx, event)
-            case ev.NodeForgetRequested():
+            case NodeForgetRequested():
                 fleet.forget_requested(ctx, event)
             case _:
                 assert_never(event)

@@ -21,17 +21,10 @@ from controller.core.capacity import (
 )
 from controller.core.causes import MISFITS
 from controller.core.context import Context
+from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.missing import lacks
 from controller.core.program_error import plain
-from controller.core.records import (
-    Action,
-    Cause,
-    Evidence,
-    EvidenceKind,
-    JobRecord,
-    Misfit,
-    NodeRecord,
-)
+from controller.core.records import Evidence, JobRecord, Misfit, NodeRecord
 from controller.core.states import AWAY, PLACED, NodeState
 from controller.core.verdict import Facts, Verdict, root_failure
 from outlast.failures import FailureClass

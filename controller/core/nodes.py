@@ -11,15 +11,8 @@ from controller.core import misfit
 from controller.core.context import Context
 from controller.core.effects import Alert, EvictNode
 from controller.core.events import CommandFinished
-from controller.core.records import (
-    NO_ATTEMPT,
-    CommandRecord,
-    ForgetJob,
-    JobRecord,
-    NodeRecord,
-    RunSuite,
-    StopWorkers,
-)
+from controller.core.orders import CommandRecord, ForgetJob, RunSuite, StopWorkers
+from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord
 from controller.core.states import PLACED, NodeState
 from outlast.ids import CommandId, NodeId
 

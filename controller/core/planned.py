@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.core.records import Action, Cause, EvidenceKind
+from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.verdict import Facts, Verdict, is_follower
 
 

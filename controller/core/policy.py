@@ -25,8 +25,9 @@ from controller.core.evidence import (
     NO_FIRST_STEP_YET,
     NO_STEP_IN_TIME,
 )
+from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
-from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
+from controller.core.records import Evidence
 from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict, root_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId

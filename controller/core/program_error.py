@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from controller.core.records import Action, Cause, Evidence, EvidenceKind
+from controller.core.kinds import Action, Cause, EvidenceKind
+from controller.core.records import Evidence
 from controller.core.verdict import Facts, Verdict, root_failure
 from outlast.failures import FailureClass
 

@@ -9,108 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from enum import StrEnum
 
 from controller.core.accounting import NOTHING_YET, Account
 from controller.core.capacity import NOTHING_NEEDED, Capacity, NodeNeed
-from controller.core.replica_peers import ReplicaPeer
+from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung, Wanted
 from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
 from outlast.chosen import ChosenStart
 from outlast.failures import FailureClass
-from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
+from outlast.ids import Attempt, IncidentId, JobId, NodeId
 from outlast.layout import Layout
 from outlast.skipped import StepRange
 
 NO_ATTEMPT = Attempt(0)
-
-
-class Wanted(StrEnum):
-    """What the user wants of a job."""
-
-    RUN = "run"
-    PAUSE = "pause"
-    CANCEL = "cancel"
-
-
-class Cause(StrEnum):
-    """What an incident was about: the closed set that metrics use as a label."""
-
-    UNKNOWN = "unknown"
-    WORKER_KILLED = "worker_killed"
-    WORKERS_MISSING = "workers_missing"
-    USER_ERROR = "user_error"
-    TRANSIENT = "transient"
-    OUT_OF_MEMORY = "out_of_memory"
-    STORAGE = "storage"
-    CHECKPOINT = "checkpoint"
-    DEVICE = "device"
-    CONFIG = "config"
-    NODE_LOST = "node_lost"
-    NODE_UNRESPONSIVE = "node_unresponsive"
-    NODE_UNHEALTHY = "node_unhealthy"
-    NODE_DRAINED = "node_drained"
-    NODE_LEFT = "node_left"
-    HANG = "hang"
-    NON_FINITE = "non_finite"
-    SILENT_CORRUPTION = "silent_corruption"
-    SPIKE = "spike"
-    STRAGGLER = "straggler"
-    DATA_STALL = "data_stall"
-    SLOWDOWN = "slowdown"
-    HOST_MEMORY = "host_memory"
-    DISK = "disk"
-    NODE_CONDITION = "node_condition"
-    KERNEL_LOG = "kernel_log"
-    WORKER_LOG = "worker_log"
-    MISFIT = "misfit"
-
-
-class Action(StrEnum):
-    """What the policy chose."""
-
-    RESTART_IN_PLACE = "restart_in_place"
-    DIAGNOSE = "diagnose"
-    REPLACE_NODES = "replace_nodes"
-    SKIP_BATCH = "skip_batch"
-    ROLL_BACK = "roll_back"
-    PAUSE = "pause"
-    FAIL = "fail"
-
-
-class NonFiniteAgain(StrEnum):
-    """What is done about a step that is not a number the second time either."""
-
-    SKIP = "skip"
-    ROLLBACK = "rollback"
-    FAIL = "fail"
-
-
-class Rung(StrEnum):
-    """What may be done about a fault: the rungs of the ladder of recovery, cheapest first."""
-
-    RESTART = "restart"
-    DIAGNOSE = "diagnose"
-    REPLACE = "replace"
-    PAUSE = "pause"
-
-
-class EvidenceKind(StrEnum):
-    """What kind of sign a piece of evidence is."""
-
-    WORKER_EXIT = "worker_exit"
-    WORKERS_MISSING = "workers_missing"
-    NODE_LOST = "node_lost"
-    NODE_LEFT = "node_left"
-    START_FAILED = "start_failed"
-    START_LOST = "start_lost"
-    NOT_STOPPED = "not_stopped"
-    STALLED = "stalled"
-    STACKS = "stacks"
-    DETECTED = "detected"
-    NO_FIRST_STEP = "no_first_step"
-    DIAGNOSTICS = "diagnostics"
-    DRAIN = "drain"
-    CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,61 +322,3 @@ class IncidentRecord:
     # How often a detector found it, and when last.
     count: int = 1
     last_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartWorkers:
-    """Start these ranks of an attempt on a node, as its `AttemptRecord` says."""
-
-    ranks: tuple[int, ...]
-    replica_peers: tuple[ReplicaPeer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopWorkers:
-    """Stop every worker of the job up to and including this attempt."""
-
-    graceful: bool
-    timeout_s: float
-    # Note where every worker stands before it is stopped.
-    look_first: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSuite:
-    """Run a suite of checks."""
-
-    suite: str
-    timeout_s: float
-    # Of the job that the node is checked for, "" for none.
-    checkpoint_url: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetJob:
-    """The job has ended here: finish its uploads and free its host memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushCheckpoint:
-    """Upload the newest step of the job that host memory holds."""
-
-    checkpoint_url: str
-    timeout_s: float
-    # Tells the job's checkpoints from those of another of the same id.
-    owner: str
-
-
-Command = StartWorkers | StopWorkers | RunSuite | ForgetJob | PushCheckpoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRecord:
-    """An intent: journalled before it is sent, open until its result arrives."""
-
-    command_id: CommandId
-    node: NodeId
-    job: JobId | None
-    attempt: Attempt
-    issued_s: float
-    command: Command

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from controller.core import misfit, missing
 from controller.core.blame import culprits, lacks_storage, unique
+from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.naming import names
-from controller.core.records import Action, Cause, EvidenceKind
 from controller.core.verdict import Facts, Verdict
 from outlast.ids import NodeId
 

@@ -13,8 +13,9 @@ from controller.core import nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.events import JobAdvanced
+from controller.core.kinds import Action
 from controller.core.naming import names
-from controller.core.records import Action, IncidentRecord, JobRecord
+from controller.core.records import IncidentRecord, JobRecord
 from controller.core.reproducing import bad_step
 from controller.core.states import NodeState
 from controller.core.verdict import Verdict, root_failure

@@ -10,15 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.core.causes import CORRUPT, NON_FINITE
+from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung
 from controller.core.naming import names
-from controller.core.records import (
-    Action,
-    Cause,
-    Evidence,
-    EvidenceKind,
-    NonFiniteAgain,
-    Rung,
-)
+from controller.core.records import Evidence
 from controller.core.verdict import Facts, Verdict, root_failure
 from outlast.skipped import StepRange
 

@@ -13,7 +13,8 @@ from controller.core.events import (
     JobSubmitted,
 )
 from controller.core.facts import JobPut, State
-from controller.core.records import JobRecord, Wanted
+from controller.core.kinds import Wanted
+from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, TERMINAL, JobState
 from outlast.chosen import ChosenStart
 

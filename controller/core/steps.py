@@ -24,16 +24,10 @@ from controller.core import (
 from controller.core.capacity import need_in_words
 from controller.core.context import Context
 from controller.core.effects import ProvisionNodes
+from controller.core.kinds import Cause, EvidenceKind, Wanted
 from controller.core.naming import names
-from controller.core.records import (
-    NO_ATTEMPT,
-    Cause,
-    EvidenceKind,
-    JobRecord,
-    NodeRecord,
-    StopWorkers,
-    Wanted,
-)
+from controller.core.orders import StopWorkers
+from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord
 from controller.core.states import IncidentState, JobState, NodeState
 from controller.core.verdict import root_failure
 from outlast.ids import JobId, NodeId

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from controller.core.effects import SearchFaults
-from controller.core.events import FaultsSearched, NodeFound
+from controller.core.events import FaultsSearched
+from controller.core.node_events import NodeFound
 from controller.diagnosis.run import Request
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.service import Service

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from controller.changes import Changes
-from controller.core.events import NodeEvent, NodesAwaited
 from controller.core.facts import State
+from controller.core.node_events import NodeEvent, NodesAwaited
 from controller.failure import Failure
 from controller.kube.api import Kind, KubeApi
 from controller.kube.config import KubeConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.core.events import NodeEvent, NodeReplaced, NodeUncordonRequested
+from controller.core.node_events import NodeEvent, NodeReplaced, NodeUncordonRequested
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
 from controller.kube import conditions, quarantine

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.events import NodeEvent, NodeReleased, NodesAwaited
+from controller.core.node_events import NodeEvent, NodeReleased, NodesAwaited
 from controller.core.records import NodeRecord
 from controller.core.states import FREE, NodeState
 from controller.kube import objects, quarantine

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controller.core.events import NodeBack, NodeClosed, NodeEvent, NodeGone, NodesAwaited
+from controller.core.node_events import NodeBack, NodeClosed, NodeEvent, NodeGone, NodesAwaited
 from controller.core.states import AWAY
 from controller.kube.conditions import ClosingCondition, fault_of
 from controller.kube.observed import Pod

@@ -23,8 +23,9 @@ from controller.core.events import (
     JobResumeRequested,
     JobSubmitted,
 )
+from controller.core.kinds import Wanted
 from controller.core.naming import names
-from controller.core.records import JobPlan, JobRecord, Wanted
+from controller.core.records import JobPlan, JobRecord
 from controller.core.requests import named
 from controller.core.states import TERMINAL, JobState
 from controller.grpc_errors import (

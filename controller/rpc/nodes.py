@@ -6,7 +6,7 @@ import asyncio
 from heapq import nsmallest
 
 from controller.core.edge.edge import Edge
-from controller.core.events import (
+from controller.core.node_events import (
     NodeCordonRequested,
     NodeDrainRequested,
     NodeEvent,

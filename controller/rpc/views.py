@@ -12,14 +12,8 @@ from controller.convert import capacity_message
 from controller.core import accounting, cost, leaving
 from controller.core.environments import device_in
 from controller.core.facts import State
-from controller.core.records import (
-    Evidence,
-    EvidenceKind,
-    IncidentRecord,
-    JobRecord,
-    NodeRecord,
-    Wanted,
-)
+from controller.core.kinds import EvidenceKind, Wanted
+from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import TERMINAL, IncidentState, JobState
 from controller.specs import spec_of
 from controller.store.curves import Curves

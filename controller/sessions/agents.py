@@ -19,8 +19,9 @@ from controller.core.edge.edge import Edge
 from controller.core.edge.fields import MAX_RANKS
 from controller.core.edge.reports import fold_findings
 from controller.core.edge.rules import MAX_COUNT, Reason
-from controller.core.events import Event, NodeDisconnected, NodeLeft
-from controller.core.records import RunSuite
+from controller.core.events import Event
+from controller.core.node_events import NodeDisconnected, NodeLeft
+from controller.core.orders import RunSuite
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.grpc_errors import Context, abort, bad_field, unavailable
 from controller.poison import NodeRefusedError

@@ -25,7 +25,7 @@ from controller.agent.core.machine import AgentMachine
 from controller.agent.core.reports import AttemptKey
 from controller.agent.core.workers import WorkerKey
 from controller.agent.wire import introduction
-from controller.core.records import Cause
+from controller.core.kinds import Cause
 from controller.sim.attempt import Training
 from controller.sim.network import Session
 from controller.sim.node import Node

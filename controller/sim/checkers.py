@@ -24,11 +24,12 @@ from controller.core.facts import (
     grown,
 )
 from controller.core.machine import Machine
-from controller.core.records import (
-    IncidentRecord,
-    JobRecord,
-    NodeRecord,
+from controller.core.node_events import (
+    NodeCordonRequested,
+    NodeDrainRequested,
+    NodeUncordonRequested,
 )
+from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import (
     PLACED,
     TERMINAL,
@@ -248,10 +249,10 @@ class Checkers:
         old = before.nodes.get(node.node)
         if old is None:
             return
-        persons = isinstance(event, ev.NodeUncordonRequested) and event.node == node.node
+        persons = isinstance(event, NodeUncordonRequested) and event.node == node.node
         if old.cordoned and not node.cordoned and not persons:
             self._fail(5, f"{node.node}: a cordon vanished on {type(event).__name__}")
-        asked = (ev.NodeCordonRequested, ev.NodeDrainRequested)
+        asked = (NodeCordonRequested, NodeDrainRequested)
         if node.cordoned and not old.cordoned and not isinstance(event, asked):
             self._destroys(before, node, "cordoned")
         if node.state is NodeState.QUARANTINED and old.state is not NodeState.QUARANTINED:

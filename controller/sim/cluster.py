@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.core import events as ev
 from controller.core.fleet import spares_wanted
+from controller.core.node_events import (
+    NodeBack,
+    NodeClosed,
+    NodeGone,
+    NodeReleased,
+    NodeReplaced,
+    NodesAwaited,
+)
 from controller.core.records import NodeRecord
 from controller.core.states import EXCLUDED, NodeState
 from outlast.ids import NodeId
@@ -33,7 +40,7 @@ class Cluster:
         # How many times as long as usual everything takes.
         self.slowness = 1.0
         self.num_brought = 0
-        self._gone: dict[NodeId, ev.NodeGone] = {}
+        self._gone: dict[NodeId, NodeGone] = {}
         self._closed: dict[NodeId, str] = {}
         self._awaited = ""
         self._num_coming = 0
@@ -47,9 +54,9 @@ class Cluster:
     def tell_all(self) -> None:
         """What a listing says, to a controller that starts."""
         controller = self._world.controller
-        controller.handle(ev.NodesAwaited(detail=self._awaited))
+        controller.handle(NodesAwaited(detail=self._awaited))
         for node, reason in list(self._closed.items()):
-            controller.handle(ev.NodeClosed(node=node, reason=reason))
+            controller.handle(NodeClosed(node=node, reason=reason))
         for event in list(self._gone.values()):
             if controller.machine is not None and event.node in controller.machine.state.nodes:
                 controller.handle(event)
@@ -59,7 +66,7 @@ class Cluster:
         if self._world.nodes[node].is_on:
             return
         self._num_gone += 1
-        event = ev.NodeGone(
+        event = NodeGone(
             node=node,
             detail=detail,
             at_s=self._world.now_s,
@@ -72,7 +79,7 @@ class Cluster:
 
     def returned(self, node: NodeId) -> None:
         if self._gone.pop(node, None) is not None:
-            self._world.controller.handle(ev.NodeBack(node=node))
+            self._world.controller.handle(NodeBack(node=node))
 
     def close(self, node: NodeId, reason: str) -> None:
         """Others want nothing new on the host; an empty reason opens it again."""
@@ -80,12 +87,12 @@ class Cluster:
             self._closed[node] = reason
         else:
             self._closed.pop(node, None)
-        self._world.controller.handle(ev.NodeClosed(node=node, reason=reason))
+        self._world.controller.handle(NodeClosed(node=node, reason=reason))
 
     def want_back(self, node: NodeId) -> None:
         """Take a node back if the machine lets it go."""
         controller = self._world.controller
-        controller.handle(ev.NodeReleased(node=node))
+        controller.handle(NodeReleased(node=node))
         machine = controller.machine
         if machine is None or node not in machine.state.nodes:
             return
@@ -101,7 +108,7 @@ class Cluster:
 
     def replace(self, node: NodeId) -> None:
         """Another machine gets the name of one that was given up."""
-        self._world.controller.handle(ev.NodeReplaced(node=node))
+        self._world.controller.handle(NodeReplaced(node=node))
         self._world.repair_node(node)
 
     def evict(self, node: NodeId) -> None:
@@ -153,4 +160,4 @@ class Cluster:
         detail = f"{room} {self._num_coming} node(s)" if self._num_coming else ""
         if detail != self._awaited:
             self._awaited = detail
-            self._world.controller.handle(ev.NodesAwaited(detail=detail))
+            self._world.controller.handle(NodesAwaited(detail=detail))

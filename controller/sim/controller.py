@@ -26,6 +26,7 @@ from controller.core.effects import (
 )
 from controller.core.facts import Fact, NodePut
 from controller.core.machine import Machine
+from controller.core.node_events import NodeFound, NodeSilent
 from controller.core.records import JobRecord
 from controller.sim.attempt import Training
 from controller.sim.heartbeats import Heartbeats
@@ -113,7 +114,7 @@ class Controller:
     def _act_as_deposed(self, old: Machine, term: int) -> None:
         """It takes every node for lost, and its journal must not take that in."""
         for node in list(old.state.nodes):
-            event = ev.NodeSilent(node=node, silent_s=3600.0)
+            event = NodeSilent(node=node, silent_s=3600.0)
             for effect in old.handle(event, self._world.now_s):
                 if isinstance(effect, Persist):
                     try:
@@ -213,22 +214,22 @@ class Controller:
             )
         )
 
-    def _found(self, node: NodeId, effect: SearchFaults) -> ev.NodeFound:
+    def _found(self, node: NodeId, effect: SearchFaults) -> NodeFound:
         """What a search says of a node: sick, silent, gone, or well."""
         world = self._world
         machine = world.nodes[node]
         if machine.agent is None or node not in self.sessions:
-            return ev.NodeFound(node=node, verdict="error", detail="its session ended")
+            return NodeFound(node=node, verdict="error", detail="its session ended")
         if machine.passes_checks:
-            return ev.NodeFound(node=node, verdict="pass", detail="", figure=1.0)
+            return NodeFound(node=node, verdict="pass", detail="", figure=1.0)
         if machine.is_corrupt:
             world.checkers.suspect(node, "checks failed")
-            return ev.NodeFound(node=node, verdict="fail", detail="wrong bits", is_corrupt=True)
+            return NodeFound(node=node, verdict="fail", detail="wrong bits", is_corrupt=True)
         if machine.sickness or machine.check_delay_s >= effect.timeout_s:
             world.checkers.suspect(node, "checks failed")
             detail = machine.sickness or "its checks did not end in time"
-            return ev.NodeFound(node=node, verdict="fail", detail=detail, figure=0.4)
-        return ev.NodeFound(node=node, verdict="pass", detail="", figure=1.0)
+            return NodeFound(node=node, verdict="fail", detail=detail, figure=0.4)
+        return NodeFound(node=node, verdict="pass", detail="", figure=1.0)
 
     def _set_timer(self) -> None:
         assert self.machine is not None

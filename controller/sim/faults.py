@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from controller.core import events as ev
+from controller.core.node_events import NodeUncordonRequested
 from controller.core.states import NodeState
 from controller.sim.attempt import SimJob
 from controller.sim.cluster_faults import CLUSTER_FAULTS
@@ -97,7 +98,7 @@ def _return_nodes(world: World) -> None:
     for node in list(machine.state.nodes.values()):
         aside = node.state in (NodeState.DRAINED, NodeState.REPAIRING, NodeState.RETIRED)
         if node.cordoned or (aside and world.random.random() < 0.8):
-            world.ask(ev.NodeUncordonRequested(node=node.node))
+            world.ask(NodeUncordonRequested(node=node.node))
 
 
 def _resume_jobs(world: World) -> None:

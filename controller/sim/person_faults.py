@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from controller.core import events as ev
+from controller.core.node_events import (
+    NodeCordonRequested,
+    NodeDrainRequested,
+    NodeUncordonRequested,
+)
 from controller.core.states import TERMINAL, JobState
 from controller.sim.victims import some_node
 from controller.sim.world import World
@@ -13,17 +18,17 @@ from controller.sim.world import World
 def drain(world: World) -> None:
     """A person drains a node, and may return it."""
     node = some_node(world, used=world.random.random() < 0.8)
-    world.ask(ev.NodeDrainRequested(node=node))
+    world.ask(NodeDrainRequested(node=node))
     if world.random.random() < 0.7:
         delay_s = world.random.choice((0.5, 5.0, 1800.0))
-        world.timeline.after(delay_s, world.ask, ev.NodeUncordonRequested(node=node))
+        world.timeline.after(delay_s, world.ask, NodeUncordonRequested(node=node))
 
 
 def _person_cordons(world: World) -> None:
     node = some_node(world)
-    world.ask(ev.NodeCordonRequested(node=node))
+    world.ask(NodeCordonRequested(node=node))
     if world.random.random() < 0.5:
-        world.timeline.after(3600.0, world.ask, ev.NodeUncordonRequested(node=node))
+        world.timeline.after(3600.0, world.ask, NodeUncordonRequested(node=node))
 
 
 def _person_pauses(world: World) -> None:

@@ -16,7 +16,8 @@ from controller.core import accounting, cost
 from controller.core import events as ev
 from controller.core.accounting import Part
 from controller.core.edge.liveness import Limits
-from controller.core.records import Action, JobPlan, JobRecord, Size
+from controller.core.kinds import Action
+from controller.core.records import JobPlan, JobRecord, Size
 from controller.core.standbys import standbys_for
 from controller.core.states import TERMINAL, JobState
 from controller.sim.attempt import SimJob

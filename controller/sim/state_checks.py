@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from controller.core.facts import State
-from controller.core.records import CommandRecord, NodeRecord, RunSuite, StopWorkers
+from controller.core.orders import CommandRecord, RunSuite, StopWorkers
+from controller.core.records import NodeRecord
 from controller.core.states import AT_WORK, LIVE, PLACED, IncidentState, JobState
 from outlast.ids import JobId, NodeId
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from controller.command_messages import NodesPacker, command_message
-from controller.core import events as ev
 from controller.core.attempt_record import AttemptRecord
 from controller.core.edge.edge import Edge
 from controller.core.edge.gate import Gate
 from controller.core.edge.rules import Reason
 from controller.core.facts import State
-from controller.core.records import CommandRecord
+from controller.core.node_events import NodeDisconnected
+from controller.core.orders import CommandRecord
 from controller.sim.network import Session
 from controller.sim.violation import Violation
 from outlast.ids import NodeId
@@ -118,7 +118,7 @@ class Streams:
         if self.sessions.get(session.node) is session:
             del self.sessions[session.node]
             self._gate.forget(session.node)
-            self._controller.handle(ev.NodeDisconnected(node=session.node))
+            self._controller.handle(NodeDisconnected(node=session.node))
 
     # What agents are told
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from controller.core import events as ev
-from controller.core.records import EvidenceKind, JobRecord, NodeRecord
+from controller.core.kinds import EvidenceKind
+from controller.core.node_events import NodeUncordonRequested
+from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
 from controller.core.verdict import is_follower
 from controller.sim.attempt import Phase, Training
@@ -86,7 +88,7 @@ class UserChecks:
         if node.state in (NodeState.QUARANTINED, NodeState.RETIRED):
             self._passes[node.node] = 0
         elif old.state is NodeState.VALIDATING and node.state is NodeState.READY:
-            is_persons = isinstance(event, ev.NodeUncordonRequested)
+            is_persons = isinstance(event, NodeUncordonRequested)
             passes = self._passes.get(node.node, 0)
             if passes < LEAST_PASSES and not is_persons:
                 self._fail(14, f"{node.node} is {node.state} again after {passes} clean checks")

@@ -13,7 +13,8 @@ from random import Random
 from controller.core import events as ev
 from controller.core.capacity import Capacity
 from controller.core.edge.liveness import Limits
-from controller.core.records import JobPlan, NonFiniteAgain, Rung, Size
+from controller.core.kinds import NonFiniteAgain, Rung
+from controller.core.records import JobPlan, Size
 from controller.core.states import TERMINAL
 from controller.sim.agent import Agent
 from controller.sim.attempt import Phase, SimJob, Training

@@ -15,6 +15,7 @@ from controller.core.edge.edge import Edge
 from controller.core.edge.listening import JUDGE_WITHIN_S
 from controller.core.effects import SearchFaults
 from controller.core.machine import Machine
+from controller.core.node_events import NodeJoined, NodeLate, NodeSilent
 from controller.deciding import BATCH_ITEMS, TURN_S
 from controller.effects import Effects, UnmanagedCluster
 from controller.service import Service
@@ -69,8 +70,8 @@ async def service_on(folder: Path) -> AsyncIterator[tuple[Service, Edge]]:
         database.close()
 
 
-def _joined(node: str) -> ev.NodeJoined:
-    return ev.NodeJoined(
+def _joined(node: str) -> NodeJoined:
+    return NodeJoined(
         node=NodeId(node),
         incarnation="one",
         address="10.0.0.1",
@@ -108,7 +109,7 @@ def test_pauses_of_our_own_put_judging_off_for_five_seconds_at_most(
             gaps = [b - a for a, b in pairwise(judged_s)]
             # The work itself comes on top: nobody can judge in the middle of it.
             assert max(gaps) <= JUDGE_WITHIN_S + 2 * busy_s + 0.5
-            assert ev.NodeSilent in kinds
+            assert NodeSilent in kinds
 
     _run(scenario())
 
@@ -134,7 +135,7 @@ def test_after_a_long_absence_agents_are_heard_before_anyone_is_judged(
             edge.heard(NodeId("n1"), loop.time())
             loop.skew_s += 0.4
             await service.tell()
-            assert ev.NodeLate not in kinds
+            assert NodeLate not in kinds
 
     _run(scenario())
 

@@ -9,7 +9,8 @@ import pytest
 from controller import convert
 from controller.command_messages import command_message
 from controller.core.edge import reports
-from controller.core.records import NonFiniteAgain, StartWorkers
+from controller.core.kinds import NonFiniteAgain
+from controller.core.orders import StartWorkers
 from controller.core.states import JobState
 from diagnostics.core.rules.exits import EXITS
 from outlast.failures import ErrorKind

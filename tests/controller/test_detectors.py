@@ -12,9 +12,11 @@ import pytest
 from controller import convert
 from controller.core.edge.detectors import WINDOW_S, WINDOW_SAMPLES
 from controller.core.edge.edge import Edge
-from controller.core.events import Detected, DetectionEnded, Event, JobStalled, NodeClosed
+from controller.core.events import Detected, DetectionEnded, Event, JobStalled
 from controller.core.facts import IncidentPut, State
-from controller.core.records import Cause, IncidentRecord, JobRecord, NodeRecord
+from controller.core.kinds import Cause
+from controller.core.node_events import NodeClosed
+from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import IncidentState, JobState, NodeState
 from controller.specs import settings_of
 from controller.store.curves import StepRow

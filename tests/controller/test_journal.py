@@ -20,7 +20,9 @@ from controller.core.context import Settings
 from controller.core.effects import Persist, SendCommand
 from controller.core.facts import Fact, NodePut, State
 from controller.core.machine import Machine
-from controller.core.records import NodeRecord, StartWorkers, StopWorkers
+from controller.core.node_events import NodeJoined, WorkerExited
+from controller.core.orders import StartWorkers, StopWorkers
+from controller.core.records import NodeRecord
 from controller.core.states import NodeState
 from controller.store import database as database_module
 from controller.store.curves import Curves, StepRow
@@ -67,7 +69,7 @@ def story() -> Iterator[ev.Event]:
     job_id = JobId("tiny-abcde")
     yield ev.ControllerStarted(term=1)
     for name in ("n0", "n1"):
-        yield ev.NodeJoined(
+        yield NodeJoined(
             node=NodeId(name),
             incarnation="i",
             address="127.0.0.1",
@@ -139,7 +141,7 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
         is_faulty = command.attempt == 1 and command.node == "n0"
         num_steps = machine.state.jobs[command.job].plan.total_steps
         answers.append(
-            ev.WorkerExited(
+            WorkerExited(
                 job_id=command.job,
                 attempt=command.attempt,
                 node=command.node,

@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.core import cost
-from controller.core.records import Cause, IncidentRecord, TimelineEntry
+from controller.core.kinds import Cause
+from controller.core.records import IncidentRecord, TimelineEntry
 from controller.core.states import IncidentState, JobState
 from controller.store.curves import StepRow
 from controller.tally import OTHER, Tally

@@ -9,7 +9,7 @@ import pytest
 from controller.command_messages import command_message
 from controller.core.attempt_record import AttemptRecord
 from controller.core.effects import SendCommand
-from controller.core.records import CommandRecord, StartWorkers
+from controller.core.orders import CommandRecord, StartWorkers
 from controller.effects import Effects, UnmanagedCluster
 from controller.ranknodes import pack, rank_nodes
 from controller.sessions.session import Outgoing

@@ -21,6 +21,7 @@ from checkpoint.storage.storage import Storage
 from controller import archive, config_file, retention
 from controller.convert import plan_of
 from controller.core import events as ev
+from controller.core.node_events import NodeFound, WorkerExited
 from controller.core.retention import Expired, Retention
 from controller.core.states import JobState
 from controller.retention import Keeper
@@ -79,8 +80,8 @@ async def _answer(bench: Bench) -> None:
         )
 
 
-def _exited(job: JobId, rank: int, attempt: int, *, code: int = 0) -> ev.WorkerExited:
-    return ev.WorkerExited(
+def _exited(job: JobId, rank: int, attempt: int, *, code: int = 0) -> WorkerExited:
+    return WorkerExited(
         job_id=job,
         attempt=Attempt(attempt),
         node=NODES[rank],
@@ -157,7 +158,7 @@ async def _passed(bench: Bench, job: JobId) -> None:
     incident = bench.service.state.jobs[job].incident
     assert incident is not None
     search = bench.service.state.incidents[incident].search
-    nodes = tuple(ev.NodeFound(node=node, verdict="pass", detail="", figure=None) for node in NODES)
+    nodes = tuple(NodeFound(node=node, verdict="pass", detail="", figure=None) for node in NODES)
     await bench.service.tell(ev.FaultsSearched(search=search, job_id=job, nodes=nodes, links=()))
     await _answer(bench)
 

@@ -13,6 +13,7 @@ from typing import Any
 from controller.changes import Changes
 from controller.core import events as ev
 from controller.core.facts import State, fold
+from controller.core.node_events import NodeDisconnected, NodeEvent
 from controller.core.records import NodeRecord
 from controller.kube.cluster import KubeCluster
 from controller.kube.config import KubeConfig, Patience
@@ -46,7 +47,7 @@ class Fleet:
         # Ahead of the server, whose hosts must be older than the machine's quarantines.
         self.driver.now_s = time.time() + 3600.0
         self.connected: dict[NodeId, str] = {}
-        self.posted: list[ev.NodeEvent] = []
+        self.posted: list[NodeEvent] = []
         self.kubelets = Kubelets(
             kube.core(),
             kube.namespace,
@@ -124,7 +125,7 @@ class Fleet:
             clock=_DriverClock(self),
         )
 
-    def _post(self, event: ev.NodeEvent) -> None:
+    def _post(self, event: NodeEvent) -> None:
         self.posted.append(event)
         self.tell(event)
 
@@ -139,7 +140,7 @@ class Fleet:
     def _leave(self, host: str, uid: str) -> None:
         if self.connected.get(NodeId(host)) == uid:
             del self.connected[NodeId(host)]
-            self.tell(ev.NodeDisconnected(node=NodeId(host)))
+            self.tell(NodeDisconnected(node=NodeId(host)))
 
 
 class _DriverClock:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from controller.core import events as ev
 from controller.core.facts import fold
+from controller.core.node_events import NodeClosed, NodeGone, NodeUncordonRequested
 from controller.kube import metrics, quarantine
 from controller.kube.api import KubeApi
 from controller.kube.errors import (
@@ -164,7 +164,7 @@ def test_host_that_a_person_had_cordoned_stays_cordoned(kube: Kube, tmp_path: Pa
             assert lost is not None
             it.core.patch_node(lost, {"spec": {"unschedulable": True}})
             await it.until(
-                lambda: ev.NodeClosed(node=lost, reason="its host is cordoned") in it.posted,
+                lambda: NodeClosed(node=lost, reason="its host is cordoned") in it.posted,
                 "the cordon to be seen",
             )
             # Its job trains on there.
@@ -172,7 +172,7 @@ def test_host_that_a_person_had_cordoned_stays_cordoned(kube: Kube, tmp_path: Pa
             await asyncio.to_thread(it.kubelets.fail, lost)
             await it.until(lambda: is_closed(it.host(lost)), "the quarantine")
             assert annotations(it.host(lost))[quarantine.PRIOR_CORDON] == "true"
-            it.tell(ev.NodeUncordonRequested(node=lost))
+            it.tell(NodeUncordonRequested(node=lost))
             await it.until(lambda: not annotations(it.host(lost)), "the release")
             assert it.host(lost).spec.unschedulable
             assert quarantine.TAINT not in taints(it.host(lost))
@@ -191,7 +191,7 @@ def test_uncordon_by_hand_ends_the_quarantine(kube: Kube, tmp_path: Path) -> Non
             it.core.patch_node(lost, {"spec": {"unschedulable": None}})
             await it.until(lambda: not annotations(it.host(lost)), "the release")
             assert it.node(lost).state == "RELEASED"
-            assert ev.NodeUncordonRequested(node=lost) in it.posted
+            assert NodeUncordonRequested(node=lost) in it.posted
             host = it.host(lost)
             assert not host.spec.unschedulable
             assert quarantine.TAINT not in taints(host)
@@ -274,7 +274,7 @@ def test_restarted_controller_does_what_the_old_one_had_only_decided(
             await it.cluster.leave()
             await asyncio.to_thread(it.kubelets.fail, lost)
             await it.until(lambda: lost not in it.connected, "the agent to be gone")
-            it.driver.send(ev.NodeGone(node=lost, detail="power cut", at_s=it.driver.now_s))
+            it.driver.send(NodeGone(node=lost, detail="power cut", at_s=it.driver.now_s))
             assert it.node(lost).state == "RETIRED"
             assert not annotations(it.host(lost))
             await it.restart()
@@ -287,7 +287,7 @@ def test_restarted_controller_does_what_the_old_one_had_only_decided(
             assert it.node(kept).state == "ASSIGNED"
             # And the other way round: released while nobody was there to do it.
             await it.cluster.leave()
-            it.driver.send(ev.NodeUncordonRequested(node=lost))
+            it.driver.send(NodeUncordonRequested(node=lost))
             await it.restart()
             await it.until(lambda: not annotations(it.host(lost)), "the release")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.events import NodeBack, NodeClosed, NodeGone, NodeUncordonRequested
+from controller.core.node_events import NodeBack, NodeClosed, NodeGone, NodeUncordonRequested
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
 from controller.kube.actions import DeletePod, PatchHost, ProbeHost

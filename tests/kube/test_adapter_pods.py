@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from controller.core.events import NodesAwaited
+from controller.core.node_events import NodesAwaited
 from controller.core.states import NodeState
 from controller.kube.actions import CreatePod, DeletePod
 from controller.kube.observed import Pod

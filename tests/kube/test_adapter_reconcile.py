@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.events import NodeReleased, NodesAwaited
-from controller.core.records import JobPlan, JobRecord, NodeRecord, Wanted
+from controller.core.kinds import Wanted
+from controller.core.node_events import NodeReleased, NodesAwaited
+from controller.core.records import JobPlan, JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
 from controller.kube.actions import Action, CreatePod, DeletePod, EvictPod, LabelPod, RemoveBase
 from controller.kube.observed import Host, read_host

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.events import NodeClosed, NodeReplaced
+from controller.core.node_events import NodeClosed, NodeReplaced
 from controller.core.states import NodeState
 from controller.kube.actions import CreatePod, PatchHost, ProbeHost
 from controller.kube.conditions import ClosingCondition, fault_of, parse

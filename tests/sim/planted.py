@@ -36,6 +36,7 @@ from controller.core.context import Context
 from controller.core.edge import liveness
 from controller.core.effects import Persist, SendCommand
 from controller.core.facts import CommandOpened
+from controller.core.node_events import NodeJoined, NodeLate, NodeSilent
 from controller.core.states import JobState
 from controller.core.verdict import root_failure
 from controller.sim import journal
@@ -95,15 +96,15 @@ def _journal_last(take_batch: Any, ctx: Context) -> Any:
     return sorted(take_batch(ctx), key=lambda effect: isinstance(effect, Persist))
 
 
-def _silent_when_late(late: Any, ctx: Context, event: ev.NodeLate) -> None:
-    losses.silent(ctx, ev.NodeSilent(node=event.node, silent_s=event.silent_s))
+def _silent_when_late(late: Any, ctx: Context, event: NodeLate) -> None:
+    losses.silent(ctx, NodeSilent(node=event.node, silent_s=event.silent_s))
 
 
 def _without_cordon(validated: Any, ctx: Context, node: Any, **facts: Any) -> None:
     validated(ctx, ctx.put(replace(node, cordoned=False)), **facts)
 
 
-def _joins_without_cordon(joined: Any, ctx: Context, event: ev.NodeJoined) -> None:
+def _joins_without_cordon(joined: Any, ctx: Context, event: NodeJoined) -> None:
     joined(ctx, event)
     ctx.put(replace(ctx.state.nodes[event.node], cordoned=False))
 
@@ -201,7 +202,7 @@ CONTROLLER_BUGS = (
 
 
 def _a_level_early(*_: Any) -> Any:
-    return {**liveness._EVENTS, liveness._Level.LATE: ev.NodeSilent}
+    return {**liveness._EVENTS, liveness._Level.LATE: NodeSilent}
 
 
 EDGE_BUGS = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
+from controller.core.node_events import NodeHeard, NodeLate, NodeLost, NodeSilent
 from controller.sim.durations import SourcedPace
 from controller.sim.heartbeats import Heartbeats
 from controller.sim.ranks import heartbeat_of
@@ -19,7 +20,7 @@ from outlast.v1 import agents_pb2
 
 SCENARIO = Scenario(nodes=6, days=1.0, standbys=2, step_s=2.0)
 # What only the edge says.
-OF_EDGE = (ev.NodeHeard, ev.NodeLate, ev.NodeLost, ev.NodeSilent, ev.JobAdvanced, ev.JobStalled)
+OF_EDGE = (NodeHeard, NodeLate, NodeLost, NodeSilent, ev.JobAdvanced, ev.JobStalled)
 PERIOD_S = 2.0
 LOOK_S = 1.0
 # A silence or a stall may seem to have begun later by a heartbeat's period, or a step; with every

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core import events as ev
-from controller.core.records import Rung
+from controller.core.kinds import Rung
+from controller.core.node_events import NodeDrainRequested
 from controller.core.states import EXCLUDED, JobState
 from controller.sim.attempt import SimJob
 from controller.sim.node import Node
@@ -86,7 +86,7 @@ def test_workers_that_a_node_hides_commit_nothing_twice(nodes: int, is_stuck: bo
     world = _world(nodes=nodes)
     liar = _victim(world)
     liar.hides_workers = True
-    world.ask(ev.NodeDrainRequested(node=liar.name))
+    world.ask(NodeDrainRequested(node=liar.name))
     world.timeline.run_until(world.now_s + 300.0)
     liar.is_stuck = is_stuck
     commits = dict(world.jobs[JOB].commits)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from controller.core.capacity import Capacity, NodeNeed
-from controller.core.records import Cause
+from controller.core.kinds import Cause
 from controller.core.states import FREE, JobState
 from controller.sim.attempt import SimJob
 from controller.sim.timeline import EPOCH_S

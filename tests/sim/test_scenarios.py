@@ -12,7 +12,17 @@ from controller.core import events as ev
 from controller.core.context import Settings
 from controller.core.edge.progress import ProgressTable
 from controller.core.facts import fold
-from controller.core.records import Action
+from controller.core.kinds import Action
+from controller.core.node_events import (
+    NodeCordonRequested,
+    NodeDisconnected,
+    NodeDrainRequested,
+    NodeHeard,
+    NodeLate,
+    NodeSilent,
+    NodeUncordonRequested,
+    WorkerStatus,
+)
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import Attempt, JobId, NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -69,8 +79,8 @@ def test_stopping_for_the_user_does_not_wait_for_a_lost_node(
 def test_a_drain_called_off_in_time_quarantines_nobody() -> None:
     """Seeds 2, 28, 80: the healthy node was quarantined because it was to be moved off."""
     driver = Driver().running()
-    driver.send(ev.NodeDrainRequested(node=N1))
-    driver.send(ev.NodeUncordonRequested(node=N1))
+    driver.send(NodeDrainRequested(node=N1))
+    driver.send(NodeUncordonRequested(node=N1))
     driver.answer_all("/stop/")
     assert driver.node("n1").state is NodeState.ASSIGNED
     assert driver.node("n1").quarantines_s == ()
@@ -83,7 +93,7 @@ def test_a_drain_during_preflight_is_heeded() -> None:
     for node in ("n1", "n2", "n3"):
         driver.join(node)
     driver.submit()
-    driver.send(ev.NodeDrainRequested(node=N1))
+    driver.send(NodeDrainRequested(node=N1))
     driver.answer_all("/suite/")
     driver.answer_all("/suite/")
     assert driver.node("n1").state is NodeState.DRAINED
@@ -117,7 +127,7 @@ def test_nodes_that_do_not_stop_are_replaced_along_with_lost_ones() -> None:
 def test_a_start_that_an_agent_forgot_does_not_speak_against_its_node() -> None:
     """Seed 189: the agent was restarted while it started workers and refused the repeat."""
     driver = Driver().starting()
-    driver.send(ev.NodeDisconnected(node=N2))
+    driver.send(NodeDisconnected(node=N2))
     driver.join("n2", incarnation="two")
     # It is not asked again: the order was for the agent before.
     assert "job/a1/start/n2" not in driver.machine.state.commands
@@ -133,9 +143,9 @@ def test_a_command_given_up_in_the_same_batch_is_not_sent() -> None:
     driver.send(driver.exited(0))
     assert driver.machine.state.commands.keys() == {"job/a1/stop/n1", "job/a1/stop/n2"}
     driver = Driver().starting()
-    driver.send(ev.NodeDisconnected(node=N2))
+    driver.send(NodeDisconnected(node=N2))
     ended = driver.exited(1)
-    status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=1, exit=ended)
+    status = WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=1, exit=ended)
     lines = driver.join("n2", (status,))
     assert "close job/a1/start/n2" in lines
     assert "send job/a1/start/n2" not in lines
@@ -146,11 +156,11 @@ def test_one_node_that_is_heard_again_does_not_end_the_blindness_of_the_others()
     """Seed 17: a single heartbeat made the controller trust its eyes; the rest was lost."""
     driver = Driver().running(spares=6)
     for number in range(1, 9):
-        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+        driver.send(NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
     driver.wait(20.0)
-    driver.send(ev.NodeHeard(node=N3))
+    driver.send(NodeHeard(node=N3))
     assert driver.machine.controller_blind
-    driver.send(ev.NodeSilent(node=N1, silent_s=60.0))
+    driver.send(NodeSilent(node=N1, silent_s=60.0))
     assert driver.job().state is JobState.RUNNING
 
 
@@ -158,14 +168,14 @@ def test_stragglers_get_a_moment_when_a_partition_heals() -> None:
     """Seeds 2, 7, 11: those that came back a second after the others were quarantined."""
     driver = Driver().running(spares=6)
     for number in range(1, 9):
-        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+        driver.send(NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
     for number in range(1, 9):
-        driver.send(ev.NodeSilent(node=NodeId(f"n{number}"), silent_s=60.0))
+        driver.send(NodeSilent(node=NodeId(f"n{number}"), silent_s=60.0))
     for number in range(3, 9):
-        driver.send(ev.NodeHeard(node=NodeId(f"n{number}")))
+        driver.send(NodeHeard(node=NodeId(f"n{number}")))
     assert driver.job().state is JobState.RUNNING
     driver.wait(3.0)
-    driver.send(ev.NodeHeard(node=N1))
+    driver.send(NodeHeard(node=N1))
     driver.wait(SETTINGS.reconcile_s)
     # The one that is silent still is lost now, and not only at the end of the blindness.
     assert not driver.machine.controller_blind
@@ -177,7 +187,7 @@ def test_a_controller_that_starts_into_a_partition_suspects_itself() -> None:
     after = _restarted(Driver().running(spares=6), away_s=10.0)
     for number in range(1, 9):
         after.now_s += 0.5
-        after.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+        after.send(NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
     after.wait(SETTINGS.reconcile_s)
     assert after.machine.controller_blind
 
@@ -210,7 +220,7 @@ def test_a_cordoned_drained_node_does_not_keep_the_timer_ringing() -> None:
     driver = Driver().running()
     driver.lose("n3", gone=False)
     driver.join("n3")
-    driver.send(ev.NodeCordonRequested(node=N3))
+    driver.send(NodeCordonRequested(node=N3))
     driver.wait(SETTINGS.cooldown_s + 60.0)
     wake_s = driver.machine.wake_at()
     assert wake_s is None or wake_s > driver.now_s
@@ -219,7 +229,7 @@ def test_a_cordoned_drained_node_does_not_keep_the_timer_ringing() -> None:
 def test_a_silent_node_is_not_taken_for_drained() -> None:
     """Seed 54: its session had not ended yet, so it counted as being there."""
     driver = Driver().running()
-    driver.send(ev.NodeSilent(node=N3, silent_s=60.0))
+    driver.send(NodeSilent(node=N3, silent_s=60.0))
     assert driver.node("n3").state is NodeState.QUARANTINED
 
 
@@ -279,7 +289,7 @@ def test_workers_on_a_node_that_lost_its_place_are_stopped_when_it_joins() -> No
     """They are of the present attempt, but the node was given up meanwhile."""
     driver = Driver().running()
     driver.lose("n2")
-    status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=1, exit=None)
+    status = WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=1, exit=None)
     assert "send job/a1/stop/n2" in driver.join("n2", (status,))
 
 
@@ -320,6 +330,6 @@ def test_a_node_that_is_back_while_the_breaker_holds_another_is_checked_once() -
     driver.answer("job/a1/stop/n1")
     assert driver.job().state is JobState.REPAIRING
     for _ in range(3):
-        driver.send(ev.NodeLate(node=N2, silent_s=90.0))
+        driver.send(NodeLate(node=N2, silent_s=90.0))
     assert [item.phase for item in driver.incident().timeline].count("back") == 1
     assert driver.job().unchecked.count(N1) == 1

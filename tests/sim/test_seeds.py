@@ -13,7 +13,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from controller.core.records import Action, Cause
+from controller.core.kinds import Action, Cause
 from controller.core.states import IncidentState, JobState, NodeState
 from controller.sim.faults import FAULTS, MIN_FAULTS
 from controller.sim.run import Failure, Outcome, run_or_tell, run_seed, shrunk_lines

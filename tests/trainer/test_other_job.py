@@ -14,7 +14,7 @@ from checkpoint.storage.storage import Storage
 from controller.agent.workers.launch import StartRefusedError
 from controller.agent.workers.preflight import Preflight
 from controller.core.edge.reports import worker_exited
-from controller.core.events import WorkerExited
+from controller.core.node_events import WorkerExited
 from outlast.cli.places import Nodes, look
 from outlast.failures import ErrorKind
 from outlast.ids import NodeId

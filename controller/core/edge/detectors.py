@@ -13,9 +13,11 @@ from statistics import median
 
 from controller.core.detections import HOST_CAUSES
 from controller.core.edge.settings import SettingsTable
-from controller.core.events import Detected, DetectionEnded, Event, NodeClosed
+from controller.core.events import Detected, DetectionEnded, Event
 from controller.core.facts import State
-from controller.core.records import Cause, JobRecord
+from controller.core.kinds import Cause
+from controller.core.node_events import NodeClosed
+from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 from diagnostics.core.curves import CALM_STEPS, SpeedWatch, SpikeWatch, Step, not_a_number
 from diagnostics.core.stragglers import StragglerTable

@@ -23,8 +23,9 @@ from controller.core.edge.listening import Listening
 from controller.core.edge.liveness import Limits, LivenessTable
 from controller.core.edge.reports import events_of, node_joined
 from controller.core.edge.settings import NO_JOB, JobSettings, SettingsOf, SettingsTable
-from controller.core.events import Event, NodeClosed
+from controller.core.events import Event
 from controller.core.facts import Fact, JobPut, NodePut, State
+from controller.core.node_events import NodeClosed
 from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, AWAY, TERMINAL, JobState
 from outlast.ids import Attempt, JobId, NodeId

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from controller.core.edge.operations import operation_of
 from controller.core.edge.settings import SettingsTable
 from controller.core.events import Detected, Event, JobStalled
-from controller.core.records import Cause, JobRecord
+from controller.core.kinds import Cause
+from controller.core.records import JobRecord
 from diagnostics.core.hang import HangVerdict, analyse
 from diagnostics.core.pace import STOPPED_STATE, Standing, all_over
 from diagnostics.core.rank_facts import Groups, RankFacts, facts_of

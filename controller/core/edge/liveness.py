@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from controller.core.edge.due import DueQueue
-from controller.core.events import NodeHeard, NodeLate, NodeLost, NodeSilent
+from controller.core.node_events import NodeHeard, NodeLate, NodeLost, NodeSilent
 from outlast.ids import NodeId
 
 # Nodes due within so long are looked at together: those of a large fleet, nearly all of which have

@@ -15,6 +15,7 @@ from typing import TypeVar
 from controller.core import events as ev
 from controller.core.capacity import Capacity
 from controller.core.edge.operations import operation_of
+from controller.core.node_events import NodeJoined, NodeLeft, WorkerExited, WorkerStatus
 from diagnostics.core.exits import ExitFacts, classify
 from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
 from diagnostics.core.stacks import fingerprint_of
@@ -48,7 +49,7 @@ def events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[ev.Event]:
         case "checkpoint_trouble":
             return [_checkpoint_failed(node, event)]
         case "goodbye":
-            return [ev.NodeLeft(node=node, incarnation=event.goodbye.incarnation)]
+            return [NodeLeft(node=node, incarnation=event.goodbye.incarnation)]
         case _:
             return []
 
@@ -80,10 +81,10 @@ def _checkpoint_failed(node: NodeId, event: agents_pb2.AgentEvent) -> ev.Checkpo
     )
 
 
-def node_joined(hello: agents_pb2.Hello) -> ev.NodeJoined:
+def node_joined(hello: agents_pb2.Hello) -> NodeJoined:
     """An agent's first message."""
     node = NodeId(hello.node_id)
-    return ev.NodeJoined(
+    return NodeJoined(
         node=node,
         incarnation=hello.incarnation,
         address=hello.address,
@@ -112,7 +113,7 @@ def capacity_of(message: common_pb2.NodeCapacity) -> Capacity:
 
 def worker_exited(
     node: NodeId, job_id: str, attempt: int, rank: int, exit_: agents_pb2.WorkerExit
-) -> ev.WorkerExited:
+) -> WorkerExited:
     """The end of a worker, classified."""
     found = classify(
         ExitFacts(
@@ -131,7 +132,7 @@ def worker_exited(
         with suppress(ValueError):
             operation = operation_of(exit_)
             detail += "" if operation is None else f" ({operation})"
-    return ev.WorkerExited(
+    return WorkerExited(
         job_id=JobId(job_id),
         attempt=Attempt(attempt),
         node=node,
@@ -199,11 +200,11 @@ def fold_findings(findings: Iterable[diagnostics_pb2.Finding]) -> NodeVerdict:
     return fold([finding_of(message) for message in findings])
 
 
-def _worker_status(node: NodeId, status: agents_pb2.WorkerStatus) -> ev.WorkerStatus:
+def _worker_status(node: NodeId, status: agents_pb2.WorkerStatus) -> WorkerStatus:
     ended = None
     if not status.running:
         ended = worker_exited(node, status.job_id, status.attempt, status.rank, status.exit)
-    return ev.WorkerStatus(
+    return WorkerStatus(
         job_id=JobId(status.job_id),
         attempt=Attempt(status.attempt),
         rank=status.rank,

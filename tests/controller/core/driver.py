@@ -37,6 +37,17 @@ from controller.core.facts import (
     State,
 )
 from controller.core.machine import Machine
+from controller.core.node_events import (
+    NodeDisconnected,
+    NodeFound,
+    NodeGone,
+    NodeJoined,
+    NodeLate,
+    NodeLost,
+    NodeSilent,
+    WorkerExited,
+    WorkerStatus,
+)
 from controller.core.records import IncidentRecord, JobPlan, JobRecord, NodeRecord
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, JobId, NodeId
@@ -160,10 +171,10 @@ class Driver:
         return lines
 
     def join(
-        self, node: str, statuses: tuple[ev.WorkerStatus, ...] = (), incarnation: str = "one"
+        self, node: str, statuses: tuple[WorkerStatus, ...] = (), incarnation: str = "one"
     ) -> list[str]:
         return self.send(
-            ev.NodeJoined(
+            NodeJoined(
                 node=NodeId(node),
                 incarnation=incarnation,
                 address=f"{node}.example",
@@ -205,7 +216,7 @@ class Driver:
         ids = [command_id for command_id in self.machine.state.commands if part in command_id]
         return [line for command_id in ids for line in self.answer(command_id)]
 
-    def exited(self, rank: int = 0, **changes: object) -> ev.WorkerExited:
+    def exited(self, rank: int = 0, **changes: object) -> WorkerExited:
         """The end of a rank of the present attempt: killed, unless told otherwise."""
         job = self.job()
         node = job.nodes[rank // job.plan.workers_per_node]
@@ -226,7 +237,7 @@ class Driver:
         }
         values |= changes
         values["fault_class"] = FailureClass(str(values["fault_class"]))
-        return ev.WorkerExited(**values)  # type: ignore[arg-type]
+        return WorkerExited(**values)  # type: ignore[arg-type]
 
     def advanced(self, completed_step: int, resumed_step: int = 0) -> list[str]:
         return self.send(
@@ -250,7 +261,7 @@ class Driver:
         """The end of the job's search: everybody passes unless told otherwise."""
         job = self.job()
         found = tuple(
-            ev.NodeFound(
+            NodeFound(
                 node=node,
                 verdict=(verdicts or {}).get(node, "pass"),
                 detail="",
@@ -270,13 +281,13 @@ class Driver:
 
     def lose(self, node: str, *, gone: bool = True) -> list[str]:
         """A node falls silent for good; the cluster confirms it or it does not."""
-        lines = self.send(ev.NodeDisconnected(node=NodeId(node)))
-        lines += self.send(ev.NodeLate(node=NodeId(node), silent_s=6.0))
-        lines += self.send(ev.NodeLost(node=NodeId(node), silent_s=15.0))
+        lines = self.send(NodeDisconnected(node=NodeId(node)))
+        lines += self.send(NodeLate(node=NodeId(node), silent_s=6.0))
+        lines += self.send(NodeLost(node=NodeId(node), silent_s=15.0))
         if gone:
-            gone_event = ev.NodeGone(node=NodeId(node), detail="terminated", at_s=self.now_s)
+            gone_event = NodeGone(node=NodeId(node), detail="terminated", at_s=self.now_s)
             return lines + self.send(gone_event)
-        return lines + self.send(ev.NodeSilent(node=NodeId(node), silent_s=60.0))
+        return lines + self.send(NodeSilent(node=NodeId(node), silent_s=60.0))
 
     # Where things stand
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
-from controller.core.records import Action, Cause, EvidenceKind
+from controller.core.kinds import Action, Cause, EvidenceKind
+from controller.core.node_events import NodeDisconnected, NodeJoined
 from controller.core.states import JobState, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import Driver
@@ -22,7 +23,7 @@ def lost_peer(driver: Driver, rank: int) -> list[str]:
 
 def test_an_agent_restarted_at_once_is_the_first_failure_not_the_rank_that_lost_a_peer() -> None:
     driver = Driver().running(spares=0, nodes=3)
-    driver.send(ev.NodeDisconnected(node=N1))
+    driver.send(NodeDisconnected(node=N1))
     driver.now_s += 0.5
     lost_peer(driver, 2)
     lost_peer(driver, 1)
@@ -54,7 +55,7 @@ def test_a_failure_before_the_agents_restart_is_the_first_one() -> None:
     driver = Driver().running(spares=0)
     driver.send(driver.exited(1, detail="killed by SIGKILL"))
     driver.now_s += 1.0
-    driver.send(ev.NodeDisconnected(node=N1))
+    driver.send(NodeDisconnected(node=N1))
     driver.join("n1", incarnation="two")
     driver.answer_all("/stop/")
     assert driver.incident().culprits == ("n2",)
@@ -82,7 +83,7 @@ def test_an_agent_that_had_stopped_its_workers_before_it_was_restarted_did_nothi
 def test_an_agent_that_only_connects_anew_is_no_sign() -> None:
     driver = Driver().running(spares=0)
     lost_peer(driver, 1)
-    driver.send(ev.NodeDisconnected(node=N1))
+    driver.send(NodeDisconnected(node=N1))
     driver.join("n1")
     driver.answer_all("/stop/")
     kinds = {item.kind for item in driver.incident().evidence}
@@ -123,7 +124,7 @@ def test_ranks_that_lose_each_other_again_have_all_nodes_checked() -> None:
 
 def rejoin(driver: Driver, node: str, incarnation: str, port: int) -> list[str]:
     return driver.send(
-        ev.NodeJoined(
+        NodeJoined(
             node=NodeId(node),
             incarnation=incarnation,
             address=f"{node}.example",
@@ -164,7 +165,7 @@ def test_agents_restarted_while_nodes_are_checked_start_with_their_new_ports() -
     driver.answer_all("/stop/")
     assert driver.job().state is JobState.DIAGNOSING
     for node in ("n1", "n2"):
-        driver.send(ev.NodeDisconnected(node=NodeId(node)))
+        driver.send(NodeDisconnected(node=NodeId(node)))
     rejoin(driver, "n2", "two", 6161)
     driver.searched()
     assert driver.job().state is not JobState.STARTING, "n1 is not here yet"

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from controller.core import events as ev
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.facts import JobPut
-from controller.core.records import Action, StartWorkers
+from controller.core.kinds import Action
+from controller.core.node_events import NodeCordonRequested
+from controller.core.orders import StartWorkers
 from controller.core.states import JobState
 from outlast.chosen import ChosenStart
 from tests.controller.core.driver import JOB, Driver
@@ -86,7 +88,7 @@ def test_a_choice_for_another_attempt_or_of_a_running_job_changes_nothing() -> N
 
 def test_a_second_choice_before_a_start_takes_the_place_of_the_first() -> None:
     driver = paused()
-    driver.send(ev.NodeCordonRequested(node=driver.job().nodes[0] or driver.job().held_by[0]))
+    driver.send(NodeCordonRequested(node=driver.job().nodes[0] or driver.job().held_by[0]))
     first = ChosenStart(step=0, attempt=driver.attempt())
     driver.send(ev.JobResumeRequested(job_id=JOB, chosen=first))
     assert driver.job().state is JobState.QUEUED

@@ -7,7 +7,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.context import Settings
 from controller.core.corruption import LONGEST_OCCASION_S, SAME_OCCASION_S
-from controller.core.records import Action, Cause
+from controller.core.kinds import Action, Cause
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver

@@ -9,7 +9,9 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.detections import MAX_SIGNS
-from controller.core.records import Action, Cause, EvidenceKind, Rung, StopWorkers
+from controller.core.kinds import Action, Cause, EvidenceKind, Rung
+from controller.core.node_events import NodeDrainRequested, NodeLate
+from controller.core.orders import StopWorkers
 from controller.core.states import IncidentState, JobState
 from outlast.ids import NodeId
 from outlast.skipped import StepRange
@@ -209,7 +211,7 @@ def test_a_spike_is_rolled_back_though_its_node_goes(gone: bool) -> None:
     if gone:
         driver.lose("n2")
     else:
-        driver.send(ev.NodeDrainRequested(node=NodeId("n2")))
+        driver.send(NodeDrainRequested(node=NodeId("n2")))
     for command in [each for each in driver.machine.state.commands if "/stop/" in each]:
         driver.answer(command, completed_step=42)
     incident = driver.incident()
@@ -287,7 +289,7 @@ def test_a_start_that_hangs_blames_the_node_that_holds_it_up() -> None:
 def test_a_start_is_left_alone_while_the_controller_cannot_see() -> None:
     driver = Driver().starting(spares=6)
     for number in range(1, 9):
-        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+        driver.send(NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
     assert driver.machine.controller_blind
     driver.send(stalled(driver))
     assert driver.job().state is JobState.STARTING

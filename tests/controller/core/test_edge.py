@@ -10,8 +10,9 @@ from controller.core.edge.due import DueQueue
 from controller.core.edge.edge import Edge
 from controller.core.edge.hangs import HangTable
 from controller.core.edge.settings import JobSettings, SettingsTable
-from controller.core.events import Event, JobStalled, NodeHeard, NodeLate
+from controller.core.events import Event, JobStalled
 from controller.core.facts import JobPruned, JobPut, NodeForgotten, NodePut, State
+from controller.core.node_events import NodeHeard, NodeLate
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from outlast.ids import Attempt, NodeId

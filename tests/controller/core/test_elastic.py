@@ -5,7 +5,9 @@ from __future__ import annotations
 from controller.core import events as ev
 from controller.core.accounting import Part, totals
 from controller.core.facts import fold
-from controller.core.records import Rung, Size, StartWorkers
+from controller.core.kinds import Rung
+from controller.core.orders import StartWorkers
+from controller.core.records import Size
 from controller.core.states import JobState, NodeState
 from outlast.ids import JobId, NodeId
 from tests.controller.core.driver import JOB, Driver

@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.core import events as ev
 from controller.core.facts import IncidentPut, JobPut, fold
+from controller.core.node_events import NodeDisconnected, NodeHeard, NodeLate
 from controller.core.states import JobState
 from outlast.ids import JobId, NodeId, incident_id
 from tests.controller.core.driver import JOB, Driver
@@ -48,12 +49,12 @@ def _lines_run(driver: Driver) -> int:
         return counting
 
     events = [
-        ev.NodeLate(node=NodeId("n1"), silent_s=5.0),
-        ev.NodeHeard(node=NodeId("n1")),
+        NodeLate(node=NodeId("n1"), silent_s=5.0),
+        NodeHeard(node=NodeId("n1")),
         ev.CheckpointCommitted(job_id=JOB, step=3),
         ev.TimePassed(),
         driver.exited(0),
-        ev.NodeDisconnected(node=NodeId("n2")),
+        NodeDisconnected(node=NodeId("n2")),
     ]
     before = sys.gettrace()
     sys.settrace(counting)

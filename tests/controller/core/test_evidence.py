@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.core import events as ev
 from controller.core.evidence import MAX_ALIKE, MAX_TRACEBACKS, with_sign
 from controller.core.facts import State
-from controller.core.records import Evidence, EvidenceKind
+from controller.core.kinds import EvidenceKind
+from controller.core.node_events import NodeDisconnected, NodeJoined, NodeLate, NodeLost
+from controller.core.records import Evidence
 from controller.core.states import JobState, NodeState
 from controller.core.verdict import root_failure
 from outlast.failures import FailureClass
@@ -89,9 +90,9 @@ def test_a_node_without_power_is_missed_whatever_the_others_cry() -> None:
     for number in range(9):
         driver.answer(f"job/a1/stop/m{number}")
     assert driver.job().state is JobState.SUSPENDING
-    driver.send(ev.NodeDisconnected(node=NodeId("m9")))
-    driver.send(ev.NodeLate(node=NodeId("m9"), silent_s=6.0))
-    driver.send(ev.NodeLost(node=NodeId("m9"), silent_s=15.0))
+    driver.send(NodeDisconnected(node=NodeId("m9")))
+    driver.send(NodeLate(node=NodeId("m9"), silent_s=6.0))
+    driver.send(NodeLost(node=NodeId("m9"), silent_s=15.0))
     assert driver.incident().culprits == ("m9",)
     assert driver.job().state is JobState.PROVISIONING
     assert None in driver.job().nodes
@@ -115,7 +116,7 @@ def _ten_nodes() -> Driver:
     driver = Driver()
     for number in range(10):
         driver.send(
-            ev.NodeJoined(
+            NodeJoined(
                 node=NodeId(f"m{number}"),
                 incarnation="one",
                 address=f"m{number}.example",

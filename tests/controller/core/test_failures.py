@@ -11,7 +11,8 @@ from controller.core import events as ev
 from controller.core.causes import cause_of
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.facts import Fact, IncidentPut
-from controller.core.records import Action, Cause, Evidence
+from controller.core.kinds import Action, Cause
+from controller.core.records import Evidence
 from controller.core.states import JobState
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import NodeId

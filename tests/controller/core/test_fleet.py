@@ -7,6 +7,22 @@ from dataclasses import replace
 from controller.core import events as ev
 from controller.core.context import Settings
 from controller.core.facts import NodePut, fold
+from controller.core.node_events import (
+    NodeBack,
+    NodeClosed,
+    NodeCordonRequested,
+    NodeDisconnected,
+    NodeForgetRequested,
+    NodeGone,
+    NodeHeard,
+    NodeLate,
+    NodeReleased,
+    NodeReplaced,
+    NodesAwaited,
+    NodeSilent,
+    NodeUncordonRequested,
+    WorkerStatus,
+)
 from controller.core.states import JobState, NodeState
 from outlast.failures import ErrorKind
 from outlast.ids import Attempt, JobId, NodeId
@@ -44,7 +60,7 @@ def test_a_node_that_fails_its_validation_waits_for_a_person() -> None:
     driver.wait(SETTINGS.cooldown_s)
     suite = next(c for c in driver.machine.state.commands if c.startswith("n2/suite/"))
     assert driver.answer(suite, verdict="fail")[1:] == ["n2 REPAIRING", "alert"]
-    assert driver.send(ev.NodeUncordonRequested(node=NodeId("n2"))) == ["n2 READY"]
+    assert driver.send(NodeUncordonRequested(node=NodeId("n2"))) == ["n2 READY"]
 
 
 def test_a_quarantined_node_that_never_comes_back_is_retired() -> None:
@@ -63,10 +79,10 @@ def test_a_persons_cordon_keeps_a_node_out_until_a_person_ends_it() -> None:
     driver = Driver()
     driver.join("n1")
     driver.join("n2")
-    driver.send(ev.NodeCordonRequested(node=NodeId("n2")))
+    driver.send(NodeCordonRequested(node=NodeId("n2")))
     driver.submit()
     assert driver.job().state is JobState.QUEUED
-    assert "job PREFLIGHT a0" in driver.send(ev.NodeUncordonRequested(node=NodeId("n2")))
+    assert "job PREFLIGHT a0" in driver.send(NodeUncordonRequested(node=NodeId("n2")))
 
 
 def test_node_that_a_person_returned_keeps_no_reason_of_its_cordon() -> None:
@@ -74,7 +90,7 @@ def test_node_that_a_person_returned_keeps_no_reason_of_its_cordon() -> None:
     driver.join("n2")
     cordoned = replace(driver.node("n2"), cordoned=True, reason="its checks failed")
     driver.machine.state.apply(NodePut(node=cordoned))
-    driver.send(ev.NodeUncordonRequested(node=NodeId("n2")))
+    driver.send(NodeUncordonRequested(node=NodeId("n2")))
     assert driver.node("n2").state is NodeState.READY
     assert driver.node("n2").reason == "a person returned it"
 
@@ -82,10 +98,10 @@ def test_node_that_a_person_returned_keeps_no_reason_of_its_cordon() -> None:
 def test_many_silent_nodes_at_once_are_our_own_blindness() -> None:
     driver = Driver().running(spares=6)
     for number in range(1, 9):
-        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+        driver.send(NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
     assert driver.machine.controller_blind
     for number in range(1, 9):
-        driver.send(ev.NodeSilent(node=NodeId(f"n{number}"), silent_s=60.0))
+        driver.send(NodeSilent(node=NodeId(f"n{number}"), silent_s=60.0))
     assert driver.job().state is JobState.RUNNING
     # A rack that is truly lost is dealt with once the distrust has ended.
     driver.wait(SETTINGS.blind_s)
@@ -96,11 +112,11 @@ def test_many_silent_nodes_at_once_are_our_own_blindness() -> None:
 def test_blindness_that_heals_costs_nothing() -> None:
     driver = Driver().running(spares=6)
     for number in range(1, 9):
-        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
+        driver.send(NodeLate(node=NodeId(f"n{number}"), silent_s=6.0))
     for number in range(1, 9):
-        driver.send(ev.NodeSilent(node=NodeId(f"n{number}"), silent_s=60.0))
+        driver.send(NodeSilent(node=NodeId(f"n{number}"), silent_s=60.0))
     for number in range(1, 9):
-        driver.send(ev.NodeHeard(node=NodeId(f"n{number}")))
+        driver.send(NodeHeard(node=NodeId(f"n{number}")))
     driver.wait(2 * SETTINGS.blind_s)
     assert all(node.quarantines_s == () for node in driver.machine.state.nodes.values())
 
@@ -111,7 +127,7 @@ def test_a_restarted_controller_adopts_what_runs() -> None:
     after.now_s = before.now_s + 30.0
     assert after.send(ev.ControllerStarted(term=2)) == []
     for number, rank in ((1, 0), (2, 1)):
-        status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=rank, exit=None)
+        status = WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=rank, exit=None)
         assert after.join(f"n{number}", (status,)) == []
     after.join("n3")
     assert after.wait(SETTINGS.reconcile_s) == []
@@ -126,7 +142,7 @@ def test_an_agent_that_has_not_come_back_after_a_restart_is_no_second_sign() -> 
     # The cluster is read within a moment, agents need seconds to dial again.
     for node in ("n1", "n2"):
         assert after.send(_gone(node, "its kubelet is down", blames_host=True)) == []
-    status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=0, exit=None)
+    status = WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=0, exit=None)
     assert after.join("n1", (status,)) == []
     after.wait(SETTINGS.reconcile_s)
     # One came back and trains; the other did not.
@@ -149,7 +165,7 @@ def test_a_restarted_controller_judges_nobody_before_reality_is_known() -> None:
 
 def test_an_agent_that_started_anew_has_lost_its_workers() -> None:
     driver = Driver().running()
-    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    driver.send(NodeDisconnected(node=NodeId("n2")))
     assert driver.join("n2", incarnation="two")[:2] == ["job.i1 EVIDENCE", "job SUSPENDING a1"]
     assert "was restarted" in driver.incident().evidence[0].detail
 
@@ -158,7 +174,7 @@ def test_workers_of_an_old_attempt_are_stopped_wherever_they_turn_up() -> None:
     driver = _quarantined()
     driver.answer_all("/start/")
     driver.answer("job/a1/stop/n2")
-    status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=1, exit=None)
+    status = WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=1, exit=None)
     lines = driver.join("n2", (status,))
     assert "send job/a1/stop/n2" in lines
 
@@ -200,7 +216,7 @@ def test_an_answer_from_another_node_or_for_a_closed_command_is_ignored() -> Non
 
 def test_open_commands_are_sent_again_when_their_node_joins() -> None:
     driver = Driver().starting()
-    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    driver.send(NodeDisconnected(node=NodeId("n2")))
     assert driver.join("n2") == ["send job/a1/start/n2"]
 
 
@@ -221,13 +237,13 @@ def test_two_jobs_never_share_a_node() -> None:
 # What a cluster says of its hosts
 
 
-def _gone(node: str, detail: str, *, blames_host: bool) -> ev.NodeGone:
-    return ev.NodeGone(node=NodeId(node), detail=detail, at_s=1100.0, blames_host=blames_host)
+def _gone(node: str, detail: str, *, blames_host: bool) -> NodeGone:
+    return NodeGone(node=NodeId(node), detail=detail, at_s=1100.0, blames_host=blames_host)
 
 
 def test_a_node_that_was_taken_away_is_replaced_and_not_held_against_its_host() -> None:
     driver = Driver().running()
-    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    driver.send(NodeDisconnected(node=NodeId("n2")))
     lines = driver.send(_gone("n2", "its pod was deleted", blames_host=False))
     assert "n2 RELEASED" in lines
     assert "evict n2" not in lines
@@ -261,10 +277,10 @@ def test_a_lost_host_is_in_quarantine_without_costing_the_breaker() -> None:
 def test_a_person_returns_a_node_that_is_not_there_and_it_is_free_when_it_joins() -> None:
     driver = Driver().running()
     driver.lose("n2")
-    assert driver.send(ev.NodeUncordonRequested(node=NodeId("n2")))[0] == "n2 RELEASED"
+    assert driver.send(NodeUncordonRequested(node=NodeId("n2")))[0] == "n2 RELEASED"
     assert driver.node("n2").quarantine == ""
     # Nobody judges it silent meanwhile.
-    assert driver.send(ev.NodeSilent(node=NodeId("n2"), silent_s=60.0)) == []
+    assert driver.send(NodeSilent(node=NodeId("n2"), silent_s=60.0)) == []
     assert driver.join("n2", incarnation="two")[:1] == ["n2 READY"]
 
 
@@ -273,30 +289,30 @@ def test_a_cluster_that_takes_its_word_back_is_believed() -> None:
     driver.send(_gone("n2", "its host is not ready", blames_host=True))
     # Its agent is well, so nothing is taken away.
     assert driver.job().state is JobState.RUNNING
-    driver.send(ev.NodeBack(node=NodeId("n2")))
-    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    driver.send(NodeBack(node=NodeId("n2")))
+    driver.send(NodeDisconnected(node=NodeId("n2")))
     assert driver.job().state is JobState.RUNNING
 
 
 def test_a_closed_host_keeps_its_job_and_gets_no_new_one() -> None:
     driver = Driver().running()
-    driver.send(ev.NodeClosed(node=NodeId("n2"), reason="cordoned by others"))
-    driver.send(ev.NodeClosed(node=NodeId("n3"), reason="cordoned by others"))
+    driver.send(NodeClosed(node=NodeId("n2"), reason="cordoned by others"))
+    driver.send(NodeClosed(node=NodeId("n3"), reason="cordoned by others"))
     assert driver.job().state is JobState.RUNNING
     driver.submit(JobId("second"), nodes=1)
     assert driver.job(JobId("second")).state is JobState.QUEUED
     # It stays closed when its agent starts anew.
     driver.join("n3", incarnation="two")
     assert driver.job(JobId("second")).state is JobState.QUEUED
-    driver.send(ev.NodeClosed(node=NodeId("n3"), reason=""))
+    driver.send(NodeClosed(node=NodeId("n3"), reason=""))
     assert driver.job(JobId("second")).nodes == (NodeId("n3"),)
 
 
 def test_a_free_node_is_given_back_when_asked_for_and_one_in_use_is_not() -> None:
     driver = Driver().running()
-    assert driver.send(ev.NodeReleased(node=NodeId("n2"))) == []
-    assert driver.send(ev.NodeReleased(node=NodeId("n3"))) == ["n3 RELEASED"]
-    assert driver.send(ev.NodeReleased(node=NodeId("nobody"))) == []
+    assert driver.send(NodeReleased(node=NodeId("n2"))) == []
+    assert driver.send(NodeReleased(node=NodeId("n3"))) == ["n3 RELEASED"]
+    assert driver.send(NodeReleased(node=NodeId("nobody"))) == []
 
 
 def test_a_free_node_that_still_has_something_to_do_is_not_given_back() -> None:
@@ -305,24 +321,24 @@ def test_a_free_node_that_still_has_something_to_do_is_not_given_back() -> None:
     driver.answer_all("/stop/")
     assert driver.node("n2").state is NodeState.READY
     # It uploads and cleans up for the job that has ended.
-    assert driver.send(ev.NodeReleased(node=NodeId("n2"))) == []
+    assert driver.send(NodeReleased(node=NodeId("n2"))) == []
     driver.answer_all("/forget/")
-    assert driver.send(ev.NodeReleased(node=NodeId("n2"))) == ["n2 RELEASED"]
+    assert driver.send(NodeReleased(node=NodeId("n2"))) == ["n2 RELEASED"]
 
 
 def test_a_job_without_nodes_says_how_it_stands_with_those_that_are_to_come() -> None:
     driver = Driver()
     driver.submit()
     assert "outlast agent" in driver.job().reason
-    driver.send(ev.NodesAwaited(detail="2 pods are on the way"))
+    driver.send(NodesAwaited(detail="2 pods are on the way"))
     assert driver.job().reason.endswith("for its first start; 2 pods are on the way")
 
 
 def test_another_machine_under_the_name_of_a_lost_one_may_be_used() -> None:
     driver = Driver().running()
-    assert driver.send(ev.NodeReplaced(node=NodeId("n2"))) == []
+    assert driver.send(NodeReplaced(node=NodeId("n2"))) == []
     driver.lose("n2")
-    assert driver.send(ev.NodeReplaced(node=NodeId("n2")))[0] == "n2 RELEASED"
+    assert driver.send(NodeReplaced(node=NodeId("n2")))[0] == "n2 RELEASED"
     assert driver.node("n2").quarantine == ""
     assert driver.join("n2", incarnation="two")[:1] == ["n2 READY"]
 
@@ -331,17 +347,17 @@ def test_a_standby_that_a_person_holds_back_is_nobodys_spare() -> None:
     driver = Driver().running(spares=2, standby=1)
     driver.answer_all("/suite/")
     assert driver.node("n3").state is NodeState.STANDBY
-    driver.send(ev.NodeCordonRequested(node=NodeId("n3")))
+    driver.send(NodeCordonRequested(node=NodeId("n3")))
     driver.answer_all("/suite/")
     assert driver.node("n4").state is NodeState.STANDBY
     # One is enough, once the person has let go.
-    driver.send(ev.NodeUncordonRequested(node=NodeId("n3")))
+    driver.send(NodeUncordonRequested(node=NodeId("n3")))
     assert sorted((driver.node("n3").state, driver.node("n4").state)) == ["READY", "STANDBY"]
 
 
 def test_a_retired_node_is_forgotten_with_all_that_was_held_against_it() -> None:
     driver = _quarantined()
-    forget = ev.NodeForgetRequested(node=NodeId("n2"))
+    forget = NodeForgetRequested(node=NodeId("n2"))
     assert driver.send(forget) == []
     why = driver.machine.why_not_forgotten(NodeId("n2"))
     assert why == "it is QUARANTINED; only retired and released nodes can be forgotten"
@@ -361,9 +377,9 @@ def test_a_node_that_is_there_or_in_use_is_not_forgotten() -> None:
     driver = Driver().running()
     why = driver.machine.why_not_forgotten
     assert why(NodeId("n1")) == "it is connected; stop its agent first"
-    driver.send(ev.NodeDisconnected(node=NodeId("n1")))
+    driver.send(NodeDisconnected(node=NodeId("n1")))
     assert why(NodeId("n1")) == "it has ranks of job job"
-    assert driver.send(ev.NodeForgetRequested(node=NodeId("n1"))) == []
+    assert driver.send(NodeForgetRequested(node=NodeId("n1"))) == []
 
 
 def test_the_name_of_a_job_that_has_not_ended_is_taken() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from controller.core import events as ev
-from controller.core.records import Action, Cause, PushCheckpoint
+from controller.core.kinds import Action, Cause
+from controller.core.node_events import NodeDisconnected
+from controller.core.orders import PushCheckpoint
 from controller.core.states import JobState, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -147,7 +149,7 @@ def test_a_push_asks_nobody_while_a_node_is_away_or_an_older_one_runs() -> None:
     push(driver)
     assert driver.job().num_pushes == 1
     driver.answer_all("/push1/")
-    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    driver.send(NodeDisconnected(node=NodeId("n2")))
     push(driver)
     assert driver.job().num_pushes == 1
 

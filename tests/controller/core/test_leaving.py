@@ -7,7 +7,16 @@ import pytest
 from controller.core import events as ev
 from controller.core import leaving
 from controller.core.facts import fold
-from controller.core.records import Cause, EvidenceKind, Rung
+from controller.core.kinds import Cause, EvidenceKind, Rung
+from controller.core.node_events import (
+    NodeCordonRequested,
+    NodeDisconnected,
+    NodeJoined,
+    NodeLate,
+    NodeLeft,
+    NodeLost,
+    NodeSilent,
+)
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -17,16 +26,16 @@ N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 
 def leave(driver: Driver, node: str) -> list[str]:
     """The agent that is on the node now says that it ends, and ends."""
-    return driver.send(ev.NodeLeft(node=NodeId(node), incarnation=driver.node(node).incarnation))
+    return driver.send(NodeLeft(node=NodeId(node), incarnation=driver.node(node).incarnation))
 
 
 def disconnect(driver: Driver, node: str) -> list[str]:
-    return driver.send(ev.NodeDisconnected(node=NodeId(node)))
+    return driver.send(NodeDisconnected(node=NodeId(node)))
 
 
 def join(driver: Driver, node: str, incarnation: str, predecessor: str = "") -> list[str]:
     return driver.send(
-        ev.NodeJoined(
+        NodeJoined(
             node=NodeId(node),
             incarnation=incarnation,
             address=f"{node}.example",
@@ -78,7 +87,7 @@ def _stop_again(driver: Driver, number: int, *, is_ours: bool = False) -> list[s
     """The agent of n1 is stopped in order and comes back, and the job trains on."""
     driver.now_s += 60.0
     node = driver.node("n1")
-    said = driver.send(ev.NodeLeft(node=node.node, incarnation=node.incarnation, is_ours=is_ours))
+    said = driver.send(NodeLeft(node=node.node, incarnation=node.incarnation, is_ours=is_ours))
     disconnect(driver, "n1")
     driver.answer_all("/stop/")
     join(driver, "n1", f"again {number}")
@@ -104,7 +113,7 @@ def test_stops_that_were_announced_are_not_counted() -> None:
     driver = Driver().running(spares=0)
     for number in range(2, 6):
         assert _stop_again(driver, number, is_ours=True) == []
-    driver.send(ev.NodeCordonRequested(node=N1))
+    driver.send(NodeCordonRequested(node=N1))
     for number in range(6, 10):
         assert _stop_again(driver, number) == []
     assert driver.node("n1").stops_s == ()
@@ -249,7 +258,7 @@ def test_a_job_waits_for_the_agents_of_all_its_nodes_before_it_starts_again() ->
     driver.answer_all("/stop/")
     assert driver.job().state is JobState.PROVISIONING
     driver.send(
-        ev.NodeJoined(
+        NodeJoined(
             node=N1,
             incarnation="three",
             address="n1.example",
@@ -276,7 +285,7 @@ def test_what_ranks_lost_to_a_planned_stop_shortens_no_other_nodes_silence() -> 
     leave(driver, "n1")
     fall_silent(driver, "n3")
     assert lost_nodes(driver) == []
-    driver.send(ev.NodeSilent(node=N3, silent_s=60.0))
+    driver.send(NodeSilent(node=N3, silent_s=60.0))
     assert lost_nodes(driver) == ["n3"]
 
 
@@ -294,8 +303,8 @@ def test_what_ranks_lost_in_an_earlier_attempt_shortens_no_nodes_silence_now() -
 def fall_silent(driver: Driver, node: str) -> None:
     """For so long that a node is lost if its peers say so too."""
     disconnect(driver, node)
-    driver.send(ev.NodeLate(node=NodeId(node), silent_s=6.0))
-    driver.send(ev.NodeLost(node=NodeId(node), silent_s=15.0))
+    driver.send(NodeLate(node=NodeId(node), silent_s=6.0))
+    driver.send(NodeLost(node=NodeId(node), silent_s=15.0))
 
 
 def lost_nodes(driver: Driver) -> list[NodeId | None]:

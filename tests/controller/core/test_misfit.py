@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from controller.core import events as ev
 from controller.core.capacity import Capacity, NodeNeed, capacities_in_words, is_no_larger, lacking
 from controller.core.context import Settings
+from controller.core.kinds import Action, Cause
 from controller.core.misfit import MAX_TIMES_OCCUPIED, why_not
-from controller.core.records import Action, Cause
+from controller.core.node_events import NodeJoined
 from controller.core.states import FREE, JobState, NodeState
 from outlast.ids import JobId, NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -28,7 +28,7 @@ OTHER_JOB = JobId("other")
 
 def join(driver: Driver, node: str, capacity: Capacity | None, incarnation: str = "one") -> None:
     driver.send(
-        ev.NodeJoined(
+        NodeJoined(
             node=NodeId(node),
             incarnation=incarnation,
             address=node,

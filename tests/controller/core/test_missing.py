@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.core.records import Action, Cause, Rung
+from controller.core.kinds import Action, Cause, Rung
 from controller.core.states import JobState, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver

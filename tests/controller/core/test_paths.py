@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
-from controller.core.records import Action, Cause, EvidenceKind, Rung
+from controller.core.kinds import Action, Cause, EvidenceKind, Rung
+from controller.core.node_events import NodeDisconnected, NodeDrainRequested, NodeLate, NodeLost
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import JobId, NodeId
 from outlast.worker_contract import WorkerExitCode
@@ -165,10 +166,10 @@ def test_a_long_silence_alone_quarantines() -> None:
 
 def test_a_short_silence_needs_a_second_sign() -> None:
     driver = Driver().running()
-    driver.send(ev.NodeLate(node=NodeId("n2"), silent_s=6.0))
-    assert driver.send(ev.NodeLost(node=NodeId("n2"), silent_s=15.0)) == []
+    driver.send(NodeLate(node=NodeId("n2"), silent_s=6.0))
+    assert driver.send(NodeLost(node=NodeId("n2"), silent_s=15.0)) == []
     driver.send(driver.exited(0, code=1, fault_class="cascade", detail="connection reset"))
-    driver.send(ev.NodeLost(node=NodeId("n2"), silent_s=16.0))
+    driver.send(NodeLost(node=NodeId("n2"), silent_s=16.0))
     driver.answer("job/a1/stop/n1")
     assert driver.node("n2").state is NodeState.QUARANTINED
 
@@ -221,7 +222,7 @@ def test_pause_stops_gracefully_and_resume_takes_the_same_nodes() -> None:
 
 def test_drain_moves_the_job_away_without_quarantine_or_retry() -> None:
     driver = Driver().running()
-    lines = driver.send(ev.NodeDrainRequested(node=NodeId("n1")))
+    lines = driver.send(NodeDrainRequested(node=NodeId("n1")))
     assert lines[:3] == ["n1 DRAINING", "job.i1 EVIDENCE", "job SUSPENDING a1"]
     assert driver.answer_all("/stop/")[2:7] == [
         "job.i1 VERDICT",
@@ -237,11 +238,11 @@ def test_drain_moves_the_job_away_without_quarantine_or_retry() -> None:
 def test_an_ended_job_is_forgotten_by_every_node_that_ran_it() -> None:
     """n1 was drained and the job moved to n3; n2 is away at the end and comes back."""
     driver = Driver().running(spares=1)
-    driver.send(ev.NodeDrainRequested(node=NodeId("n1")))
+    driver.send(NodeDrainRequested(node=NodeId("n1")))
     driver.answer_all("/stop/")
     driver.answer_all("/suite/")
     assert driver.job().held_by == ("n1", "n2", "n3")
-    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    driver.send(NodeDisconnected(node=NodeId("n2")))
     driver.send(ev.JobCancelRequested(job_id=JOB))
     driver.answer("job/a2/stop/n3")
     driver.join("n2")

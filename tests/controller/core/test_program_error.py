@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
-from controller.core.records import Action, Cause, Rung
+from controller.core.kinds import Action, Cause, Rung
 from controller.core.states import JobState, NodeState
 from tests.controller.core.driver import JOB, Driver
 

@@ -9,7 +9,8 @@ import pytest
 from controller.core import events as ev
 from controller.core.effects import Persist, SendCommand
 from controller.core.facts import fold
-from controller.core.records import Action, Cause, NonFiniteAgain, Rung
+from controller.core.kinds import Action, Cause, NonFiniteAgain, Rung
+from controller.core.node_events import NodeFound
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.failures import ErrorKind
 from outlast.ids import NodeId
@@ -313,9 +314,9 @@ def test_wrong_bits_in_a_check_are_silent_corruption() -> None:
         search=f"{driver.job().incident}.d1",
         job_id=JOB,
         nodes=(
-            ev.NodeFound(node=NodeId("n1"), verdict="pass", detail=""),
+            NodeFound(node=NodeId("n1"), verdict="pass", detail=""),
             replace(
-                ev.NodeFound(node=NodeId("n2"), verdict="fail", detail="differs"), is_corrupt=True
+                NodeFound(node=NodeId("n2"), verdict="fail", detail="differs"), is_corrupt=True
             ),
         ),
         links=(),

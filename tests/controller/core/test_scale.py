@@ -13,6 +13,14 @@ from controller.core.codec import decode_fact, encode_fact
 from controller.core.effects import Effect, Persist
 from controller.core.facts import Fact, State, fold
 from controller.core.naming import MOST_NAMES, names
+from controller.core.node_events import (
+    NodeDisconnected,
+    NodeHeard,
+    NodeJoined,
+    NodeLate,
+    WorkerExited,
+    WorkerStatus,
+)
 from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState
 from outlast.ids import Attempt, CommandId, JobId, NodeId
@@ -57,7 +65,7 @@ def test_answers_of_a_large_job_are_journalled_by_themselves() -> None:
         driver.join(f"n{number}")
     driver.submit(nodes=NUM_NODES)
     assert driver.job().reason.endswith(f"and {NUM_NODES - MOST_NAMES} more before use")
-    driver.sizes(ev.NodeJoined)
+    driver.sizes(NodeJoined)
     driver.answer_all("/suite/")
     # The last one starts the attempt, which is as large as the job.
     *checks, _ = driver.sizes(ev.CommandFinished)
@@ -67,7 +75,7 @@ def test_answers_of_a_large_job_are_journalled_by_themselves() -> None:
     driver.sizes(ev.CommandFinished)
     for rank in range(NUM_NODES):
         driver.send(driver.exited(rank, code=0, detail="done", fault_class=""))
-    *exits, _ = driver.sizes(ev.WorkerExited)
+    *exits, _ = driver.sizes(WorkerExited)
     assert max(exits) < ANSWER_BYTES
     assert driver.job().state is JobState.SUCCEEDED
     driver.answer_all("/forget/")
@@ -81,7 +89,7 @@ def test_nodes_that_join_while_a_job_waits_journal_why_and_not_the_job() -> None
     driver.submit(nodes=NUM_NODES)
     for number in range(1, NUM_NODES):
         driver.join(f"n{number}")
-    assert max(driver.sizes(ev.NodeJoined)) < ANSWER_BYTES
+    assert max(driver.sizes(NodeJoined)) < ANSWER_BYTES
     assert f"has {NUM_NODES - 1} " in driver.job().reason
     assert fold(driver.facts) == driver.machine.state
 
@@ -107,7 +115,7 @@ def test_job_that_waits_for_thousands_of_nodes_seldom_looks_at_all_of_them(
         driver.join(f"n{number}")
     assert len(looked_at) <= 10 * num_nodes
     # What people read of it is a second old at most, also when nothing more happens.
-    driver.send(ev.NodeDisconnected(node=NodeId("n7")))
+    driver.send(NodeDisconnected(node=NodeId("n7")))
     wake_at_s = driver.machine.wake_at()
     assert wake_at_s == driver.now_s + looks.LOOK_S
     driver.now_s = wake_at_s
@@ -123,8 +131,8 @@ def test_job_that_waits_takes_the_last_node_in_the_moment_in_which_it_joins() ->
         driver.join(f"n{number}")
     # Changes that bring nothing nearer are no obstacle to the one that does.
     for number in range(1, 50):
-        driver.send(ev.NodeLate(node=NodeId(f"n{number}"), silent_s=5.0))
-        driver.send(ev.NodeHeard(node=NodeId(f"n{number}")))
+        driver.send(NodeLate(node=NodeId(f"n{number}"), silent_s=5.0))
+        driver.send(NodeHeard(node=NodeId(f"n{number}")))
     assert driver.job().state is JobState.QUEUED
     driver.join(f"n{num_nodes}")
     assert driver.job().state is JobState.PREFLIGHT
@@ -156,7 +164,7 @@ def test_a_journal_with_whole_jobs_goes_on(name: str) -> None:
     driver.send(ev.ControllerStarted(term=2))
     done = driver.exited(1, code=0, detail="done", fault_class="")
     for rank, exit_ in enumerate((None, done)):
-        status = ev.WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=rank, exit=exit_)
+        status = WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=rank, exit=exit_)
         driver.join(f"n{rank + 1}", (status,))
     for number in range(3, 7):
         driver.join(f"n{number}")

@@ -7,7 +7,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.effects import SearchFaults
 from controller.core.facts import fold
-from controller.core.records import Cause
+from controller.core.kinds import Cause
 from controller.core.states import JobState, NodeState
 from tests.controller.core.driver import JOB, Driver
 

@@ -9,7 +9,8 @@ from controller.core.attempt_record import AttemptRecord
 from controller.core.codec import encode_fact
 from controller.core.effects import SendCommand
 from controller.core.facts import AttemptPut, CommandOpened, fold
-from controller.core.records import StartWorkers
+from controller.core.node_events import NodeJoined
+from controller.core.orders import StartWorkers
 from controller.core.states import JobState
 from outlast.ids import Attempt, NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -36,7 +37,7 @@ def _order_bytes(driver: Driver) -> int:
 
 def _rejoined(driver: Driver, node: str) -> tuple[AttemptRecord | None, ...]:
     """What is sent to an agent that comes back, of attempts."""
-    hello = ev.NodeJoined(
+    hello = NodeJoined(
         node=NodeId(node),
         incarnation="one",
         address=f"{node}.example",

@@ -17,10 +17,11 @@ from controller.core import records
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.edge.liveness import Limits, LivenessTable
 from controller.core.edge.progress import ProgressTable
-from controller.core.events import NodeHeard, NodeLate, NodeLost, NodeSilent
 from controller.core.facts import CommandClosed, Fact, NodePut
+from controller.core.kinds import Action, Cause, EvidenceKind, Rung
+from controller.core.node_events import NodeHeard, NodeLate, NodeLost, NodeSilent
 from controller.core.policy import decide
-from controller.core.records import Action, Cause, Evidence, EvidenceKind, Rung
+from controller.core.records import Evidence
 from controller.core.states import (
     EXCLUDED,
     FREE,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
-from controller.core.records import Action, Cause, Rung
+from controller.core.kinds import Action, Cause, Rung
+from controller.core.node_events import NodeDisconnected
 from controller.core.states import IncidentState, JobState
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -60,5 +61,5 @@ def test_storage_trouble_of_a_failed_job_does_not_stay_open_for_a_node_that_is_a
     assert driver.job().state is JobState.CANCELLED
     driver.answer("job/forget/n1")
     assert driver.incident().state is IncidentState.OPEN, "the other node may still upload"
-    driver.send(ev.NodeDisconnected(node=NodeId("n2")))
+    driver.send(NodeDisconnected(node=NodeId("n2")))
     assert driver.incident().state is IncidentState.CLOSED

@@ -13,7 +13,8 @@ from controller.core.edge.hangs import HangTable
 from controller.core.edge.settings import JobSettings, SettingsTable
 from controller.core.facts import IncidentPut
 from controller.core.hang_signs import MAX_BLAMED
-from controller.core.records import Action, EvidenceKind, JobRecord
+from controller.core.kinds import Action, EvidenceKind
+from controller.core.records import JobRecord
 from controller.core.states import JobState, NodeState
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2

@@ -12,16 +12,14 @@ import pytest
 from controller.core import steps
 from controller.core.context import Context
 from controller.core.edge.edge import Edge
-from controller.core.events import (
-    CheckpointCommitted,
-    Event,
-    JobCancelRequested,
+from controller.core.events import CheckpointCommitted, Event, JobCancelRequested
+from controller.core.machine import Machine
+from controller.core.node_events import (
     NodeCordonRequested,
     NodeDrainRequested,
     NodeJoined,
     NodeUncordonRequested,
 )
-from controller.core.machine import Machine
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.effects import Effects

@@ -1,0 +1,66 @@
+"""What the controller orders of an agent: commands, and the record of one that is open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.replica_peers import ReplicaPeer
+from outlast.ids import Attempt, CommandId, JobId, NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorkers:
+    """Start these ranks of an attempt on a node, as its `AttemptRecord` says."""
+
+    ranks: tuple[int, ...]
+    replica_peers: tuple[ReplicaPeer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorkers:
+    """Stop every worker of the job up to and including this attempt."""
+
+    graceful: bool
+    timeout_s: float
+    # Note where every worker stands before it is stopped.
+    look_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSuite:
+    """Run a suite of checks."""
+
+    suite: str
+    timeout_s: float
+    # Of the job that the node is checked for, "" for none.
+    checkpoint_url: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetJob:
+    """The job has ended here: finish its uploads and free its host memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushCheckpoint:
+    """Upload the newest step of the job that host memory holds."""
+
+    checkpoint_url: str
+    timeout_s: float
+    # Tells the job's checkpoints from those of another of the same id.
+    owner: str
+
+
+Command = StartWorkers | StopWorkers | RunSuite | ForgetJob | PushCheckpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRecord:
+    """An intent: journalled before it is sent, open until its result arrives."""
+
+    command_id: CommandId
+    node: NodeId
+    job: JobId | None
+    attempt: Attempt
+    issued_s: float
+    command: Command
