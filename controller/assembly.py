@@ -151,12 +151,14 @@ async def assemble(options: Options) -> AsyncIterator[Controller]:
 
 
 def _build(options: Options, database: Database, reserve: Reserve) -> Controller:
-    clock, tally, sessions = SteadyClock(), Tally(), Sessions()
+    clock, tally = SteadyClock(), Tally()
     metrics = ControllerMetrics()
     journal = Journal(database, clock, on_commit=metrics.committed)
     journal.take_over()
     settings = replace(options.settings, brings_nodes=options.kube is not None)
     machine = Machine(journal.load(), settings)
+    known = machine.state.nodes.values()
+    sessions = Sessions({node.node: (*node.superseded, node.incarnation) for node in known})
     runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
     searches = FaultSearches(runs)
     effects = Effects(sessions.send, UnmanagedCluster(), searches)

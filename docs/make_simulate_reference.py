@@ -38,8 +38,8 @@ spent on faults alone. Where the ranks of a job that hangs stand is in those hea
 production analysis says which of them holds up the others.
 
 A run has two phases. In the *safety* phase faults strike. In the *liveness* phase they stop, broken
-nodes are put right, and the job must train again and end cleanly. Ten invariants are checked on the
-way (`controller/sim/checkers.py`), and what every agent promises (`controller/sim/promises.py`).
+nodes are put right, and the job must train again and end cleanly. Fifteen invariants are checked on
+the way (`controller/sim/checkers.py`, `user_checks.py`, and `promises.py` for every agent's).
 The run ends at the first that does not hold, with exit code 1, the violation, as few faults as it
 takes (`--only`), and the line that replays it.
 

@@ -36,6 +36,7 @@ from checkpoint.core.blocks import num_blocks
 from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ALIGNMENT_BYTES, ShardTable
 from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS, ReplicaState, Slot, UploadState
+from checkpoint.stage.fence import fence
 from outlast.crashpoints import CrashPoint, reach
 
 HEADER_BYTES = 4096
@@ -206,6 +207,7 @@ class SlotFile:
         self._words[_COMMIT] = 0
         self._words[_UPLOAD] = UploadState.NONE
         self._words[_REPLICA] = ReplicaState.NONE
+        fence()
 
     def seal(self, seal: Seal, extra: bytes) -> None:
         """Say that the payload is whole; it must have been written before."""
@@ -225,6 +227,7 @@ class SlotFile:
         words[_REPLICA] = seal.replica
         words[_SEAL_ID] = self._sealed_words_id()
         reach(CrashPoint.SLOT_HEADER_WRITTEN)
+        fence()
         words[_COMMIT] = seal.step + 1
 
     def set_upload(self, state: UploadState) -> None:

@@ -43,6 +43,9 @@ from outlast.ids import CommandId, JobId, NodeId
 # A node that comes back from exclusion must pass this many suites in a row.
 PASSES_TO_RETURN = 2
 
+# Of a node: an agent that comes back does so soon after the one that took its place.
+MAX_SUPERSEDED = 4
+
 
 def joined(ctx: Context, event: NodeJoined) -> None:
     """An agent is here, with the truth about its node."""
@@ -80,10 +83,14 @@ def _put_joined(ctx: Context, known: NodeRecord | None, event: NodeJoined) -> No
             rendezvous_port=0,
             workers=0,
         )
+    superseded = known.superseded
+    if known.incarnation not in ("", event.incarnation):
+        superseded = (*superseded, known.incarnation)[-MAX_SUPERSEDED:]
     node = ctx.put(
         replace(
             known,
             incarnation=event.incarnation,
+            superseded=superseded,
             address=event.address,
             rendezvous_port=event.rendezvous_port,
             workers=event.workers,

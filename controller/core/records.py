@@ -226,6 +226,8 @@ class NodeRecord:
     # Incarnations of agents: it could not kill its workers; it said that it ends. "" for none.
     stuck: str = ""
     left: str = ""
+    # Of agents before this one, the newest last: none of them may come back.
+    superseded: tuple[str, ...] = ()
     # When its agent was stopped in order of late, under a job at work, newest last.
     stops_s: tuple[float, ...] = ()
     # Where its agent takes copies of host memory, 0 for nowhere, and what it wants to hear.

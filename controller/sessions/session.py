@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from outlast.errors import FatalError
 from outlast.ids import NodeId
@@ -123,10 +123,15 @@ class AgentSession:
 class Sessions:
     """Who is connected."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[NodeId, Sequence[str]] | None = None) -> None:
+        """`known` are the incarnations of agents of which the journal tells, the newest last."""
         self._open: dict[NodeId, AgentSession] = {}
         self._receipts: dict[NodeId, Receipts] = {}
-        self._superseded: dict[NodeId, deque[str]] = {}
+        self._superseded = {
+            node: deque(incarnations[:-1], maxlen=MAX_SUPERSEDED)
+            for node, incarnations in (known or {}).items()
+        }
+        self._newest = {node: incarnations[-1] for node, incarnations in (known or {}).items()}
         self._on_closed: list[Callable[[NodeId], None]] = []
 
     def __len__(self) -> int:
@@ -147,10 +152,12 @@ class Sessions:
             raise StaleIncarnationError(
                 f"node {node}: a newer agent process has taken the place of {incarnation}"
             )
+        newest = self._newest.get(node, incarnation)
+        if newest != incarnation:
+            superseded.append(newest)
+        self._newest[node] = incarnation
         receipts = self._receipts.get(node)
         if receipts is None or receipts.incarnation != incarnation:
-            if receipts is not None:
-                superseded.append(receipts.incarnation)
             receipts = self._receipts[node] = Receipts(incarnation)
         older = self._open.get(node)
         session = self._open[node] = AgentSession(node, receipts)
