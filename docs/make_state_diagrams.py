@@ -19,8 +19,8 @@ _HEAD = """# States
 
 Generated from the tables in `controller/core/states.py` by
 `python docs/make_state_diagrams.py`. What triggers each transition is in
-`controller/core/steps.py` (jobs), `fleet.py` and `nodes.py` (nodes) and
-`incidents.py`.
+`steps.py`, `acting.py` and `requests.py` (jobs), `fleet.py` and `nodes.py`
+(nodes) and `incidents.py`, all in `controller/core`.
 """
 
 _TABLES: tuple[tuple[str, Mapping[StrEnum, tuple[StrEnum, ...]]], ...] = (

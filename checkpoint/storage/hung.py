@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
 
 # Four parts and four retries of an upload, twice: what comes beside them fails at once.
 MAX_HUNG_CALLS = 16
+
+_Result = TypeVar("_Result")
 
 _lock = threading.Lock()
 _counts = Counter[str]()
@@ -52,3 +56,15 @@ class CallWatch:
                 _counts[self._kind] -= 1
                 if not _counts[self._kind]:
                     del _counts[self._kind]
+
+
+def tried(work: Callable[[], _Result]) -> tuple[_Result | None, BaseException | None]:
+    """What came of a call, or its error.
+
+    No frame that lasts holds the error, and with it what `work` looked at: the caller may close
+    that as soon as it has the error.
+    """
+    try:
+        return work(), None
+    except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+        return None, error

@@ -31,7 +31,7 @@ from checkpoint.errors import (
     StorageUnavailableError,
 )
 from checkpoint.storage.backend import Entry, FileWriter, Unfinished
-from checkpoint.storage.hung import MAX_HUNG_CALLS, CallWatch, num_hung, store_of
+from checkpoint.storage.hung import MAX_HUNG_CALLS, CallWatch, num_hung, store_of, tried
 from checkpoint.storage.stores import open_store
 from outlast.crashpoints import CrashPoint, reach
 
@@ -284,9 +284,7 @@ class Storage:
 
         def run() -> None:
             try:
-                outcome.put((work(), None))
-            except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-                outcome.put((None, error))
+                outcome.put(tried(work))
             finally:
                 watch.come_back()
 

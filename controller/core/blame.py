@@ -28,6 +28,9 @@ def culprits(facts: Facts) -> tuple[NodeId, ...]:
     if next(_stuck_program(facts.evidence), None):
         return ()
     stalled = [item for item in facts.evidence if item.kind is EvidenceKind.STALLED]
+    if any(item.num_nodes > 1 for item in stalled):
+        # All of them stand alike, so other stacks elsewhere are no sign either.
+        return ()
     root = root_failure(facts.evidence)
     if root is not None and root.fault_class in causes.NOBODYS:
         return ()
@@ -40,6 +43,15 @@ def culprits(facts: Facts) -> tuple[NodeId, ...]:
     is_own = root is not None and not root.is_cascade
     named = unique(stalled or ([root] if root is not None and is_own else others))
     return named or nodes_with_odd_stacks(facts.evidence)
+
+
+def is_wide_hang_again(facts: Facts) -> bool:
+    """Whether most nodes hang as in the fault before: nobody is remembered as a suspect of that."""
+    return any(
+        item.num_nodes > 1 and item.fingerprint == facts.last_fingerprint != ""
+        for item in facts.evidence
+        if item.kind is EvidenceKind.STALLED
+    )
 
 
 def has_suspects(facts: Facts) -> bool:

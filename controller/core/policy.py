@@ -227,6 +227,8 @@ def _why_check(facts: Facts, root: Evidence | None, culprits: tuple[NodeId, ...]
         return f"a detector that acts speaks against {against}"
     if known_bad := [node for node in culprits if node in facts.suspects]:
         return f"the second fault on {names(known_bad)} lately"
+    if blame.is_wide_hang_again(facts):
+        return "the second hang of most nodes in a row"
     if Rung.RESTART not in facts.ladder:
         return "recovery.ladder has no rung restart"
     if facts.faults_in_row >= facts.in_place_restarts:

@@ -267,7 +267,7 @@ class Evidence:
     fingerprint: str = ""
     # Of the first failures that differ; see `evidence`.
     traceback: str = ""
-    # How many nodes it is about; of more than one none in particular.
+    # How many nodes it is about; where it is more than one, `node` is at most the first of them.
     num_nodes: int = 1
 
     @property

@@ -2,7 +2,8 @@
 
 The tables are the specification: the machine raises `InvalidTransitionError`
 for anything that is not in them, and the diagrams in the documentation are
-drawn from them. What triggers a transition is in `jobs`, `steps`, `losses` and `fleet`.
+drawn from them. What triggers a transition is in `steps`, `acting`, `requests`,
+`losses` and `fleet`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The steps of a job: what it does next, seen from how things are.
 
 `advance` is level-triggered: it looks at the job and the fleet as they are and
-moves the job as far as it can go now. Handlers (`jobs`, `losses`, `fleet`) only note what
+moves the job as far as it can go now. Handlers (`jobs`, `requests`, `losses`, `fleet`) note what
 happened, so a repeated or late event changes nothing twice.
 """
 

@@ -40,7 +40,7 @@ from controller.grpc_errors import (
 from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
 from controller.rpc.fitting import Fit, fit_of
 from controller.rpc.job_views import JobView, JobViews
-from controller.rpc.planning import planned
+from controller.rpc.planning import parsed, planned
 from controller.service import Service
 from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from controller.sessions.session import Sessions
@@ -95,10 +95,11 @@ class JobsService(JobsServicer):
                 "request_id",
                 f"has {len(request.request_id)} characters; allowed: up to {MAX_REQUEST_ID}",
             )
-        spec, plan = await planned(request.spec, context)
+        spec = await parsed(request.spec, context)
         request_id = request.request_id or uuid.uuid4().hex
         job = self._by_request(request_id)
         if job is None:
+            plan = await planned(spec, context)
             fit = self._fit(spec, plan)
             if fit.problems and not (request.wait_for_nodes or self._service.brings_nodes):
                 await bad_request(context, SpecError(fit.problems))
@@ -133,7 +134,8 @@ class JobsService(JobsServicer):
         self, request: jobs_pb2.CheckFitRequest, context: Context
     ) -> jobs_pb2.CheckFitResponse:
         """How a job would fit the connected nodes."""
-        fit = self._fit(*await planned(request.spec, context))
+        spec = await parsed(request.spec, context)
+        fit = self._fit(spec, await planned(spec, context))
         return jobs_pb2.CheckFitResponse(
             connected=fit.connected,
             fitting=fit.fitting,

@@ -1,4 +1,4 @@
-"""A request's spec, read and planned off the event loop: heartbeats are handled meanwhile.
+"""A request's spec and the plan of its job, made while heartbeats are handled.
 
 The plan of an elastic job with 100,000 ranks says for each of its sizes where copies of host
 memory go, which is half a second of work.
@@ -23,23 +23,26 @@ from outlast.spec.parse import parse_spec
 PLAN_S = 20.0
 
 
-async def planned(document: struct_pb2.Struct, context: Context) -> tuple[JobSpec, JobPlan]:
-    """The spec of a request and the plan of its job; a spec that is wrong ends the call."""
+async def parsed(document: struct_pb2.Struct, context: Context) -> JobSpec:
+    """The spec of a request; one that is wrong ends the call."""
+    try:
+        return parse_spec(document_of(document))
+    except SpecError as error:
+        await bad_request(context, error)
+
+
+async def planned(spec: JobSpec, context: Context) -> JobPlan:
+    """The plan of a job; one that takes too long ends the call."""
     try:
         async with asyncio.timeout(PLAN_S):
-            return await asyncio.to_thread(_read, document)
+            return await asyncio.to_thread(plan_of, spec)
     except SpecError as error:
         await bad_request(context, error)
     except TimeoutError:
         await abort(
             context,
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"the job's plan took longer than {PLAN_S:g} s; the controller is overloaded, submit "
+            f"the job's plan took longer than {PLAN_S:g} s; the controller is overloaded, try "
             "again later",
             reason="PLAN_TOO_SLOW",
         )
-
-
-def _read(document: struct_pb2.Struct) -> tuple[JobSpec, JobPlan]:
-    spec = parse_spec(document_of(document))
-    return spec, plan_of(spec)

@@ -147,6 +147,8 @@ def _exchange(rank: int, store: TCPStore, context: Context, pairing: Pairing) ->
     contended_ratio = contention.ratio()
     # Through the store and not by a collective: those are what is being doubted.
     store.set(f"result/{rank}", json.dumps([wrong, contended_ratio]))
+    # The other side may still be in its last round: the group must outlast that.
+    store.get(f"result/{HOST if rank == GUEST else GUEST}")
     return _Rounds(
         backend=backend,
         device=device.type,

@@ -202,5 +202,10 @@ def _port(wanted: int) -> int:
         try:
             probe.bind(("127.0.0.1", wanted))
         except OSError:
-            return free_port()
-        return int(probe.getsockname()[1])
+            pass
+        else:
+            return int(probe.getsockname()[1])
+    try:
+        return free_port()
+    except OSError as error:
+        raise CliError(f"no port is free for Prometheus: {error}") from error

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+
+import pytest
 
 from controller.agent.observe.logs import _newest_attempt
 from controller.agent.observe.pruning import AttemptFolder, Bounds, Pruning, excess, prune
@@ -90,6 +93,20 @@ def test_files_are_deleted_until_the_rest_fits(tmp_path: Path) -> None:
     assert [path.exists() for path in runs] == [False] * 4 + [True] * 4
     assert _newest_attempt(jobs_dir / "runs") == 8
     assert prune(jobs_dir, memory_dir, limit(int(5.5 * MIB)), NOW_S) == 0
+
+
+def test_age_counts_once_the_clock_of_a_node_is_surely_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node may boot with a clock that is years ahead; nothing goes by age within the hour."""
+    left = leave(tmp_path / "jobs", "ended", 1, NOW_S)
+    begun_s = time.monotonic()
+    pruning = Pruning(tmp_path, tmp_path / "memory", limit(64 * MIB), max_log_bytes=MIB)
+    pruning.look()
+    assert left.exists()
+    monkeypatch.setattr(time, "monotonic", lambda: begun_s + 3700.0)
+    pruning.look()
+    assert not left.exists()
 
 
 def test_a_look_also_shortens_the_log_of_the_standby_process(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def test_a_job_is_planned_off_the_event_loop(
             request = submit_request("r1")
             job = (await bench.jobs.Submit(request)).job
             assert job.state == "QUEUED"
+            # The same request again has a job already, and needs no plan.
+            assert (await bench.jobs.Submit(request)).job.job_id == job.job_id
             await bench.jobs.CheckFit(jobs_pb2.CheckFitRequest(spec=request.spec))
             assert len(threads) == 2
             assert threading.get_ident() not in threads

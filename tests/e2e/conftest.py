@@ -31,8 +31,16 @@ def lasting_desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 
 @pytest.fixture
 def slow_steps(lasting_desk: Desk) -> Iterator[Desk]:
-    """No job ends before something is done to it, nor keeps the machine busy until then."""
+    """No job of many steps ends before something is done to it, nor keeps the machine busy."""
     lasting_desk.slow_down("steps", step_s=0.1)
+    yield lasting_desk
+    lasting_desk.speed_up()
+
+
+@pytest.fixture
+def slowest_steps(lasting_desk: Desk) -> Iterator[Desk]:
+    """A job of 60 steps lasts for half a minute, until it has been struck and is sped up."""
+    lasting_desk.slow_down("steps", step_s=0.5)
     yield lasting_desk
     lasting_desk.speed_up()
 

@@ -21,7 +21,7 @@ from tests.e2e.losing import lose_node
 pytestmark = pytest.mark.timeout(600)
 
 INTERVAL = 15
-STEPS = 120
+STEPS = 400
 STEP_S = 0.2
 # Sums in another order differ in their last bits; in fp64 that stays small for so many steps.
 CHANGES: dict[str, Any] = {"steps": STEPS, "precision": "fp64", "detectors": {"spike": "off"}}
@@ -96,6 +96,8 @@ def test_job_shrinks_when_its_node_is_lost_and_grows_when_one_joins(
         recovery={"elastic": ELASTIC},
     )
     cluster.wait_step(job_id, INTERVAL + 8)
+    # A node that is lost before would leave nothing in storage to go on from.
+    wait_for(lambda: cluster.job(job_id).committed_step >= INTERVAL, "a committed checkpoint")
     job = cluster.job(job_id)
     assert job.ranks == 2
     lose_node(process.state_dir, job.nodes[place])

@@ -30,12 +30,12 @@ def fault_free(cluster: Cluster) -> dict[int, float]:
 
 
 def test_job_that_loses_a_worker_has_the_same_losses(
-    cluster: Cluster, fault_free: dict[int, float], slow_steps: Desk
+    cluster: Cluster, fault_free: dict[int, float], slowest_steps: Desk
 ) -> None:
     job_id = cluster.submit()
     cluster.wait_step(job_id, 10)
     cluster.kill_rank(job_id, attempt=1, rank=1)
-    slow_steps.speed_up()
+    slowest_steps.speed_up()
     job = cluster.wait_state(job_id, "SUCCEEDED")
     assert job.attempt == 2
     (incident,) = cluster.incidents(job_id)
@@ -74,12 +74,12 @@ def test_controller_killed_and_restarted_leaves_training_alone(
 
 
 def test_nodes_and_their_link_are_checked_between_a_fault_and_the_restart(
-    cluster: Cluster, slow_steps: Desk
+    cluster: Cluster, slowest_steps: Desk
 ) -> None:
     job_id = cluster.submit(name="searched", recovery={"in_place_restarts": 0})
     cluster.wait_step(job_id, 5)
     cluster.kill_rank(job_id, 1, 1)
-    slow_steps.speed_up()
+    slowest_steps.speed_up()
     cluster.wait_state(job_id, "SUCCEEDED")
     (incident,) = cluster.incidents(job_id)
     # A busy machine may leave a check inconclusive; nothing is broken here.
@@ -215,14 +215,14 @@ def test_last_checkpoint_that_does_not_fit_is_pushed_once_there_is_room(
 
 
 def test_pause_and_resume_go_on_from_host_memory(
-    cluster: Cluster, fault_free: dict[int, float], slow_steps: Desk
+    cluster: Cluster, fault_free: dict[int, float], slowest_steps: Desk
 ) -> None:
     job_id = cluster.submit()
     cluster.wait_step(job_id, 5)
     with cluster.client as client:
         client.pause(job_id)
     cluster.wait_state(job_id, "PAUSED")
-    slow_steps.speed_up()
+    slowest_steps.speed_up()
     with cluster.client as client:
         client.resume(job_id)
     cluster.wait_state(job_id, "SUCCEEDED")
@@ -265,14 +265,14 @@ def test_job_without_a_spare_waits_and_says_for_what_until_a_node_joins(
     process: Controller,
     tmp_path: Path,
     fault_free: dict[int, float],
-    slow_steps: Desk,
+    slowest_steps: Desk,
 ) -> None:
     job_id = cluster.submit()
     cluster.wait_step(job_id, 10)
     # The node of rank 0: what it had not reported yet, only the others know.
     lost = cluster.job(job_id).nodes[0]
     lose_node(process.state_dir, lost)
-    slow_steps.speed_up()
+    slowest_steps.speed_up()
     job = cluster.wait_state(job_id, "PROVISIONING")
     wait_for(
         lambda: "waiting for 1 more node(s)" in cluster.job(job_id).reason, "a reason in words"

@@ -116,7 +116,7 @@ def test_job_outlives_its_host_and_leaves_nothing_behind(
     cluster.wait_state(reference, "SUCCEEDED")
 
     # It must not end before its host is lost.
-    desk.slow_down("steps", step_s=0.2)
+    desk.slow_down("steps", step_s=0.5)
     job_id = cluster.submit(**JOB)
     cluster.wait_step(job_id, 10)
     lost = cluster.job(job_id).nodes[1]

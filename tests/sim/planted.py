@@ -47,12 +47,14 @@ Plant = tuple[Any, str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """`by` are the invariants of which one falls, within so many seeds from 0 on."""
+    """`by` are the invariants of which one falls, within so many seeds from 0 on; `says` is in
+    its words."""
 
     what: str
     by: tuple[int, ...]
     seeds: int
     plants: tuple[Plant, ...]
+    says: str = ""
 
 
 def _around(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
@@ -65,8 +67,8 @@ def _around(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
     return owner, name, instead
 
 
-def _bug(what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 10) -> Bug:
-    return Bug(what=what, by=by, seeds=seeds, plants=plants)
+def _bug(what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 10, says: str = "") -> Bug:
+    return Bug(what=what, by=by, seeds=seeds, plants=plants, says=says)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -157,7 +159,13 @@ CONTROLLER_BUGS = (
     ),
     _bug("effects come before the journal", (2,), _around(Context, "take_batch", _journal_last)),
     _bug("a late node is lost", (2,), _around(losses, "late", _silent_when_late)),
-    _bug("a cut of our own counts", (2,), (losses, "_suspect_ourselves", _nothing), seeds=40),
+    _bug(
+        "a cut of our own counts",
+        (2,),
+        (losses, "_suspect_ourselves", _nothing),
+        seeds=40,
+        says="blindness",
+    ),
     _bug("a deposed leader writes", (3,), (Journal, "check", _nothing)),
     _bug("a quarantine never ends", (4,), (fleet, "_let_time_pass", _nothing)),
     _bug(

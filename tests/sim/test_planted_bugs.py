@@ -26,6 +26,7 @@ def test_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> Non
             message = str(violation)
             expected = tuple(f"invariant {number} " for number in bug.by)
             assert not bug.by or message.startswith(expected), message
+            assert bug.says in message
             return
     pytest.fail(f"no seed of {bug.seeds} noticed: {bug.what}")
 

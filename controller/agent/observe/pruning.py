@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from controller.agent.observe.log_files import trim
@@ -29,6 +30,8 @@ LOOK_PERIOD_S = 30.0
 _ALWAYS_KEPT = 2
 # Folders of a start come before its host memory, by which a job is known not to be forgotten.
 _YOUNG_S = 60.0
+# So long after its start a node's clock has been set; one that is years ahead would delete all.
+_CLOCK_SET_S = 3600.0
 # Sizes as `du` counts them: logs have holes.
 _BLOCK_BYTES = 512
 
@@ -134,6 +137,7 @@ class Pruning:
         self._memory_dir = memory_dir
         self._bounds = bounds
         self._max_log_bytes = max_log_bytes
+        self._begun_s = time.monotonic()
 
     async def run(self) -> None:
         """Look for as long as the agent lives."""
@@ -143,6 +147,9 @@ class Pruning:
 
     def look(self) -> None:
         """Delete what is too old or too much now."""
-        prune(self._jobs_dir, self._memory_dir, self._bounds, time.time())
+        bounds = self._bounds
+        if time.monotonic() < self._begun_s + _CLOCK_SET_S:
+            bounds = replace(bounds, max_age_s=math.inf)
+        prune(self._jobs_dir, self._memory_dir, bounds, time.time())
         with contextlib.suppress(FileNotFoundError):
             trim(self._standby_log, self._max_log_bytes)

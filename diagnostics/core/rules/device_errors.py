@@ -26,10 +26,15 @@ DEVICE_ERRORS = Table(
         ),
         Rule(
             name="off the bus",
-            # One with a number is known by that.
-            pattern=re.compile(r"^(?!.*NVRM: Xid \().*GPU has fallen off the bus"),
+            # One with a number that can be read is known by that.
+            pattern=re.compile(
+                r"^(?!.*NVRM: Xid \((?:PCI:)?[0-9a-fA-F:.]+\).*?: \d+,).*GPU has fallen off the bus"
+            ),
             means=None,
-            matches=("NVRM: GPU 0000:19:00.0: GPU has fallen off the bus.",),
+            matches=(
+                "NVRM: GPU 0000:19:00.0: GPU has fallen off the bus.",
+                "NVRM: Xid (PCI:0000:41:00 GPU-I:05): 79, GPU has fallen off the bus.",
+            ),
             misses=(
                 "NVRM: Xid (PCI:0000:19:00): 79, pid=1234, GPU has fallen off the bus.",
                 "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -14,8 +15,9 @@ from controller.core.edge.settings import JobSettings, SettingsTable
 from controller.core.facts import IncidentPut
 from controller.core.hang_signs import MAX_BLAMED
 from controller.core.kinds import Action, EvidenceKind
-from controller.core.records import JobRecord
+from controller.core.records import Evidence, JobRecord
 from controller.core.states import JobState, NodeState
+from outlast.ids import NodeId
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
 from tests.controller.core.driver import JOB, Driver
@@ -62,6 +64,42 @@ def test_a_hang_of_most_nodes_that_comes_again_has_all_of_them_checked() -> None
         driver.answer_all("/start/")
     assert driver.job().state is JobState.DIAGNOSING
     assert driver.incident(2).action is Action.DIAGNOSE
+
+
+def test_a_hang_of_most_nodes_is_known_again_after_a_checkpoint() -> None:
+    """A checkpoint refills the budget: without this it would be restarted in place for ever."""
+    driver = Driver().running(spares=0, nodes=NUM_NODES)
+    driver.send(_stalled(driver, NUM_NODES))
+    driver.answer_all("/stop/")
+    driver.answer_all("/start/")
+    driver.advanced(5)
+    driver.commit(5)
+    assert driver.job().faults_in_row == 0
+    driver.send(_stalled(driver, NUM_NODES))
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+    assert "the second hang of most nodes in a row" in driver.incident(2).reason
+
+
+def test_other_stacks_on_some_nodes_blame_none_of_a_hang_of_most() -> None:
+    driver = Driver().running(spares=0, nodes=NUM_NODES)
+    driver.send(_stalled(driver, NUM_NODES))
+    incident = driver.incident()
+    stacks = [
+        Evidence(
+            kind=EvidenceKind.STACKS,
+            node=NodeId(f"n{number}"),
+            rank=number,
+            detail="where it stands",
+            at_s=0.0,
+            fingerprint="odd" if number == 3 else "usual",
+        )
+        for number in range(3, 30)
+    ]
+    evidence = (*incident.evidence, *stacks)
+    driver.machine.state.incidents[incident.incident] = replace(incident, evidence=evidence)
+    driver.answer_all("/stop/")
+    assert driver.incident().culprits == ()
 
 
 def test_a_hang_of_a_few_nodes_is_a_sign_against_each() -> None:
