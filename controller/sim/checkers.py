@@ -58,6 +58,8 @@ SIGN_LASTS_S = 3 * 3600.0
 ORDERS_S = 60.0
 # Seed 121: a job remembers as long as it lasts who computed what was a number when done again.
 NO_NUMBER = "computed no number"
+# Of the edge at one moment.
+MAX_LOOKS = 20
 # Signs that a blind controller sees in everybody.
 SILENCES = ("lost", "silent", "does not answer")
 # A worker that fails is no sign against its node; so many there are one.
@@ -215,6 +217,11 @@ class Checkers:
         self._num_spins = self._num_spins + 1 if overdue else 0
         if self._num_spins > 20:
             self._fail(10, f"wake_at stays at {wake_s}, which has passed: the timer spins")
+
+    def edge_looks(self, times: int) -> None:
+        """The edge looks at what is due, so often at this moment."""
+        if times > MAX_LOOKS:
+            self._fail(10, "what is due stays due however often the edge looks: its timer spins")
 
     def restarted(self, folded: State, journalled: State) -> None:
         """Invariant 9: whatever the crash cut short, the journal tells the whole state."""

@@ -48,6 +48,8 @@ class Heartbeats:
         self._controller = controller
         # When the timer rings; None while it is not set.
         self._ring_s: float | None = None
+        # When it rang last, and how often at that moment.
+        self._rang_s, self._num_rings = 0.0, 0
 
     def begin(self) -> None:
         """The controller has started, and waits for all that it knows of."""
@@ -170,6 +172,9 @@ class Heartbeats:
             return
         self._ring_s = None
         world, now_s = self._world, self._world.now_s
+        self._num_rings = self._num_rings + 1 if now_s == self._rang_s else 1
+        self._rang_s = now_s
+        world.checkers.edge_looks(self._num_rings)
         for node in list(machine.state.nodes):
             due_s = edge.silence_due_s(node)
             if due_s is not None and due_s <= now_s and world.is_beating(node):

@@ -34,6 +34,9 @@ from controller.core import (
 from controller.core import events as ev
 from controller.core.context import Context
 from controller.core.edge import liveness
+from controller.core.edge.edge import Edge
+from controller.core.edge.liveness import LivenessTable
+from controller.core.edge.progress import ProgressTable
 from controller.core.effects import Persist, SendCommand
 from controller.core.facts import CommandOpened
 from controller.core.node_events import NodeJoined, NodeLate, NodeSilent
@@ -89,6 +92,17 @@ def _none_of_them(*_: Any, **__: Any) -> list[Any]:
 
 def _never(*_: Any) -> float:
     return math.inf
+
+
+# Of the edge
+
+
+def _limit_cut(stalled: Any, table: Any, job: Any, now_s: float, limit_s: float) -> Any:
+    return stalled(table, job, now_s, limit_s / 20)
+
+
+def _stood_long(_table: Any, _job: Any, _now_s: float, limit_s: float) -> float:
+    return limit_s + 1.0
 
 
 # Of the controller
@@ -214,6 +228,12 @@ def _a_level_early(*_: Any) -> Any:
 
 
 EDGE_BUGS = (
+    _bug("silence is never reported", (10,), (LivenessTable, "expire", _none_of_them)),
+    _bug("a node that is heard again stays silent", (2,), (LivenessTable, "heard", _none_of_them)),
+    _bug("a stall is never reported", (10,), (Edge, "_stalled", _none_of_them)),
+    _bug("a limit on steps is a twentieth", (13,), _around(ProgressTable, "stalled", _limit_cut)),
+    _bug("a job that trains has stood", (13,), (ProgressTable, "stalled", _stood_long)),
+    _bug("progress goes unnoticed", (13,), (ProgressTable, "made", _none_of_them)),
     _bug("silence is reported a level early", (2,), (liveness, "_EVENTS", _a_level_early())),
 )
 
