@@ -1,6 +1,6 @@
 """Specs and step reports turned into the controller's words, and findings into messages.
 
-Pure functions. What agents report is read in `core/edge/reports.py`; what they are told is in
+Pure functions. What agents report is read in `core/edge/reports.py`; commands to them are made in
 `command_messages.py`; what clients see of the state is in `rpc/views.py`.
 """
 

@@ -1,4 +1,4 @@
-"""What is told of the checkpoints of this node's jobs, in host memory and in storage."""
+"""Reports to the controller about checkpoints of this node's jobs, in memory and in storage."""
 
 from __future__ import annotations
 

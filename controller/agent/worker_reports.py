@@ -1,4 +1,4 @@
-"""What is told of this node's workers: where they stand, and how they ended."""
+"""Reports to the controller about this node's workers: their present step, and how they ended."""
 
 from __future__ import annotations
 

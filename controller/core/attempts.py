@@ -80,7 +80,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
 
 
 def _record_of(job: JobRecord, places: tuple[NodeId, ...], first: NodeRecord) -> AttemptRecord:
-    """What every node of an attempt is told; its ranks meet on the first."""
+    """What all nodes of an attempt receive; the first one hosts the rendezvous."""
     return AttemptRecord(
         job=job.job_id,
         attempt=job.attempt,

@@ -2,7 +2,7 @@
 
 Nothing from a node reaches a table, the machine or the journal before it has passed here.
 What cannot be is corrected where the rest of the message still counts, and left out
-otherwise; both are told to who counts them.
+otherwise; both are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_OFFSETS = 16_384
 
 
 class Notes(Protocol):
-    """Who is told of what was left out, and of what was corrected."""
+    """Counts what was left out, and what was corrected."""
 
     def dropped(self, node: NodeId, reason: Reason, where: str) -> None:
         """Something was left out."""

@@ -52,7 +52,7 @@ class _Look:
         return analyse(self.facts, self.missing, layout=self.layout)
 
     def places(self) -> list[str]:
-        """Where all ranks stand; those that no fact is known of are told as well."""
+        """Where all ranks stand, and which ranks nothing is known of."""
         return [*where_all_stand(self.facts), *self.left_out]
 
 

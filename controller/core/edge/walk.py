@@ -35,7 +35,7 @@ Note = Callable[[Reason, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the walk of one message needs to know, and who is told of what it found."""
+    """What the walk of one message needs to know, and what counts its findings."""
 
     now_s: float
     # How far the controller's clock is ahead of the node's.
