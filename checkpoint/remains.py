@@ -177,7 +177,7 @@ def _commit_of(
 
 
 def _likeliest(storage: Storage, step: int, folders: set[int]) -> int | None:
-    """The attempt that was committed, as far as can be told: a manifest comes just before that."""
+    """The attempt that was committed, as far as is known: a manifest comes just before that."""
     newest_first = sorted(folders, reverse=True)
     for attempt in newest_first:
         folder = names.attempt_folder(step, attempt)

@@ -141,7 +141,7 @@ def _check_target(source: Storage, target: Storage) -> None:
 
 
 def _place(url: str) -> str:
-    """A URL in one spelling, as far as can be told."""
+    """A URL in one spelling, as far as is known."""
     path = url.removeprefix("file://")
     return str(Path(path).resolve()) if "://" not in path else path.rstrip("/")
 

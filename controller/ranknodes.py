@@ -1,4 +1,4 @@
-"""The node of each rank in few bytes: every node of an attempt is told all of them.
+"""The node of each rank in few bytes: every node of an attempt is sent all of them.
 
 Ranks lie on nodes in blocks, and names of a fleet's nodes are alike, so that 100,000 names
 take some ten thousand bytes. Without that the orders of one start would be as large as the

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 PERIOD_S = 60.0
-# Kinds that are told apart; a peer must not make us remember more.
+# Kinds that are counted apart; a peer must not make us remember more.
 MAX_KINDS = 1_024
 
 

@@ -180,7 +180,7 @@ class Client:
         checkpoint_step: int | None = None,
         checkpoint_url: str = "",
     ) -> jobs_pb2.Job:
-        """Let a paused job go on, from its newest state unless told otherwise.
+        """Resume a paused job, from its newest state by default.
 
         `from_scratch`: as when it was submitted. `checkpoint_step`: from its own committed
         checkpoint of that step. `checkpoint_url`: from another root's newest, or from that of

@@ -61,7 +61,7 @@ class DetectorsSpec(Section):
         "log",
         description="Loss or gradient norm far above that of the steps before. act: when it is the "
         "loss, the last rollback_steps steps are undone and their batches left out; another one "
-        "within as many steps is only told, as is a norm.",
+        "within as many steps is only logged, as is a norm.",
     )
     straggler: Mode = Field(
         "log",

@@ -6,7 +6,7 @@ metric is among the best, a person pinned it, or somebody is reading it. One who
 cannot be read proves nothing: it is never counted among the newest, and goes only when it
 is older than all of them.
 
-Remains are judged by time, told by the store's own clock: those of a node may differ
+Remains are judged by age, by the store's own clock: those of a node may differ
 by minutes.
 
 What does not belong here: deleting, and looking at clocks.

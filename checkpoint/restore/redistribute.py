@@ -1,6 +1,6 @@
 """Fills tensors from units: what this rank reads it passes on, the rest it is given.
 
-A rank of the same node is told where the unit lies, copies what it needs, and says when it
+A rank of the same node gets the unit's place, copies what it needs, and says when it
 has; others are sent what they need. `sharing.py` has the memory.
 
 All ranks go through their units in one order (`core/reading.py`). Receives are

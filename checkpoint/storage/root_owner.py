@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A job, told from every other of the same id by its mark."""
+    """A job, distinguished from every other of the same id by its mark."""
 
     job_id: str
     mark: str

@@ -1,6 +1,6 @@
 """Deletes what retention does not keep, and what dead uploads left behind.
 
-All times are told by the store itself: the clocks of nodes may differ from it and from
+All times are the store's own: the clocks of nodes may differ from it and from
 each other.
 
 What does not belong here: what stays (`core/retention.py`).

@@ -244,7 +244,7 @@ class Commands:
             return f"cannot write to {self._parts.config.state_dir}: is its disk full?"
         except Exception as error:  # the command goes on, or is refused; it is not left unanswered
             logger.exception("commands are not kept over a restart of this agent")
-            return f"cannot write what it was told: {error!r}"
+            return f"cannot write its order to disk: {error!r}"
         return ""
 
     async def _run_step(self, command_id: str, step: Step) -> StepEnded:

@@ -1,4 +1,4 @@
-"""What one node agent is told when it starts, and the bounds it works within."""
+"""Options of one node agent, and the bounds it works within."""
 
 from __future__ import annotations
 

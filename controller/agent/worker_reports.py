@@ -65,7 +65,7 @@ class WorkerReports:
         # What it completed comes before the news of its end.
         try:
             self._reporter.worker_ended(worker, is_last=is_last)
-        except Exception as error:  # noqa: BLE001  # its end must be told all the same
+        except Exception as error:  # noqa: BLE001  # its end must be reported all the same
             self._mistakes.note("reporter", worker.key, error)
         event = agents_pb2.AgentEvent(
             job_id=worker.job_id,

@@ -114,7 +114,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
 def _blamed_before(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
     """Nodes on which each of the last faults before this one began, all such as machines make."""
     faults: list[IncidentRecord] = []
-    # What was only told stopped nobody.
+    # What was only logged stopped nothing.
     for number in range(job.num_incidents, 0, -1):
         incident = ctx.state.incidents.get(incident_id(job.job_id, number))
         if incident is None or len(faults) == BLAMED_BEFORE:

@@ -179,7 +179,7 @@ def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error:
 def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
     """Free what an ended job still holds on a node, now or when the node is back."""
     node = ctx.state.nodes.get(node_id)
-    # A node that was given up may come back all the same; it is told when it joins.
+    # A node that was given up may come back all the same; it gets the order when it joins.
     if node is not None and (node.state not in AWAY or ctx.connected(node_id)):
         ctx.open_command(
             CommandId(f"{job.job_id}/forget/{node_id}"),

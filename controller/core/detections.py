@@ -55,7 +55,7 @@ def found(ctx: Context, event: Detected) -> None:
         return
     what = "training" if job.state is JobState.RUNNING else "the start"
     reason = f"{event.detail}; {what} goes on"
-    # It is told of a node, and nothing is done to it. A store is not the node that uses it.
+    # It is reported of a node, and nothing is done to it. A store is not the node that uses it.
     told_of = () if event.node is None or event.cause is Cause.STORAGE else (event.node,)
     incidents.open_beside(ctx, job, sign, cause=event.cause, reason=reason, culprits=told_of)
 

@@ -2,7 +2,7 @@
 
 Equal bits are promised for an equal environment: library versions, threads per
 rank, device model. An attempt that has another one than the state it resumed
-from, or nodes that differ among themselves, is told once, with its first step.
+from, or nodes that differ among themselves, is reported once, with its first step.
 """
 
 from __future__ import annotations

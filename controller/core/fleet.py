@@ -256,7 +256,7 @@ def _reconcile_workers(
 ) -> None:
     """Compare what runs on a node with what should: adopt, stop, or call it a fault.
 
-    `is_new` says that the agent was restarted, some time after `since_s`; of the jobs `told`
+    `is_new` says that the agent was restarted, some time after `since_s`; of the jobs `reported`
     nothing more need be said.
     """
     node_id = event.node

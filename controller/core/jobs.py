@@ -136,7 +136,7 @@ def stalled(ctx: Context, event: JobStalled) -> None:
     if last_checkpoint.is_awaited(ctx, job):
         return
     if job.state is JobState.STARTING and ctx.blind_until_s is not None:
-        # Nobody can have told of a first step.
+        # Nobody can have reported a first step.
         return
     for sign in hang_signs.signs_of(job, event, ctx.now_s):
         fault(ctx, ctx.state.jobs[job.job_id], sign)

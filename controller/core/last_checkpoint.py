@@ -67,7 +67,7 @@ def succeed_if_stored(ctx: Context, job: JobRecord) -> bool:
 
 
 def failed(ctx: Context, event: CheckpointFailed) -> None:
-    """An upload did not work: whoever waits for it is told why."""
+    """An upload failed: whatever waits for it gets the reason."""
     job = ctx.state.jobs.get(event.job_id)
     is_upload = not (event.was_stored or event.was_copied)
     if job is not None and is_upload and is_awaited(ctx, job):

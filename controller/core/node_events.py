@@ -1,4 +1,4 @@
-"""What can happen to a node and to the workers there, as the machine is told of it."""
+"""What can happen to a node and to the workers there, as reported to the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WorkerExited:
     traceback: str
     completed_step: int
     at_s: float
-    # Its agent had told it to.
+    # Its agent had ordered that.
     stopped: bool = False
 
 

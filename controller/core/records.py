@@ -159,7 +159,7 @@ class JobRecord:
     environment: str = ""
     environment_changes: tuple[str, ...] = ()
     data_left_out: tuple[str, ...] = ()
-    # Nodes that ran some attempt and have not been told to forget the job.
+    # Nodes that ran some attempt and have not been ordered to forget the job.
     held_by: tuple[NodeId, ...] = ()
     error: str = ""
     finished_s: float | None = None

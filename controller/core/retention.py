@@ -81,7 +81,7 @@ def may_prune(state: State, job_id: JobId) -> bool:
         return False
     if any(not _is_closed(incident) for incident in state.incidents_of(job)):
         return False
-    # A node that is only silent is told to forget the job when it is back.
+    # A node that is only silent gets the order to forget the job when it is back.
     nodes = (state.nodes.get(node) for node in job.held_by)
     return all(node is None or node.state in AWAY for node in nodes)
 

@@ -65,7 +65,7 @@ class Facts:
 
     @property
     def nothing_failed(self) -> bool:
-        """Whether workers were stopped for what a detector told, and for nothing else."""
+        """Whether workers were stopped for what a detector reported, and for nothing else."""
         kinds = {item.kind for item in self.evidence} - {EvidenceKind.STACKS}
         return kinds == {EvidenceKind.DETECTED}
 

@@ -1,7 +1,7 @@
 """The objects that the adapter makes: names, labels and manifests. Nothing is sent here.
 
 Names are deterministic: whoever makes the same thing twice, before and after a
-crash, is told that it exists already. Pods and the service belong to an anchor,
+crash, gets "already exists". Pods and the service belong to an anchor,
 so that deleting the anchor is enough for the cluster to collect them.
 """
 
@@ -36,7 +36,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 # The cluster's own patience with a host that does not answer is five minutes; a job waits.
 _LOST_HOST_S = 30
-# An agent needs up to two seconds for each of its parts when it is told to end.
+# An agent needs up to two seconds for each of its parts when it is stopped.
 _GRACE_S = 15
 
 

@@ -4,7 +4,7 @@ A node is *gone* when its host does not work or its pod does not run; the machin
 acts on that only when the agent is silent too. A host that is bad speaks against
 itself; a pod that somebody took away does not. A node is *closed* when somebody
 else wants nothing new on its host, or says that it is broken. What has changed is
-told at once, and what is gone is told again and again: an agent that came back for
+reported at once, and what is gone is reported again and again: an agent that came back for
 a moment wipes it out.
 """
 
@@ -32,7 +32,7 @@ class _Loss:
 
 
 class Signs:
-    """Remembers what was told, and tells what is new."""
+    """Remembers what was reported, and reports what is new."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Signs:
         self._awaited = ""
 
     def events(self, view: View) -> list[NodeEvent]:
-        """What the machine must be told now."""
+        """What must be reported to the machine now."""
         self._known.update(dict.fromkeys(view.hosts))
         events: list[NodeEvent] = []
         for name, node in view.nodes.items():

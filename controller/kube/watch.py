@@ -91,8 +91,8 @@ class Informer(Generic[T]):
     def _run(self) -> None:
         try:
             self._keep_up()
-        except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is told
-            # The thread's end would go unnoticed, and its last words be trusted for ever.
+        except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is reported
+            # The thread's end would go unnoticed, and its last report be trusted for ever.
             self._in_loop(self._failure.note, error)
 
     def _keep_up(self) -> None:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 # Marks every process of a node, so that one whose pid file was never written is found.
 NODE_MARK = "OUTLAST_LOCAL_NODE"
 SHARED_MEMORY = Path("/dev/shm")
-# An agent needs up to two seconds for each of its parts when it is told to end.
+# An agent needs up to two seconds for each of its parts when it is stopped.
 STOP_TIMEOUT_S = 6.0
 KILL_TIMEOUT_S = 5.0
 _LOG_TAIL_BYTES = 2_000
@@ -171,7 +171,7 @@ class LocalCluster:
         await asyncio.gather(*watchers, return_exceptions=True)
         for node in self._nodes:
             if node.child is not None and node.child.poll() is None:
-                # Popen has no other way to be told that nobody will wait.
+                # Popen has no other way to learn that nobody will wait.
                 node.child.returncode = 0
             node.child = None
 

@@ -64,7 +64,7 @@ class LogQuery:
         self._asked: dict[NodeId, _Asked] = {}
         # Wanted and not connected, and since when.
         self._away: dict[NodeId, float] = {}
-        # Nodes of which the reader was told that something is missing.
+        # Nodes of which the reader already knows that something is missing.
         self._missing: dict[NodeId, None] = {}
         self._waiting_bytes = 0
         self._ready = asyncio.Event()

@@ -138,7 +138,7 @@ class Sessions:
         return len(self._open)
 
     def on_closed(self, call: Callable[[NodeId], None]) -> None:
-        """Have `call` told of every node whose session has ended."""
+        """Call `call` with every node whose session has ended."""
         self._on_closed.append(call)
 
     def open(self, node: NodeId, incarnation: str) -> AgentSession:

@@ -103,7 +103,7 @@ class Training:
     rank_nodes: tuple[NodeId, ...]
     endpoint: tuple[str, int]
     committed_hint: int
-    # What the attempt was told to leave out.
+    # What the attempt was ordered to leave out.
     skipped: tuple[StepRange, ...] = ()
     # What two replicas are to compute, and compare; 0 for nothing.
     replayed_step: int = 0

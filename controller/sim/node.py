@@ -38,7 +38,7 @@ class Node:
     device_exit: FailureClass = FailureClass.NONE
     # Whatever is wrong with it, its checks do not see it.
     passes_checks: bool = False
-    # It says that workers have ended which it was told to stop, and leaves them as they are.
+    # It reports workers as ended that it was ordered to stop, and leaves them running.
     hides_workers: bool = False
     check_delay_s: float = 0.0
     # How many times as long as usual steps take with it.

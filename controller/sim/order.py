@@ -17,7 +17,7 @@ class Order:
 
     command: Command
     message: agents_pb2.Command
-    # Of an order to start: what the workers of all nodes are told alike.
+    # Of an order to start: what all nodes' workers are given alike.
     start: Start | None = None
     # When nothing is left of the workers that it stops; None while nobody was signalled.
     settled_s: float | None = None

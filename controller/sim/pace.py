@@ -22,7 +22,7 @@ class Fidelity:
     # How many ranks say that they lost the one that failed, before all are stopped anyway.
     max_cascade: int | None = None
     # Whether messages that change nothing are sent: acknowledgements, and exits of workers that
-    # were told to end.
+    # were stopped.
     idle_messages: bool = True
     # How many answers each agent remembers: a thousand in each of 12,500 need gigabytes.
     max_results: int = MAX_RESULTS

@@ -193,7 +193,7 @@ def run_or_tell(seed: int) -> Outcome | Failure:
     """A seed's outcome, or what went wrong."""
     try:
         return run_seed(seed)
-    except Exception as error:  # noqa: BLE001  # every failure is told with its seed
+    except Exception as error:  # noqa: BLE001  # every failure is printed with its seed
         told = f"seed {seed}: {type(error).__name__}: {error}\n  replay: {replay_line(seed)}"
         return Failure(seed=seed, kind=_kind_of(error), told=told)
 

@@ -217,7 +217,7 @@ class _Run:
             self._sample()
 
     def liveness(self) -> None:
-        """Faults are over: the job must train again, and end when it is told to."""
+        """Faults are over: the job must train again, and end when it is stopped."""
         world = self._world
         end_faults(world)
         deadline_s = world.now_s + RECOVER_S

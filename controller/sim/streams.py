@@ -120,7 +120,7 @@ class Streams:
             self._gate.forget(session.node)
             self._controller.handle(NodeDisconnected(node=session.node))
 
-    # What agents are told
+    # What agents are sent
 
     def command(self, record: CommandRecord, attempt: AttemptRecord | None) -> None:
         """Send a command, if its node is connected; made when it arrives, as it may be large."""

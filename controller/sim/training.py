@@ -124,7 +124,7 @@ class Trainings:
             self._world.trace("train", training.job.job_id, f"a{training.attempt} hangs")
 
     def stop_gracefully(self, training: Training) -> None:
-        """The flag rides on the next step: every rank stops after it, told or not."""
+        """The flag rides on the next step: every rank stops after it, ordered or not."""
         if training.phase is not Phase.RUNNING or training.stopping:
             return
         training.stopping = True

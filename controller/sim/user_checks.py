@@ -48,7 +48,7 @@ class UserChecks:
     # Invariant 13
 
     def stalled(self, event: ev.JobStalled) -> None:
-        """The controller is told that a job hangs: nothing of what it trained got through."""
+        """The controller learns that a job hangs: nothing of what it trained got through."""
         world, now_s = self._world, self._world.now_s
         training = world.trainings.get(event.job_id, event.attempt)
         if training is None or not training.is_training:

@@ -31,7 +31,7 @@ class Worker:
     attempt: Attempt
     rank: int
     is_running: bool = True
-    # The agent has told it to end, so that its end is no fault.
+    # The agent has stopped it, so that its end is no fault.
     told: bool = False
     # Its agent believes that it has ended.
     is_hidden: bool = False

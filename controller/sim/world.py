@@ -98,7 +98,7 @@ class World:
 
     @property
     def num_changes(self) -> int:
-        """How much was told, decided or planned: who changes anything of the world adds to it."""
+        """How much was reported, decided or planned: whatever changes the world adds to it."""
         num_facts = self.controller.journal.num_facts
         return self.timeline.num_asked + self.tracer.num_lines + num_facts
 

@@ -75,7 +75,7 @@ class Journal:
         snapshot_least_bytes: int = SNAPSHOT_LEAST_BYTES,
         on_commit: Callable[[float], None] | None = None,
     ) -> None:
-        """`on_commit` is told how many seconds each append took."""
+        """`on_commit` gets the seconds that each append took."""
         self._database = database
         self._clock = clock
         self._least_bytes = snapshot_least_bytes

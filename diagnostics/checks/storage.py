@@ -21,7 +21,7 @@ from diagnostics.core.finding import Localises, Measurement
 from outlast.startup import python_command
 
 # Starting Python and a store's client takes seconds on a busy node; a store that works answers
-# within a second. Less than the check has, so that its reason is told.
+# within a second. Less than the check has, so that its reason is reported.
 PROBE_TIMEOUT_S = 12.0
 
 

@@ -30,7 +30,7 @@ from diagnostics.core.waits import Waits, by_targets, first_circle, waits_of
 from outlast.blackbox.records import Group, Op
 from outlast.layout import Layout
 
-# Of ranks that are busy elsewhere, told one by one.
+# Of ranks that are busy elsewhere, named one by one.
 _MAX_TOLD = 4
 # Of ranks that wait in a circle, likewise.
 _MAX_IN_CIRCLE = 16

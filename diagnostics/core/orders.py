@@ -1,4 +1,4 @@
-"""What a node's runner is told to do, one order per line, and how it answers.
+"""Orders to a node's runner, one per line, and how it answers.
 
 An order and an answer are flat records in JSON. A pair test takes two orders:
 the host's runner listens and says where, then the guest's connects to it.

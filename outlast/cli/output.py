@@ -78,7 +78,7 @@ def print_wrapped(text: str) -> None:
 
 
 def print_message(text: str) -> None:
-    """What a person is told beside the facts, to standard error.
+    """Notes for a person beside the facts, to standard error.
 
     Wrapped where that is a terminal; whole lines for a pipe, which a program may search.
     """
@@ -90,7 +90,7 @@ def print_message(text: str) -> None:
 
 
 def _filled(line: str, columns: int) -> str:
-    # What stands below a line, such as one problem of many, is told from it when it wraps.
+    # What stands below a line, such as one problem of many, is set apart from it when it wraps.
     lead = len(line) - len(line.lstrip())
     # A first word such as "outlast:" is not left alone by a long path.
     joined = line if lead else line.replace(" ", "\0", 1)

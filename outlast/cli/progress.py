@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def bytes_bar(name: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar where somebody is looking; what it yields is told of every so many bytes."""
+    """A progress bar on a terminal; what it yields is called with every so many bytes."""
     if quiet or not sys.stderr.isatty():
         yield lambda num_bytes: None
         return
@@ -37,9 +37,9 @@ def bytes_bar(name: str, total: int | None, *, quiet: bool) -> Iterator[Callable
 
 @contextmanager
 def simulation_bar(days: float, *, quiet: bool) -> Iterator[Callable[[str, float, float], None]]:
-    """A bar where somebody is looking; what it yields is told of what runs, and how far it is.
+    """A progress bar on a terminal; what it yields is called with what runs, and how far it is.
 
-    It begins as one of `days`; told of another total, it becomes one of that.
+    It begins as one of `days`; given another total, it becomes one of that.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda what, done, total: None

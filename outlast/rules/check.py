@@ -15,7 +15,7 @@ from outlast.rules.nearest import nearest_layouts
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
-# In the order in which problems are told.
+# In the order in which problems are listed.
 RULES = (
     *job.NAME,
     *sizes.RULES,

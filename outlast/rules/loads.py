@@ -37,7 +37,7 @@ def wrong_with_model(url: str, step: int, saved: SavedTensors, spec: JobSpec) ->
 
 
 def _sizes(saved: SavedTensors, spec: JobSpec) -> Iterator[tuple[str, object, object]]:
-    """Field, what is saved and what the spec has, of fields that can be told from shapes."""
+    """Field, what is saved and what the spec has, of fields that follow from shapes."""
     model = spec.model
     shapes = {name: shape for name, (_, shape) in saved.items()}
     blocks = [int(found[1]) for name in shapes if (found := _BLOCK.match(name))]

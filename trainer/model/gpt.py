@@ -56,7 +56,7 @@ class GptChunk(nn.Module):
     def begin(self, step: int, micro_batch: int) -> None:
         """Say which forward comes next: `micro_batch` counts over all replicas of the step.
 
-        Dropout masks depend on it; a model without dropout need not be told.
+        Dropout masks depend on it; a model without dropout does not need it.
         """
         self._key = DropoutKey(seed=self._config.seed, step=step, micro_batch=micro_batch)
 

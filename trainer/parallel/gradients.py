@@ -84,7 +84,7 @@ class GradientReducer:
 
     `each_micro_batch` reduces after each backward pass instead of the step's last one;
     `wire` is the type of gradients on the wire, None for that of their sums. `done` is
-    told when a backward pass needs the weights of a bucket no more.
+    called when a backward pass needs the weights of a bucket no more.
     """
 
     def __init__(

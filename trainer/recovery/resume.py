@@ -268,7 +268,7 @@ def _given_up(
 def _from_other(
     tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, other: OtherJob, node: Node | None
 ) -> Restored:
-    """What this job was told to begin with; there must be such a checkpoint."""
+    """The checkpoint this job was given to begin with; there must be such a checkpoint."""
     prefetch = StoragePrefetch(other.url, lists=peers.rank == 0)
     with _opened(peers, prefetch) as (storage, committed, manifest_of):
         steps = [step for step in committed if other.step in (None, step)]

@@ -28,7 +28,7 @@ def cuda_environment(*, bitwise: bool, pipelined: bool) -> dict[str, str]:
     found = {
         # cuBLAS needs a workspace of its own to be reproducible.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        # Streams share 8 queues into the device unless told otherwise, and work behind a
+        # Streams share 8 queues into the device by default, and work behind a
         # receive that spins would wait for its message (NVIDIA/nccl#783).
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     }

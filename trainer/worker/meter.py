@@ -39,7 +39,7 @@ class Messages(Protocol):
 
 
 class Listener(Protocol):
-    """What is told of a chunk's passes, as `trainer.parallel.pipeline.ChunkHooks`."""
+    """What is recorded of a chunk's passes, as `trainer.parallel.pipeline.ChunkHooks`."""
 
     def before_forward(self, chunk: int, micro_batch: int) -> None: ...
     def after_forward(self, chunk: int, micro_batch: int) -> None: ...

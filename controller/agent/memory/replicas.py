@@ -248,7 +248,7 @@ class Replicas:
         try:
             self._loop.call_soon_threadsafe(self._events.replica_trouble, job_id, step, detail)
         except RuntimeError:
-            logger.debug("agent is ending; not told: job=%s %s", job_id, detail)
+            logger.debug("agent is ending; not reported: job=%s %s", job_id, detail)
 
 
 def replica_plan(

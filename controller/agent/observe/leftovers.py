@@ -39,7 +39,7 @@ class LeftSteps:
 def left_steps(jobs_dir: Path, memory_dir: Path) -> Iterator[LeftSteps]:
     """The steps of the newest attempt here of every job that has not been forgotten.
 
-    A job is forgotten when its host memory is freed, and by then all is told. Every
+    A job is forgotten when its host memory is freed, and by then all is reported. Every
     rank notes the same figures, so one of them speaks for the node.
     """
     for job_dir in sorted(jobs_dir.iterdir()) if jobs_dir.is_dir() else ():

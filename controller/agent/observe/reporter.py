@@ -46,7 +46,7 @@ class _Rank:
     last: StepRecord | None = None
     first: StepRecord | None = None
     unsent: list[StepRecord] = field(default_factory=list)
-    # Any other rank's that rank 0's agent may not have told yet.
+    # Any other rank's that rank 0's agent may not have reported yet.
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=NUM_STEP_RECORDS))
     # The rank has ended and everything it left was read.
     is_read: bool = False
@@ -223,7 +223,7 @@ class Reporter:
             self._report(key, rank.recent)
 
     def report_unsent(self, left: Iterable[LeftSteps]) -> None:
-        """Report steps that an agent before this one may not have told."""
+        """Report steps that an agent before this one may not have reported."""
         for steps in left:
             self._report(AttemptKey(steps.job_id, steps.attempt), steps.records)
 

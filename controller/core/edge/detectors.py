@@ -68,7 +68,7 @@ class _Tables:
     samples: dict[int, deque[agents_pb2.RankUse]] = field(default_factory=dict)
     # When to judge them next.
     judge_at_s: float | None = None
-    # Whether hosts that were broken before the attempt began have been told to it.
+    # Whether hosts that were broken before the attempt began have been reported to it.
     knows_hosts: bool = False
 
 

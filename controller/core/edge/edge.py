@@ -51,7 +51,7 @@ class Edge:
         self._advances = AdvanceTable()
         self._hangs = HangTable(self._settings)
         self._detectors = Detectors(state, self._settings)
-        # How often each node's agent was told to send a heartbeat.
+        # The interval between heartbeats that each node's agent was given.
         self._periods_s: dict[NodeId, float] = {}
         # Running jobs by when they stand still for too long, and those that start by when the
         # patience with them is nearly over; the latter by the machine's clock.
@@ -114,7 +114,7 @@ class Edge:
         return list(changed)
 
     def told_period(self, node: NodeId, period_s: float, now_s: float) -> None:
-        """The agent was told to send heartbeats more or less often from now on."""
+        """The agent was ordered to send heartbeats more or less often from now on."""
         self._periods_s[node] = period_s
         self._expect(node, now_s)
 
@@ -236,7 +236,7 @@ class Edge:
             job = self._state.jobs[job_id]
             if job.state in AT_WORK and attempt == job.attempt:
                 events += self._hangs.heard(job, ranks, beat.at_s)
-            # Only a running job: how a start went is told by the agent's own event. After
+            # Only a running job: how a start went is in the agent's own event. After
             # a restart of the controller this is what notices that a job stands still.
             if job.state is JobState.RUNNING:
                 events += self._advances.beat(job, node, ranks, beat.at_s, now_s)
@@ -267,7 +267,7 @@ class Edge:
         """Those of the job on a node."""
         settings = self._settings_on(node)
         limits, period_s = settings.limits, settings.heartbeat_period_s
-        # An agent that was told to be slower must not be late for it.
+        # An agent that was ordered to be slower must not be late for it.
         slower = max(1.0, self._periods_s.get(node, period_s) / period_s)
         return Limits(
             late_s=slower * limits.late_s,

@@ -26,7 +26,7 @@ from outlast.ids import Attempt, JobId
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
 
-# The rarest, in what is told of a hang that is only logged.
+# The rarest, in the message of a hang that is only logged.
 _MAX_PLACES = 4
 
 
@@ -132,7 +132,7 @@ class HangTable:
         return self._hang(job, least, wall_s)
 
     def start_is_late(self, job: JobRecord, wall_s: float) -> list[Event]:
-        """The patience with a start is about to end; told once."""
+        """The time limit of a start is about to end; reported once."""
         if self.is_told(job):
             return []
         self._told[job.job_id] = job.attempt

@@ -50,7 +50,7 @@ class _Entry:
     heard_s: float
     level: _Level
     limits: Limits
-    # Since when these limits hold; an agent that was told to send more often from now on
+    # Since when these limits hold; an agent that was ordered to send more often from now on
     # must not be late by what it was allowed before.
     limited_s: float
 
@@ -125,12 +125,12 @@ class LivenessTable:
         return None if math.isinf(next_s) else next_s
 
     def is_late(self, node: NodeId) -> bool:
-        """Whether a node was told to be late, or more than that, and was not heard since."""
+        """Whether a node was reported late, or worse, and has been silent since."""
         entry = self._entries.get(node)
         return entry is not None and entry.level is not _Level.HEARD
 
     def expire(self, now_s: float) -> list[LivenessEvent]:
-        """Who has crossed a limit since the last call; each limit is told once."""
+        """Nodes that have crossed a limit since the last call; each limit is reported once."""
         next_s = self._due.next_s()
         if next_s is None or now_s < next_s:
             return []

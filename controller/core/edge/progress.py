@@ -2,7 +2,7 @@
 
 A job has advanced when *every* node of the attempt has completed a step. The
 machine hears of the first such step of an attempt and of the one that passes
-the last fault; a job that stops advancing is told once per silence.
+the last fault; a job that stops advancing is reported once per silence.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ class ProgressTable:
             self._tracks[job.job_id] = _Track(attempt=job.attempt, changed_s=now_s)
 
     def due_s(self, job: JobRecord, limit_s: float) -> float | None:
-        """When it stands still for too long if no step is completed; None when that was told."""
+        """When it stands still for too long without a step; None when that was reported."""
         track = self._tracks.get(job.job_id)
         if track is None or track.attempt != job.attempt or track.told_stalled:
             return None
         return track.changed_s + limit_s
 
     def stalled(self, job: JobRecord, now_s: float, limit_s: float) -> float | None:
-        """Seconds without a common step when that is over the limit, told once."""
+        """Seconds without a common step when that is over the limit, reported once."""
         if job.state is not JobState.RUNNING:
             return None
         self.expect(job, now_s)
