@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from controller.core.edge.settings import NO_JOB
 from controller.core.records import JobPlan
 from controller.ranknodes import rank_nodes
 from outlast.detectors import DetectorsSpec
@@ -50,6 +51,8 @@ class SimJob:
     memory_bytes: int = 0
     # Whether another node holds a copy of what each node has in host memory.
     replicas: bool = False
+    # How often agents of its nodes are to send a heartbeat.
+    heartbeat_s: float = NO_JOB.heartbeat_period_s
     # Commit records in the store: step -> attempt that wrote it.
     commits: dict[int, Attempt] = field(default_factory=dict)
     store_up: bool = True

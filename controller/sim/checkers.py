@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from controller.core import events as ev
 from controller.core.effects import Effect, EvictNode, Persist, SendCommand
 from controller.core.facts import (
+    CommandClosed,
     CommandOpened,
     Fact,
     IncidentGrown,
@@ -29,6 +30,7 @@ from controller.core.node_events import (
     NodeDrainRequested,
     NodeUncordonRequested,
 )
+from controller.core.orders import StartWorkers
 from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import (
     PLACED,
@@ -38,6 +40,7 @@ from controller.core.states import (
     NodeState,
 )
 from controller.core.verdict import root_failure
+from controller.sim.incident_checks import IncidentChecks
 from controller.sim.state_checks import SLACK_S, due_s, inconsistencies, peers_failed
 from controller.sim.user_checks import UserChecks
 from controller.sim.violation import Violation
@@ -82,7 +85,10 @@ class Checkers:
         self._num_batches = 0
         # When the next open order may be overdue.
         self._overdue_s = math.inf
-        self.users = UserChecks(world)
+        # The agents that open orders to start are for.
+        self._starters: dict[str, str] = {}
+        self.incidents = IncidentChecks(world)
+        self.users = UserChecks(world, self.incidents)
 
     # What the world reports
 
@@ -153,6 +159,9 @@ class Checkers:
                 known = journalled.commands.get(command.command_id)
                 if known is not command and known != command:
                     self._fail(2, f"{command.command_id} is sent before it is journalled")
+                starter = self._starters.get(command.command_id)
+                if starter not in (None, journalled.nodes[command.node].incarnation):
+                    self._fail(1, f"{command.command_id} goes to an agent that it is not for")
                 if attempt is not None and journalled.attempts.get(attempt.job) != attempt:
                     self._fail(2, f"{command.command_id} is sent before its attempt is journalled")
 
@@ -170,15 +179,22 @@ class Checkers:
                 if old is not None and old.state is IncidentState.CLOSED:
                     self._fail(10, f"{incident.incident} changes after it was closed")
                 self._spared_as_reporter(incident)
+                self.incidents.put(event, incident, old, before)
             case IncidentGrown(incident=grown_id):
                 old = before.incidents[grown_id]
                 if old.state is IncidentState.CLOSED:
                     self._fail(10, f"{grown_id} changes after it was closed")
                 self._spared_as_reporter(grown(old, fact))
+                self.incidents.grown(event, old, fact.evidence, before)
             case CommandOpened(command=command):
                 if command.command_id in before.commands:
                     self._fail(2, f"{command.command_id} is opened twice")
                 self._overdue_s = min(self._overdue_s, due_s(command, before))
+                if isinstance(command.command, StartWorkers):
+                    agent = before.nodes[command.node].incarnation
+                    self._starters[command.command_id] = agent
+            case CommandClosed(command_id=command_id):
+                self._starters.pop(command_id, None)
 
     def _spared_as_reporter(self, incident: IncidentRecord) -> None:
         """Invariant 11: a node whose ranks only lost their peers is never blamed for that."""
@@ -249,6 +265,9 @@ class Checkers:
         for key, worker in self._live.items():
             if self._world.is_beating(worker.node):
                 self._fail(10, f"worker {key} on {worker.node} outlived its job")
+        for machine in self._world.nodes.values():
+            if machine.memory and self._world.is_beating(machine.name):
+                self._fail(10, f"{machine.name} keeps host memory of {', '.join(machine.memory)}")
 
     # Each fact
 

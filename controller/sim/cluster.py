@@ -42,6 +42,8 @@ class Cluster:
         self.num_brought = 0
         self._gone: dict[NodeId, NodeGone] = {}
         self._closed: dict[NodeId, str] = {}
+        # Of the closed ones, hosts that are called broken, and since when.
+        self.broken: dict[NodeId, float] = {}
         self._awaited = ""
         self._num_coming = 0
         self._num_gone = 0
@@ -56,7 +58,7 @@ class Cluster:
         controller = self._world.controller
         controller.handle(NodesAwaited(detail=self._awaited))
         for node, reason in list(self._closed.items()):
-            controller.handle(NodeClosed(node=node, reason=reason))
+            controller.take_closed(self._closing_of(node, reason))
         for event in list(self._gone.values()):
             if controller.machine is not None and event.node in controller.machine.state.nodes:
                 controller.handle(event)
@@ -81,13 +83,18 @@ class Cluster:
         if self._gone.pop(node, None) is not None:
             self._world.controller.handle(NodeBack(node=node))
 
-    def close(self, node: NodeId, reason: str) -> None:
+    def close(self, node: NodeId, reason: str, *, is_broken: bool = False) -> None:
         """Others want nothing new on the host; an empty reason opens it again."""
+        self._closed.pop(node, None)
+        self.broken.pop(node, None)
         if reason:
             self._closed[node] = reason
-        else:
-            self._closed.pop(node, None)
-        self._world.controller.handle(NodeClosed(node=node, reason=reason))
+        if is_broken:
+            self.broken[node] = self._world.now_s
+        self._world.controller.take_closed(self._closing_of(node, reason))
+
+    def _closing_of(self, node: NodeId, reason: str) -> NodeClosed:
+        return NodeClosed(node=node, reason=reason, is_broken=node in self.broken)
 
     def want_back(self, node: NodeId) -> None:
         """Take a node back if the machine lets it go."""

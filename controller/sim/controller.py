@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from controller.core import events as ev
 from controller.core.context import Settings
 from controller.core.edge.edge import Edge
-from controller.core.edge.settings import JobSettings
+from controller.core.edge.liveness import Limits
+from controller.core.edge.settings import NO_JOB, JobSettings
 from controller.core.effects import (
     Alert,
     Effect,
@@ -26,7 +27,7 @@ from controller.core.effects import (
 )
 from controller.core.facts import Fact, NodePut
 from controller.core.machine import Machine
-from controller.core.node_events import NodeFound, NodeSilent
+from controller.core.node_events import NodeClosed, NodeFound, NodeSilent
 from controller.core.records import JobRecord
 from controller.sim.attempt import Training
 from controller.sim.heartbeats import Heartbeats
@@ -147,7 +148,9 @@ class Controller:
         self._set_timer()
         facts = [each for effect in effects if isinstance(effect, Persist) for each in effect.facts]
         if facts and self.edge is not None:
-            self.edge.refresh(facts, world.now_s)
+            changed = self.edge.refresh(facts, world.now_s)
+            if self.streams is not None:
+                self.streams.retell_periods(changed)
             self.heartbeats.refreshed(facts)
         return True
 
@@ -271,6 +274,12 @@ class Controller:
         self._world.tracer.message(message)
         return self.streams is not None and self.streams.take(node, message)
 
+    def take_closed(self, event: NodeClosed) -> None:
+        """What the cluster says of a node's host."""
+        self.handle(event)
+        if self.edge is not None:
+            self.handle_all(self.edge.closed(event, self._world.now_s))
+
     def wake(self) -> None:
         """The edge looks at what is due."""
         if self.edge is not None:
@@ -294,9 +303,16 @@ class Controller:
     def _settings_of(self, job: JobRecord) -> JobSettings:
         """What the spec of a simulated job would say."""
         plan, world = job.plan, self._world
+        period_s = world.jobs[job.job_id].heartbeat_s
+        slower, limits = period_s / NO_JOB.heartbeat_period_s, world.limits
         return JobSettings(
             layout=Layout(tp=plan.tp, pp=plan.pp, dp=plan.world_size // (plan.tp * plan.pp)),
-            limits=world.limits,
+            heartbeat_period_s=period_s,
+            limits=Limits(
+                late_s=slower * limits.late_s,
+                lost_s=slower * limits.lost_s,
+                silent_s=slower * limits.silent_s,
+            ),
             first_step_timeout_s=plan.first_step_timeout_s,
             hang_timeout_s=world.pace.hang_timeout_s,
             modes=world.jobs[job.job_id].modes,

@@ -23,6 +23,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from controller.core.edge.edge import Edge
 from controller.core.facts import Fact, JobPut, NodePut
 from controller.core.states import AT_WORK, JobState
 from controller.sim.attempt import Phase, Training
@@ -133,14 +134,14 @@ class Heartbeats:
     def _expect_node(self, node: NodeId) -> None:
         edge = self._controller.edge
         due_s = None if edge is None else edge.silence_due_s(node)
-        if due_s is not None:
-            self._ring_at(due_s)
+        if edge is not None and due_s is not None:
+            self._ring_at(max(due_s, self._wakes_s(edge)))
 
     def _expect_job(self, job_id: JobId) -> None:
         edge = self._controller.edge
         due_s = None if edge is None or self._is_well(job_id) else edge.job_due_s(job_id)
-        if due_s is not None:
-            self._ring_at(due_s)
+        if edge is not None and due_s is not None:
+            self._ring_at(max(due_s, self._wakes_s(edge)))
 
     def _is_well(self, job_id: JobId) -> bool:
         """Whether every heartbeat would say that a job has come further."""
@@ -152,6 +153,8 @@ class Heartbeats:
         return training is not None and self._world.all_well(training)
 
     def _ring_at(self, due_s: float) -> None:
+        if math.isinf(due_s):
+            return
         # What is due at about the same time is looked at together.
         at_s = math.ceil(10.0 * due_s + 0.01) / 10.0
         if self._ring_s is None or at_s < self._ring_s:
@@ -185,5 +188,11 @@ class Heartbeats:
             if due_s is not None and due_s <= now_s and training is not None:
                 self.hear(training)
         if self._controller.edge is edge:
-            self._controller.wake()
+            if self._wakes_s(edge) <= now_s:
+                self._controller.wake()
             self._set_timer()
+
+    def _wakes_s(self, edge: Edge) -> float:
+        """When the edge wants to look: nothing that is due is found before."""
+        wake_s = edge.wake_at(self._world.now_s, self._world.now_s)
+        return math.inf if wake_s is None else wake_s

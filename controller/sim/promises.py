@@ -52,6 +52,8 @@ class Promises:
         self._on_the_way: dict[int, None] = {}
         # Commands since whose beginning or end the ledger was not written.
         self._not_kept: dict[str, None] = {}
+        # Commands of those whose end is on disk.
+        self._ends_kept: dict[str, None] = {}
         # The first answers of the newest commands.
         self._answers: dict[str, Result] = {}
         # Workers whose ends were reported, and the newest progress of each attempt.
@@ -67,7 +69,9 @@ class Promises:
         """A command has come in."""
         since_s = self._owed.get(command.command_id, (command, self._agent.world.now_s))[1]
         is_known = self._machine.commands.ledger.result(command.command_id) is not None
-        if command.command_id not in self._owed and not is_known:
+        if is_known:
+            self._ends_kept[command.command_id] = None
+        elif command.command_id not in self._owed:
             self._not_kept[command.command_id] = None
         self._owed[command.command_id] = (command, since_s)
         if command.kind in (CommandKind.STOP, CommandKind.FORGET) and command.job_id:
@@ -88,6 +92,9 @@ class Promises:
     def ledger_kept(self) -> None:
         """The ledger is on disk as it is now."""
         self._not_kept.clear()
+        for command_id in self._owed:
+            if self._machine.commands.ledger.result(command_id) is not None:
+                self._ends_kept[command_id] = None
 
     def step_begins(self, command_id: str) -> None:
         """A step of a command is about to be done."""
@@ -100,8 +107,9 @@ class Promises:
         del self._owed[command_id]
         known = self._answers.get(command_id)
         is_refused = result.error_kind is ErrorKind.STALE
-        if command_id in self._not_kept and not is_refused and known is None:
+        if command_id not in self._ends_kept and not is_refused:
             self._fail(f"{command_id} is answered before that is on disk")
+        self._ends_kept.pop(command_id, None)
         may_be_tried_again = command.kind is CommandKind.FORGET
         if known is not None and known != result and not may_be_tried_again:
             self._fail(f"{command_id} has another answer: {result.detail or result.ok}")

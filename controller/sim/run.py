@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
+from controller.core.facts import State
 from controller.sim.faults import SAFETY_S, end_faults, plan_faults
 from controller.sim.shapes import draw_shape
 from controller.sim.shrink import shrink
@@ -71,18 +72,11 @@ def run_seed(seed: int, *, only: tuple[int, ...] | None = None, trace: bool = Fa
     try:
         faults = plan_faults(world, only)
         world.timeline.run_until(EPOCH_S + SAFETY_S)
-        end_faults(world)
-        deadline_s = world.now_s + LIVENESS_S
-        while not world.all_finished and world.now_s < deadline_s:
-            world.timeline.run_until(world.now_s + 600.0)
-        world.timeline.run_until(world.now_s + SETTLE_S)
-        machine = world.controller.machine
-        assert machine is not None
-        world.checkers.finished(machine.state)
+        state = end_world(world)
     except Exception as error:
         error.add_note(f"replay: {replay_line(seed, only)}")
         raise
-    jobs = {job.job_id: f"{job.state}: {job.reason}" for job in machine.state.jobs.values()}
+    jobs = {job.job_id: f"{job.state}: {job.reason}" for job in state.jobs.values()}
     return Outcome(
         seed=seed,
         num_nodes=len(world.nodes),
@@ -94,6 +88,23 @@ def run_seed(seed: int, *, only: tuple[int, ...] | None = None, trace: bool = Fa
         jobs=jobs,
         seen=world.tracer.seen,
     )
+
+
+def end_world(world: World) -> State:
+    """The liveness phase, from the end of all faults on; what it came to.
+
+    Raises:
+        Violation: an invariant does not hold.
+    """
+    end_faults(world)
+    deadline_s = world.now_s + LIVENESS_S
+    while not world.all_finished and world.now_s < deadline_s:
+        world.timeline.run_until(world.now_s + 600.0)
+    world.timeline.run_until(world.now_s + SETTLE_S)
+    machine = world.controller.machine
+    assert machine is not None
+    world.checkers.finished(machine.state)
+    return machine.state
 
 
 def replay_line(seed: int, only: tuple[int, ...] | None = None) -> str:

@@ -6,10 +6,22 @@ import math
 from collections.abc import Iterator
 
 from controller.core.facts import State
-from controller.core.orders import CommandRecord, RunSuite, StopWorkers
+from controller.core.orders import CommandRecord, ForgetJob, PushCheckpoint, RunSuite, StopWorkers
 from controller.core.records import NodeRecord
-from controller.core.states import AT_WORK, LIVE, PLACED, IncidentState, JobState
+from controller.core.states import (
+    AT_WORK,
+    AWAY,
+    LIVE,
+    PLACED,
+    IncidentState,
+    JobState,
+    NodeState,
+)
 from outlast.ids import JobId, NodeId
+
+# Nothing new is asked of a node in these, but only what is about what it has.
+_UNUSED = (NodeState.QUARANTINED, *AWAY)
+_OF_THE_PAST = StopWorkers | ForgetJob | PushCheckpoint
 
 # Between an order's limit and our look.
 SLACK_S = 1.0
@@ -41,6 +53,10 @@ def inconsistencies(state: State) -> Iterator[tuple[int, str]]:
             yield 10, f"{node.node} is {node.state} and belongs to {node.job}"
         if node.job is not None and holders.get(node.node) != node.job:
             yield 10, f"{node.node} belongs to {node.job}, which has no place for it"
+        if node.state in _UNUSED:
+            for command_id in state.index.of_node.get(node.node, ()):
+                if not isinstance(state.commands[command_id].command, _OF_THE_PAST):
+                    yield 10, f"{node.node} is {node.state}, and {command_id} is open"
 
 
 def due_s(command: CommandRecord, state: State) -> float:

@@ -8,6 +8,7 @@ What does not belong here: which messages agents leave out (`heartbeats`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from controller.command_messages import NodesPacker, command_message
@@ -101,17 +102,44 @@ class Streams:
             return
         self.sessions[node] = session
         session.open_at_controller = True
-        edge = self._edge
-        welcome = agents_pb2.Welcome(
-            term=self._controller.term,
-            heartbeat_period_s=edge.wanted_period_s(node),
-            controller_absence_limit_s=edge.absence_limit_s(node),
-        )
         # Before the machine hears of it: its commands must come after the welcome.
-        self._send(session, agents_pb2.ControllerMessage(welcome=welcome))
-        joined = edge.handle(node, agents_pb2.AgentMessage(hello=hello), world.now_s)
+        self._welcome(session)
+        joined = self._edge.handle(node, agents_pb2.AgentMessage(hello=hello), world.now_s)
         self._controller.handle_all(joined)
         world.pulse(node)
+
+    def _welcome(self, session: Session) -> None:
+        edge, node = self._edge, session.node
+        session.period_s = edge.wanted_period_s(node)
+        welcome = agents_pb2.Welcome(
+            term=self._controller.term,
+            heartbeat_period_s=session.period_s,
+            controller_absence_limit_s=edge.absence_limit_s(node),
+        )
+        self._send(session, agents_pb2.ControllerMessage(welcome=welcome))
+
+    def retell_periods(self, nodes: Iterable[NodeId]) -> None:
+        """Tell those of these agents whose job wants more or fewer heartbeats than they send."""
+        now_s = self._world.now_s
+        for node in nodes:
+            session = self.sessions.get(node)
+            if session is None or not self._world.is_beating(node):
+                continue
+            self._hold_to_period(session)
+            if session.period_s != self._edge.wanted_period_s(node):
+                self._welcome(session)
+                self._edge.told_period(node, session.period_s, now_s)
+                self._hold_to_period(session)
+            self._world.checkers.incidents.told_period(node, session.period_s)
+
+    def _hold_to_period(self, session: Session) -> None:
+        """From a heartbeat on, the next one may take as long as the agent was told."""
+        now_s = self._world.now_s
+        self._controller.handle_all(self._edge.heard(session.node, now_s))
+        due_s = self._edge.silence_due_s(session.node)
+        if due_s is not None:
+            checks = self._world.checkers.incidents
+            checks.may_be_silent(session.node, session.period_s, due_s - now_s)
 
     def lost(self, session: Session) -> None:
         """The session ended; that matters unless a newer one took its place."""

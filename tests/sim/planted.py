@@ -1,8 +1,8 @@
 """Mistakes that controller, edge and agent could make, one entry each: what is put where.
 
-Each is caught by some of the first few seeds; see `test_planted_bugs`. A new one is a line:
-`_bug(what, invariants, (owner, name, value))`, or `_around(owner, name, value)`, where `value`
-is given the original as its first argument.
+Each is caught by some of the first few seeds, of the virtual world as it is or of a story; see
+`test_planted_bugs`. A new one is a line: `_bug(what, invariants, (owner, name, value))`, or
+`_around(owner, name, value)`, where `value` is given the original as its first argument.
 """
 
 from __future__ import annotations
@@ -26,24 +26,31 @@ from controller.core import (
     blame,
     fleet,
     incidents,
+    jobs,
     losses,
     nodes,
     planned,
+    retention,
     steps,
 )
 from controller.core import events as ev
 from controller.core.context import Context
 from controller.core.edge import liveness
 from controller.core.edge.edge import Edge
+from controller.core.edge.hangs import HangTable
 from controller.core.edge.liveness import LivenessTable
 from controller.core.edge.progress import ProgressTable
 from controller.core.effects import Persist, SendCommand
 from controller.core.facts import CommandOpened
-from controller.core.node_events import NodeJoined, NodeLate, NodeSilent
+from controller.core.machine import Machine
+from controller.core.node_events import NodeJoined, NodeLate, NodeSilent, WorkerExited
 from controller.core.states import JobState
 from controller.core.verdict import root_failure
 from controller.sim import journal
 from controller.sim.journal import Journal
+from controller.sim.run import run_seed
+from tests.sim import stories
+from tests.sim.stories import Story
 
 Plant = tuple[Any, str, Any]
 
@@ -58,6 +65,8 @@ class Bug:
     seeds: int
     plants: tuple[Plant, ...]
     says: str = ""
+    # What is told by each of these seeds.
+    story: Callable[[int], object] = run_seed
 
 
 def _around(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
@@ -72,6 +81,11 @@ def _around(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
 
 def _bug(what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 10, says: str = "") -> Bug:
     return Bug(what=what, by=by, seeds=seeds, plants=plants, says=says)
+
+
+def _told(story: Story, what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 2) -> Bug:
+    """One that is caught where this happens."""
+    return Bug(what=what, by=by, seeds=seeds, plants=plants, story=story)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -156,6 +170,11 @@ def _two_attempts(start: Any, ctx: Context, job: Any, reason: str) -> None:
     start(ctx, replace(job, attempt=job.attempt + 1), reason)
 
 
+def _of_any_attempt(exited: Any, ctx: Context, event: WorkerExited) -> None:
+    job = ctx.state.jobs[event.job_id]
+    exited(ctx, replace(event, attempt=job.attempt))
+
+
 def _careless(compacted: Any, facts: Iterable[Any]) -> Any:
     written = compacted(facts)
     return written if len(written) < 4 else written[:-1]
@@ -218,6 +237,39 @@ CONTROLLER_BUGS = (
         (1,),
         (nodes, "placed", lambda ctx, job, node: ctx.state.nodes.get(node)),
     ),
+    _bug("the controller's wake-up is dropped", (10,), (Machine, "wake_at", _nothing)),
+    _bug("a limit that has passed changes nothing", (10,), (jobs, "deadline_passed", _nothing)),
+    _told(
+        stories.events_come_twice,
+        "the end of a worker of an old attempt counts",
+        (16,),
+        _around(jobs, "worker_exited", _of_any_attempt),
+    ),
+    _told(
+        stories.agent_restarts,
+        "nobody asks what became of the workers of a restarted agent",
+        (13,),
+        (fleet, "_reconcile_workers", _nothing),
+    ),
+    _told(
+        stories.start_is_lost,
+        "an order to start outlives its agent",
+        (1,),
+        (fleet, "_drop_starts", _none_of_them),
+    ),
+    _told(
+        stories.spare_dies,
+        "orders outlive an exclusion",
+        (10,),
+        (nodes, "close_commands", _nothing),
+    ),
+    _told(stories.records_expire, "nothing expires", (10,), (retention, "prune", _nothing)),
+    _told(
+        stories.records_expire,
+        "a job is deleted that a node has not forgotten",
+        (10,),
+        (retention, "may_prune", _yes),
+    ),
 )
 
 # Of the edge
@@ -229,11 +281,38 @@ def _a_level_early(*_: Any) -> Any:
 
 EDGE_BUGS = (
     _bug("silence is never reported", (10,), (LivenessTable, "expire", _none_of_them)),
-    _bug("a node that is heard again stays silent", (2,), (LivenessTable, "heard", _none_of_them)),
+    _bug(
+        "a node that is heard again stays silent", (2, 16), (LivenessTable, "heard", _none_of_them)
+    ),
     _bug("a stall is never reported", (10,), (Edge, "_stalled", _none_of_them)),
     _bug("a limit on steps is a twentieth", (13,), _around(ProgressTable, "stalled", _limit_cut)),
     _bug("a job that trains has stood", (13,), (ProgressTable, "stalled", _stood_long)),
     _bug("progress goes unnoticed", (13,), (ProgressTable, "made", _none_of_them)),
+    _bug("the edge's wake-up is dropped", (10, 13), (Edge, "wake_at", _nothing)),
+    _told(
+        stories.host_breaks, "a broken host is not noted", (16,), (Edge, "closed", _none_of_them)
+    ),
+    _told(
+        stories.start_hangs,
+        "a late start is not told",
+        (16,),
+        (HangTable, "start_is_late", _none_of_them),
+    ),
+    _told(
+        stories.heartbeats_are_many,
+        "the period that a job wants is not told",
+        (16,),
+        (Edge, "wanted_period_s", lambda *_: 2.0),
+    ),
+    _told(
+        stories.heartbeats_are_rare,
+        "the period that an agent was told is ignored",
+        (16,),
+        (Edge, "told_period", _nothing),
+    ),
+    _told(
+        stories.job_hangs, "a learned limit is ignored", (13,), (HangTable, "heard", _none_of_them)
+    ),
     _bug("silence is reported a level early", (2,), (liveness, "_EVENTS", _a_level_early())),
 )
 
@@ -285,7 +364,24 @@ def _later_starts(overtake: Any, machine: Any, job_id: str, attempt: int) -> Non
     overtake(machine, job_id, attempt - 1)
 
 
+def _answered_first(finish: Any, machine: Any, *args: Any) -> None:
+    finish(machine, *args)
+    machine._actions.sort(key=lambda action: isinstance(action, KeepLedger))
+
+
 AGENT_BUGS = (
+    _bug(
+        "an answer comes before the ledger",
+        (12,),
+        _around(CommandMachine, "_finish", _answered_first),
+    ),
+    _told(
+        stories.stop_overtakes_start,
+        "no attempt is fenced off",
+        (12,),
+        (CommandLedger, "_why_stale", lambda *_: ""),
+    ),
+    _bug("nobody wakes to give workers up", (12,), (Line, "wake_at", _never)),
     _bug("a stop does not cancel a start", (), (CommandMachine, "_overtake", _nothing)),
     _bug(
         "a stop cancels only older starts", (), _around(CommandMachine, "_overtake", _later_starts)

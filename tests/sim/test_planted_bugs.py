@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import pytest
 
-from controller.sim.run import run_seed
 from controller.sim.violation import Violation
 from tests.sim.planted import BUGS, Bug
+from tests.sim.stories import STORIES, Story
 
 LEAST_BUGS = 30
+# Of each story, so many seeds are known to be clean.
+NUM_CLEAN = 2
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
@@ -21,7 +23,7 @@ def test_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(owner, name, value)
     for seed in range(bug.seeds):
         try:
-            run_seed(seed)
+            bug.story(seed)
         except Violation as violation:
             message = str(violation)
             expected = tuple(f"invariant {number} " for number in bug.by)
@@ -29,6 +31,12 @@ def test_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> Non
             assert bug.says in message
             return
     pytest.fail(f"no seed of {bug.seeds} noticed: {bug.what}")
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_a_story_ends_well_without_bugs(story: Story) -> None:
+    for seed in range(NUM_CLEAN):
+        story(seed)
 
 
 def test_there_are_as_many_bugs_as_promised() -> None:
