@@ -6,6 +6,7 @@ environment, which reach the machine together with an attempt's first step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from controller.core.edge.progress import ProgressTable
@@ -63,7 +64,7 @@ class AdvanceTable:
         self,
         job: JobRecord,
         node: NodeId,
-        ranks: list[agents_pb2.RankSummary],
+        ranks: Sequence[agents_pb2.RankSummary],
         at_s: float,
         now_s: float,
     ) -> list[Event]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from controller.core.detections import HOST_CAUSES
+from controller.core.edge.reports import RanksByAttempt
 from controller.core.edge.settings import SettingsTable
 from controller.core.events import Detected, DetectionEnded, Event
 from controller.core.facts import State
@@ -112,10 +113,10 @@ class Detectors:
             events += self._changed(job, Cause.SLOWDOWN, change, tables.speed.words, report.at_s)
         return events
 
-    def heartbeat(self, beat: agents_pb2.Heartbeat, now_s: float) -> list[Event]:
+    def heartbeat(self, attempts: RanksByAttempt, at_s: float, now_s: float) -> list[Event]:
         """What ranks say of their last steps."""
         events: list[Event] = []
-        for job_id in dict.fromkeys(JobId(summary.job_id) for summary in beat.ranks):
+        for job_id in dict.fromkeys(job_id for job_id, _ in attempts):
             job = self._running(job_id)
             if job is None:
                 continue
@@ -124,13 +125,12 @@ class Detectors:
                 tables.knows_hosts = True
                 for node in job.nodes:
                     if node is not None and node in self._broken:
-                        events += self._condition(job, node, beat.at_s)
-            for summary in beat.ranks:
-                is_its = summary.job_id == job_id and summary.attempt == job.attempt
-                if is_its and summary.HasField("use"):
+                        events += self._condition(job, node, at_s)
+            for summary in attempts.get((job_id, job.attempt), ()):
+                if summary.HasField("use"):
                     kept = tables.samples.setdefault(summary.rank, deque(maxlen=MOST_SAMPLES))
                     kept.append(summary.use)
-            events += self._window(job, tables, beat.at_s, now_s)
+            events += self._window(job, tables, at_s, now_s)
         return events
 
     def host(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:

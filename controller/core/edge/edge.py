@@ -21,14 +21,14 @@ from controller.core.edge.due import DueQueue
 from controller.core.edge.hangs import HangTable
 from controller.core.edge.listening import Listening
 from controller.core.edge.liveness import Limits, LivenessTable
-from controller.core.edge.reports import events_of, node_joined
+from controller.core.edge.reports import RanksByAttempt, by_attempt, events_of, node_joined
 from controller.core.edge.settings import NO_JOB, JobSettings, SettingsOf, SettingsTable
 from controller.core.events import Event
 from controller.core.facts import Fact, JobPut, NodePut, State
 from controller.core.node_events import NodeClosed
 from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, AWAY, TERMINAL, JobState
-from outlast.ids import Attempt, JobId, NodeId
+from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2
 
 # Before the machine ends its patience with a start, so long: it would not know who held the
@@ -66,12 +66,13 @@ class Edge:
             case "hello":
                 return self._joined(node, message.hello, now_s)
             case "heartbeat":
+                at_s, attempts = message.heartbeat.at_s, by_attempt(message.heartbeat)
                 # Before `_heartbeat`, which reports each finding only once: an error here must not
                 # lose it.
-                detected = self._detectors.heartbeat(message.heartbeat, now_s)
+                detected = self._detectors.heartbeat(attempts, at_s, now_s)
                 return [
                     *self.heard(node, now_s),
-                    *self._heartbeat(node, message.heartbeat, now_s),
+                    *self._heartbeat(node, attempts, at_s, now_s),
                     *detected,
                 ]
             case "event":
@@ -221,25 +222,23 @@ class Edge:
         self.told_period(node, self.wanted_period_s(node), now_s)
         return [node_joined(hello), *self.heard(node, now_s)]
 
-    def _heartbeat(self, node: NodeId, beat: agents_pb2.Heartbeat, now_s: float) -> list[Event]:
+    def _heartbeat(
+        self, node: NodeId, attempts: RanksByAttempt, at_s: float, now_s: float
+    ) -> list[Event]:
         """Remembered, and as a rule of no interest to the machine."""
         events: list[Event] = []
-        by_attempt: dict[tuple[JobId, Attempt], list[agents_pb2.RankSummary]] = {}
-        for summary in beat.ranks:
-            job_id = JobId(summary.job_id)
+        for (job_id, attempt), ranks in attempts.items():
             job = self._state.jobs.get(job_id)
             if job is None or job.state in TERMINAL:
                 continue
-            self._hangs.note(summary)
-            by_attempt.setdefault((job_id, Attempt(summary.attempt)), []).append(summary)
-        for (job_id, attempt), ranks in by_attempt.items():
-            job = self._state.jobs[job_id]
+            for summary in ranks:
+                self._hangs.note(summary)
             if job.state in AT_WORK and attempt == job.attempt:
-                events += self._hangs.heard(job, ranks, beat.at_s)
+                events += self._hangs.heard(job, ranks, at_s)
             # Only a running job: how a start went is in the agent's own event. After
             # a restart of the controller this is what notices that a job stands still.
             if job.state is JobState.RUNNING:
-                events += self._advances.beat(job, node, ranks, beat.at_s, now_s)
+                events += self._advances.beat(job, node, ranks, at_s, now_s)
                 self._expect_step(job)
         return events
 

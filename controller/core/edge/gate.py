@@ -17,6 +17,7 @@ from controller.core.edge.entitled import (
     may_stop_unknown,
     refusal,
 )
+from controller.core.edge.fits import is_sound
 from controller.core.edge.rules import CLOCK_TOLERANCE_S, MAX_DURATION_S, Reason, Unfit
 from controller.core.edge.walk import PLANS, Check, keep
 from controller.core.facts import State
@@ -83,12 +84,13 @@ class Gate:
         kind = message.WhichOneof("kind")
         if kind == "heartbeat":
             self._note_clock(node, message.heartbeat.at_s, now_s)
-        check = self._check(node, now_s, self._offsets_s.get(node, 0.0))
+        offset_s = self._offsets_s.get(node, 0.0)
         try:
             if kind in (None, "hello", "inventory"):
                 # The latter two only begin a session.
                 raise Unfit(Reason.UNKNOWN_KIND, "kind")
-            PLANS["AgentMessage"].check(message, check)
+            if offset_s or not is_sound(message, now_s):
+                PLANS["AgentMessage"].check(message, self._check(node, now_s, offset_s))
             if kind == "heartbeat":
                 self._check_ranks(node, message.heartbeat)
             elif kind == "event":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -34,6 +34,18 @@ _MAX_STACKS = 64
 _MAX_MODEL = 100
 
 _Word = TypeVar("_Word", ThresholdSource, Verdict, Localises)
+
+# Of one heartbeat, in its order.
+RanksByAttempt = Mapping[tuple[JobId, Attempt], Sequence[agents_pb2.RankSummary]]
+
+
+def by_attempt(beat: agents_pb2.Heartbeat) -> RanksByAttempt:
+    """The ranks of a heartbeat, nearly always of one attempt of one job."""
+    found: dict[tuple[JobId, Attempt], list[agents_pb2.RankSummary]] = {}
+    for summary in beat.ranks:
+        key = (JobId(summary.job_id), Attempt(summary.attempt))
+        found.setdefault(key, []).append(summary)
+    return found
 
 
 def events_of(node: NodeId, event: agents_pb2.AgentEvent) -> list[ev.Event]:
