@@ -286,9 +286,13 @@ class Controller:
             self.handle_all(self.edge.wake(self._world.now_s, self._world.now_s))
 
     def take_all_progress(self, training: Training) -> None:
-        """All agents of an attempt that are heard say how far it is, without a message each."""
+        """All agents of an attempt that are heard say how far it is: all of them the same."""
+        event = progress_of(training, self._world.now_s)
+        if event is None:
+            return
+        message = agents_pb2.AgentMessage(event=event)
         for node in training.nodes:
-            if self._world.is_beating(node) and not self.take_progress(training, node):
+            if self._world.is_beating(node) and not self.take(node, message):
                 return
 
     def take_progress(self, training: Training, node: NodeId) -> bool:
@@ -298,7 +302,7 @@ class Controller:
 
     def handle_all(self, events: Iterable[ev.Event]) -> bool:
         """Give the machine some events; False when the controller dies of one."""
-        return all(self.handle(event) for event in events)
+        return all(map(self.handle, events))
 
     def _settings_of(self, job: JobRecord) -> JobSettings:
         """What the spec of a simulated job would say."""

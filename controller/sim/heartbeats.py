@@ -178,10 +178,12 @@ class Heartbeats:
         self._num_rings = self._num_rings + 1 if now_s == self._rang_s else 1
         self._rang_s = now_s
         world.checkers.edge_looks(self._num_rings)
+        # All of them say the same.
+        plain = self._plain()
         for node in list(machine.state.nodes):
             due_s = edge.silence_due_s(node)
             if due_s is not None and due_s <= now_s and world.is_beating(node):
-                self._controller.take(node, self._plain())
+                self._controller.take(node, plain)
         for job in list(machine.state.jobs.values()):
             due_s = edge.job_due_s(job.job_id)
             training = world.trainings.get(job.job_id, job.attempt)

@@ -93,9 +93,12 @@ class Orders:
         """Have the machine take this in."""
         if not self._agent.is_alive:
             return
+        if self._driver.is_handling:
+            # It waits for its turn; whoever is handling looks at the timer after all of it.
+            self._driver.give(given)
+            return
         self._driver.give(given)
-        if not self._driver.is_handling:
-            self.promises.taken_in()
+        self.promises.taken_in()
         wake_s = self._machine.wake_at()
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s

@@ -39,9 +39,8 @@ class Tracer:
     def message(self, message: agents_pb2.AgentMessage | agents_pb2.ControllerMessage) -> None:
         """A message between an agent and the controller: its kind, and that of what it brings."""
         kind: str = message.WhichOneof("kind") or ""
-        inner = getattr(message, kind)
         if kind in ("event", "command"):
-            kind = f"{kind}.{inner.WhichOneof('kind')}"
+            kind = f"{kind}.{getattr(message, kind).WhichOneof('kind')}"
         self._count(f"message {kind}")
 
     def fact(self, fact: Fact) -> None:

@@ -8,7 +8,6 @@ Dropping leaves gaps in the sequence, which the controller allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
@@ -44,7 +43,7 @@ class EventBuffer(Generic[Payload]):
         self.num_dropped = 0
 
     def __len__(self) -> int:
-        return sum(len(events) for events in self._by_weight.values())
+        return sum(map(len, self._by_weight.values()))
 
     @property
     def last_seq(self) -> int:
@@ -87,19 +86,13 @@ class EventBuffer(Generic[Payload]):
 
     def after(self, seq: int) -> list[Buffered[Payload]]:
         """The events kept with a number greater than `seq`, in order."""
-        return sorted(
-            (
-                Buffered(number, payload)
-                for events in self._by_weight.values()
-                for number, payload in _newer(events, seq)
-            ),
-            key=lambda event: event.seq,
-        )
-
-
-def _newer(events: dict[int, Payload], seq: int) -> Iterator[tuple[int, Payload]]:
-    # From the newest back, so that sending one new event costs one look.
-    for number in reversed(events):
-        if number <= seq:
-            return
-        yield number, events[number]
+        found: list[Buffered[Payload]] = []
+        for events in self._by_weight.values():
+            # From the newest back, so that sending one new event costs one look.
+            for number in reversed(events):
+                if number <= seq:
+                    break
+                found.append(Buffered(number, events[number]))
+        if len(found) > 1:
+            found.sort(key=lambda event: event.seq)
+        return found

@@ -155,7 +155,10 @@ class CommandMachine:
 
     def wake_at(self) -> float:
         """When the first wait is over; infinite while there is none."""
-        return min((each.deadline_s for each in self._running.values()), default=math.inf)
+        earliest_s = math.inf
+        for running in self._running.values():
+            earliest_s = min(earliest_s, running.deadline_s)
+        return earliest_s
 
     def _take_actions(self) -> list[Action]:
         actions, self._actions = self._actions, []
