@@ -11,6 +11,11 @@ from hypothesis import settings
 _PLACES = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONPATH"] = os.pathsep.join(_PLACES)
 
+# Tests run several at once on few cores: maths threads that wait for each other there spin
+# instead of leaving the core to another test. All processes of tests inherit these.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
 # A machine that does other things too makes any example slow now and then. The same commit is
 # tried with the same examples; `make test-properties` looks for others.
 settings.register_profile("outlast", deadline=None, derandomize=True)
