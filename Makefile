@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests start hundreds of processes and pytest rewrites hundreds of files: compiled once, not by
+# each of them, whatever the image that this runs in sets.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-crash test-seeds test-properties test-kube test-prometheus test-stores chaos \
 	chaos-full lint proto clean
