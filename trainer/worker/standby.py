@@ -55,7 +55,7 @@ from trainer.worker.hugepages import gather_pages
 
 # The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
 # with torch's own optimizers and compiler, and the trainer uses neither.
-PRELOADED_MODULES = ("numpy", "torch", "torch.distributed")
+PRELOADED_MODULES = ("numpy", "numpy.random", "torch", "torch.distributed")
 ENTRY = "trainer.worker.process:run"
 
 Entry = Callable[[WorkerContract], int]
