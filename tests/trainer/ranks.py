@@ -10,7 +10,6 @@ takes a `RankContext` and picklable arguments and returns something picklable.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import pickle
@@ -129,17 +128,13 @@ def _receive(pipe: Any) -> Any:
 
 def _serve() -> None:
     """The helper: import everything, then fork ranks on request."""
-    from trainer.worker.hugepages import gather_pages
     from trainer.worker.standby import PRELOADED_MODULES
 
     for path in sorted(Path(__file__).parent.glob("jobs*.py")):
         importlib.import_module(f"tests.trainer.{path.stem}")
-    # What ranks would import or copy each for itself, as in the standby process.
+    # What each rank would import for itself, as in the standby process.
     for module in PRELOADED_MODULES:
         importlib.import_module(module)
-    gc.collect()
-    gc.freeze()
-    gather_pages()
 
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
