@@ -29,6 +29,7 @@ from controller.deciding import Decider
 from controller.effects import Effects
 from controller.guard import Guard
 from controller.items import Item
+from controller.judging import Judging
 from controller.poison import Poison
 from controller.read_only import ReadOnly
 from controller.refusals import ServiceStoppedError
@@ -77,6 +78,7 @@ class Service:
         self._clock = clock
         self._awake = asyncio.Event()
         self._stopping = False
+        self._judging = Judging(edge, self.guard, self.post)
         self._curve_writer = CurveWriter(curves)
         self._machine_waits_until_s = 0.0
         self._read_only = ReadOnly(journal, reserve, self.changes.fire)
@@ -147,6 +149,9 @@ class Service:
         """Queue events that nobody waits for."""
         if events:
             self.offer(events)
+        elif self._edge.has_judgements:
+            # What brought none may have brought a hang to be judged.
+            self._awake.set()
 
     def offer(
         self,
@@ -232,6 +237,7 @@ class Service:
             now_s = loop.time()
             self._turn(now_s, due_s)
             self._edge.listening.note_pause(now_s, loop.time())
+        self._judging.cancel()
         self._write_curves()
 
     def _turn(self, now_s: float, due_s: float) -> None:
@@ -283,6 +289,7 @@ class Service:
         events: list[Event] = []
         self.guard.call("watch", None, lambda: events.extend(self._edge.wake(now_s, wall_s)))
         self.post(*events)
+        self._judging.begin()
         wake_at_s = self._machine.wake_at()
         is_due = wake_at_s is not None and self._clock.now_s() >= wake_at_s
         if is_due and now_s >= self._machine_waits_until_s:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 from controller.core.accounting import PARTS, Part, part_of
-from controller.core.records import IncidentRecord, TimelineEntry
+from controller.core.records import IncidentRecord
 from controller.core.states import JobState
 
 
@@ -43,17 +43,21 @@ def lost_s(incident: IncidentRecord) -> float:
     return max(0.0, incident.closed_s - incident.fault_s)
 
 
-def phases_s(incident: IncidentRecord) -> dict[str, float]:
-    """Seconds in each phase of the timeline, by the phase's name."""
-    totals: dict[str, float] = defaultdict(float)
-    for entry, seconds in _lasting(incident):
-        totals[entry.phase] += seconds
+def states_s(incident: IncidentRecord) -> dict[JobState, float]:
+    """Seconds that the job spent in each state, from the first one after the fault on.
+
+    The last one lasts until the incident is closed, or until the newest line of the timeline.
+    What was noted meanwhile ends no state.
+    """
+    entered = [(entry.at_s, entry.state) for entry in incident.timeline if entry.state is not None]
+    end_s = incident.closed_s
+    if end_s is None:
+        end_s = max((entry.at_s for entry in incident.timeline), default=0.0)
+    until_s = [at_s for at_s, _ in entered[1:]] + [end_s]
+    totals: dict[JobState, float] = defaultdict(float)
+    for (since_s, state), ended_s in zip(entered, until_s, strict=False):
+        totals[state] += max(0.0, ended_s - since_s)
     return dict(totals)
-
-
-def state_s(incident: IncidentRecord, state: JobState) -> float:
-    """Seconds from when the job entered a state until the next line of the timeline."""
-    return sum(seconds for entry, seconds in _lasting(incident) if entry.state is state)
 
 
 def parts_s(incident: IncidentRecord, now_s: float) -> dict[Part, float]:
@@ -78,12 +82,6 @@ def steps_lost(incident: IncidentRecord) -> int | None:
     if incident.resumed_step is None:
         return None
     return max(0, incident.fault_step - incident.resumed_step)
-
-
-def _lasting(incident: IncidentRecord) -> list[tuple[TimelineEntry, float]]:
-    """Each line of the timeline but the last, and the seconds until the next one."""
-    entries = sorted(incident.timeline, key=lambda entry: entry.at_s)
-    return [(entry, following.at_s - entry.at_s) for entry, following in pairwise(entries)]
 
 
 def _marks(incident: IncidentRecord) -> list[tuple[float, Part]]:

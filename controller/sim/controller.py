@@ -7,7 +7,8 @@ production edge; `heartbeats` brings it what agents would say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from controller.core import events as ev
@@ -302,7 +303,15 @@ class Controller:
 
     def handle_all(self, events: Iterable[ev.Event]) -> bool:
         """Give the machine some events; False when the controller dies of one."""
-        return all(map(self.handle, events))
+        return all(map(self.handle, chain(events, self._judged())))
+
+    def _judged(self) -> Iterator[ev.Event]:
+        """Hangs that the edge has found, judged at once."""
+        edge = self.edge
+        if edge is None:
+            return
+        for judgement in edge.take_judgements():
+            yield from edge.judged(judgement, judgement.judge())
 
     def _settings_of(self, job: JobRecord) -> JobSettings:
         """What the spec of a simulated job would say."""

@@ -47,4 +47,4 @@ def by_cause(incidents: list[IncidentRecord]) -> tuple[IncidentClass, ...]:
 
 def waited_for_node(incident: IncidentRecord) -> bool:
     """Whether no standby was there for a node that had to go."""
-    return cost.state_s(incident, JobState.PROVISIONING) > 1.0
+    return cost.states_s(incident).get(JobState.PROVISIONING, 0.0) > 1.0

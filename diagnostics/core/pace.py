@@ -26,7 +26,7 @@ What does not belong here: who is at fault (`hang`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outlast.blackbox import Phase
@@ -155,9 +155,3 @@ def _is_learnable(phase: Phase, look: Look) -> bool:
     if look.num_steps <= WARM_UP_STEPS:
         return phase in _OF_STARTS
     return phase not in _UNLEARNABLE
-
-
-def all_over(standings: Iterable[Standing]) -> bool:
-    """Whether every rank stands for longer than it should; False when there is none."""
-    known = list(standings)
-    return bool(known) and all(standing.is_over for standing in known)

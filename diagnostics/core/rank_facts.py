@@ -63,6 +63,7 @@ class Groups:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._num_ranks = layout.world_size
         self._known: dict[tuple[Group, int], tuple[int, ...]] = {}
 
     def of(self, rank: int) -> dict[Group, tuple[int, ...]]:
@@ -71,12 +72,17 @@ class Groups:
         Raises:
             ValueError: the rank is not in the layout.
         """
-        at, layout = self._layout.coordinate(rank), self._layout
-        pipeline = self._group(Group.PP, rank % (layout.tp * layout.dp), rank)
+        # Without the layout's coordinates: a job may have 100,000 ranks.
+        if not 0 <= rank < self._num_ranks:
+            self._layout.coordinate(rank)
+        tp = self._layout.tp
+        stage_size = tp * self._layout.dp
+        stage, place = divmod(rank, stage_size)
+        pipeline = self._group(Group.PP, place, rank)
         groups = {
             Group.WORLD: self._group(Group.WORLD, 0, rank),
-            Group.TP: self._group(Group.TP, rank // layout.tp, rank),
-            Group.DP: self._group(Group.DP, at.pp * layout.tp + at.tp, rank),
+            Group.TP: self._group(Group.TP, rank // tp, rank),
+            Group.DP: self._group(Group.DP, stage * tp + rank % tp, rank),
             Group.PP: pipeline,
         }
         # The first and the last stage share the embedding's gradient.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Self, TypeVar
 
 # Steps, tokens, bytes: what a double still counts one by one, and so every reader of them.
@@ -83,6 +84,8 @@ class Group(_Word):
 _Named = TypeVar("_Named", Phase, Op, Group)
 
 
+# Words only: names that are none are not kept.
+@lru_cache(maxsize=256)
 def member(kind: type[_Named], name: str) -> _Named:
     """The word of that name, in lower case as it goes over the wire.
 

@@ -24,6 +24,7 @@ from outlast.ids import Attempt, IncidentId, JobId, NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, common_pb2
 from tests.controller.fakes import spec_document
+from tests.controller.judged import judged
 from tests.diagnostics.spoken import message_from
 
 JOB = JobId("job")
@@ -73,7 +74,11 @@ class Agents:
         self.closed = self.edge.closed
 
     def heartbeat(self, node: NodeId, heartbeat: agents_pb2.Heartbeat, now_s: float) -> list[Event]:
-        return self.edge.handle(node, agents_pb2.AgentMessage(heartbeat=heartbeat), now_s)
+        events = self.edge.handle(node, agents_pb2.AgentMessage(heartbeat=heartbeat), now_s)
+        return [*events, *judged(self.edge)]
+
+    def wake(self, now_s: float, wall_s: float) -> list[Event]:
+        return [*self.edge.wake(now_s, wall_s), *judged(self.edge)]
 
     def found(self, heartbeat: agents_pb2.Heartbeat, now_s: float) -> list[Event]:
         """What detectors find in a heartbeat."""
@@ -171,12 +176,12 @@ def test_who_holds_up_a_start_is_named_before_patience_with_it_ends() -> None:
         10.0,
     )
     agents.heartbeat(NODES[1], beat(1, phase="groups", process_state="T"), 10.0)
-    assert list(agents.edge.wake(10.0, 98.0)) == []
-    (event,) = agents.edge.wake(11.0, 99.5)
+    assert agents.wake(10.0, 98.0) == []
+    (event,) = agents.wake(11.0, 99.5)
     assert isinstance(event, JobStalled)
     assert event.culprit_ranks == (1,)
     assert event.limit == "recovery.first_step_timeout_s is 1800 s"
-    assert list(agents.edge.wake(12.0, 100.5)) == []
+    assert agents.wake(12.0, 100.5) == []
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])

@@ -55,6 +55,7 @@ def incident(**changes: object) -> IncidentRecord:
             TimelineEntry(phase="detected", at_s=101.0),
             TimelineEntry(phase="suspending", at_s=101.0, state=JobState.SUSPENDING),
             TimelineEntry(phase="verdict", at_s=103.0, is_verdict=True),
+            TimelineEntry(phase="starting", at_s=103.0, state=JobState.STARTING),
             TimelineEntry(phase="first_step", at_s=110.0),
             TimelineEntry(phase="closed", at_s=112.0),
         ),
@@ -68,13 +69,7 @@ def test_cost_of_an_incident_is_split_by_its_timeline() -> None:
     it = incident()
     assert (cost.detection_s(it), cost.diagnosis_s(it), cost.recovery_s(it)) == (1.0, 2.0, 10.0)
     assert cost.lost_s(it) == 12.0
-    assert cost.phases_s(it) == {
-        "fault": 1.0,
-        "detected": 0.0,
-        "suspending": 2.0,
-        "verdict": 7.0,
-        "first_step": 2.0,
-    }
+    assert cost.states_s(it) == {JobState.SUSPENDING: 2.0, JobState.STARTING: 9.0}
 
 
 def test_incident_that_stopped_nobody_cost_nothing() -> None:

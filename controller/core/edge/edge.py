@@ -14,16 +14,18 @@ have passed `gate`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import assert_never
 
 from controller.core.edge.advance import AdvanceTable
 from controller.core.edge.detectors import Detectors
 from controller.core.edge.due import DueQueue
 from controller.core.edge.hangs import HangTable
+from controller.core.edge.judgement import HangJudgement, HangSign
 from controller.core.edge.listening import Listening
 from controller.core.edge.liveness import Limits, LivenessTable
 from controller.core.edge.reports import RanksByAttempt, by_attempt, events_of, node_joined
 from controller.core.edge.settings import NO_JOB, JobSettings, SettingsOf, SettingsTable
-from controller.core.events import Event
+from controller.core.events import Detected, Event, JobStalled
 from controller.core.facts import Fact, JobPut, NodePut, State
 from controller.core.node_events import NodeClosed
 from controller.core.records import JobRecord
@@ -34,6 +36,8 @@ from outlast.v1 import agents_pb2
 # Before the machine ends its patience with a start, so long: it would not know who held the
 # others up.
 BEFORE_DEADLINE_S = 1.0
+# And longer for this with each rank: five times what the judgement takes on an idle machine.
+BEFORE_DEADLINE_S_PER_RANK = 50e-6
 
 
 class Edge:
@@ -129,8 +133,8 @@ class Edge:
         """
         if self.listening.may_judge(now_s):
             yield from self.judge_silence(now_s)
-        yield from self._late_starts(wall_s)
-        yield from self._stalled(now_s, wall_s)
+        self._late_starts(wall_s)
+        self._stalled(now_s, wall_s)
 
     def wake_at(self, now_s: float, wall_s: float) -> float | None:
         """When `wake` is to be called at the latest; None while nothing is waited for."""
@@ -158,24 +162,56 @@ class Edge:
             return None
         if job.state is JobState.STARTING:
             is_over = job.deadline_s is None or self._hangs.is_told(job)
-            return None if is_over else (job.deadline_s or 0.0) - BEFORE_DEADLINE_S
+            return None if is_over else _late_at_s(job)
         return self._advances.progress.due_s(job, self._settings.of(job).hang_timeout_s)
 
     def judge_silence(self, now_s: float) -> list[Event]:
         """Nodes that have been silent for too long."""
         return [*self._liveness.expire(now_s)]
 
-    def _late_starts(self, wall_s: float) -> Iterator[Event]:
+    # Judgements of hangs
+
+    @property
+    def has_judgements(self) -> bool:
+        """Whether `take_judgements` has something to give."""
+        return self._hangs.has_judgements
+
+    def take_judgements(self) -> list[HangJudgement]:
+        """Jobs that hang: what `judge` of each finds goes to `judged`, be it a while later."""
+        return self._hangs.take_judgements()
+
+    def judged(self, judgement: HangJudgement, found: JobStalled | Detected) -> list[Event]:
+        """What comes of a judgement: nothing when its job has moved, or was stopped, meanwhile."""
+        job = self._state.jobs.get(judgement.job_id)
+        is_its = job is not None and job.attempt == judgement.attempt
+        if job is not None and is_its and self._still_hangs(job, judgement):
+            return [found]
+        self._hangs.take_back(judgement)
+        return []
+
+    def _still_hangs(self, job: JobRecord, judgement: HangJudgement) -> bool:
+        match judgement.sign:
+            case HangSign.STOPPED | HangSign.ALL_STAND:
+                return job.state in AT_WORK and self._hangs.still_stands(job, judgement)
+            case HangSign.NO_STEP:
+                return self._advances.progress.is_stalled(job)
+            case HangSign.NO_FIRST_STEP:
+                is_awaited = job.state is JobState.STARTING
+                return is_awaited and job.deadline_s == judgement.deadline_s
+            case _:
+                assert_never(judgement.sign)
+
+    def _late_starts(self, wall_s: float) -> None:
         for job_id in self._starts.take(wall_s):
             job = self._state.jobs.get(job_id)
             if job is None or job.state is not JobState.STARTING or job.deadline_s is None:
                 continue
-            if job.deadline_s - BEFORE_DEADLINE_S > wall_s:
-                self._starts.put(job_id, job.deadline_s - BEFORE_DEADLINE_S)
+            if _late_at_s(job) > wall_s:
+                self._starts.put(job_id, _late_at_s(job))
             else:
-                yield from self._hangs.start_is_late(job, wall_s)
+                self._hangs.start_is_late(job, wall_s)
 
-    def _stalled(self, now_s: float, wall_s: float) -> Iterator[Event]:
+    def _stalled(self, now_s: float, wall_s: float) -> None:
         """Jobs that have completed no step for longer than they allow."""
         for job_id in self._stalls.take(now_s):
             job = self._state.jobs.get(job_id)
@@ -185,7 +221,7 @@ class Edge:
             stalled_s = self._advances.progress.stalled(job, now_s, limit_s)
             self._expect_step(job)
             if stalled_s is not None:
-                yield from self._hangs.stalled(job, stalled_s, wall_s)
+                self._hangs.stalled(job, stalled_s, wall_s)
 
     # What is seen of nodes and ranks
 
@@ -234,7 +270,7 @@ class Edge:
             for summary in ranks:
                 self._hangs.note(summary)
             if job.state in AT_WORK and attempt == job.attempt:
-                events += self._hangs.heard(job, ranks, at_s)
+                self._hangs.heard(job, ranks, at_s)
             # Only a running job: how a start went is in the agent's own event. After
             # a restart of the controller this is what notices that a job stands still.
             if job.state is JobState.RUNNING:
@@ -287,7 +323,7 @@ class Edge:
         if job is None or job.state in TERMINAL:
             self._forget(job_id)
         elif job.state is JobState.STARTING and job.deadline_s is not None:
-            self._starts.put(job_id, job.deadline_s - BEFORE_DEADLINE_S)
+            self._starts.put(job_id, _late_at_s(job))
         elif job.state is JobState.RUNNING:
             self._advances.progress.expect(job, now_s)
             self._expect_step(job)
@@ -306,3 +342,9 @@ class Edge:
         self._settings.forget(job_id)
         self._advances.forget(job_id)
         self._hangs.forget(job_id)
+
+
+def _late_at_s(job: JobRecord) -> float:
+    """When to ask who holds up a start: early enough for the answer."""
+    before_s = BEFORE_DEADLINE_S + BEFORE_DEADLINE_S_PER_RANK * job.plan.world_size
+    return (job.deadline_s or 0.0) - before_s

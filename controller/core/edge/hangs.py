@@ -1,33 +1,23 @@
-"""Whether a job stands still, and who holds it up: from what agents say of their ranks.
+"""Whether a job stands still, from what agents say of their ranks.
 
 Agents learn how long a rank may stand in each phase, and say in heartbeats for how long it
 has. A job hangs when that is too long for all of its ranks, or when the kernel does not run
-one of them; who is to blame is concluded in `diagnostics.core.hang`.
+one of them; who is to blame is worked out apart (`judgement`).
 
 What does not belong here: limits on steps that are not completed, whatever ranks say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controller.core.edge.operations import operation_of
+from controller.core.edge.judgement import HangJudgement, HangSign, is_over, is_stopped
 from controller.core.edge.settings import SettingsTable
-from controller.core.events import Detected, Event, JobStalled
 from controller.core.kinds import Cause
 from controller.core.records import JobRecord
-from diagnostics.core.hang import HangVerdict, analyse
-from diagnostics.core.pace import STOPPED_STATE, Standing, all_over
-from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
-from diagnostics.core.rank_words import where_all_stand
-from outlast.blackbox.records import Group, Phase, member
 from outlast.ids import Attempt, JobId
-from outlast.layout import Layout
 from outlast.v1 import agents_pb2
-
-# The rarest, in the message of a hang that is only logged.
-_MAX_PLACES = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,24 +26,6 @@ class _Over:
 
     attempt: int
     ranks: set[int] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """What is known of all ranks of a job when it hangs."""
-
-    facts: list[RankFacts]
-    # In words, which ranks no fact is known of.
-    left_out: list[str]
-    missing: list[int]
-    layout: Layout
-
-    def verdict(self) -> HangVerdict:
-        return analyse(self.facts, self.missing, layout=self.layout)
-
-    def places(self) -> list[str]:
-        """Where all ranks stand, and which ranks nothing is known of."""
-        return [*where_all_stand(self.facts), *self.left_out]
 
 
 class HangTable:
@@ -65,6 +37,7 @@ class HangTable:
         self._over: dict[JobId, _Over] = {}
         # The attempt of each job that was last said to hang.
         self._told: dict[JobId, Attempt] = {}
+        self._judgements: list[HangJudgement] = []
 
     def note(self, summary: agents_pb2.RankSummary) -> None:
         """A heartbeat had it."""
@@ -75,7 +48,7 @@ class HangTable:
             over = self._over[job] = _Over(attempt=summary.attempt)
         if over.attempt != summary.attempt:
             return
-        if _standing(summary).is_over:
+        if is_over(summary):
             over.ranks.add(summary.rank)
         else:
             over.ranks.discard(summary.rank)
@@ -107,142 +80,102 @@ class HangTable:
             summary for summary in found if summary is not None and summary.attempt == job.attempt
         ]
 
-    def heard(
-        self, job: JobRecord, ranks: Sequence[agents_pb2.RankSummary], wall_s: float
-    ) -> list[Event]:
+    # That a job hangs
+
+    def heard(self, job: JobRecord, ranks: Sequence[agents_pb2.RankSummary], wall_s: float) -> None:
         """A job with a stopped rank, or all of whose ranks stand for too long.
 
         `ranks` are those of the node that has just been heard.
         """
         if self.is_told(job) or self._mode(job) == "off":
-            return []
-        stopped = [summary for summary in ranks if _is_stopped(summary)]
+            return
+        stopped = tuple(summary for summary in ranks if is_stopped(summary))
         if stopped:
-            # What the others do decides nothing: they will wait for this one.
-            facts, _ = _rank_facts(stopped, self._layout_of(job), wall_s)
-            return self._hang(job, _standing(stopped[0]), wall_s, analyse(facts))
+            self._told[job.job_id] = job.attempt
+            self._ask(job, HangSign.STOPPED, wall_s, stopped=stopped)
         # While some rank moves nobody looks at all of them.
-        over = self._over.get(job.job_id)
-        if over is None or len(over.ranks) < job.plan.world_size:
-            return []
-        standings = [_standing(summary) for summary in self.summaries(job).values()]
-        if len(standings) < job.plan.world_size or not all_over(standings):
-            return []
-        least = min(standings, key=lambda standing: standing.stands_s)
-        return self._hang(job, least, wall_s)
+        elif self._all_stand(job):
+            self._told[job.job_id] = job.attempt
+            self._ask(job, HangSign.ALL_STAND, wall_s)
 
-    def start_is_late(self, job: JobRecord, wall_s: float) -> list[Event]:
+    def start_is_late(self, job: JobRecord, wall_s: float) -> None:
         """The time limit of a start is about to end; reported once."""
         if self.is_told(job):
-            return []
+            return
         self._told[job.job_id] = job.attempt
         limit_s = self._settings.of(job).first_step_timeout_s
         limit = f"recovery.first_step_timeout_s is {limit_s:g} s"
-        return [self._stalled(job, limit_s, limit, wall_s)]
+        self._ask(job, HangSign.NO_FIRST_STEP, wall_s, stalled_s=limit_s, limit=limit)
 
-    def stalled(self, job: JobRecord, stalled_s: float, wall_s: float) -> list[Event]:
+    def stalled(self, job: JobRecord, stalled_s: float, wall_s: float) -> None:
         """No step was completed for longer than the job allows."""
         limit = f"recovery.hang_timeout_s is {self._settings.of(job).hang_timeout_s:g} s"
-        return [self._stalled(job, stalled_s, limit, wall_s)]
+        self._ask(job, HangSign.NO_STEP, wall_s, stalled_s=stalled_s, limit=limit)
 
-    def _hang(
+    # Who holds it up
+
+    def _ask(
         self,
         job: JobRecord,
-        standing: Standing,
+        sign: HangSign,
         wall_s: float,
-        verdict: HangVerdict | None = None,
-    ) -> list[Event]:
-        """A hang, for which `verdict` is to blame or, unless given, what all ranks show."""
-        self._told[job.job_id] = job.attempt
-        if self._mode(job) == "log":
-            look = self._look(job, wall_s)
-            reason = (verdict or look.verdict()).reason
-            stood = "; ".join(look.places()[:_MAX_PLACES])
-            words = f"the job stood still for {standing.stands_s:.1f} s; {reason}; {stood}"
-            return [_logged_hang(job, words, wall_s)]
-        limit = f"at most {standing.limit_s or 0.0:.1f} s: {standing.source}"
-        return [self._stalled(job, standing.stands_s, limit, wall_s, verdict)]
-
-    def _stalled(
-        self,
-        job: JobRecord,
-        stalled_s: float,
-        limit: str,
-        wall_s: float,
-        verdict: HangVerdict | None = None,
-    ) -> JobStalled:
-        look = self._look(job, wall_s)
-        verdict = verdict or look.verdict()
-        return JobStalled(
-            job_id=job.job_id,
-            attempt=job.attempt,
-            stalled_s=stalled_s,
-            culprit_ranks=tuple(r for r in verdict.culprits if r < job.plan.world_size),
-            detail=verdict.reason,
-            limit=limit,
-            stood="; ".join(look.places()),
-            is_users=verdict.is_users,
+        *,
+        stalled_s: float | None = None,
+        limit: str = "",
+        stopped: Sequence[agents_pb2.RankSummary] = (),
+    ) -> None:
+        is_of_ranks = sign in (HangSign.STOPPED, HangSign.ALL_STAND)
+        self._judgements.append(
+            HangJudgement(
+                job_id=job.job_id,
+                attempt=job.attempt,
+                sign=sign,
+                world_size=job.plan.world_size,
+                layout=self._settings.of(job).layout,
+                summaries=self.summaries(job),
+                wall_s=wall_s,
+                stalled_s=stalled_s,
+                limit=limit,
+                stopped=stopped,
+                is_logged=is_of_ranks and self._mode(job) == "log",
+                deadline_s=job.deadline_s,
+            )
         )
 
-    def _look(self, job: JobRecord, wall_s: float) -> _Look:
-        seen, layout = self.summaries(job), self._layout_of(job)
-        facts, left_out = _rank_facts(seen.values(), layout, wall_s)
-        missing = [rank for rank in range(job.plan.world_size) if rank not in seen]
-        return _Look(facts=facts, left_out=left_out, missing=missing, layout=layout)
+    @property
+    def has_judgements(self) -> bool:
+        """Whether `take_judgements` has something to give."""
+        return bool(self._judgements)
+
+    def take_judgements(self) -> list[HangJudgement]:
+        """What is to be worked out, each once."""
+        taken, self._judgements = self._judgements, []
+        return taken
+
+    def still_stands(self, job: JobRecord, judgement: HangJudgement) -> bool:
+        """Whether the ranks that were said to stand have not moved since."""
+        if not judgement.stopped:
+            return self._all_stand(job)
+        seen: Mapping[int, agents_pb2.RankSummary] = self._ranks.get(job.job_id, {})
+        newest = (seen.get(each.rank) for each in judgement.stopped)
+        return all(
+            summary is not None and summary.attempt == job.attempt and is_stopped(summary)
+            for summary in newest
+        )
+
+    def take_back(self, judgement: HangJudgement) -> None:
+        """It was overtaken: the attempt may be said to hang again."""
+        is_told = self._told.get(judgement.job_id) == judgement.attempt
+        if is_told and judgement.sign is not HangSign.NO_STEP:
+            del self._told[judgement.job_id]
+
+    def _all_stand(self, job: JobRecord) -> bool:
+        over = self._over.get(job.job_id)
+        return (
+            over is not None
+            and over.attempt == job.attempt
+            and len(over.ranks) >= job.plan.world_size
+        )
 
     def _mode(self, job: JobRecord) -> str:
         return self._settings.of(job).modes.get(Cause.HANG, "act")
-
-    def _layout_of(self, job: JobRecord) -> Layout:
-        return self._settings.of(job).layout
-
-
-def _rank_facts(
-    summaries: Iterable[agents_pb2.RankSummary], layout: Layout, wall_s: float
-) -> tuple[list[RankFacts], list[str]]:
-    """The facts, and in words which ranks have none: an agent of another version says
-    something unknown, and there is one rank less to reason with."""
-    facts: list[RankFacts] = []
-    left_out: list[str] = []
-    groups = Groups(layout)
-    for summary in summaries:
-        try:
-            facts.append(
-                facts_of(
-                    summary.rank,
-                    member(Phase, summary.phase),
-                    operation_of(summary),
-                    groups,
-                    since_s=wall_s - summary.last_op_age_s,
-                    entered={member(Group, name): seq for name, seq in summary.entered.items()},
-                    process_state=summary.process_state,
-                )
-            )
-        except ValueError as error:
-            left_out.append(f"rank {summary.rank} is left out: {error}")
-    return facts, left_out
-
-
-def _logged_hang(job: JobRecord, words: str, at_s: float) -> Detected:
-    return Detected(
-        job_id=job.job_id,
-        attempt=job.attempt,
-        cause=Cause.HANG,
-        node=None,
-        rank=None,
-        detail=words,
-        at_s=at_s,
-    )
-
-
-def _standing(summary: agents_pb2.RankSummary) -> Standing:
-    return Standing(
-        stands_s=summary.stands_s,
-        limit_s=summary.stand_limit_s or None,
-        source=summary.stand_limit_source,
-    )
-
-
-def _is_stopped(summary: agents_pb2.RankSummary) -> bool:
-    """Whether its process has been stopped for too long: it does not go on by itself."""
-    return summary.process_state == STOPPED_STATE and _standing(summary).is_over

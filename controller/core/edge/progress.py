@@ -121,6 +121,12 @@ class ProgressTable:
             return None
         return track.changed_s + limit_s
 
+    def is_stalled(self, job: JobRecord) -> bool:
+        """Whether it was told to stand still, and has completed no step since."""
+        track = self._tracks.get(job.job_id)
+        is_its = track is not None and track.attempt == job.attempt
+        return track is not None and is_its and track.told_stalled and job.state is JobState.RUNNING
+
     def stalled(self, job: JobRecord, now_s: float, limit_s: float) -> float | None:
         """Seconds without a common step when that is over the limit, reported once."""
         if job.state is not JobState.RUNNING:

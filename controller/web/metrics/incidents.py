@@ -38,7 +38,7 @@ RECOVERY = Histogram(
 )
 PHASES = Counter(
     "outlast_incident_phase_seconds_total",
-    "Time that incidents spent in each phase of their timeline",
+    "Time that jobs spent in each state between a fault's detection and the end of its incident",
     ("job_id", "cause", "phase"),
 )
 LOST = Counter(
@@ -64,8 +64,8 @@ def collect(sources: Sources) -> Iterator[Metric]:
     lost: dict[tuple[str, str], float] = defaultdict(float)
     for incident in closed:
         lost[incident.job, str(incident.cause)] += cost.lost_s(incident)
-        for phase, seconds in cost.phases_s(incident).items():
-            phases[incident.job, str(incident.cause), phase] += seconds
+        for state, seconds in cost.states_s(incident).items():
+            phases[incident.job, str(incident.cause), state.lower()] += seconds
     yield PHASES.of(phases.items())
     yield LOST.of(lost.items())
 

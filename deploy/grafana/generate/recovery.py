@@ -106,8 +106,8 @@ def _costs(whole: builders.Dashboard) -> None:
             stacked=True,
         ),
         graph(
-            "Time of incidents by phase",
-            "Time that closed incidents spent in each phase of their timeline, added up.",
+            "Time of incidents by state of the job",
+            "Time that jobs spent in each state until the incident was closed, added up.",
             "s",
             Query(f"sum by (phase) (outlast_incident_phase_seconds_total{{{_JOBS}}})", "{{phase}}"),
             stacked=True,

@@ -112,12 +112,11 @@ def _recovered() -> Driver:
 
 
 def _costs(incident: IncidentRecord, now_s: float) -> list[object]:
-    """All that is computed of an incident, but the times by the names of its phases."""
-    states = [cost.state_s(incident, state) for state in JobState]
+    """All that is computed of an incident."""
     return [
         *(cost.detection_s(incident), cost.diagnosis_s(incident), cost.recovery_s(incident)),
         *(cost.lost_s(incident), cost.parts_s(incident, now_s), cost.steps_lost(incident)),
-        *states,
+        cost.states_s(incident),
     ]
 
 
@@ -128,7 +127,7 @@ def test_other_words_in_a_timeline_change_no_cost(phase: str) -> None:
     costs = _costs(incident, driver.now_s)
     assert cost.diagnosis_s(incident) == pytest.approx(3.0)
     assert cost.lost_s(incident) == pytest.approx(15.0)
-    assert cost.state_s(incident, JobState.STARTING) == pytest.approx(5.0)
+    assert cost.states_s(incident)[JobState.STARTING] == pytest.approx(5.0)
     said = tuple(replace(entry, phase=phase, detail="") for entry in incident.timeline)
     assert _costs(replace(incident, timeline=said), driver.now_s) == costs
 

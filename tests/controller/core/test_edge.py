@@ -19,6 +19,7 @@ from outlast.ids import Attempt, NodeId
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
 from tests.controller.core.driver import JOB, Driver
+from tests.controller.judged import judged
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 LAYOUT = Layout(tp=1, pp=1, dp=2)
@@ -65,8 +66,8 @@ class _Training:
                 self.edge.heard(node, now_s)
 
     def stalls(self, now_s: float, wall_s: float = 0.0) -> list[JobStalled]:
-        found = self.edge.wake(now_s, wall_s)
-        return [event for event in found if isinstance(event, JobStalled)]
+        assert not any(isinstance(found, JobStalled) for found in self.edge.wake(now_s, wall_s))
+        return [event for event in judged(self.edge) if isinstance(event, JobStalled)]
 
 
 def test_wake_at_is_when_a_node_would_be_late() -> None:
@@ -153,7 +154,7 @@ def test_a_queue_gives_each_key_once_and_at_the_earliest_moment_wanted() -> None
 def test_what_came_before_a_mistake_with_one_job_is_told_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> list[Event]:
+    def fail(*_: object) -> None:
         raise ValueError("a mistake of ours")
 
     training = _Training()
