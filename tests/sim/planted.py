@@ -286,7 +286,12 @@ EDGE_BUGS = (
     ),
     _bug("a stall is never reported", (10,), (Edge, "_stalled", _none_of_them)),
     _bug("a limit on steps is a twentieth", (13,), _around(ProgressTable, "stalled", _limit_cut)),
-    _bug("a job that trains has stood", (13,), (ProgressTable, "stalled", _stood_long)),
+    _bug(
+        "a job that trains has stood",
+        (13,),
+        (ProgressTable, "stalled", _stood_long),
+        (ProgressTable, "is_stalled", _yes),
+    ),
     _bug("progress goes unnoticed", (13,), (ProgressTable, "made", _none_of_them)),
     _bug("the edge's wake-up is dropped", (10, 13), (Edge, "wake_at", _nothing)),
     _told(
