@@ -13,7 +13,6 @@ from controller.core.facts import (
     CheckpointWaited,
     CommandClosed,
     CommandOpened,
-    CommandsOpened,
     Fact,
     IncidentGrown,
     IncidentPut,
@@ -28,6 +27,7 @@ from controller.core.facts import (
     RanksDone,
     State,
 )
+from controller.core.written import CommandsClosed, CommandsOpened, RecordChanged
 
 logger = logging.getLogger(__name__)
 
@@ -86,12 +86,12 @@ class Chronicle:
                     pass  # No state changes with them.
                 case CheckpointStored() | CheckpointWaited() | IncidentGrown():
                     pass  # Nor with them.
-                case CommandsOpened(id_prefix=prefix, nodes=nodes):
-                    logger.debug("commands opened: command=%sNODE nodes=%d", prefix, len(nodes))
                 case CommandOpened(command=command):
                     logger.debug("command opened: command=%s", command.command_id)
                 case CommandClosed(command_id=command_id, why=why):
                     logger.debug("command closed: command=%s %s", command_id, why)
+                case CommandsOpened() | CommandsClosed() | RecordChanged():
+                    pass  # Only the journal has these.
                 case _:
                     assert_never(fact)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from controller.core.attempt_record import AttemptRecord
+from controller.core.attempt_record import AttemptRecord, NodeStart
 from controller.core.orders import (
     CommandRecord,
     ForgetJob,
@@ -29,29 +29,31 @@ class NodesPacker:
     def __init__(self) -> None:
         self._packed: tuple[AttemptRecord, bytes] | None = None
 
-    def pack(self, attempt: AttemptRecord | None) -> bytes:
+    def pack(self, start: NodeStart | None) -> bytes:
         """The nodes of an attempt of many ranks; nothing for one of few."""
-        if attempt is None or attempt.world_size <= MOST_PLAIN_RANKS:
+        if start is None or start.attempt.world_size <= MOST_PLAIN_RANKS:
             return b""
+        attempt = start.attempt
         if self._packed is None or self._packed[0] is not attempt:
             self._packed = (attempt, pack(attempt.nodes))
         return self._packed[1]
 
 
 def command_message(
-    record: CommandRecord, attempt: AttemptRecord | None = None, packed_nodes: bytes = b""
+    record: CommandRecord, start: NodeStart | None = None, packed_nodes: bytes = b""
 ) -> agents_pb2.Command:
-    """A journalled command, for its agent; an order to start with what `attempt` says.
+    """A journalled command, for its agent; an order to start with what `start` says.
 
-    `packed_nodes` are its nodes as `ranknodes.pack` gives them, for an attempt of many ranks.
+    `packed_nodes` are the nodes of its attempt as `ranknodes.pack` gives them, for one of many
+    ranks.
     """
     message = agents_pb2.Command(
         command_id=record.command_id, job_id=record.job or "", attempt=record.attempt
     )
     match record.command:
-        case StartWorkers() as start:
-            assert attempt is not None, f"{record.command_id} belongs to no attempt"
-            message.start_workers.CopyFrom(_start_message(start, attempt, packed_nodes))
+        case StartWorkers():
+            assert start is not None, f"{record.command_id} belongs to no attempt"
+            message.start_workers.CopyFrom(_start_message(start, packed_nodes))
         case StopWorkers() as stop:
             message.stop_workers.CopyFrom(
                 agents_pb2.StopWorkers(
@@ -89,9 +91,8 @@ def chosen_messages(chosen: Iterable[ChosenStart]) -> list[common_pb2.ChosenStar
     ]
 
 
-def _start_message(
-    start: StartWorkers, attempt: AttemptRecord, packed_nodes: bytes
-) -> agents_pb2.StartWorkers:
+def _start_message(start: NodeStart, packed_nodes: bytes) -> agents_pb2.StartWorkers:
+    attempt = start.attempt
     return agents_pb2.StartWorkers(
         spec_json=attempt.spec_json,
         ranks=start.ranks,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from controller.command_messages import NodesPacker, command_message
-from controller.core.attempt_record import AttemptRecord
+from controller.core.attempt_record import NodeStart
 from controller.core.effects import (
     Alert,
     Effect,
@@ -84,8 +84,8 @@ class Effects:
         match effect:
             case Persist():
                 raise AssertionError("facts are the journal's; the service appends them first")
-            case SendCommand(command=command, attempt=attempt):
-                if not self._send(command.node, self._message(command, attempt)):
+            case SendCommand(command=command, start=start):
+                if not self._send(command.node, self._message(command, start)):
                     # It is open in the journal, and sent when the node joins again.
                     logger.info("command waits for its node: command=%s", command.command_id)
             case ProvisionNodes(count=count, workers=workers, reason=reason):
@@ -101,12 +101,12 @@ class Effects:
             case _:
                 assert_never(effect)
 
-    def _message(self, command: CommandRecord, attempt: AttemptRecord | None) -> Outgoing:
+    def _message(self, command: CommandRecord, start: NodeStart | None) -> Outgoing:
         """What is sent for a command. Orders of a large attempt are made when they are sent:
         thousands at once would take the controller's memory."""
-        packed = self._packer.pack(attempt)
+        packed = self._packer.pack(start)
 
         def make() -> agents_pb2.ControllerMessage:
-            return agents_pb2.ControllerMessage(command=command_message(command, attempt, packed))
+            return agents_pb2.ControllerMessage(command=command_message(command, start, packed))
 
         return make if packed else make()

@@ -152,6 +152,8 @@ def _live(controller: _Controller, num_nodes: int) -> tuple[int, int]:
             _fail(controller, num_nodes, number)
     num_faults = NUM_FAULTS
     while not controller.journal.snapshot_is_due():
+        # As far apart as before: a node is not to blame for two faults of different days.
+        controller.wait(DAYS * 86_400 / NUM_FAULTS)
         checkpoints += 1
         num_faults += 1
         _store(controller, range(checkpoints, checkpoints + 1))
@@ -201,11 +203,13 @@ def _store(controller: _Controller, steps: range) -> None:
 def _fail(controller: _Controller, num_nodes: int, step: int) -> None:
     """A rank of some node is killed, others lose it, and all start anew."""
     attempt = controller.machine.state.jobs[JOB].attempt
-    # Another node each time: one on which fault follows fault would be replaced.
-    killed = (attempt * 37 % num_nodes) * WORKERS
+    # Another node each time: one on which fault follows fault is checked, or replaced.
+    killed = attempt % num_nodes * WORKERS
     others = (rank for rank in range(num_nodes * WORKERS) if rank // WORKERS != killed // WORKERS)
     cascades = [rank for rank, _ in zip(others, range(NUM_CASCADES), strict=False)]
     at_s = controller.now_s
+    # Suspicion of the last fault's node is over.
+    controller.handle(ev.TimePassed())
     controller.handle(_exit(killed, attempt, FailureClass.KILLED_BY_SIGNAL, step, at_s))
     controller.handle(
         *(_exit(rank, attempt, FailureClass.CASCADE, step, at_s) for rank in cascades)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.core.replica_peers import ReplicaPeer
 from outlast.chosen import ChosenStart
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.skipped import StepRange
@@ -45,3 +46,17 @@ class AttemptRecord:
     def rank_nodes(self) -> tuple[NodeId, ...]:
         """The node of each rank."""
         return tuple(node for node in self.nodes for _ in range(self.workers_per_node))
+
+    def ranks_at(self, place: int) -> tuple[int, ...]:
+        """The ranks of the node at this place."""
+        return tuple(range(place * self.workers_per_node, (place + 1) * self.workers_per_node))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStart:
+    """What one node receives with its order to start. Not journalled: it follows from the state."""
+
+    attempt: AttemptRecord
+    ranks: tuple[int, ...]
+    # The agents that keep the state of these ranks besides its own.
+    replica_peers: tuple[ReplicaPeer, ...] = ()

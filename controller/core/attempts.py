@@ -15,7 +15,6 @@ from controller.core.kinds import EvidenceKind
 from controller.core.naming import names
 from controller.core.orders import CommandRecord, ForgetJob, RunSuite, StartWorkers, StopWorkers
 from controller.core.records import NO_ATTEMPT, Evidence, JobRecord, NodeRecord
-from controller.core.replica_peers import ReplicaPeer
 from controller.core.states import AWAY, EXCLUDED, JobState, NodeState
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, NodeId
@@ -49,7 +48,6 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
     places = tuple(node for node in job.nodes if node is not None)
     assert len(places) == job.plan.nodes, f"job {job.job_id} starts on {len(places)} nodes"
     attempt = Attempt(job.attempt + 1)
-    per_node = job.plan.workers_per_node
     job = ctx.move_job(
         replace(
             job,
@@ -65,15 +63,11 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
     )
     ctx.record(AttemptPut(attempt=_record_of(job, places, ctx.state.nodes[places[0]])))
-    for place, node_id in enumerate(places):
-        command = StartWorkers(
-            ranks=tuple(range(place * per_node, (place + 1) * per_node)),
-            replica_peers=_replica_peers(ctx, job, places, place),
-        )
+    for node_id in places:
         ctx.open_command(
             CommandId(f"{job.job_id}/a{attempt}/start/{node_id}"),
             node_id,
-            command,
+            StartWorkers(),
             job=job.job_id,
             attempt=attempt,
         )
@@ -278,25 +272,6 @@ def start_failure(ctx: Context, record: CommandRecord, event: CommandFinished) -
             assert_never(event.error_kind)
     refused = sign(ctx, EvidenceKind.START_FAILED, record.node, event.detail)
     return replace(refused, fault_class=failure)
-
-
-def _replica_peers(
-    ctx: Context, job: JobRecord, places: tuple[NodeId, ...], place: int
-) -> tuple[ReplicaPeer, ...]:
-    """The agents that keep the state of a place's ranks besides its own."""
-    if not job.plan.replica_places:
-        return ()
-    peers = [ctx.state.nodes[places[other]] for other in job.plan.replica_places[place]]
-    return tuple(
-        ReplicaPeer(
-            node=peer.node,
-            address=peer.address,
-            port=peer.replica_port,
-            token=peer.replica_token,
-        )
-        for peer in peers
-        if peer.replica_port
-    )
 
 
 def _place(ctx: Context, job: JobRecord, node: NodeRecord) -> None:

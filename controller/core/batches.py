@@ -4,6 +4,7 @@ A fault moves a job through several states within one batch, thousands of ranks 
 the same order goes to every node. None of what lies between is ever seen: a batch is durable
 as a whole or not at all. So of several records of one thing the last is written, signs that were
 added to an incident are joined to it, and what is the same for many ranks or nodes is written once.
+Of a record that the journal has already, only the fields are written that have changed.
 
 What does not belong here: facts that must be seen one by one (the log, the watch); they take the
 batch as it was decided.
@@ -11,8 +12,8 @@ batch as it was decided.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar, assert_never
 
 from controller.core.facts import (
@@ -21,7 +22,6 @@ from controller.core.facts import (
     CheckpointWaited,
     CommandClosed,
     CommandOpened,
-    CommandsOpened,
     Fact,
     IncidentGrown,
     IncidentPut,
@@ -35,11 +35,23 @@ from controller.core.facts import (
     NodePut,
     RanksDone,
     grown,
+    growth,
 )
 from controller.core.orders import CommandRecord
+from controller.core.records import IncidentRecord
+from controller.core.written import (
+    CommandsClosed,
+    CommandsOpened,
+    RecordChanged,
+    RecordKind,
+    changed,
+    difference,
+)
 from outlast.ids import IncidentId, JobId, NodeId
 
 _Id = TypeVar("_Id", JobId, NodeId, IncidentId)
+# Fields of an incident that are added to.
+_GROWING = tuple(item.name for item in fields(IncidentGrown) if item.name != "incident")
 
 
 def compacted(facts: Iterable[Fact]) -> list[Fact]:
@@ -47,7 +59,7 @@ def compacted(facts: Iterable[Fact]) -> list[Fact]:
     batch = _Batch()
     for fact in facts:
         batch.take(fact)
-    return batch.facts
+    return [lean for fact in batch.facts for lean in _changes(fact)]
 
 
 @dataclass(slots=True)
@@ -63,6 +75,8 @@ class _Batch:
     done: dict[JobId, int] = field(default_factory=dict)
     # Of the newest command, if nothing has happened to commands since.
     command: int | None = None
+    # Of answers since the last command, by what their ids begin with and what they say.
+    closed: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def take(self, fact: Fact) -> None:
         match fact:
@@ -71,6 +85,10 @@ class _Batch:
             case NodePut(node=node):
                 self._put(self.nodes, node.node, fact)
             case IncidentPut(incident=incident):
+                place = self.incidents.get(incident.incident)
+                if place is not None and isinstance(self.facts[place], IncidentGrown):
+                    # What it was before has what was added there.
+                    del self.incidents[incident.incident]
                 self._put(self.incidents, incident.incident, fact)
             case IncidentGrown():
                 self._grow(fact)
@@ -81,11 +99,14 @@ class _Batch:
                 self._add_ranks(fact)
             case CommandOpened(command=command):
                 self._open(fact, command)
-            case CommandClosed() | CommandsOpened():
-                self.command = None
-                self.facts.append(fact)
+            case CommandClosed():
+                self._close(fact)
+            case CommandsOpened() | CommandsClosed() | RecordChanged():
+                raise AssertionError(f"{fact} is what this makes")
             case NodeForgotten(node=node_id):
                 self.nodes.pop(node_id, None)
+                # One that comes back under its name has orders of its own.
+                self.command = None
                 self.facts.append(fact)
             case (
                 NodeChecked(job_id=job_id)
@@ -113,7 +134,7 @@ class _Batch:
             places[key] = len(self.facts)
             self.facts.append(fact)
         else:
-            self.facts[place] = fact
+            self.facts[place] = _since(self.facts[place], fact)
 
     def _prune(self, job_id: JobId | None, incidents: tuple[IncidentId, ...]) -> None:
         for incident in incidents:
@@ -138,7 +159,7 @@ class _Batch:
         before = None if place is None else self.facts[place]
         joined: Fact = fact
         if isinstance(before, IncidentPut):
-            joined = IncidentPut(incident=grown(before.incident, fact))
+            joined = replace(before, incident=grown(before.incident, fact))
         elif isinstance(before, IncidentGrown):
             joined = replace(
                 fact,
@@ -152,7 +173,7 @@ class _Batch:
         place = self.jobs.get(fact.job_id)
         before = None if place is None else self.facts[place]
         if isinstance(before, JobPut) and place is not None:
-            self.facts[place] = JobPut(job=replace(before.job, reason=fact.reason))
+            self.facts[place] = replace(before, job=replace(before.job, reason=fact.reason))
         else:
             self._put(self.reasons, fact.job_id, fact)
 
@@ -165,6 +186,8 @@ class _Batch:
 
     def _open(self, fact: CommandOpened, command: CommandRecord) -> None:
         """An order that differs from the one before in its node only is written with that."""
+        # An id that was answered may be given out again.
+        self.closed.clear()
         before = None if self.command is None else self.facts[self.command]
         orders = _as_orders(before)
         this = _as_orders(fact)
@@ -173,6 +196,72 @@ class _Batch:
             self.facts.append(fact)
         elif self.command is not None:
             self.facts[self.command] = replace(orders, nodes=orders.nodes + this.nodes)
+
+    def _close(self, fact: CommandClosed) -> None:
+        """Answers that say the same are written with the first of them.
+
+        What lies between does not ask which commands are open, unless it opens one.
+        """
+        self.command = None
+        prefix, slash, name = fact.command_id.rpartition("/")
+        key = (prefix + slash, fact.why)
+        place = self.closed.get(key)
+        if place is None:
+            self.closed[key] = len(self.facts)
+            self.facts.append(fact)
+            return
+        before = self.facts[place]
+        first = before.names if isinstance(before, CommandsClosed) else _name_of(before)
+        self.facts[place] = CommandsClosed(
+            id_prefix=prefix + slash, names=(*first, name), why=fact.why
+        )
+
+
+def _since(first: Fact, last: Fact) -> Fact:
+    """The last record of something, as a change of what it was before the first one."""
+    match first, last:
+        case JobPut(), JobPut():
+            return replace(last, before=first.before)
+        case NodePut(), NodePut():
+            return replace(last, before=first.before)
+        case IncidentPut(), IncidentPut():
+            return replace(last, before=first.before)
+        case _:
+            return last
+
+
+def _changes(fact: Fact) -> Iterator[Fact]:
+    """A record as what has changed of it; any other fact as it is."""
+    match fact:
+        case JobPut(job=job, before=before) if before is not None:
+            values = difference(before, job)
+            yield RecordChanged(kind=RecordKind.JOB, key=job.job_id, values=values)
+        case NodePut(node=node, before=was) if was is not None:
+            values = difference(was, node)
+            yield RecordChanged(kind=RecordKind.NODE, key=node.node, values=values)
+        case IncidentPut(incident=incident, before=old) if old is not None:
+            yield from _incident_changes(old, incident)
+        case _:
+            yield fact
+
+
+def _incident_changes(before: IncidentRecord, after: IncidentRecord) -> Iterator[Fact]:
+    """What was added apart from the rest: of hundreds of signs those that are new are written."""
+    values = difference(before, after)
+    rest = tuple((name, value) for name, value in values if name not in _GROWING)
+    added = growth(changed(before, rest), after)
+    if added is None:
+        rest = values
+    if rest:
+        yield RecordChanged(kind=RecordKind.INCIDENT, key=after.incident, values=rest)
+    if added is not None and len(rest) < len(values):
+        yield added
+
+
+def _name_of(fact: Fact) -> tuple[str]:
+    """What the id of an answered command ends with, that of its node as a rule."""
+    assert isinstance(fact, CommandClosed)
+    return (fact.command_id.rpartition("/")[2],)
 
 
 def _as_orders(fact: Fact | None) -> CommandsOpened | None:

@@ -17,14 +17,31 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from controller.core.attempt_record import AttemptRecord
 from controller.core.facts import Fact
 from controller.core.kinds import EvidenceKind
-from controller.core.records import Evidence, NodeRecord, TimelineEntry
+from controller.core.packing import Rows, pack_rows, unpack_rows
+from controller.core.records import (
+    Evidence,
+    IncidentRecord,
+    JobPlan,
+    JobRecord,
+    NodeRecord,
+    Size,
+    TimelineEntry,
+)
 from controller.core.states import JobState
+from controller.core.written import RecordChanged, RecordKind
 from outlast.failures import FailureClass
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 _Encoder = Callable[[Any], Json]
 _Decoder = Callable[[Json], object]
 _PLAIN = (str, int, float, bool)
+# Tables of a row for each node, which are alike.
+_RECORDS: dict[RecordKind, type] = {
+    RecordKind.JOB: JobRecord,
+    RecordKind.NODE: NodeRecord,
+    RecordKind.INCIDENT: IncidentRecord,
+}
+_PACKED = ((JobPlan, "replica_places"), (Size, "replica_places"))
 
 
 def encode_fact(fact: Fact) -> Json:
@@ -70,6 +87,10 @@ def _encode_enum(value: StrEnum) -> Json:
     return value.value
 
 
+def _encode_rows(value: Rows) -> Json:
+    return {"runs": cast(Json, pack_rows(value))}
+
+
 def _union_encoder(members: tuple[Any, ...]) -> _Encoder | None:
     encoders = [_encoder(member) for member in members]
     if not any(encoders):
@@ -93,9 +114,21 @@ def _tuple_encoder(items: tuple[Any, ...]) -> _Encoder:
 
 
 @cache
-def _dataclass_encoder(kind: Any) -> _Encoder:
+def _field_encoders(kind: Any) -> dict[str, _Encoder | None]:
+    """What encodes each field of a record that is written."""
     hints = get_type_hints(kind)
-    members = [(item.name, _encoder(hints[item.name])) for item in fields(kind)]
+    return {
+        item.name: _encode_rows if (kind, item.name) in _PACKED else _encoder(hints[item.name])
+        for item in fields(kind)
+        if item.metadata.get("written", True)
+    }
+
+
+@cache
+def _dataclass_encoder(kind: Any) -> _Encoder:
+    if kind is RecordChanged:
+        return _encode_changed
+    members = tuple(_field_encoders(kind).items())
     tag = kind.__name__
 
     def encode_record(value: Any) -> Json:
@@ -106,6 +139,15 @@ def _dataclass_encoder(kind: Any) -> _Encoder:
         return tagged
 
     return encode_record
+
+
+def _encode_changed(value: RecordChanged) -> Json:
+    encoders = _field_encoders(_RECORDS[value.kind])
+    values: dict[str, Json] = {}
+    for name, new in value.values:
+        encoder = encoders[name]
+        values[name] = cast(Json, new) if encoder is None else encoder(new)
+    return {"is": RecordChanged.__name__, value.kind.value: value.key, "values": values}
 
 
 def _decode(data: Json, kind: Any) -> object:
@@ -146,6 +188,14 @@ def _decode_enum(kind: type[StrEnum], data: Json) -> object:
             # The journal of a version that has classes which this one has not.
             return FailureClass.UNKNOWN
         raise
+
+
+def _decode_rows(data: Json) -> Rows:
+    packed = data.get("runs") if isinstance(data, dict) else None
+    if packed is None:
+        # A version that wrote every row.
+        return cast(Rows, _decode(data, Rows))
+    return unpack_rows(cast(Rows, _decode(packed, Rows)))
 
 
 def _union_decoder(members: tuple[Any, ...]) -> _Decoder:
@@ -222,6 +272,23 @@ def _with_state(data: dict[str, Json]) -> dict[str, Json]:
     return {**data, "state": entered, "is_verdict": phase == "verdict"}
 
 
+def _decode_changed(data: Json) -> object:
+    """No version wrote changes of records that this one reads differently (`_UPGRADES`)."""
+    assert isinstance(data, dict)
+    values = data.get("values")
+    kind = next((each for each in RecordKind if each.value in data), None)
+    if kind is None or not isinstance(values, dict):
+        raise ValueError(f"expected a change of a record, found {data!r}")
+    members = {name: (plain, decoder) for name, plain, decoder, _ in _members(_RECORDS[kind])}
+    decoded: list[tuple[str, object]] = []
+    for name, value in values.items():
+        # A newer version may know more fields.
+        if name in members:
+            plain, decoder = members[name]
+            decoded.append((name, value if type(value) is plain else decoder(value)))
+    return RecordChanged(kind=kind, key=str(data[kind.value]), values=tuple(decoded))
+
+
 # Records that older versions wrote differently, to what this one reads.
 _UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {
     Evidence: _with_detected,
@@ -231,17 +298,26 @@ _UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {
 }
 
 
-def _dataclass_decoder(kind: Any) -> _Decoder:
+@cache
+def _members(kind: Any) -> tuple[tuple[str, type | None, _Decoder, bool], ...]:
+    """Of each field of a record: its name, plain type and decoder, and whether it must be there."""
     hints = get_type_hints(kind)
-    members = tuple(
+    return tuple(
         (
             item.name,
             _exactly(hints[item.name]),
-            _decoder(hints[item.name]),
+            _decode_rows if (kind, item.name) in _PACKED else _decoder(hints[item.name]),
             item.default is MISSING and item.default_factory is MISSING,
         )
         for item in fields(kind)
+        if item.metadata.get("written", True)
     )
+
+
+def _dataclass_decoder(kind: Any) -> _Decoder:
+    if kind is RecordChanged:
+        return _decode_changed
+    members = _members(kind)
     upgrade = _UPGRADES.get(kind)
 
     def decode(data: Json) -> object:

@@ -35,6 +35,7 @@ from controller.core.records import (
     NodeRecord,
     TimelineEntry,
 )
+from controller.core.starts import start_on
 from controller.core.states import (
     IncidentState,
     JobState,
@@ -218,11 +219,13 @@ class Context:
     def put(self, record: _Record) -> _Record:
         """Record what has changed of a job, node or incident; nothing happens when nothing has."""
         if isinstance(record, JobRecord):
-            if record != self.state.jobs.get(record.job_id):
-                self.record(JobPut(job=record))
+            job = self.state.jobs.get(record.job_id)
+            if record != job:
+                self.record(JobPut(job=record, before=job))
         elif isinstance(record, NodeRecord):
-            if record != self.state.nodes.get(record.node):
-                self.record(NodePut(node=record))
+            node = self.state.nodes.get(record.node)
+            if record != node:
+                self.record(NodePut(node=record, before=node))
         else:
             self._put_incident(record)
         return record
@@ -231,7 +234,7 @@ class Context:
         old = self.state.incidents.get(record.incident)
         if record != old:
             added = None if old is None else growth(old, record)
-            self.record(added or IncidentPut(incident=record))
+            self.record(added or IncidentPut(incident=record, before=old))
 
     def explain(self, job: JobRecord, reason: str) -> None:
         """Record why a job is still where it is; nothing happens when that has not changed."""
@@ -347,7 +350,8 @@ class Context:
             # its workers count as missing, unless they run.
             self.close_command(command.command_id, "the order of an older version")
         else:
-            self.emit(SendCommand(command=command, attempt=attempt))
+            start = start_on(self.state, attempt, command.node)
+            self.emit(SendCommand(command=command, start=start))
 
     def close_command(self, command_id: CommandId, why: str) -> None:
         if command_id in self.state.commands:

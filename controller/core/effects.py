@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.attempt_record import AttemptRecord
+from controller.core.attempt_record import NodeStart
 from controller.core.facts import Fact
 from controller.core.orders import CommandRecord
 from outlast.ids import JobId, NodeId
@@ -27,8 +27,8 @@ class SendCommand:
     """Send a command to its node, if it is connected; it is sent again when it joins."""
 
     command: CommandRecord
-    # What an order to start has in common with those of the other nodes; None for the others.
-    attempt: AttemptRecord | None = None
+    # What the node receives with an order to start; None with other commands.
+    start: NodeStart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

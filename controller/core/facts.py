@@ -9,10 +9,20 @@ from typing import assert_never
 from controller.core import accounting
 from controller.core.attempt_record import AttemptRecord
 from controller.core.index import Index
-from controller.core.orders import Command, CommandRecord
+from controller.core.orders import CommandRecord
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, TimelineEntry
 from controller.core.states import TERMINAL
-from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId, incident_id
+from controller.core.written import (
+    CommandsClosed,
+    CommandsOpened,
+    RecordChanged,
+    RecordKind,
+    changed,
+)
+from outlast.ids import CommandId, IncidentId, JobId, NodeId, incident_id
+
+# What a record was before, so that the journal can write what has changed; None: write all of it.
+NOT_WRITTEN = {"written": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +30,7 @@ class JobPut:
     """This is the job now."""
 
     job: JobRecord
+    before: JobRecord | None = field(default=None, compare=False, repr=False, metadata=NOT_WRITTEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +38,7 @@ class NodePut:
     """This is the node now."""
 
     node: NodeRecord
+    before: NodeRecord | None = field(default=None, compare=False, repr=False, metadata=NOT_WRITTEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +53,9 @@ class IncidentPut:
     """This is the incident now."""
 
     incident: IncidentRecord
+    before: IncidentRecord | None = field(
+        default=None, compare=False, repr=False, metadata=NOT_WRITTEN
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,33 +150,6 @@ class IncidentGrown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandsOpened:
-    """The same command is to be carried out on each of these nodes.
-
-    Its id is `id_prefix` with the node's name. Only the journal has it, for a `CommandOpened` of
-    each node.
-    """
-
-    id_prefix: str
-    nodes: tuple[NodeId, ...]
-    job: JobId | None
-    attempt: Attempt
-    issued_s: float
-    command: Command
-
-    def one_by_one(self) -> Iterator[CommandRecord]:
-        for node in self.nodes:
-            yield CommandRecord(
-                command_id=CommandId(self.id_prefix + node),
-                node=node,
-                job=self.job,
-                attempt=self.attempt,
-                issued_s=self.issued_s,
-                command=self.command,
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPruned:
     """An ended job is older, or one more, than is kept; with all its incidents."""
 
@@ -192,6 +180,8 @@ Fact = (
     | CheckpointWaited
     | IncidentGrown
     | CommandsOpened
+    | CommandsClosed
+    | RecordChanged
     | JobPruned
     | IncidentsPruned
 )
@@ -229,24 +219,20 @@ class State:
                 self.attempts[attempt.job] = attempt
             case IncidentGrown(incident=incident_id):
                 self.incidents[incident_id] = grown(self.incidents[incident_id], fact)
+            case RecordChanged():
+                self.apply(self._as_put(fact))
             case CommandOpened(command=command):
                 self._open(command)
             case CommandsOpened():
                 for command in fact.one_by_one():
                     self._open(command)
             case CommandClosed(command_id=command_id):
-                closed = self.commands.pop(command_id, None)
-                if closed is not None:
-                    self.index.close_command(closed)
-            case JobExplained(job_id=job_id, reason=reason):
-                self.jobs[job_id] = replace(self.jobs[job_id], reason=reason)
-            case NodeChecked(job_id=job_id, node=name):
-                job = self.jobs[job_id]
-                self.jobs[job_id] = replace(job, unchecked=_without(job.unchecked, name))
-            case JobForgotten(job_id=job_id, node=name):
-                job = self.jobs[job_id]
-                self.jobs[job_id] = job = replace(job, held_by=_without(job.held_by, name))
-                self.index.put_job(job)
+                self._close(command_id)
+            case CommandsClosed(id_prefix=prefix, names=names):
+                for each in names:
+                    self._close(CommandId(prefix + each))
+            case JobExplained() | NodeChecked() | JobForgotten():
+                self._change_job(fact)
             case RanksDone(job_id=job_id, ranks=ranks):
                 self.done.setdefault(job_id, {}).update(dict.fromkeys(ranks))
             case CheckpointStored(job_id=job_id):
@@ -261,6 +247,32 @@ class State:
             case _:
                 assert_never(fact)
 
+    def _change_job(self, fact: JobExplained | NodeChecked | JobForgotten) -> None:
+        job = self.jobs[fact.job_id]
+        match fact:
+            case JobExplained(reason=reason):
+                self.jobs[job.job_id] = replace(job, reason=reason)
+            case NodeChecked(node=name):
+                self.jobs[job.job_id] = replace(job, unchecked=_without(job.unchecked, name))
+            case JobForgotten(node=name):
+                self.jobs[job.job_id] = job = replace(job, held_by=_without(job.held_by, name))
+                self.index.put_job(job)
+            case _:
+                assert_never(fact)
+
+    def _as_put(self, fact: RecordChanged) -> JobPut | NodePut | IncidentPut:
+        """The whole record of which the journal has what changed."""
+        match fact.kind:
+            case RecordKind.JOB:
+                return JobPut(job=changed(self.jobs[JobId(fact.key)], fact.values))
+            case RecordKind.NODE:
+                return NodePut(node=changed(self.nodes[NodeId(fact.key)], fact.values))
+            case RecordKind.INCIDENT:
+                incident = self.incidents[IncidentId(fact.key)]
+                return IncidentPut(incident=changed(incident, fact.values))
+            case _:
+                assert_never(fact.kind)
+
     def _prune_job(self, job_id: JobId, incidents: tuple[IncidentId, ...]) -> None:
         for incident in incidents:
             self.incidents.pop(incident, None)
@@ -272,6 +284,11 @@ class State:
     def _open(self, command: CommandRecord) -> None:
         self.commands[command.command_id] = command
         self.index.open_command(command)
+
+    def _close(self, command_id: CommandId) -> None:
+        closed = self.commands.pop(command_id, None)
+        if closed is not None:
+            self.index.close_command(closed)
 
     def _put_job(self, job: JobRecord) -> None:
         before = self.jobs.get(job.job_id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from controller.core.attempt_record import AttemptRecord
 from controller.core.orders import Command, CommandRecord
 from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import AWAY, EXCLUDED, FREE, TERMINAL, IncidentState, NodeState
@@ -82,6 +83,8 @@ class Index:
     of_kind: dict[type[Command], _Ids] = field(default_factory=dict)
     of_job: dict[tuple[type[Command], JobId | None], _Ids] = field(default_factory=dict)
     of_node: dict[NodeId, _Ids] = field(default_factory=dict)
+    # Of each job that has not ended: its newest attempt, and each node's place in it.
+    places: dict[JobId, tuple[AttemptRecord, dict[NodeId, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waiting, self.free, self.standby, self.in_use = (
@@ -121,13 +124,23 @@ class Index:
         has_ended = job.state in TERMINAL
         _put(self.live_jobs, job.job_id, not has_ended)
         _put(self.held_jobs, job.job_id, has_ended and bool(job.held_by))
+        if has_ended:
+            self.places.pop(job.job_id, None)
 
     def forget_job(self, job_id: JobId) -> None:
         """Of a job that has ended, and for which no command is open."""
-        for table in (self.live_jobs, self.held_jobs, self.num_held):
+        for table in (self.live_jobs, self.held_jobs, self.num_held, self.places):
             table.pop(job_id, None)
         for kind in self.of_kind:
             self.of_job.pop((kind, job_id), None)
+
+    def place_in(self, attempt: AttemptRecord, node: NodeId) -> int:
+        """The place of a node in the newest attempt of a job; thousands of nodes are asked for."""
+        known = self.places.get(attempt.job)
+        if known is None or known[0] is not attempt:
+            known = (attempt, {name: place for place, name in enumerate(attempt.nodes)})
+            self.places[attempt.job] = known
+        return known[1][node]
 
     def put_incident(self, incident: IncidentRecord) -> None:
         if incident.state is IncidentState.CLOSED:

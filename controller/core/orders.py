@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.replica_peers import ReplicaPeer
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorkers:
-    """Start these ranks of an attempt on a node, as its `AttemptRecord` says."""
+    """Start the node's ranks of an attempt.
 
-    ranks: tuple[int, ...]
-    replica_peers: tuple[ReplicaPeer, ...] = ()
+    The same for every node, so that one row of the journal has the orders of all: which ranks
+    those are, and all else, follows from the `AttemptRecord` (see `starts`).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

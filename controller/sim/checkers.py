@@ -155,13 +155,14 @@ class Checkers:
             case EvictNode(node=node):
                 if journalled.nodes[node].state is not NodeState.RETIRED:
                     self._fail(2, f"{node} is evicted without a journalled retirement")
-            case SendCommand(command=command, attempt=attempt):
+            case SendCommand(command=command, start=start):
                 known = journalled.commands.get(command.command_id)
                 if known is not command and known != command:
                     self._fail(2, f"{command.command_id} is sent before it is journalled")
                 starter = self._starters.get(command.command_id)
                 if starter not in (None, journalled.nodes[command.node].incarnation):
                     self._fail(1, f"{command.command_id} goes to an agent that it is not for")
+                attempt = None if start is None else start.attempt
                 if attempt is not None and journalled.attempts.get(attempt.job) != attempt:
                     self._fail(2, f"{command.command_id} is sent before its attempt is journalled")
 

@@ -167,9 +167,9 @@ class Controller:
         match effect:
             case Persist(facts=facts):
                 self._append(event, facts, self.term)
-            case SendCommand(command=command, attempt=attempt):
+            case SendCommand(command=command, start=start):
                 if self.streams is not None:
-                    self.streams.command(command, attempt)
+                    self.streams.command(command, start)
             case ProvisionNodes(count=count, reason=reason):
                 world.trace("provide", f"{count} nodes", reason)
                 world.cluster.provision(count)

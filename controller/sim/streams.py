@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from controller.command_messages import NodesPacker, command_message
-from controller.core.attempt_record import AttemptRecord
+from controller.core.attempt_record import NodeStart
 from controller.core.edge.edge import Edge
 from controller.core.edge.gate import Gate
 from controller.core.edge.rules import Reason
@@ -150,18 +150,18 @@ class Streams:
 
     # What agents are sent
 
-    def command(self, record: CommandRecord, attempt: AttemptRecord | None) -> None:
+    def command(self, record: CommandRecord, start: NodeStart | None) -> None:
         """Send a command, if its node is connected; made when it arrives, as it may be large."""
         session = self.sessions.get(record.node)
         if session is not None:
-            packed = self._packer.pack(attempt)
+            packed = self._packer.pack(start)
             bring = self._bring_command
-            self._world.network.send(session, bring, session, record, attempt, packed, up=False)
+            self._world.network.send(session, bring, session, record, start, packed, up=False)
 
     def _bring_command(
-        self, session: Session, record: CommandRecord, attempt: AttemptRecord | None, packed: bytes
+        self, session: Session, record: CommandRecord, start: NodeStart | None, packed: bytes
     ) -> None:
-        command = command_message(record, attempt, packed)
+        command = command_message(record, start, packed)
         self._bring(session, agents_pb2.ControllerMessage(command=command))
 
     def _acknowledge(self, session: Session, seq: int) -> None:

@@ -181,7 +181,8 @@ class Journal:
             self._check_term(connection)
             newest = connection.execute(sa.select(sa.func.max(FACTS.c.seq))).scalar()
         if newest is not None:
-            self._draft = _Draft(seq=newest, facts=state.as_facts(), bytes_then=self._bytes_since)
+            facts = compacted(state.as_facts())
+            self._draft = _Draft(seq=newest, facts=facts, bytes_then=self._bytes_since)
 
     def continue_snapshot(self) -> None:
         """Do a part of a snapshot that was begun; with the last part it is there."""

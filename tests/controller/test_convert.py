@@ -11,6 +11,7 @@ from controller.command_messages import command_message
 from controller.core.edge import reports
 from controller.core.kinds import NonFiniteAgain
 from controller.core.orders import StartWorkers
+from controller.core.starts import start_on
 from controller.core.states import JobState
 from diagnostics.core.rules.exits import EXITS
 from outlast.failures import ErrorKind
@@ -127,14 +128,14 @@ def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_ar
         result = agents_pb2.CommandResult(command_id=f"{node}/suite/1", ok=True)
         result.findings.add(test="device", verdict="pass")
         driver.send(reports.command_finished(NodeId(node), result))
+    state = driver.machine.state
     starts = [
-        record
-        for record in driver.machine.state.commands.values()
-        if isinstance(record.command, StartWorkers)
+        record for record in state.commands.values() if isinstance(record.command, StartWorkers)
     ]
     assert [record.attempt for record in starts] == [Attempt(1), Attempt(1)]
+    attempt = state.attempts[JobId("job")]
     (first, second) = (
-        command_message(record, driver.machine.state.attempts[JobId("job")]).start_workers
+        command_message(record, start_on(state, attempt, record.node)).start_workers
         for record in starts
     )
     (peer,) = first.replica_peers

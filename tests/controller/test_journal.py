@@ -129,6 +129,7 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
     answers: list[ev.Event] = [done]
     if isinstance(command.command, StartWorkers):
         assert command.job is not None
+        assert sent.start is not None
         answers.append(
             ev.JobAdvanced(
                 job_id=command.job,
@@ -145,7 +146,7 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
                 job_id=command.job,
                 attempt=command.attempt,
                 node=command.node,
-                rank=command.command.ranks[0],
+                rank=sent.start.ranks[0],
                 code=-9 if is_faulty else 0,
                 fault_class=FailureClass.KILLED_BY_SIGNAL if is_faulty else FailureClass.CLEAN,
                 fingerprint="",

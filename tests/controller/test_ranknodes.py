@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from controller.command_messages import command_message
-from controller.core.attempt_record import AttemptRecord
+from controller.core.attempt_record import AttemptRecord, NodeStart
 from controller.core.effects import SendCommand
 from controller.core.orders import CommandRecord, StartWorkers
 from controller.effects import Effects, UnmanagedCluster
@@ -44,9 +44,9 @@ def _sent(attempt: AttemptRecord) -> agents_pb2.StartWorkers:
         job=attempt.job,
         attempt=attempt.attempt,
         issued_s=0.0,
-        command=StartWorkers(ranks=(0,)),
+        command=StartWorkers(),
     )
-    effects.run(SendCommand(command=command, attempt=attempt))
+    effects.run(SendCommand(command=command, start=NodeStart(attempt=attempt, ranks=(0,))))
     (message,) = sent
     return (message() if callable(message) else message).command.start_workers
 
@@ -92,7 +92,7 @@ def test_every_command_can_be_made_without_packing() -> None:
         job=attempt.job,
         attempt=attempt.attempt,
         issued_s=0.0,
-        command=StartWorkers(ranks=(0,)),
+        command=StartWorkers(),
     )
-    start = command_message(record, attempt).start_workers
+    start = command_message(record, NodeStart(attempt=attempt, ranks=(0,))).start_workers
     assert tuple(start.rank_nodes) == attempt.rank_nodes

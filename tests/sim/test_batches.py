@@ -10,7 +10,8 @@ import pytest
 
 from controller.core.batches import compacted
 from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import CommandsOpened, Fact, IncidentGrown, State, fold
+from controller.core.facts import Fact, IncidentGrown, State, fold
+from controller.core.written import CommandsClosed, CommandsOpened, RecordChanged
 from controller.sim.faults import SAFETY_S, plan_faults
 from controller.sim.journal import Journal
 from controller.sim.shapes import draw_shape
@@ -64,5 +65,5 @@ def test_batches_fold_into_what_was_decided(seed: int, monkeypatch: pytest.Monke
             assert _tables(written) == _tables(whole)
     assert _tables(written) == _tables(whole)
     assert num_written < len(facts)
-    assert {CommandsOpened, IncidentGrown} <= kinds
+    assert {CommandsClosed, CommandsOpened, IncidentGrown, RecordChanged} <= kinds
     assert _tables(fold(compacted(facts))) == _tables(whole)

@@ -22,7 +22,6 @@ from controller.core.facts import (
     CheckpointWaited,
     CommandClosed,
     CommandOpened,
-    CommandsOpened,
     IncidentGrown,
     IncidentPut,
     IncidentsPruned,
@@ -49,11 +48,14 @@ from controller.core.node_events import (
     WorkerStatus,
 )
 from controller.core.records import IncidentRecord, JobPlan, JobRecord, NodeRecord
+from controller.core.written import CommandsClosed, CommandsOpened, RecordChanged
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 JOB = JobId("job")
 START_S = 1000.0
+# Facts that the journal makes of several.
+_WRITTEN = (CommandsOpened, CommandsClosed, RecordChanged)
 # Facts with which nothing comes into another state.
 _STATELESS = (
     AttemptPut,
@@ -82,7 +84,7 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
                 for fact in facts:
                     if isinstance(fact, _STATELESS):
                         continue  # An attempt's beginning is in the job's own line.
-                    assert not isinstance(fact, CommandsOpened), "only the journal has these"
+                    assert not isinstance(fact, _WRITTEN), "only the journal has these"
                     line = _fact_line(fact)
                     subject = line.split()[0]
                     if told.get(subject) != line:
@@ -198,6 +200,10 @@ class Driver:
 
     def answer(self, command_id: str, **changes: object) -> list[str]:
         """The result of a command, good unless told otherwise."""
+        return self.send(self.finished(command_id, **changes))
+
+    def finished(self, command_id: str, **changes: object) -> ev.CommandFinished:
+        """The answer to a command."""
         record = self.machine.state.commands[CommandId(command_id)]
         values: dict[str, object] = {
             "command_id": record.command_id,
@@ -209,7 +215,7 @@ class Driver:
         }
         values |= changes
         values["error_kind"] = ErrorKind(str(values["error_kind"]))
-        return self.send(ev.CommandFinished(**values))  # type: ignore[arg-type]
+        return ev.CommandFinished(**values)  # type: ignore[arg-type]
 
     def answer_all(self, part: str) -> list[str]:
         """Good results for every open command whose id has this part."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from controller.core import events as ev
 from controller.core.accounting import Part, totals
+from controller.core.attempt_record import NodeStart
 from controller.core.facts import fold
 from controller.core.kinds import Rung
 from controller.core.orders import StartWorkers
 from controller.core.records import Size
+from controller.core.starts import start_on
 from controller.core.states import JobState, NodeState
 from outlast.ids import JobId, NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -40,9 +42,14 @@ def go_on(driver: Driver, resumed_step: int = 10) -> None:
     driver.advanced(max(driver.job().high_step, resumed_step) + 1, resumed_step)
 
 
-def starts(driver: Driver) -> list[StartWorkers]:
+def starts(driver: Driver) -> list[NodeStart]:
     records = driver.machine.state.commands.values()
-    return [item.command for item in records if isinstance(item.command, StartWorkers)]
+    state = driver.machine.state
+    return [
+        start_on(state, state.attempts[JOB], item.node)
+        for item in records
+        if isinstance(item.command, StartWorkers)
+    ]
 
 
 def test_job_goes_on_smaller_once_a_node_is_missing_for_too_long() -> None:

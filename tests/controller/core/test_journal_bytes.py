@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from controller.core import events as ev
 from controller.core.batches import compacted
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.effects import Persist
 from controller.core.facts import AttemptPut, Fact, IncidentPut, JobPut, NodePut, fold
+from controller.core.packing import pack_rows, unpack_rows
+from controller.core.records import Size
+from controller.core.written import RecordChanged
 from outlast.ids import NodeId
-from tests.controller.core.driver import JOB, Driver
+from tests.controller.core.driver import JOB, Driver, make_plan
 
 NUM_NODES = 300
 
@@ -28,7 +34,11 @@ def _facts(driver: Driver, *events: ev.Event) -> list[Fact]:
 
 
 def _bytes(facts: list[Fact]) -> int:
-    return sum(len(json.dumps(encode_fact(fact))) for fact in compacted(facts))
+    return sum(map(_bytes_of, compacted(facts)))
+
+
+def _bytes_of(fact: Fact) -> int:
+    return len(json.dumps(encode_fact(fact)))
 
 
 def _training(num_nodes: int) -> Driver:
@@ -99,6 +109,58 @@ def test_the_same_order_to_many_nodes_is_written_once() -> None:
     assert list(state.commands) == list(driver.machine.state.commands)
     assert state.jobs[JOB].state == driver.job().state
     assert fold(state.as_facts()) == state
+
+
+def test_a_whole_attempt_writes_a_few_names_for_each_node() -> None:
+    """Orders to stop and to start, all their answers and the attempt: no row per node or rank."""
+    written = 0
+    sizes = (50, NUM_NODES)
+    found = []
+    for num_nodes in sizes:
+        driver = _training(num_nodes)
+        batches = [_facts(driver, driver.exited(0))]
+        for kind in ("/stop/", "/start/"):
+            state = driver.machine.state
+            answers = [driver.finished(each) for each in state.commands if kind in each]
+            assert len(answers) == num_nodes
+            batches.append(_facts(driver, *answers))
+        assert driver.attempt() == 2
+        assert sum(len(compacted(batch)) for batch in batches) < 20
+        found.append(sum(map(_bytes, batches)))
+    written = (found[1] - found[0]) / (sizes[1] - sizes[0])
+    # Names of 4 bytes, five times, with quotes and commas.
+    assert written < 60
+
+
+def test_a_job_in_another_state_does_not_write_its_nodes_and_spec_again() -> None:
+    driver = _training(NUM_NODES)
+    written = compacted(_facts(driver, driver.exited(0)))
+    job = [fact for fact in written if isinstance(fact, RecordChanged) and fact.key == JOB]
+    assert len(job) == 1
+    assert not {"nodes", "held_by", "plan", "spec_json"} & dict(job[0].values).keys()
+    assert _bytes_of(job[0]) < 1_500
+
+
+def test_places_of_copies_are_written_as_what_they_have_in_common() -> None:
+    """At 1,536 nodes an elastic job's plan had 409 kB of them."""
+    sizes = tuple(
+        Size(
+            dp=nodes,
+            nodes=nodes,
+            spec_json="{}",
+            replica_places=tuple(((place + 7) % nodes,) for place in range(nodes)),
+        )
+        for nodes in range(1_536, 0, -48)
+    )
+    plan = make_plan(nodes=1_536, sizes=sizes, replica_places=sizes[0].replica_places)
+    put = JobPut(job=replace(_training(2).job(), plan=plan))
+    assert _bytes_of(put) < 12_000
+    assert decode_fact(json.loads(json.dumps(encode_fact(put)))) == put
+
+
+@given(st.lists(st.lists(st.integers(0, 12)).map(tuple)).map(tuple))
+def test_any_table_of_places_is_read_back(rows: tuple[tuple[int, ...], ...]) -> None:
+    assert unpack_rows(pack_rows(rows)) == rows
 
 
 def test_the_time_of_an_older_quarantine_is_found() -> None:

@@ -97,8 +97,9 @@ def test_what_is_left_out_is_in_the_journal_before_workers_hear_of_it() -> None:
         driver.now_s,
     )
     assert isinstance(batch[0], Persist)
-    sent = [effect.attempt for effect in batch if isinstance(effect, SendCommand)]
-    assert [None if each is None else each.skipped for each in sent] == [driver.job().skipped] * 2
+    starts = [effect.start for effect in batch if isinstance(effect, SendCommand)]
+    skipped = [None if start is None else start.attempt.skipped for start in starts]
+    assert skipped == [driver.job().skipped] * 2
     assert fold(driver.machine.state.as_facts()).jobs[JOB].skipped == driver.job().skipped
 
 

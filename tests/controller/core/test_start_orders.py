@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
 
 from controller.core import events as ev
-from controller.core.attempt_record import AttemptRecord
-from controller.core.codec import encode_fact
+from controller.core.attempt_record import AttemptRecord, NodeStart
+from controller.core.codec import decode_fact, encode_fact
 from controller.core.effects import SendCommand
 from controller.core.facts import AttemptPut, CommandOpened, fold
-from controller.core.node_events import NodeJoined
+from controller.core.node_events import NodeJoined, WorkerStatus
 from controller.core.orders import StartWorkers
 from controller.core.states import JobState
 from outlast.ids import Attempt, NodeId
 from tests.controller.core.driver import JOB, Driver
+
+JOURNALS = Path(__file__).parent / "journals"
 
 
 def _starting(nodes: int) -> Driver:
@@ -37,16 +42,25 @@ def _order_bytes(driver: Driver) -> int:
 
 def _rejoined(driver: Driver, node: str) -> tuple[AttemptRecord | None, ...]:
     """What is sent to an agent that comes back, of attempts."""
+    return tuple(None if start is None else start.attempt for start in _sent_to(driver, node))
+
+
+def _sent_to(
+    driver: Driver, node: str, statuses: tuple[WorkerStatus, ...] = (), *, port: int = 7000
+) -> list[NodeStart | None]:
+    """What an agent that comes back is told to start; None for other orders."""
     hello = NodeJoined(
         node=NodeId(node),
         incarnation="one",
         address=f"{node}.example",
         rendezvous_port=4242,
         workers=1,
-        statuses=(),
+        statuses=statuses,
+        replica_port=port,
+        replica_token=f"token of {node}",
     )
     effects = driver.machine.handle(hello, driver.now_s)
-    return tuple(effect.attempt for effect in effects if isinstance(effect, SendCommand))
+    return [effect.start for effect in effects if isinstance(effect, SendCommand)]
 
 
 def test_a_start_order_is_as_long_whatever_the_number_of_nodes() -> None:
@@ -63,6 +77,36 @@ def test_a_later_controller_repeats_an_order_with_all_that_it_needs() -> None:
     assert attempt == before.machine.state.attempts[JOB]
     assert attempt.rank_nodes == ("n000", "n001", "n002")
     assert (attempt.attempt, attempt.world_size) == (Attempt(1), 3)
+
+
+@pytest.mark.parametrize("name", ["whole_orders.jsonl", "whole_orders_snapshot.jsonl"])
+def test_orders_of_a_journal_that_has_them_whole_are_sent_again(name: str) -> None:
+    """The version before wrote ranks and partners into each order, every row of the places of
+    copies, and each answer: a start of three nodes, of which one has answered."""
+    lines = (JOURNALS / name).read_text().splitlines()
+    assert any('"ranks": [1]' in line and '"token": "token 3"' in line for line in lines)
+    state = fold(decode_fact(json.loads(line)) for line in lines)
+    assert state.jobs[JOB].plan.sizes[1].replica_places == ((1,), (0,))
+    driver = Driver(state)
+    driver.send(ev.ControllerStarted(term=2))
+    _sent_to(driver, "n1", (WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=0, exit=None),))
+    sent = [start for node in ("n2", "n3") for start in _sent_to(driver, node)]
+    assert [start.ranks for start in sent if start is not None] == [(1,), (2,)]
+    assert [start.replica_peers[0].node for start in sent if start is not None] == ["n3", "n1"]
+    driver.answer_all("/start/")
+    driver.advanced(1)
+    assert driver.job().state is JobState.RUNNING
+
+
+def test_an_order_sent_again_names_where_partners_are_reached_now() -> None:
+    """The agent that keeps the copies was restarted: its port and its token are others."""
+    lines = (JOURNALS / "whole_orders_snapshot.jsonl").read_text().splitlines()
+    driver = Driver(fold(decode_fact(json.loads(line)) for line in lines))
+    driver.send(ev.ControllerStarted(term=2))
+    _sent_to(driver, "n3", port=9000)
+    (start,) = _sent_to(driver, "n2")
+    assert start is not None
+    assert start.replica_peers[0].port == 9000
 
 
 def test_an_order_of_an_older_journal_is_given_anew() -> None:

@@ -39,6 +39,7 @@ from controller.core.states import (
     check_node,
 )
 from controller.core.verdict import Facts
+from controller.core.written import RecordChanged, RecordKind
 from outlast.failures import FailureClass
 from outlast.ids import Attempt, CommandId, NodeId
 from tests.controller.core.driver import Driver
@@ -94,8 +95,30 @@ def test_what_is_not_in_a_table_raises() -> None:
 # The codec
 
 
+_RECORDS = {
+    RecordKind.JOB: records.JobRecord,
+    RecordKind.NODE: records.NodeRecord,
+    RecordKind.INCIDENT: records.IncidentRecord,
+}
+
+
+def _changes(kind: RecordKind) -> st.SearchStrategy[RecordChanged]:
+    """Any of a record's fields with any values."""
+    names = [field.name for field in dataclasses.fields(_RECORDS[kind])]
+    chosen = st.lists(st.sampled_from(names), unique=True, max_size=4)
+    return st.builds(
+        lambda record, which: RecordChanged(
+            kind=kind, key="k", values=tuple((name, getattr(record, name)) for name in which)
+        ),
+        _values(_RECORDS[kind]),
+        chosen,
+    )
+
+
 def _values(kind: Any) -> st.SearchStrategy[Any]:
     """Any value that an annotation of the records allows."""
+    if kind is RecordChanged:
+        return st.sampled_from(RecordKind).flatmap(_changes)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return st.one_of([_values(member) for member in get_args(kind)])
@@ -142,6 +165,15 @@ def test_a_newer_journal_can_be_folded_and_an_unknown_one_cannot() -> None:
         decode_fact({"is": "CommandClosed", "command_id": "c"})
     with pytest.raises(ValueError, match="expected str, found 3"):
         decode_fact({**data, "why": 3})
+
+
+def test_a_change_of_a_record_by_a_newer_version_leaves_out_what_is_not_known() -> None:
+    fact = RecordChanged(kind=RecordKind.NODE, key="n1", values=(("reason", "joined"),))
+    data = encode_fact(fact)
+    assert data == {"is": "RecordChanged", "node": "n1", "values": {"reason": "joined"}}
+    assert decode_fact({**data, "values": {"reason": "joined", "added_later": 1}}) == fact
+    with pytest.raises(ValueError, match="expected a change of a record"):
+        decode_fact({"is": "RecordChanged", "cluster": "n1", "values": {}})
 
 
 def test_missing_fields_with_defaults_take_them() -> None:

@@ -1,0 +1,40 @@
+"""What each node receives with its order to start, worked out when the order is sent.
+
+The journal has one record of an attempt for all its nodes. What differs between them follows
+from it: a node's ranks from its place in the attempt, the agents that keep copies of their state
+from the plan and from where those agents are reached now.
+"""
+
+from __future__ import annotations
+
+from controller.core.attempt_record import AttemptRecord, NodeStart
+from controller.core.facts import State
+from controller.core.replica_peers import ReplicaPeer
+from outlast.ids import NodeId
+
+
+def start_on(state: State, attempt: AttemptRecord, node: NodeId) -> NodeStart:
+    """The part of a job's newest attempt that is this node's."""
+    place = state.index.place_in(attempt, node)
+    return NodeStart(
+        attempt=attempt,
+        ranks=attempt.ranks_at(place),
+        replica_peers=_replica_peers(state, attempt, place),
+    )
+
+
+def _replica_peers(state: State, attempt: AttemptRecord, place: int) -> tuple[ReplicaPeer, ...]:
+    replica_places = state.jobs[attempt.job].plan.replica_places
+    if not replica_places:
+        return ()
+    peers = (state.nodes.get(attempt.nodes[other]) for other in replica_places[place])
+    return tuple(
+        ReplicaPeer(
+            node=peer.node,
+            address=peer.address,
+            port=peer.replica_port,
+            token=peer.replica_token,
+        )
+        for peer in peers
+        if peer is not None and peer.replica_port
+    )

@@ -1,0 +1,86 @@
+"""Facts that only the journal has: what several facts, or a whole record, come to in it.
+
+The machine decides a record as a whole and an order for each node. Written so, the journal would
+repeat the spec and the nodes of a job in each of its states, and the same order for each node.
+`batches` makes these of a batch; folding them gives the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from controller.core.orders import Command, CommandRecord
+from controller.core.records import IncidentRecord, JobRecord, NodeRecord
+from outlast.ids import Attempt, CommandId, JobId, NodeId
+
+_Record = TypeVar("_Record", JobRecord, NodeRecord, IncidentRecord)
+Values = tuple[tuple[str, object], ...]
+
+
+class RecordKind(StrEnum):
+    """Which table a record is in."""
+
+    JOB = "job"
+    NODE = "node"
+    INCIDENT = "incident"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordChanged:
+    """These fields of a record have other values now."""
+
+    kind: RecordKind
+    # Its id.
+    key: str
+    values: Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandsOpened:
+    """The same command is to be carried out on each of these nodes.
+
+    Its id is `id_prefix` with the node's name.
+    """
+
+    id_prefix: str
+    nodes: tuple[NodeId, ...]
+    job: JobId | None
+    attempt: Attempt
+    issued_s: float
+    command: Command
+
+    def one_by_one(self) -> Iterator[CommandRecord]:
+        for node in self.nodes:
+            yield CommandRecord(
+                command_id=CommandId(self.id_prefix + node),
+                node=node,
+                job=self.job,
+                attempt=self.attempt,
+                issued_s=self.issued_s,
+                command=self.command,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandsClosed:
+    """These commands were answered alike. The id of each is `id_prefix` with its name."""
+
+    id_prefix: str
+    names: tuple[str, ...]
+    why: str
+
+
+def difference(before: _Record, after: _Record) -> Values:
+    """The fields that differ, with their new values."""
+    names = (field.name for field in fields(after))
+    pairs = ((name, getattr(before, name), getattr(after, name)) for name in names)
+    return tuple((name, new) for name, old, new in pairs if old is not new and old != new)
+
+
+def changed(record: _Record, values: Values) -> _Record:
+    """The record with these values."""
+    by_name: dict[str, Any] = dict(values)
+    return replace(record, **by_name)
