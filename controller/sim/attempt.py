@@ -51,6 +51,8 @@ class SimJob:
     memory_bytes: int = 0
     # Whether another node holds a copy of what each node has in host memory.
     replicas: bool = False
+    # How much of the time somebody reads a slot of a rank's host memory.
+    read_share: float = 0.0
     # How often agents of its nodes are to send a heartbeat.
     heartbeat_s: float = NO_JOB.heartbeat_period_s
     # Commit records in the store: step -> attempt that wrote it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from controller.core import events as ev
@@ -142,6 +143,11 @@ class Checkers:
             self._fail(7, f"resumed from {training.resumed} < committed {training.committed_hint}")
         if is_undone(training.skipped, training.resumed):
             self._fail(7, f"resumed from step {training.resumed}, which was rolled back")
+
+    def sealed(self, training: Training, rank: int, steps: Sequence[int], common: int) -> None:
+        """Invariant 7: what all ranks know each other to have, each of them has."""
+        if common >= 0 and common not in steps:
+            self._fail(7, f"rank {rank} of {training.job.job_id} has lost step {common}")
 
     # What the machine decides
 

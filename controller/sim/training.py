@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from random import Random
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from controller.sim import uploads
 from controller.sim.attempt import Phase, Start, Training, read_start
+from controller.sim.host_memory import kept_after
 from controller.sim.step_figures import StepFigures
 from diagnostics.core.pace import KNOWN_PASSES, USUAL_FACTOR, USUAL_FLOOR_S, WARM_UP_STEPS
 from outlast.failures import FailureClass
@@ -350,11 +352,15 @@ class Trainings:
     def _seal(self, training: Training, done: int) -> None:
         """Each rank has sealed the common step, and its neighbour on one side."""
         random, job = self._world.random, training.job
+        # Of the attempt, so that it takes no draw of those that the rest of the story hangs on.
+        draws = Random(f"{job.job_id} {training.attempt} {done}")
+        kept = kept_after(training.resumed, done, read_share=job.read_share, random=draws)
         for rank, node_id in enumerate(training.rank_nodes):
             memory = self._world.nodes[node_id].memory
             ahead = rank and done < job.plan.total_steps and random.random() < 0.3
-            newest = (done, done + 1) if ahead else (done - 1, done)
-            sealed = tuple(step for step in newest if not is_undone(training.skipped, step))
+            steps = kept.of(rank, ahead=bool(ahead))
+            self._world.checkers.sealed(training, rank, steps, kept.common)
+            sealed = tuple(step for step in steps if not is_undone(training.skipped, step))
             memory.setdefault(job.job_id, {})[training.world_size, rank] = sealed
             if job.replicas:
                 self._replicate(training, rank, sealed)

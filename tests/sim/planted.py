@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from checkpoint.core import slots
 from controller.agent.core import commands, line
 from controller.agent.core.actions import Answer, KeepLedger, ReportEnd
 from controller.agent.core.commands import CommandMachine
@@ -170,6 +171,10 @@ def _two_attempts(start: Any, ctx: Context, job: Any, reason: str) -> None:
     start(ctx, replace(job, attempt=job.attempt + 1), reason)
 
 
+def _with_common_step_in_use(choose_slot: Any, kept: Any, **facts: Any) -> Any:
+    return choose_slot(kept, **{**facts, "common_step": -1})
+
+
 def _of_any_attempt(exited: Any, ctx: Context, event: WorkerExited) -> None:
     job = ctx.state.jobs[event.job_id]
     exited(ctx, replace(event, attempt=job.attempt))
@@ -256,6 +261,18 @@ CONTROLLER_BUGS = (
         "an order to start outlives its agent",
         (1,),
         (fleet, "_drop_starts", _none_of_them),
+    ),
+    _told(
+        stories.slots_are_read,
+        "a slot in host memory is used again too early",
+        (7,),
+        _around(slots, "choose_slot", _with_common_step_in_use),
+    ),
+    _told(
+        stories.slots_are_read,
+        "a step that some rank has missed is taken for common",
+        (7,),
+        (slots, "common_step", lambda *, highest, **_: highest),
     ),
     _told(
         stories.spare_dies,

@@ -31,7 +31,9 @@ STEP_S = 10.0
 WORKERS_PER_NODE = 2
 
 
-def _world(seed: int, *, nodes: int = 3, heartbeat_s: float = 2.0, spares: int = 5) -> World:
+def _world(
+    seed: int, *, nodes: int = 3, heartbeat_s: float = 2.0, spares: int = 5, read_share: float = 0.0
+) -> World:
     """A job that has been submitted, and spare nodes beside it."""
     shape = Shape(
         num_nodes=nodes + spares, workers_per_node=WORKERS_PER_NODE, jobs=(), provisions=False
@@ -47,6 +49,7 @@ def _world(seed: int, *, nodes: int = 3, heartbeat_s: float = 2.0, spares: int =
         commit_every=60,
         upload_s=10.0,
         heartbeat_s=heartbeat_s,
+        read_share=read_share,
     )
     world.submit(world.jobs[JOB])
     return world
@@ -215,6 +218,15 @@ def _expire(world: World) -> None:
     world.ask(ev.RecordsExpired(jobs=due.jobs, incidents=due.incidents))
 
 
+def slots_are_read(seed: int) -> None:
+    """Attempts end while somebody reads what their ranks have sealed."""
+    world = _world(seed, read_share=0.7)
+    for _ in range(6):
+        training = _trains(world)
+        training.joined[0].end(KILLED, FailureClass.KILLED_BY_SIGNAL)
+    end_world(world)
+
+
 def spare_dies(seed: int) -> None:
     """A free node dies while it is being checked."""
     world = _world(seed)
@@ -245,5 +257,6 @@ STORIES: tuple[Story, ...] = (
     agent_restarts,
     events_come_twice,
     records_expire,
+    slots_are_read,
     spare_dies,
 )
