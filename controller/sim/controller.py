@@ -8,6 +8,7 @@ production edge; `heartbeats` brings it what agents would say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ class Controller:
         state = self.journal.fold()
         world.checkers.restarted(state, self.journal.folded)
         self.machine = Machine(state, Settings(brings_nodes=world.cluster.brings_nodes))
-        no_job = JobSettings(layout=Layout(tp=1, pp=1, dp=1), limits=world.limits)
+        no_job = replace(NO_JOB, limits=world.limits, heartbeat_period_s=world.heartbeat_s)
         self.edge = Edge(state, self._settings_of, no_job=no_job)
         self.edge.expect_known(world.now_s)
         self.streams = Streams(world, self, state, self.edge)
@@ -317,7 +318,7 @@ class Controller:
         """What the spec of a simulated job would say."""
         plan, world = job.plan, self._world
         period_s = world.jobs[job.job_id].heartbeat_s
-        slower, limits = period_s / NO_JOB.heartbeat_period_s, world.limits
+        slower, limits = period_s / world.heartbeat_s, world.limits
         return JobSettings(
             layout=Layout(tp=plan.tp, pp=plan.pp, dp=plan.world_size // (plan.tp * plan.pp)),
             heartbeat_period_s=period_s,

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from controller.core import events as ev
-from controller.core.edge.settings import NO_JOB
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.node_events import WorkerExited
 from controller.core.records import Evidence, IncidentRecord, JobRecord
@@ -97,7 +96,7 @@ class IncidentChecks:
         """An agent sends a heartbeat so often, with all that was decided up to now."""
         machine = self._world.controller.machine
         job = None if machine is None else machine.state.nodes[node].job
-        wanted_s = NO_JOB.heartbeat_period_s if job is None else self._world.jobs[job].heartbeat_s
+        wanted_s = self._world.heartbeat_s if job is None else self._world.jobs[job].heartbeat_s
         if period_s != wanted_s:
             self._fail(
                 f"{node} was told to speak every {period_s:g} s, and {job} wants {wanted_s:g}"

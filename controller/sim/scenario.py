@@ -339,6 +339,7 @@ def shape_of(scenario: Scenario) -> Shape:
         upload_s=1.0,
         commit_every=max(1, round(scenario.interval_s / step_s)),
         replicas=scenario.replicas,
+        heartbeat_s=scenario.heartbeat_s,
     )
     every = max(1, scenario.nodes // 16)
     coarse = Fidelity(
@@ -359,6 +360,7 @@ def shape_of(scenario: Scenario) -> Shape:
         keeps_pool=True,
         fidelity=WHOLE if scenario.nodes <= WHOLE_UP_TO_NODES else coarse,
         # The defaults are 3, 7.5 and 30 times the default period.
+        heartbeat_s=beat_s,
         limits=Limits(late_s=3.0 * beat_s, lost_s=7.5 * beat_s, silent_s=30.0 * beat_s),
     )
 

@@ -13,6 +13,7 @@ from random import Random
 from controller.core import events as ev
 from controller.core.capacity import Capacity
 from controller.core.edge.liveness import Limits
+from controller.core.edge.settings import NO_JOB
 from controller.core.kinds import NonFiniteAgain, Rung
 from controller.core.records import JobPlan, Size
 from controller.core.states import TERMINAL
@@ -49,6 +50,8 @@ class Shape:
     keeps_pool: bool = False
     fidelity: Fidelity = WHOLE
     limits: Limits = DEFAULT_LIMITS
+    # How often agents of nodes without a job are to send a heartbeat; the limits are for that.
+    heartbeat_s: float = NO_JOB.heartbeat_period_s
     # What the first nodes have, in their order, and what those have that come later; None where
     # agents do not say.
     capacities: tuple[Capacity, ...] = ()
@@ -64,7 +67,7 @@ class World:
         self.random = Random(seed)
         self.pace = pace or Pace(self.random)
         self.fidelity = shape.fidelity
-        self.limits = shape.limits
+        self.limits, self.heartbeat_s = shape.limits, shape.heartbeat_s
         self.timeline = Timeline()
         self.tracer = Tracer(self.timeline, on=trace)
         self.trace = self.tracer.line
