@@ -86,8 +86,7 @@ class Checkers:
         self._num_batches = 0
         # When the next open order may be overdue.
         self._overdue_s = math.inf
-        # The agents that open orders to start are for.
-        self._starters: dict[str, str] = {}
+        self._agents_of_starts: dict[str, str] = {}
         self.incidents = IncidentChecks(world)
         self.users = UserChecks(world, self.incidents)
 
@@ -165,7 +164,7 @@ class Checkers:
                 known = journalled.commands.get(command.command_id)
                 if known is not command and known != command:
                     self._fail(2, f"{command.command_id} is sent before it is journalled")
-                starter = self._starters.get(command.command_id)
+                starter = self._agents_of_starts.get(command.command_id)
                 if starter not in (None, journalled.nodes[command.node].incarnation):
                     self._fail(1, f"{command.command_id} goes to an agent that it is not for")
                 attempt = None if start is None else start.attempt
@@ -199,9 +198,9 @@ class Checkers:
                 self._overdue_s = min(self._overdue_s, due_s(command, before))
                 if isinstance(command.command, StartWorkers):
                     agent = before.nodes[command.node].incarnation
-                    self._starters[command.command_id] = agent
+                    self._agents_of_starts[command.command_id] = agent
             case CommandClosed(command_id=command_id):
-                self._starters.pop(command_id, None)
+                self._agents_of_starts.pop(command_id, None)
 
     def _spared_as_reporter(self, incident: IncidentRecord) -> None:
         """Invariant 11: a node whose ranks only lost their peers is never blamed for that."""

@@ -351,7 +351,6 @@ def shape_of(scenario: Scenario) -> Shape:
         # Each looks at the whole fleet: a few times while all nodes answer an order once.
         compare_every=4 * every,
     )
-    beat_s = scenario.heartbeat_s
     return Shape(
         num_nodes=scenario.nodes + scenario.num_standbys,
         workers_per_node=1,
@@ -359,10 +358,14 @@ def shape_of(scenario: Scenario) -> Shape:
         provisions=True,
         keeps_pool=True,
         fidelity=WHOLE if scenario.nodes <= WHOLE_UP_TO_NODES else coarse,
-        # The defaults are 3, 7.5 and 30 times the default period.
-        heartbeat_s=beat_s,
-        limits=Limits(late_s=3.0 * beat_s, lost_s=7.5 * beat_s, silent_s=30.0 * beat_s),
+        heartbeat_s=scenario.heartbeat_s,
+        limits=_limits(scenario.heartbeat_s),
     )
+
+
+def _limits(beat_s: float) -> Limits:
+    # The defaults are 3, 7.5 and 30 times the default period.
+    return Limits(late_s=3.0 * beat_s, lost_s=7.5 * beat_s, silent_s=30.0 * beat_s)
 
 
 def _sizes(nodes: int) -> tuple[Size, ...]:
