@@ -19,6 +19,7 @@ from typing import Any, cast
 from controller.core.edge.edge import Edge
 from controller.core.facts import State
 from controller.core.machine import Machine
+from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Effects, UnmanagedCluster
@@ -31,7 +32,6 @@ from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
-from controller.tally import Tally
 from outlast.clock import SystemClock
 from outlast.ids import NodeId
 
@@ -101,7 +101,7 @@ async def controller(folder: Path) -> AsyncIterator[Bench]:
     machine = Machine(journal.load())
     sessions = Sessions()
     edge = Edge(machine.state, settings_of)
-    runs = DiagnosticRuns(sessions, Diagnoses(database), clock, Tally())
+    runs = DiagnosticRuns(sessions, Diagnoses(database), clock, Counters())
     service = Service(
         machine=machine,
         journal=journal,

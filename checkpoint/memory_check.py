@@ -13,7 +13,7 @@ from pathlib import Path
 from checkpoint.memory import free_bytes, held_bytes, most_host_memory_bytes
 from checkpoint.sizing import host_memory_bytes
 from outlast.errors import MisfitError, OccupiedError
-from outlast.sizing.words import in_words, told_apart
+from outlast.sizing.describe import in_words, told_apart
 from outlast.spec import JobSpec
 
 

@@ -19,6 +19,7 @@ import torch
 
 from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.core import names
+from checkpoint.core.checked_json import RecordError, sha256
 from checkpoint.core.manifest import (
     BLOCK_BYTES,
     CommitRecord,
@@ -26,7 +27,6 @@ from checkpoint.core.manifest import (
     PartRecord,
     readable_parts,
 )
-from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.core.shards import ShardTensor
 from checkpoint.storage.root_owner import owner_problem
 from checkpoint.storage.storage import Storage

@@ -13,6 +13,7 @@ from controller.clock import SteadyClock
 from controller.core.edge.edge import Edge
 from controller.core.machine import Machine
 from controller.core.node_events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
+from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Cluster, Effects, UnmanagedCluster
@@ -29,7 +30,6 @@ from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
 from controller.store.reserve import Reserve
-from controller.tally import Tally
 from controller.web.app import Web
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
@@ -151,7 +151,7 @@ async def assemble(options: Options) -> AsyncIterator[Controller]:
 
 
 def _build(options: Options, database: Database, reserve: Reserve) -> Controller:
-    clock, tally = SteadyClock(), Tally()
+    clock, counters = SteadyClock(), Counters()
     metrics = ControllerMetrics()
     journal = Journal(database, clock, on_commit=metrics.committed)
     journal.take_over()
@@ -159,7 +159,7 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
     machine = Machine(journal.load(), settings)
     known = machine.state.nodes.values()
     sessions = Sessions({node.node: (*node.superseded, node.incarnation) for node in known})
-    runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
+    runs = DiagnosticRuns(sessions, Diagnoses(database), clock, counters)
     searches = FaultSearches(runs)
     effects = Effects(sessions.send, UnmanagedCluster(), searches)
     edge = Edge(machine.state, settings_of)
@@ -182,7 +182,7 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         runs=runs,
         clock=clock,
         checkpoint_root=(options.state_dir / "checkpoints").resolve().as_uri(),
-        tally=tally,
+        counters=counters,
         incoming=Incoming(machine.state),
         join_token_file=options.token_file,
     )
@@ -203,7 +203,7 @@ def _sources(parts: Parts, effects: Effects, clock: SteadyClock) -> Sources:
         edge=parts.edge,
         sessions=parts.sessions,
         effects=effects,
-        tally=parts.tally,
+        counters=parts.counters,
         incoming=parts.incoming,
         clock=clock,
     )

@@ -57,7 +57,9 @@ def command_message(
         case StopWorkers() as stop:
             message.stop_workers.CopyFrom(
                 agents_pb2.StopWorkers(
-                    graceful=stop.graceful, timeout_s=stop.timeout_s, look_first=stop.look_first
+                    graceful=stop.graceful,
+                    timeout_s=stop.timeout_s,
+                    capture_stacks=stop.capture_stacks,
                 )
             )
         case RunSuite() as suite:

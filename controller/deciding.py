@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from controller.chronicle import Chronicle
 from controller.core.effects import Effect, Persist
 from controller.core.events import ControllerStarted, Event
 from controller.core.facts import Fact
@@ -26,6 +25,7 @@ from controller.poison import Poison, failed_request, job_at_fault, set_aside
 from controller.read_only import ReadOnly
 from controller.store.database import DiskFullError
 from controller.store.journal import Journal
+from controller.transition_log import TransitionLog
 from outlast.clock import Clock
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import OutlastError
@@ -61,7 +61,7 @@ class Decider:
         self._guard = guard
         self._read_only = read_only
         self._on_restored = on_restored
-        self._chronicle = Chronicle(machine.state)
+        self._transition_log = TransitionLog(machine.state)
         # Items to be handled in turns of their own: one of them cannot be journalled.
         self._num_alone = 0
 
@@ -162,7 +162,7 @@ class Decider:
                 self._restore()
             return False
         reach(CrashPoint.FACTS_KEPT)
-        self._guard.call("log", None, lambda: self._chronicle.tell(facts))
+        self._guard.call("log", None, lambda: self._transition_log.tell(facts))
         return True
 
     def _append_or_use_reserve(self, facts: Sequence[Fact]) -> None:
@@ -201,6 +201,6 @@ class Decider:
     def _restore(self) -> None:
         """Build the machine anew from the journal, as a controller that has just started."""
         self._machine.restore(self._journal.load())
-        self._chronicle = Chronicle(self._machine.state)
+        self._transition_log = TransitionLog(self._machine.state)
         self._on_restored()
         self.queue.appendleft(Item(events=(ControllerStarted(term=self._journal.term),)))

@@ -12,7 +12,7 @@ from diagnostics import children
 from diagnostics.checks import pair
 from diagnostics.checks.base import Context, Emit
 from diagnostics.checks.reporting import reporting
-from diagnostics.core.finding import Finding, Measurement, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Measurement
 from diagnostics.core.links import TEST
 from diagnostics.core.orders import Order, OrderKind, listening
 from diagnostics.core.verdicts import unjudged, unmeasured
@@ -38,7 +38,7 @@ def run_pair(order: Order, context: Context) -> Iterator[str]:
         listener = _listen(order.address)
     except OSError as error:
         reason = f"cannot listen on {order.address}: {error}"
-        yield _trouble(order, context, Verdict.ERROR, reason, started_s)
+        yield _trouble(order, context, CheckVerdict.ERROR, reason, started_s)
         return
     with listener:
         yield listening(listener.getsockname()[1])
@@ -55,16 +55,16 @@ def _findings(order: Order, context: Context, check: Callable[[Emit], None]) -> 
             if kind == "measurement":
                 yield unjudged(Measurement.from_json(text), context.node).to_json()
             else:
-                yield _trouble(order, context, Verdict.ERROR, text, started_s)
+                yield _trouble(order, context, CheckVerdict.ERROR, text, started_s)
     except children.DeadlineError as error:
         broken = pair.broken(order.peer, str(error), started_s)
         yield unjudged(broken, context.node).to_json()
     except (children.ChildDiedError, ValueError) as error:
-        yield _trouble(order, context, Verdict.ERROR, str(error), started_s)
+        yield _trouble(order, context, CheckVerdict.ERROR, str(error), started_s)
 
 
 def _trouble(
-    order: Order, context: Context, verdict: Verdict, reason: str, started_s: float
+    order: Order, context: Context, verdict: CheckVerdict, reason: str, started_s: float
 ) -> str:
     finding: Finding = unmeasured(
         TEST, context.node, verdict, reason, duration_s=time.monotonic() - started_s

@@ -29,7 +29,7 @@ from diagnostics import children
 from diagnostics.checks.base import CheckFunction, Context
 from diagnostics.checks.reporting import reporting
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.finding import Finding, Measurement, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Measurement
 from diagnostics.core.orders import DONE, Order, OrderKind
 from diagnostics.core.plans import SUITES, Check, Suite
 from diagnostics.core.verdicts import is_healthy, is_repeatable, judge, unmeasured
@@ -143,7 +143,7 @@ class Run:
                 history = measurement.baseline_key if measurement is not None else ""
                 name = (finding.test, finding.metric, history)
                 repeatable = is_repeatable(finding)
-                certain_failure = finding.verdict is Verdict.FAIL and not repeatable
+                certain_failure = finding.verdict is CheckVerdict.FAIL and not repeatable
                 if tries > 1 and name not in doubted and not certain_failure:
                     continue  # The first try said it already.
                 if repeatable and tries < _MAX_TRIES:
@@ -160,13 +160,16 @@ class Run:
         for finding in doubted.values():
             # Slow once is no proof, and nothing cleared it either.
             detail = f"{finding.detail}; it could not be repeated"
-            yield replace(finding, verdict=Verdict.INCONCLUSIVE, detail=detail)
+            yield replace(finding, verdict=CheckVerdict.INCONCLUSIVE, detail=detail)
 
     def _try(self, check: Check) -> Iterator[tuple[Finding, Measurement | None]]:
         started_s = time.monotonic()
         deadline_s = min(check.deadline_s, self.ends_at - started_s)
         if deadline_s < _MIN_CHECK_S:
-            yield self._unmeasured(check, Verdict.INCONCLUSIVE, "no time was left for it"), None
+            yield (
+                self._unmeasured(check, CheckVerdict.INCONCLUSIVE, "no time was left for it"),
+                None,
+            )
             return
         try:
             for line in children.lines_of_child(self._body(check), deadline_s):
@@ -174,7 +177,7 @@ class Run:
         except (children.DeadlineError, children.ChildDiedError, ValueError) as error:
             # Past its deadline it may be a dead device and it may be a busy machine.
             late = isinstance(error, children.DeadlineError)
-            verdict = Verdict.INCONCLUSIVE if late else Verdict.ERROR
+            verdict = CheckVerdict.INCONCLUSIVE if late else CheckVerdict.ERROR
             reason = f"{error}, so it was killed" if late else f"the check's process: {error}"
             yield self._unmeasured(check, verdict, reason, time.monotonic() - started_s), None
 
@@ -188,9 +191,9 @@ class Run:
     ) -> tuple[Finding, Measurement | None]:
         ((kind, text),) = json.loads(line).items()
         if kind == "skip":
-            return self._unmeasured(check, Verdict.SKIP, text, spent_s), None
+            return self._unmeasured(check, CheckVerdict.SKIP, text, spent_s), None
         if kind == "error":
-            return self._unmeasured(check, Verdict.ERROR, text, spent_s), None
+            return self._unmeasured(check, CheckVerdict.ERROR, text, spent_s), None
         measurement = Measurement.from_json(text)
         finding = judge(
             measurement, self.baseline, self.context.node, is_disturbed=self.is_disturbed
@@ -198,7 +201,7 @@ class Run:
         return finding, measurement
 
     def _unmeasured(
-        self, check: Check, verdict: Verdict, reason: str, spent_s: float = 0.0
+        self, check: Check, verdict: CheckVerdict, reason: str, spent_s: float = 0.0
     ) -> Finding:
         return unmeasured(check.name, self.context.node, verdict, reason, duration_s=spent_s)
 

@@ -18,7 +18,7 @@ from bench.results import Claim
 from bench.trainer.launch import run_ranks
 from checkpoint.restore.restore import SealedStep, load_memory
 from checkpoint.stage import slotfile
-from checkpoint.stage.copy_stream import HostLane
+from checkpoint.stage.copy_stream import HostCopyStream
 from checkpoint.stage.slot_sums import ensure_sums
 
 _PAIRS = 9
@@ -54,7 +54,7 @@ def run(rank: Rank, *, size: Mapping[str, Any]) -> dict[str, Any]:
     tensors = state.named_tensors()
     order = random.Random(0)
     seconds: dict[str, list[float]] = {"with_sums": [], "without": []}
-    with closing(Ours(tensors, state.extra(1), HostLane())) as ours:
+    with closing(Ours(tensors, state.extra(1), HostCopyStream())) as ours:
         # Of the two slots one has checksums.
         for _ in seconds:
             ours.save()

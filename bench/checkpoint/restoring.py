@@ -30,7 +30,7 @@ from bench.trainer.launch import run_ranks
 from bench.trainer.quiet import NoBox
 from checkpoint.restore.peers import Alone
 from checkpoint.restore.restore import Node, StorageUnavailableError, load_storage
-from checkpoint.stage.copy_stream import HostLane
+from checkpoint.stage.copy_stream import HostCopyStream
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
 from trainer.parallel.hosts import join_hosts
@@ -75,7 +75,7 @@ def store(rank: Rank, *, size: Mapping[str, Any], url: str, dcp_url: str) -> dic
     spec = Size(**size).spec()
     state = noisy_state(spec, mesh_of(rank, spec), rank.folder / "data")
     tensors = state.named_tensors()
-    ours = Ours(tensors, state.extra(_STEP), HostLane())
+    ours = Ours(tensors, state.extra(_STEP), HostCopyStream())
     try:
         ours.upload_to(url)
         ours.save()

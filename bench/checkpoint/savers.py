@@ -20,7 +20,7 @@ from bench.baselines.plain import WarmCopy, torch_save
 from bench.checkpoint.agent import Agent
 from checkpoint.core.names import memory_folder
 from checkpoint.stage import slotfile
-from checkpoint.stage.copy_stream import Lane
+from checkpoint.stage.copy_stream import CopyStream
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slot_sums import has_sums, made_at_ns
 from checkpoint.stage.stager import Stager
@@ -44,7 +44,9 @@ class Saver(Protocol):
 class Ours:
     """The stager in this process, the agent's uploader in another; slots on tmpfs."""
 
-    def __init__(self, tensors: Sequence[NamedTensor], extra: dict[str, Any], lane: Lane) -> None:
+    def __init__(
+        self, tensors: Sequence[NamedTensor], extra: dict[str, Any], copy_stream: CopyStream
+    ) -> None:
         self._memory = Path("/dev/shm") / f"outlast-bench-{uuid.uuid4().hex[:8]}"
         self.folder = self._memory / memory_folder(0)
         self._extra = extra
@@ -56,7 +58,7 @@ class Ours:
             attempt=self.attempt,
             world_size=1,
             tensors=tensors,
-            lane=lane,
+            copy_stream=copy_stream,
         )
         self._stack = ExitStack()
         self._agent: Agent | None = None

@@ -31,7 +31,7 @@ from bench.member import Rank
 from bench.results import Claim
 from bench.trainer.launch import run_ranks
 from checkpoint.memory import free_bytes
-from checkpoint.stage.copy_stream import HostLane, Lane, lane_of
+from checkpoint.stage.copy_stream import CopyStream, HostCopyStream, copy_stream_for
 from trainer.worker.state import TrainState
 
 # How long a loop shows its pace before a save, and after. Tries of the program need not wait.
@@ -82,10 +82,10 @@ def run(rank: Rank, *, size: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     return row
 
 
-def _ours(state: TrainState, lane: Lane | None = None) -> Ours:
-    """As a worker has it that is alone on this machine, unless a lane is given."""
-    lane = lane or lane_of(state.mesh.device, ranks_here=1)
-    return Ours(state.named_tensors(), state.extra(1), lane)
+def _ours(state: TrainState, copy_stream: CopyStream | None = None) -> Ours:
+    """As a worker has it that is alone on this machine, unless a copy_stream is given."""
+    copy_stream = copy_stream or copy_stream_for(state.mesh.device, ranks_here=1)
+    return Ours(state.named_tensors(), state.extra(1), copy_stream)
 
 
 def _compare(folder: Path, state: TrainState, *, rounds: int, together: bool) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _compare(folder: Path, state: TrainState, *, rounds: int, together: bool) ->
     plain = Plain(tensors)
     with _dcp(named, folder, wanted=together) as theirs:
         # What a rank waits for in the worst case: no core is free for the copy.
-        with closing(_ours(state, HostLane())) as ours:
+        with closing(_ours(state, HostCopyStream())) as ours:
             ours.guard(f"file://{folder}/guarded/job-1")
             pairs = max(rounds, _PAIRS)
             both: dict[str, Saver] = {"plain": plain, "ours": ours}

@@ -1,6 +1,6 @@
 """The records that say what a checkpoint is: parts, manifest, commit.
 
-Records guard themselves (`sealed.py`). Payloads are covered by checksums of
+Records guard themselves (`checked_json.py`). Payloads are covered by checksums of
 blocks: a reader verifies the range it needs while it streams, without reading
 the rest. The commit record names the manifest by digest, the manifest every
 part with its blocks, and torch's own description of the checkpoint: from the
@@ -16,7 +16,14 @@ import json
 import re
 from dataclasses import dataclass
 
-from checkpoint.core.sealed import Fields, canonical, checked, seal, sha256, unseal
+from checkpoint.core.checked_json import (
+    Fields,
+    canonical,
+    checked,
+    decode_checked,
+    encode_checked,
+    sha256,
+)
 from checkpoint.core.shards import (
     ShardTensor,
     check_places,
@@ -68,12 +75,12 @@ class PartRecord:
         return start, min(start + self.block_bytes, self.nbytes)
 
     def to_json(self) -> bytes:
-        return seal(_part_out(self))
+        return encode_checked(_part_out(self))
 
     @staticmethod
     def from_json(raw: bytes) -> PartRecord:
         """Raises RecordError unless `raw` is exactly what `to_json` gave."""
-        return _part_in(unseal(raw))
+        return _part_in(decode_checked(raw))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +128,7 @@ class Manifest:
         return sha256(canonical([[part.file, tensors_out(part.tensors)] for part in self.parts]))
 
     def to_json(self) -> bytes:
-        return seal(
+        return encode_checked(
             {
                 "attempt": self.attempt,
                 "metadata_sha256": self.metadata_sha256,
@@ -134,7 +141,7 @@ class Manifest:
     @staticmethod
     def from_json(raw: bytes) -> Manifest:
         """Raises RecordError unless `raw` is exactly what `to_json` gave."""
-        fields = unseal(raw)
+        fields = decode_checked(raw)
         return checked(
             lambda: Manifest(
                 step=fields.integer("step"),
@@ -157,7 +164,7 @@ class CommitRecord:
     manifest_sha256: str
 
     def to_json(self) -> bytes:
-        return seal(
+        return encode_checked(
             {
                 "attempt": self.attempt,
                 "manifest_sha256": self.manifest_sha256,
@@ -170,7 +177,7 @@ class CommitRecord:
     @staticmethod
     def from_json(raw: bytes) -> CommitRecord:
         """Raises RecordError unless `raw` is exactly what `to_json` gave."""
-        fields = unseal(raw)
+        fields = decode_checked(raw)
         return CommitRecord(
             step=fields.integer("step"),
             attempt=fields.integer("attempt"),

@@ -2,7 +2,7 @@
 
 The layout that saved a checkpoint and the one that loads it need not be the same.
 A tensor's saved rectangles tile it (`tiles.py`), and what a rank wants of each
-tile is strips of bytes (`strips.py`). Files are read in blocks, because a block is
+tile is strided ranges of bytes (`strided.py`). Files are read in blocks, because a block is
 what has a checksum, and each block that anybody needs is read by exactly one of
 those who need it and passed on to the others.
 
@@ -30,7 +30,7 @@ from itertools import accumulate
 
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.shards import ShardTensor
-from checkpoint.core.strips import Box, Strip
+from checkpoint.core.strided import Box, StridedRange
 from checkpoint.core.tiles import Shelf, Tile, Tiles, Wanted, check_same_model
 
 # Adjacent blocks that one rank reads go into one request of at most this size: an object
@@ -50,14 +50,14 @@ class Message:
     """What the reader of a unit sends to one other rank.
 
     Either all bytes from `start` on, counted from the unit's beginning, or, when
-    `packing` says how, only those that are useful, one strip after another.
-    `pieces` bring it home: (index of the wanted tensor, strip of the message).
+    `packing` says how, only those that are useful, one range after another.
+    `pieces` bring it home: (index of the wanted tensor, range of the message).
     """
 
     nbytes: int
     start: int
-    packing: tuple[Strip, ...]
-    pieces: tuple[tuple[int, Strip], ...]
+    packing: tuple[StridedRange, ...]
+    pieces: tuple[tuple[int, StridedRange], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Copy:
     """Bytes of a part that go to a tensor: to each (rank, index of its wanted tensor)."""
 
     targets: tuple[tuple[int, int], ...]
-    strip: Strip
+    span: StridedRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,35 +93,35 @@ class Unit:
         """Who gets it from the reader."""
         return tuple(rank for rank in self.circle if rank != self.reader)
 
-    def pieces(self, rank: int) -> tuple[tuple[int, Strip], ...]:
-        """What `rank` needs: its tensor's index, and a strip that counts from the unit's start."""
+    def pieces(self, rank: int) -> tuple[tuple[int, StridedRange], ...]:
+        """What `rank` needs: its tensor's index, and a range counted from the unit's start."""
         return tuple(
-            (index, replace(strip, source=strip.source - self.start))
+            (index, replace(span, source=span.source - self.start))
             for copy in self.copies
             for holder, index in copy.targets
             if holder == rank
-            for strip in copy.strip.cut(self.start, self.end)
+            for span in copy.span.cut(self.start, self.end)
         )
 
     def message(self, rank: int) -> Message:
         """What the reader sends to `rank`."""
         pieces = self.pieces(rank)
-        start = min(strip.source for _, strip in pieces)
-        length = max(strip.source_end for _, strip in pieces) - start
-        useful = sum(strip.nbytes for _, strip in pieces)
+        start = min(span.source for _, span in pieces)
+        length = max(span.source_end for _, span in pieces) - start
+        useful = sum(span.nbytes for _, span in pieces)
         if useful >= (1 - _MOST_IN_VAIN) * length:
-            arriving = (replace(strip, source=strip.source - start) for _, strip in pieces)
-            packing: tuple[Strip, ...] = ()
+            arriving = (replace(span, source=span.source - start) for _, span in pieces)
+            packing: tuple[StridedRange, ...] = ()
         else:
-            places = list(accumulate((strip.nbytes for _, strip in pieces), initial=0))[:-1]
+            places = list(accumulate((span.nbytes for _, span in pieces), initial=0))[:-1]
             start, length = 0, useful
             packing = tuple(
-                replace(strip, target=place, target_stride=strip.run)
-                for place, (_, strip) in zip(places, pieces, strict=True)
+                replace(span, target=place, target_stride=span.run)
+                for place, (_, span) in zip(places, pieces, strict=True)
             )
             arriving = (
-                replace(strip, source=place, source_stride=strip.run)
-                for place, (_, strip) in zip(places, pieces, strict=True)
+                replace(span, source=place, source_stride=span.run)
+                for place, (_, span) in zip(places, pieces, strict=True)
             )
         indices = (index for index, _ in pieces)
         return Message(
@@ -157,7 +157,7 @@ def plan_reading(
             if not _touches(tile.tensor, part, block_bytes, blocks):
                 continue
             for copy in requests.copies(tile):
-                for index in _blocks_of(copy.strip, block_bytes):
+                for index in _blocks_of(copy.span, block_bytes):
                     if (part, index) in blocks:
                         copies[part, index].append(copy)
     firsts = _first_numbers(tiles.manifest)
@@ -185,8 +185,8 @@ class _Requests:
     def copies(self, tile: Tile) -> Iterator[Copy]:
         """What of a tile goes where."""
         for box, targets in self._by_name[tile.tensor.name].near(tile.box):
-            for strip in tile.strips(box):
-                yield Copy(targets=targets, strip=strip)
+            for span in tile.strided_ranges(box):
+                yield Copy(targets=targets, span=span)
 
 
 def _own_blocks(tiles: Tiles, wanted: Sequence[Wanted]) -> set[_Block]:
@@ -194,8 +194,8 @@ def _own_blocks(tiles: Tiles, wanted: Sequence[Wanted]) -> set[_Block]:
     return {
         (part, index)
         for tensor in wanted
-        for part, strip in tiles.strips(tensor)
-        for index in _blocks_of(strip, tiles.manifest.parts[part].block_bytes)
+        for part, span in tiles.strided_ranges(tensor)
+        for index in _blocks_of(span, tiles.manifest.parts[part].block_bytes)
     }
 
 
@@ -205,16 +205,16 @@ def _touches(tensor: ShardTensor, part: int, block_bytes: int, blocks: set[_Bloc
     return any((part, index) in blocks for index in range(first, last + 1))
 
 
-def _blocks_of(strip: Strip, block_bytes: int) -> Iterable[int]:
-    """Numbers of the blocks that hold bytes of a strip."""
-    if strip.source_stride - strip.run < block_bytes:
+def _blocks_of(span: StridedRange, block_bytes: int) -> Iterable[int]:
+    """Numbers of the blocks that hold bytes of a strided range."""
+    if span.source_stride - span.run < block_bytes:
         # No block fits between two runs.
-        return range(strip.source // block_bytes, (strip.source_end - 1) // block_bytes + 1)
-    starts = (strip.source + row * strip.source_stride for row in range(strip.count))
+        return range(span.source // block_bytes, (span.source_end - 1) // block_bytes + 1)
+    starts = (span.source + row * span.source_stride for row in range(span.count))
     return {
         index
         for start in starts
-        for index in range(start // block_bytes, (start + strip.run - 1) // block_bytes + 1)
+        for index in range(start // block_bytes, (start + span.run - 1) // block_bytes + 1)
     }
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from checkpoint.core.sealed import Fields, checked, seal, sha256, unseal
+from checkpoint.core.checked_json import Fields, checked, decode_checked, encode_checked, sha256
 
 # A cache line: wide enough for every dtype and for vector copies. torch aligns the raw
 # bytes in its files alike.
@@ -104,7 +104,7 @@ class ShardTable:
         return int.from_bytes(bytes.fromhex(sha256(self.to_json())[:16]), "little") >> 1
 
     def to_json(self) -> bytes:
-        return seal(
+        return encode_checked(
             {
                 "num_owned": self.num_owned,
                 "rank": self.rank,
@@ -116,7 +116,7 @@ class ShardTable:
     @staticmethod
     def from_json(raw: bytes) -> ShardTable:
         """Raises RecordError unless `raw` is exactly what `to_json` gave."""
-        fields = unseal(raw)
+        fields = decode_checked(raw)
         return checked(
             lambda: ShardTable(
                 rank=fields.integer("rank"),

@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 from checkpoint.core.errors import CorruptCheckpointError, LayoutMismatchError
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.shards import ShardTensor
-from checkpoint.core.strips import Box, Strip, strips
+from checkpoint.core.strided import Box, StridedRange, strided_ranges
 
 _Item = TypeVar("_Item")
 
@@ -49,11 +49,11 @@ class Tile:
     def box(self) -> Box:
         return Box(offsets=self.tensor.offsets, shape=self.tensor.shape)
 
-    def strips(self, target: Box) -> Iterator[Strip]:
+    def strided_ranges(self, target: Box) -> Iterator[StridedRange]:
         """What `target` needs of it; sources count in the part's file."""
         items = math.prod(self.tensor.shape)
         if items:
-            yield from strips(
+            yield from strided_ranges(
                 self.box,
                 target,
                 item_bytes=self.tensor.nbytes // items,
@@ -100,11 +100,11 @@ class Tiles:
                 following = (tensor.byte_offset + tensor.nbytes - 1) // part.block_bytes + 1
             yield from ((index, block) for block in range(following, len(part.blocks)))
 
-    def strips(self, wanted: Wanted) -> Iterator[tuple[int, Strip]]:
-        """(part, strip) of all that makes up a wanted rectangle."""
+    def strided_ranges(self, wanted: Wanted) -> Iterator[tuple[int, StridedRange]]:
+        """(part, span) of all that makes up a wanted rectangle."""
         for _, tile in self._shelves[wanted.name].near(wanted.box):
-            for strip in tile.strips(wanted.box):
-                yield tile.part, strip
+            for span in tile.strided_ranges(wanted.box):
+                yield tile.part, span
 
     def _check_whole(self, tiles: Sequence[Tile]) -> None:
         first = tiles[0].tensor

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint.core.sealed import RecordError
+from checkpoint.core.checked_json import RecordError
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import choose_slot
 from checkpoint.errors import DamagedMemoryError

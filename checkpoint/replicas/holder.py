@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkpoint.core import names
+from checkpoint.core.checked_json import RecordError
 from checkpoint.core.pacing import Pace
-from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import NUM_HELD_SLOTS, choose_held
 from checkpoint.errors import DamagedMemoryError

@@ -55,7 +55,7 @@ class Peers(Protocol):
         """Start to receive bytes into host memory."""
 
 
-class _Verdict(IntEnum):
+class _Agreement(IntEnum):
     """The gravest counts. A store that fails says nothing about what it holds."""
 
     OK = 0
@@ -79,34 +79,34 @@ def outcome(work: Callable[[], _Result]) -> _Result | Exception:
 def agree(peers: Peers, step: int, problem: Exception | None) -> None:
     """Return when no rank has a problem; raise the same error on every rank otherwise."""
     own = _verdict(problem)
-    verdict = _Verdict(peers.largest(own))
-    if verdict is _Verdict.OK:
+    verdict = _Agreement(peers.largest(own))
+    if verdict is _Agreement.OK:
         return
     texts = peers.gather(_text(problem).encode() if own is verdict else b"")
     text = next(raw.decode() for raw in texts if raw)
     match verdict:
-        case _Verdict.CORRUPT:
+        case _Agreement.CORRUPT:
             raise CorruptCheckpointError(step, text) from problem
-        case _Verdict.MISMATCH:
+        case _Agreement.MISMATCH:
             raise LayoutMismatchError(text) from problem
-        case _Verdict.UNAVAILABLE:
+        case _Agreement.UNAVAILABLE:
             raise StorageUnavailableError(text) from problem
-        case _Verdict.REFUSED:
+        case _Agreement.REFUSED:
             raise StorageUnavailableError(text, lasting=True) from problem
 
 
-def _verdict(problem: Exception | None) -> _Verdict:
+def _verdict(problem: Exception | None) -> _Agreement:
     match problem:
         case None:
-            return _Verdict.OK
+            return _Agreement.OK
         case CorruptCheckpointError():
-            return _Verdict.CORRUPT
+            return _Agreement.CORRUPT
         case LayoutMismatchError():
-            return _Verdict.MISMATCH
+            return _Agreement.MISMATCH
         case StorageUnavailableError(lasting=False):
-            return _Verdict.UNAVAILABLE
+            return _Agreement.UNAVAILABLE
         case _:
-            return _Verdict.REFUSED
+            return _Agreement.REFUSED
 
 
 def _text(problem: Exception | None) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from checkpoint.core.reading import Message, Unit
-from checkpoint.core.strips import Strip
+from checkpoint.core.strided import StridedRange
 from checkpoint.restore.peers import Peers, Pending, agree, outcome
 from checkpoint.restore.readahead import ReadAhead
 from checkpoint.restore.sharing import MOST_LENT, Buffer, Neighbours
@@ -108,9 +108,9 @@ class Passing:
         if self._problem is None:
             self._source.give_back(buffer)
 
-    def _place(self, content: Tensor, pieces: Sequence[tuple[int, Strip]]) -> None:
-        for index, strip in pieces:
-            _copy(content, self._targets[index].bytes, strip)
+    def _place(self, content: Tensor, pieces: Sequence[tuple[int, StridedRange]]) -> None:
+        for index, span in pieces:
+            _copy(content, self._targets[index].bytes, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class _Arrival:
     unit: Unit
     message: Tensor
     nbytes: int
-    pieces: tuple[tuple[int, Strip], ...]
+    pieces: tuple[tuple[int, StridedRange], ...]
     pending: Pending
     is_near: bool
 
@@ -160,7 +160,7 @@ class _Incoming:
                 )
             )
 
-    def take(self) -> tuple[Tensor, tuple[tuple[int, Strip], ...]]:
+    def take(self) -> tuple[Tensor, tuple[tuple[int, StridedRange], ...]]:
         """The next unit's bytes once they are there, and what to do with them."""
         one = self._taken = self._posted.popleft()
         one.pending.wait()
@@ -200,7 +200,7 @@ class _Outgoing:
 
     def send(self, unit: Unit, buffer: Buffer) -> None:
         """Send every other rank of the unit's circle what it needs of it."""
-        packed: dict[tuple[Strip, ...], Tensor] = {}
+        packed: dict[tuple[StridedRange, ...], Tensor] = {}
         under_way: list[tuple[Tensor, Pending]] = []
         for peer in unit.others:
             if self._neighbours.shares(self._peers.rank, peer):
@@ -231,17 +231,17 @@ def _cut_out(content: Tensor, message: Message) -> Tensor:
     if not message.packing:
         return content[message.start : message.start + message.nbytes]
     body = torch.empty(message.nbytes, dtype=torch.uint8)
-    for strip in message.packing:
-        _copy(content, body, strip)
+    for span in message.packing:
+        _copy(content, body, span)
     return body
 
 
-def _copy(source: Tensor, target: Tensor, strip: Strip) -> None:
-    """Copy a strip from one row of bytes to another, on whatever devices they are."""
-    if strip.count == 1:
-        taken = source[strip.source : strip.source + strip.run]
-        target[strip.target : strip.target + strip.run].copy_(taken)
+def _copy(source: Tensor, target: Tensor, span: StridedRange) -> None:
+    """Copy a strided range from one row of bytes to another, on whatever devices they are."""
+    if span.count == 1:
+        taken = source[span.source : span.source + span.run]
+        target[span.target : span.target + span.run].copy_(taken)
         return
-    shape = (strip.count, strip.run)
-    rows = source[strip.source :].as_strided(shape, (strip.source_stride, 1))
-    target[strip.target :].as_strided(shape, (strip.target_stride, 1)).copy_(rows)
+    shape = (span.count, span.run)
+    rows = source[span.source :].as_strided(shape, (span.source_stride, 1))
+    target[span.target :].as_strided(shape, (span.target_stride, 1)).copy_(rows)

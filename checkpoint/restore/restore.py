@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from checkpoint.core.checked_json import canonical
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.reading import plan_reading
-from checkpoint.core.sealed import canonical
 from checkpoint.core.shards import ShardTensor
 from checkpoint.core.tiles import Tiles, Wanted
 from checkpoint.errors import (

@@ -32,7 +32,7 @@ from checkpoint.restore.peers import Peers
 # are full: one in hand, the others until the slowest peer has copied them.
 NUM_READING = 4
 MOST_LENT = 4
-_FILE = "passing-{rank:05d}"
+_FILE = "redistribute-{rank:05d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

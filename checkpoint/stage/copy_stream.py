@@ -27,18 +27,18 @@ from checkpoint.stage.hostcopy import copy_host_tensors
 class Copied(Protocol):
     """The end of a copy."""
 
-    def hold(self) -> None:
+    def wait_before_write(self) -> None:
         """Let what is computed from now on begin only after it."""
 
     def wait(self) -> None:
         """Return when it has come. Raises what the copy failed with."""
 
 
-class Lane(Protocol):
+class CopyStream(Protocol):
     """Copies, each done after those given before it."""
 
     @property
-    def is_late(self) -> bool:
+    def is_async(self) -> bool:
         """Whether copies go on after they are given."""
         ...
 
@@ -59,17 +59,17 @@ class Lane(Protocol):
 class Done:
     """A copy that has ended."""
 
-    def hold(self) -> None:
+    def wait_before_write(self) -> None:
         """Nothing to wait for."""
 
     def wait(self) -> None:
         """Nothing to wait for."""
 
 
-class HostLane:
+class HostCopyStream:
     """Copies are done when they are given."""
 
-    is_late = False
+    is_async = False
 
     def open(self, memory: Tensor) -> None:
         """Any memory will do."""
@@ -85,10 +85,10 @@ class HostLane:
         """Nothing to let go of."""
 
 
-class ThreadLane:
+class ThreadCopyStream:
     """A thread beside the one that computes. What it copies is there already."""
 
-    is_late = True
+    is_async = True
 
     def __init__(self) -> None:
         self._given: SimpleQueue[tuple[list[Tensor], list[Tensor], _Ended] | None] = SimpleQueue()
@@ -127,7 +127,7 @@ class _Ended:
         self.event = threading.Event()
         self.error: BaseException | None = None
 
-    def hold(self) -> None:
+    def wait_before_write(self) -> None:
         self.wait()
 
     def wait(self) -> None:
@@ -136,10 +136,10 @@ class _Ended:
             raise self.error
 
 
-class CudaLane:
+class CudaCopyStream:
     """A stream beside the one that is current."""
 
-    is_late = True
+    is_async = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -191,7 +191,7 @@ class _Passed:
         self._event = event
         self._device = device
 
-    def hold(self) -> None:
+    def wait_before_write(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def wait(self) -> None:
@@ -212,9 +212,9 @@ def _driver() -> Any:
 _DONE = Done()
 
 
-def lane_of(device: torch.device, *, ranks_here: int) -> Lane:
+def copy_stream_for(device: torch.device, *, ranks_here: int) -> CopyStream:
     """How the state of a rank that computes on `device` is copied, one of some on its node."""
     if device.type == "cuda":
-        return CudaLane(device)
+        return CudaCopyStream(device)
     has_spare_core = len(os.sched_getaffinity(0)) > ranks_here
-    return ThreadLane() if has_spare_core else HostLane()
+    return ThreadCopyStream() if has_spare_core else HostCopyStream()

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from checkpoint.checksums import CHECKSUM, block_checksum
 from checkpoint.core.blocks import num_blocks
-from checkpoint.core.sealed import RecordError
+from checkpoint.core.checked_json import RecordError
 from checkpoint.core.shards import ALIGNMENT_BYTES, ShardTable
 from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS, ReplicaState, Slot, UploadState
 from checkpoint.stage.fence import fence

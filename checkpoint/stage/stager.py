@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint.core.sealed import canonical
+from checkpoint.core.checked_json import canonical
 from checkpoint.core.slots import (
     NUM_SLOTS,
     NUM_SLOTS_WITH_REPLICAS,
@@ -37,7 +37,7 @@ from checkpoint.core.slots import (
 )
 from checkpoint.stage import allocation, slotfile
 from checkpoint.stage.bell import Bell
-from checkpoint.stage.copy_stream import Copied, HostLane, Lane
+from checkpoint.stage.copy_stream import Copied, CopyStream, HostCopyStream
 from checkpoint.stage.payload import NamedTensor, constants, make_table, map_tensors
 from checkpoint.stage.slotfile import Seal, SlotFile
 from outlast.clock import node_time_ns
@@ -66,7 +66,7 @@ class Stager:
     """Copies a rank's state into rotating slots. Not thread-safe.
 
     Owned tensors come before the others. `is_replicated` says that the agent sends copies
-    to another node, for which there are more slots. `lane` is how tensors are copied.
+    to another node, for which there are more slots. `copy_stream` is how tensors are copied.
 
     Raises:
         FatalError: the slots do not fit into host memory.
@@ -81,10 +81,10 @@ class Stager:
         world_size: int,
         tensors: Sequence[NamedTensor],
         is_replicated: bool = False,
-        lane: Lane | None = None,
+        copy_stream: CopyStream | None = None,
     ) -> None:
         self.is_replicated = is_replicated
-        self._lane = lane or HostLane()
+        self._copy_stream = copy_stream or HostCopyStream()
         self._rank = rank
         self._attempt = attempt
         self._tensors = tuple(tensors)
@@ -98,7 +98,7 @@ class Stager:
         )
         self._views = [map_tensors(slot, table.tensors, tensors) for slot in self._slots]
         for slot in self._slots:
-            self._lane.open(torch.frombuffer(slot.map, dtype=torch.uint8))
+            self._copy_stream.open(torch.frombuffer(slot.map, dtype=torch.uint8))
         self._bell = Bell(folder)
         self._has_resumed = False
         self._saving: _Saving | None = None
@@ -182,20 +182,20 @@ class Stager:
             ReplicaState.WANTED if replicate else ReplicaState.NONE,
         )
         self._fill(saving)
-        if self._lane.is_late:
+        if self._copy_stream.is_async:
             self._seal_beside_training(saving)
         else:
             self._seal(saving)
         return True
 
-    def hold(self, tensor: Tensor) -> None:
+    def wait_before_write(self, tensor: Tensor) -> None:
         """Before `tensor` changes: let that come after the copies of what lies in its memory."""
         saving = self._saving
         if saving is None:
             return
         last = self._last_copy_within(tensor)
         if last >= 0:
-            saving.copies[last].hold()
+            saving.copies[last].wait_before_write()
 
     def finish(self, timeout_s: float | None = None) -> None:
         """Return once the last save is sealed.
@@ -219,7 +219,7 @@ class Stager:
     def close(self) -> None:
         """Unmap the slots; they stay for the next attempt."""
         self.finish()
-        self._lane.close()
+        self._copy_stream.close()
         self._bell.close()
         self._views.clear()
         for slot in self._slots:
@@ -279,12 +279,12 @@ class Stager:
             raise
 
     def _copy(self, saving: _Saving) -> None:
-        self._lane.begin()
+        self._copy_stream.begin()
         with torch.no_grad():
             views = self._views[saving.slot.index]
             for batch in self._batches:
                 sources = [named.tensor for named in self._tensors[batch]]
-                saving.copies.append(self._lane.copy(sources, views[batch]))
+                saving.copies.append(self._copy_stream.copy(sources, views[batch]))
                 reach(CrashPoint.SLOT_HALF_COPIED)
 
     def _seal_beside_training(self, saving: _Saving) -> None:

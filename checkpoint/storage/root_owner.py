@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 
 from checkpoint.core import names
-from checkpoint.core.sealed import RecordError, seal, unseal
+from checkpoint.core.checked_json import RecordError, decode_checked, encode_checked
 from checkpoint.errors import RootTakenError
 from checkpoint.storage.storage import Storage
 
@@ -28,7 +28,7 @@ class Owner:
     mark: str
 
     def to_json(self) -> bytes:
-        return seal({"job_id": self.job_id, "mark": self.mark})
+        return encode_checked({"job_id": self.job_id, "mark": self.mark})
 
 
 def owner_problem(storage: Storage) -> str:
@@ -40,7 +40,7 @@ def owner_problem(storage: Storage) -> str:
         StorageUnavailableError: storage does not say.
     """
     try:
-        record = unseal(storage.read_bytes(names.OWNER))
+        record = decode_checked(storage.read_bytes(names.OWNER))
         record.text("job_id")
         record.text("mark")
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def claim(storage: Storage, owner: Owner) -> None:
     if storage.put_if_absent(names.OWNER, record):
         return
     try:
-        found = unseal(storage.read_bytes(names.OWNER)).text("job_id")
+        found = decode_checked(storage.read_bytes(names.OWNER)).text("job_id")
     except (RecordError, FileNotFoundError) as error:
         # A record that nobody can read must not lock the job out of its own checkpoints.
         logger.warning("damaged record replaced: %s/%s: %s", storage.url, names.OWNER, error)

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from checkpoint.core import names
+from checkpoint.core.checked_json import RecordError, sha256
 from checkpoint.core.manifest import CommitRecord, Manifest
-from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.errors import (
     CorruptCheckpointError,
     StorageTimeoutError,

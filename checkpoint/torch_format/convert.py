@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from checkpoint.core import names
+from checkpoint.core.checked_json import canonical
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.ownership import check_owned_once
-from checkpoint.core.sealed import canonical
 from checkpoint.core.shards import Rectangle, ShardTable, lay_out
 from checkpoint.storage.storage import Storage
 from checkpoint.torch_format.foreign import ForeignCheckpointError, ForeignChunk, parse_metadata

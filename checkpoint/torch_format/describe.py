@@ -6,8 +6,8 @@ What does not belong here: what the description says (`dcp.py`).
 from __future__ import annotations
 
 from checkpoint.core import names
+from checkpoint.core.checked_json import sha256
 from checkpoint.core.manifest import Manifest
-from checkpoint.core.sealed import sha256
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.storage.storage import Storage
 from checkpoint.torch_format import dcp

@@ -14,8 +14,8 @@ import torch
 
 from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.core import names
+from checkpoint.core.checked_json import sha256
 from checkpoint.core.manifest import BLOCK_BYTES, CommitRecord, Manifest, PartRecord
-from checkpoint.core.sealed import sha256
 from checkpoint.core.shards import Rectangle, ShardTable, ShardTensor
 from checkpoint.storage.storage import Storage
 from checkpoint.torch_format import dcp

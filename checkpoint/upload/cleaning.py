@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection
 
 from checkpoint.core import names
+from checkpoint.core.checked_json import RecordError
 from checkpoint.core.manifest import CommitRecord, Manifest
 from checkpoint.core.retention import (
     AttemptFolder,
@@ -22,7 +23,6 @@ from checkpoint.core.retention import (
     is_abandoned,
     plan_cleanup,
 )
-from checkpoint.core.sealed import RecordError
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.storage.leases import drop_expired_leases, leased_steps, pinned_steps
 from checkpoint.storage.storage import Storage

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 
 from checkpoint.core import names
+from checkpoint.core.checked_json import RecordError, sha256
 from checkpoint.core.manifest import CommitRecord, Manifest, PartRecord
 from checkpoint.core.ownership import check_owned_once
 from checkpoint.core.pacing import Cadence
 from checkpoint.core.retention import RetentionPolicy
-from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.errors import CorruptCheckpointError, StorageUnavailableError
 from checkpoint.storage.storage import Storage
 from checkpoint.upload.cleaning import Cleaner, attempt_folders, quarantined

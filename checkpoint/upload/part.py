@@ -10,8 +10,8 @@ from pathlib import Path
 
 from checkpoint.checksums import CHECKSUM, block_checksums
 from checkpoint.core import names
+from checkpoint.core.checked_json import RecordError
 from checkpoint.core.manifest import BLOCK_BYTES, PartRecord
-from checkpoint.core.sealed import RecordError
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import Slot, UploadState, next_upload
 from checkpoint.errors import CorruptCheckpointError

@@ -10,8 +10,8 @@ import logging
 from dataclasses import replace
 
 from checkpoint.core import names
+from checkpoint.core.checked_json import RecordError, sha256
 from checkpoint.core.manifest import CommitRecord, Manifest
-from checkpoint.core.sealed import RecordError, sha256
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.storage.storage import Storage
 from checkpoint.torch_format.describe import Describer

@@ -38,7 +38,7 @@ from controller.agent.observe.metrics.host import Folders
 from controller.agent.observe.oom import OomKills
 from controller.agent.observe.pruning import Bounds, Pruning
 from controller.agent.observe.reporter import Reporter
-from controller.agent.observe.standing import Standings
+from controller.agent.observe.stall_watch import StallWatch
 from controller.agent.order_steps import Parts
 from controller.agent.session import Session, SessionEvents
 from controller.agent.state import AgentState
@@ -90,7 +90,7 @@ class Agent:
         self._replicas = Replicas(config, self._checkpoints)
         self._commands = self._make_commands()
         self._session = self._make_session()
-        self._standings = Standings(self._supervisor.workers, self._session.beat_now)
+        self._stall_watch = StallWatch(self._supervisor.workers, self._session.beat_now)
         self._workers = self._make_worker_reports()
         self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
         self._checks = CheckOrders(config, self._suites, self._session.send)
@@ -141,7 +141,7 @@ class Agent:
         # Observers: a node can be kept without them for a while.
         for name, observer in (
             ("reporter", self._reporter.run),
-            ("standings", self._standings.run),
+            ("stall_watch", self._stall_watch.run),
             ("host", self._host.run),
             ("orphans", self._orphans.run),
             ("pruning", self._pruning.run),
@@ -254,7 +254,7 @@ class Agent:
             self._supervisor,
             self._machine.is_end_coming,
             self._reporter,
-            self._standings,
+            self._stall_watch,
             self._mistakes,
         )
 

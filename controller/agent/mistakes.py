@@ -26,7 +26,7 @@ PARTS = (
     "pruning",
     "reporter",
     "standby",
-    "standings",
+    "stalls",
 )
 # The same mistake may be made at every look, five times a second: one line with its traceback
 # a minute says it.

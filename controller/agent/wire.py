@@ -53,7 +53,7 @@ def command_of(command: agents_pb2.Command, kind: CommandKind) -> Command:
         attempt=command.attempt,
         graceful=is_stop and stop.graceful,
         timeout_s=stop.timeout_s if is_stop else 0.0,
-        look_first=is_stop and stop.look_first,
+        capture_stacks=is_stop and stop.capture_stacks,
     )
 
 

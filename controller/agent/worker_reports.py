@@ -9,7 +9,7 @@ from controller.agent.core.buffer import Weight
 from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.reporter import Reporter
-from controller.agent.observe.standing import Standings
+from controller.agent.observe.stall_watch import StallWatch
 from controller.agent.workers.supervisor import Supervisor
 from controller.agent.workers.worker import Worker
 from outlast.clock import node_time_s
@@ -25,14 +25,14 @@ class WorkerReports:
         supervisor: Supervisor,
         is_end_coming: Callable[[WorkerKey], bool],
         reporter: Reporter,
-        standings: Standings,
+        stall_watch: StallWatch,
         mistakes: Mistakes,
     ) -> None:
         self._emit = emit
         self._supervisor = supervisor
         self._is_end_coming = is_end_coming
         self._reporter = reporter
-        self._standings = standings
+        self._stall_watch = stall_watch
         self._mistakes = mistakes
         # How workers ended, counted.
         self.exits = Counter[str]()
@@ -52,7 +52,7 @@ class WorkerReports:
         for worker in self._supervisor.running():
             try:
                 summary = self._reporter.summary(worker)
-                self._standings.describe(worker, summary)
+                self._stall_watch.describe(worker, summary)
             except Exception as error:  # noqa: BLE001  # the line to the controller must not end
                 self._mistakes.note("heartbeat", worker.key, error)
             else:

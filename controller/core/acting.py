@@ -11,7 +11,7 @@ from controller.core.kinds import Action, Cause, Wanted
 from controller.core.policy import decide
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.states import IncidentState, JobState, NodeState
-from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict
+from controller.core.verdict import BLAMED_BEFORE, PolicyInput, PolicyVerdict
 from outlast.ids import NodeId, incident_id
 
 
@@ -52,7 +52,9 @@ def act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         ctx.move_job(job, JobState.RESTARTING, verdict.reason)
 
 
-def _charged(ctx: Context, job: JobRecord, incident: IncidentRecord, verdict: Verdict) -> JobRecord:
+def _charged(
+    ctx: Context, job: JobRecord, incident: IncidentRecord, verdict: PolicyVerdict
+) -> JobRecord:
     """The job with what the fault costs of its budget, and by what it will be known again."""
     comes_back = (
         verdict.fingerprint != ""
@@ -72,8 +74,8 @@ def _charged(ctx: Context, job: JobRecord, incident: IncidentRecord, verdict: Ve
     )
 
 
-def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Facts:
-    return Facts(
+def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> PolicyInput:
+    return PolicyInput(
         evidence=incident.evidence,
         findings=incident.findings,
         bad_links=incident.bad_links,
@@ -127,7 +129,7 @@ def _blamed_before(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
     return tuple(node for node in last.culprits if node in other.culprits)
 
 
-def _diagnose(ctx: Context, job: JobRecord, verdict: Verdict) -> None:
+def _diagnose(ctx: Context, job: JobRecord, verdict: PolicyVerdict) -> None:
     job = ctx.move_job(
         job,
         JobState.DIAGNOSING,
@@ -137,7 +139,7 @@ def _diagnose(ctx: Context, job: JobRecord, verdict: Verdict) -> None:
     searching.begin(ctx, job)
 
 
-def _suspect(ctx: Context, job: JobRecord, verdict: Verdict) -> None:
+def _suspect(ctx: Context, job: JobRecord, verdict: PolicyVerdict) -> None:
     """Remember where the fault began: a second one there is looked into."""
     for node_id in verdict.culprits:
         node = nodes.placed(ctx, job, node_id)

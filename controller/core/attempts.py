@@ -111,7 +111,7 @@ def away(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
 
 
 def suspend(
-    ctx: Context, job: JobRecord, reason: str, *, graceful: bool, look_first: bool = False
+    ctx: Context, job: JobRecord, reason: str, *, graceful: bool, capture_stacks: bool = False
 ) -> None:
     """Stop every worker of the present attempt."""
     job = ctx.move_job(
@@ -129,7 +129,9 @@ def suspend(
             CommandId(f"{job.job_id}/a{job.attempt}/stop/{node.node}"),
             node.node,
             StopWorkers(
-                graceful=graceful, timeout_s=job.plan.stop_timeout_s / 2, look_first=look_first
+                graceful=graceful,
+                timeout_s=job.plan.stop_timeout_s / 2,
+                capture_stacks=capture_stacks,
             ),
             job=job.job_id,
             attempt=job.attempt,

@@ -8,12 +8,12 @@ from controller.core import causes, program_error
 from controller.core.evidence import nodes_with_odd_stacks
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.records import Evidence
-from controller.core.verdict import Facts, root_failure
+from controller.core.verdict import PolicyInput, root_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
 
-def initiating(facts: Facts) -> Evidence | None:
+def initiating(facts: PolicyInput) -> Evidence | None:
     """What everything else followed from, when that is the job's own processes."""
     root = root_failure(facts.evidence)
     stuck = any(item.kind is EvidenceKind.STALLED for item in facts.evidence)
@@ -23,7 +23,7 @@ def initiating(facts: Facts) -> Evidence | None:
     return root
 
 
-def culprits(facts: Facts) -> tuple[NodeId, ...]:
+def culprits(facts: PolicyInput) -> tuple[NodeId, ...]:
     """The nodes that the evidence speaks against; none where it is the program's doing."""
     if next(_stuck_program(facts.evidence), None):
         return ()
@@ -32,7 +32,7 @@ def culprits(facts: Facts) -> tuple[NodeId, ...]:
         # All of them stand alike, so other stacks elsewhere are no sign either.
         return ()
     root = root_failure(facts.evidence)
-    if root is not None and root.fault_class in causes.NOBODYS:
+    if root is not None and root.fault_class in causes.WITHOUT_CULPRIT:
         return ()
     # Every node has stacks, and who lost a peer did nothing: neither is a sign against a node.
     others = [
@@ -45,7 +45,7 @@ def culprits(facts: Facts) -> tuple[NodeId, ...]:
     return named or nodes_with_odd_stacks(facts.evidence)
 
 
-def is_wide_hang_again(facts: Facts) -> bool:
+def is_wide_hang_again(facts: PolicyInput) -> bool:
     """Whether most nodes hang as in the fault before: nobody is remembered as a suspect of that."""
     return any(
         item.num_nodes > 1 and item.fingerprint == facts.last_fingerprint != ""
@@ -54,14 +54,14 @@ def is_wide_hang_again(facts: Facts) -> bool:
     )
 
 
-def has_suspects(facts: Facts) -> bool:
+def has_suspects(facts: PolicyInput) -> bool:
     """Whether some node may be at fault: those that are blamed, or any of those that hang."""
     stalled = (item for item in facts.evidence if item.kind is EvidenceKind.STALLED)
     is_program = next(_stuck_program(facts.evidence), None) is not None
     return bool(culprits(facts)) or (not is_program and any(i.num_nodes > 1 for i in stalled))
 
 
-def cause(facts: Facts) -> Cause:
+def cause(facts: PolicyInput) -> Cause:
     """What kind of fault it is."""
     root = initiating(facts)
     if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
@@ -84,7 +84,7 @@ def detected(evidence: tuple[Evidence, ...]) -> Evidence | None:
     return next((item for item in evidence if item.kind is EvidenceKind.DETECTED), None)
 
 
-def describe(facts: Facts, root: Evidence | None) -> str:
+def describe(facts: PolicyInput, root: Evidence | None) -> str:
     """What happened, for a reason that people read."""
     if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
         return root.detail

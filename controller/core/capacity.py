@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from outlast.sizing.words import in_words, told_apart
+from outlast.sizing.describe import in_words, told_apart
 
 _GIB = 1 << 30
 # Machines of one model differ by what their kernels keep for themselves.

@@ -17,9 +17,9 @@ NON_FINITE = (
 )
 CORRUPT = (FailureClass.CORRUPT, FailureClass.CORRUPT_SOMEWHERE)
 # All ranks end of these alike: who ended first did nothing that the others did not.
-ANYONES = (FailureClass.NON_FINITE_GRADIENT, FailureClass.CORRUPT_SOMEWHERE)
+UNATTRIBUTABLE = (FailureClass.NON_FINITE_GRADIENT, FailureClass.CORRUPT_SOMEWHERE)
 # Of no node in particular.
-NOBODYS = (*ANYONES, FailureClass.ENDED_EARLY)
+WITHOUT_CULPRIT = (*UNATTRIBUTABLE, FailureClass.ENDED_EARLY)
 # How ranks end when an agent elsewhere takes its workers along.
 WHEN_PEERS_DIE = (FailureClass.CASCADE, FailureClass.NCCL)
 # The job does not fit its node: the node does not have it, or something else uses it now.

@@ -17,6 +17,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from controller.core.attempt_record import AttemptRecord
 from controller.core.facts import Fact
 from controller.core.kinds import EvidenceKind
+from controller.core.orders import StopWorkers
 from controller.core.packing import Rows, pack_rows, unpack_rows
 from controller.core.records import (
     Evidence,
@@ -289,12 +290,20 @@ def _decode_changed(data: Json) -> object:
     return RecordChanged(kind=kind, key=str(data[kind.value]), values=tuple(decoded))
 
 
+def _with_capture_stacks(data: dict[str, Json]) -> dict[str, Json]:
+    """An order to stop of a version that had another name for `capture_stacks`."""
+    if "capture_stacks" in data:
+        return data
+    return {**data, "capture_stacks": data.get("look_first", False)}
+
+
 # Records that older versions wrote differently, to what this one reads.
 _UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {
     Evidence: _with_detected,
     AttemptRecord: _with_nodes_once,
     NodeRecord: _with_quarantined_s,
     TimelineEntry: _with_state,
+    StopWorkers: _with_capture_stacks,
 }
 
 

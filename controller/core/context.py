@@ -2,7 +2,7 @@
 
 Decided facts live in `State` and change only through `record`, which also puts
 them into the batch for the journal. What was merely *seen* (who is connected,
-who is late) lives in `Sight`; it is not journalled, because after a restart
+who is late) lives in `NodeView`; it is not journalled, because after a restart
 reality tells it again.
 """
 
@@ -77,7 +77,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Sight:
+class NodeView:
     """What is seen of a node right now."""
 
     connected: bool = False
@@ -112,7 +112,7 @@ class Context:
 
     settings: Settings
     state: State = field(default_factory=State)
-    sights: dict[NodeId, Sight] = field(default_factory=dict)
+    node_views: dict[NodeId, NodeView] = field(default_factory=dict)
     # Nodes in use that are late or not connected, and that nobody else reports gone.
     quiet: dict[NodeId, None] = field(default_factory=dict)
     # Nodes that have been silent for long, for whoever does not want to look at all.
@@ -193,26 +193,26 @@ class Context:
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def sight(self, node: NodeId) -> Sight:
-        sight = self.sights.get(node)
-        if sight is None:
-            sight = self.sights[node] = Sight()
-        return sight
+    def view(self, node: NodeId) -> NodeView:
+        view = self.node_views.get(node)
+        if view is None:
+            view = self.node_views[node] = NodeView()
+        return view
 
     def saw(self, node: NodeId) -> None:
         """What is seen of a node, or whether it is in use, may have changed."""
         self._note_change(node)
-        sight = self.sight(node)
-        is_heard = sight.connected and not sight.late
+        view = self.view(node)
+        is_heard = view.connected and not view.late
         record = self.state.nodes.get(node)
         has_left = record is not None and record.has_left
-        if is_heard or has_left or sight.gone or node not in self.state.index.in_use:
+        if is_heard or has_left or view.gone or node not in self.state.index.in_use:
             self.quiet.pop(node, None)
         else:
             self.quiet[node] = None
 
     def connected(self, node: NodeId | None) -> bool:
-        return node is not None and self.sight(node).connected
+        return node is not None and self.view(node).connected
 
     # Jobs
 

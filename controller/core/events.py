@@ -150,7 +150,7 @@ class JobStalled:
     # Where each rank stood.
     stood: str = ""
     # The job's own program is at fault, not a node.
-    is_users: bool = False
+    is_program_error: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from controller.core import attempts, jobs, leaving, losses, nodes
-from controller.core.context import Context, Sight
+from controller.core.context import Context, NodeView
 from controller.core.effects import Alert
 from controller.core.events import CommandFinished
 from controller.core.facts import NodeForgotten
@@ -49,8 +49,8 @@ MAX_SUPERSEDED = 4
 
 def joined(ctx: Context, event: NodeJoined) -> None:
     """An agent is here, with the truth about its node."""
-    before = ctx.sight(event.node)
-    ctx.sights[event.node] = Sight(connected=True, closed=before.closed)
+    before = ctx.view(event.node)
+    ctx.node_views[event.node] = NodeView(connected=True, closed=before.closed)
     ctx.silent.pop(event.node, None)
     ctx.saw(event.node)
     if event.predecessor:
@@ -123,7 +123,7 @@ def _drop_starts(ctx: Context, node_id: NodeId) -> list[JobId]:
 
 
 def closed(ctx: Context, event: NodeClosed) -> None:
-    ctx.sight(event.node).closed = event.reason
+    ctx.view(event.node).closed = event.reason
     ctx.saw(event.node)
 
 
@@ -178,7 +178,7 @@ def forget_requested(ctx: Context, event: NodeForgetRequested) -> None:
         return
     nodes.close_commands(ctx, event.node, "the node is forgotten", keep_stops=False)
     ctx.record(NodeForgotten(node=event.node))
-    for table in (ctx.sights, ctx.quiet, ctx.silent):
+    for table in (ctx.node_views, ctx.quiet, ctx.silent):
         table.pop(event.node, None)
 
 
@@ -334,8 +334,8 @@ def _validated(ctx: Context, node: NodeRecord, *, passed: bool, detail: str) -> 
 def _let_time_pass(ctx: Context) -> None:
     for node in ctx.waiting_nodes():
         due = node.timer_s is not None and node.timer_s <= ctx.now_s
-        sight = ctx.sight(node.node)
-        here = sight.connected and not sight.late
+        view = ctx.view(node.node)
+        here = view.connected and not view.late
         if node.state is NodeState.QUARANTINED:
             stopping = ctx.commands_of(StopWorkers, node=node.node)
             if here and not stopping and not node.is_stuck:
@@ -345,14 +345,14 @@ def _let_time_pass(ctx: Context) -> None:
                     node.reason,
                     timer_s=ctx.now_s + ctx.settings.cooldown_s,
                 )
-            elif due and (sight.silent or node.is_stuck):
+            elif due and (view.silent or node.is_stuck):
                 nodes.retire(ctx, node, f"never came back after: {node.reason}")
         elif node.state is NodeState.DRAINED and due and not node.cordoned:
             if here and not node.is_stuck:
                 _begin_validation(ctx, node, "its quarantine has cooled down")
-            elif sight.silent or node.is_stuck:
+            elif view.silent or node.is_stuck:
                 nodes.retire(ctx, node, f"never came back after: {node.reason}")
-        elif node.state in FREE and sight.silent:
+        elif node.state in FREE and view.silent:
             # Lost while a job that has ended since held it, or while the breaker was open.
             losses.judge(ctx, node.node)
         elif node.state in FREE and node.is_stuck:
@@ -391,4 +391,4 @@ def _keep_standbys(ctx: Context) -> None:
 
 def _is_open(ctx: Context, node: NodeRecord) -> bool:
     """Whether neither a person nor the cluster holds it back: else it is nobody's spare."""
-    return not node.cordoned and not ctx.sight(node.node).closed
+    return not node.cordoned and not ctx.view(node.node).closed

@@ -35,7 +35,7 @@ def signs_of(job: JobRecord, event: JobStalled, now_s: float) -> list[Evidence]:
         ]
     nodes = [node for place in first_ranks if (node := job.nodes[place]) is not None]
     said = f"{said}; that is {len(first_ranks):,} nodes: {names(nodes)}"
-    if not event.is_users:
+    if not event.is_program_error:
         return [_sign(event, now_s, said, None, None, len(first_ranks))]
     # Nobody is blamed for what the program does; the first rank is where it was seen.
     place, rank = next(iter(first_ranks.items()))
@@ -57,7 +57,7 @@ def _sign(
         rank=rank,
         detail=said,
         at_s=now_s - event.stalled_s,
-        fault_class=FailureClass.USER_ERROR if event.is_users else FailureClass.NONE,
-        fingerprint="hang of the program" if event.is_users else fingerprint,
+        fault_class=FailureClass.USER_ERROR if event.is_program_error else FailureClass.NONE,
+        fingerprint="hang of the program" if event.is_program_error else fingerprint,
         num_nodes=num_nodes,
     )

@@ -159,7 +159,7 @@ def fault(ctx: Context, job: JobRecord, evidence: Evidence) -> None:
             evidence.detail,
             # Nothing has failed yet: the present step can be kept.
             graceful=evidence.kind in (EvidenceKind.DRAIN, EvidenceKind.DETECTED),
-            look_first=evidence.kind in _HANGS,
+            capture_stacks=evidence.kind in _HANGS,
         )
         return
     incident = ctx.incident_of(job)

@@ -33,43 +33,43 @@ _NO_WORKERS = (JobState.PROVISIONING, JobState.PREFLIGHT, JobState.REPAIRING)
 
 
 def disconnected(ctx: Context, event: NodeDisconnected) -> None:
-    sight = ctx.sight(event.node)
-    if sight.connected:
-        sight.connected = False
-        sight.late_since_s = ctx.now_s
+    view = ctx.view(event.node)
+    if view.connected:
+        view.connected = False
+        view.late_since_s = ctx.now_s
         ctx.saw(event.node)
         _suspect_ourselves(ctx)
     judge(ctx, event.node)
 
 
 def late(ctx: Context, event: NodeLate) -> None:
-    sight = ctx.sight(event.node)
-    if not sight.late:
-        sight.late = True
-        sight.late_since_s = ctx.now_s
+    view = ctx.view(event.node)
+    if not view.late:
+        view.late = True
+        view.late_since_s = ctx.now_s
         ctx.saw(event.node)
         _suspect_ourselves(ctx)
     judge(ctx, event.node)
 
 
 def lost(ctx: Context, event: NodeLost) -> None:
-    sight = ctx.sight(event.node)
-    sight.late = sight.lost = True
+    view = ctx.view(event.node)
+    view.late = view.lost = True
     ctx.saw(event.node)
     judge(ctx, event.node)
 
 
 def silent(ctx: Context, event: NodeSilent) -> None:
-    sight = ctx.sight(event.node)
-    sight.late = sight.lost = sight.silent = True
+    view = ctx.view(event.node)
+    view.late = view.lost = view.silent = True
     ctx.silent[event.node] = None
     ctx.saw(event.node)
     judge(ctx, event.node)
 
 
 def heard(ctx: Context, event: NodeHeard) -> None:
-    sight = ctx.sight(event.node)
-    sight.late = sight.lost = sight.silent = False
+    view = ctx.view(event.node)
+    view.late = view.lost = view.silent = False
     ctx.silent.pop(event.node, None)
     ctx.saw(event.node)
     _trust_ourselves_again(ctx)
@@ -78,31 +78,31 @@ def heard(ctx: Context, event: NodeHeard) -> None:
 def gone(ctx: Context, event: NodeGone) -> None:
     if event.node not in ctx.state.nodes:
         return
-    sight = ctx.sight(event.node)
-    sight.gone = event.detail or "the cluster reports it gone"
-    sight.blames_host = event.blames_host
+    view = ctx.view(event.node)
+    view.gone = event.detail or "the cluster reports it gone"
+    view.blames_host = event.blames_host
     ctx.saw(event.node)
     judge(ctx, event.node)
 
 
 def back(ctx: Context, event: NodeBack) -> None:
-    ctx.sight(event.node).gone = ""
+    ctx.view(event.node).gone = ""
     ctx.saw(event.node)
 
 
 def judge(ctx: Context, node_id: NodeId) -> None:
     """Decide whether a node is lost, from all that is seen of it."""
     node = ctx.state.nodes.get(node_id)
-    sight = ctx.sight(node_id)
+    view = ctx.view(node_id)
     if node is None or node.state in AWAY:
         return
     # Right after a start nobody is connected: an agent that is not there is no sign yet.
     is_reconciled = ctx.reconciling_until_s is None
-    if sight.gone and (not sight.connected or sight.late) and is_reconciled:
-        _lose(ctx, node, sight.gone)
-    elif sight.silent and is_reconciled and ctx.blind_until_s is None:
+    if view.gone and (not view.connected or view.late) and is_reconciled:
+        _lose(ctx, node, view.gone)
+    elif view.silent and is_reconciled and ctx.blind_until_s is None:
         _lose(ctx, node, "no heartbeat for longer than heartbeat_silent_s")
-    elif sight.lost and ctx.blind_until_s is None and _peers_saw_it(ctx, node):
+    elif view.lost and ctx.blind_until_s is None and _peers_saw_it(ctx, node):
         _lose(ctx, node, "no heartbeat, and ranks elsewhere lost their connection to it")
 
 
@@ -135,7 +135,7 @@ def _suspect_ourselves(ctx: Context) -> None:
     if len(ctx.quiet) < limit:
         return
     begun = ctx.now_s - ctx.settings.blind_window_s
-    quiet = [node for node in ctx.quiet if ctx.sight(node).late_since_s >= begun]
+    quiet = [node for node in ctx.quiet if ctx.view(node).late_since_s >= begun]
     if len(quiet) >= limit:
         ctx.blind_until_s = ctx.now_s + ctx.settings.blind_s
         # A rack that is truly lost must not be called our blindness a second time.
@@ -175,18 +175,18 @@ def _lose(ctx: Context, node: NodeRecord, why: str) -> None:
     if leaving.may_be_let_go(node):
         nodes.release(ctx, node, f"{leaving.in_words(node)}, and has not come back")
         return
-    sight = ctx.sight(node.node)
+    view = ctx.view(node.node)
     evidence = Evidence(
         kind=EvidenceKind.NODE_LOST,
         node=node.node,
         rank=None,
         detail=why,
-        at_s=sight.late_since_s or ctx.now_s,
+        at_s=view.late_since_s or ctx.now_s,
     )
     job = None if node.job is None else ctx.state.jobs[node.job]
-    if sight.gone and not sight.blames_host and not node.quarantine:
+    if view.gone and not view.blames_host and not node.quarantine:
         nodes.release(ctx, node, why)
-    elif sight.gone:
+    elif view.gone:
         # The cluster confirms it, so nothing is taken away that still lives:
         # this is no quarantine and does not count against the breaker.
         nodes.retire(ctx, node, why)

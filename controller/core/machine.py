@@ -21,6 +21,7 @@ from controller.core import (
     elastic,
     fleet,
     incidents,
+    job_progression,
     jobs,
     last_checkpoint,
     leaving,
@@ -29,10 +30,9 @@ from controller.core import (
     requests,
     retention,
     searching,
-    steps,
 )
 from controller.core import events as ev
-from controller.core.context import Context, Settings, Sight
+from controller.core.context import Context, NodeView, Settings
 from controller.core.effects import Effect
 from controller.core.facts import State
 from controller.core.node_events import (
@@ -125,15 +125,15 @@ class Machine:
         """
         old = self._ctx
         old.state.become(state)
-        sights = {
-            node: Sight(gone=sight.gone, blames_host=sight.blames_host, closed=sight.closed)
-            for node, sight in old.sights.items()
-            if sight.gone or sight.closed
+        node_views = {
+            node: NodeView(gone=view.gone, blames_host=view.blames_host, closed=view.closed)
+            for node, view in old.node_views.items()
+            if view.gone or view.closed
         }
         self._ctx = Context(
             settings=old.settings,
             state=old.state,
-            sights=sights,
+            node_views=node_views,
             now_s=old.now_s,
             awaited=old.awaited,
             aside=old.aside,
@@ -164,8 +164,8 @@ class Machine:
         old = self._ctx
         other = Machine(state, old.settings)
         ctx = other._ctx
-        for node, sight in old.sights.items():
-            ctx.sights[node] = replace(sight)
+        for node, view in old.node_views.items():
+            ctx.node_views[node] = replace(view)
         ctx.now_s, ctx.awaited, ctx.aside = old.now_s, old.awaited, dict(old.aside)
         ctx.reconciling_until_s, ctx.blind_until_s = old.reconciling_until_s, old.blind_until_s
         for node in state.nodes:
@@ -194,7 +194,7 @@ class Machine:
             ctx.explain(ctx.state.jobs[job_id], why)
             return
         self._job_at_work = job_id
-        steps.advance(ctx, job_id)
+        job_progression.advance(ctx, job_id)
         self._job_at_work = None
 
     def _tend_fleet(self) -> None:

@@ -26,7 +26,7 @@ from controller.core.missing import lacks
 from controller.core.program_error import plain
 from controller.core.records import Evidence, JobRecord, Misfit, NodeRecord
 from controller.core.states import AWAY, PLACED, NodeState
-from controller.core.verdict import Facts, Verdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
@@ -77,7 +77,7 @@ def speaks_of_nodes(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     return refusals(evidence) or lacks(evidence)
 
 
-def decide(facts: Facts) -> Verdict | None:
+def decide(facts: PolicyInput) -> PolicyVerdict | None:
     """What to do about a job that does not fit; None when it fits as far as is known."""
     found = refusals(facts.evidence)
     if not found:
@@ -87,14 +87,14 @@ def decide(facts: Facts) -> Verdict | None:
     if len(named) > 3:
         reason += f"; and {len(named) - 3} other nodes"
     if facts.may_fit:
-        return Verdict(
+        return PolicyVerdict(
             action=Action.REPLACE_NODES,
             cause=Cause.MISFIT,
             reason=f"the job does not fit there, and no node is at fault: {reason}; "
             "looking for other nodes",
             spends_retry=False,
         )
-    return Verdict(
+    return PolicyVerdict(
         action=Action.FAIL,
         cause=Cause.MISFIT,
         reason=f"the job does not fit these nodes: {reason}; {facts.nodes_in_words}; {ADVICE}",

@@ -15,7 +15,7 @@ from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
 from controller.core.program_error import plain
 from controller.core.records import Evidence
-from controller.core.verdict import Facts, Verdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
@@ -35,7 +35,7 @@ def lacks(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     return found if root is None or root.fault_class is FailureClass.MISSING else ()
 
 
-def decide(facts: Facts) -> Verdict | None:
+def decide(facts: PolicyInput) -> PolicyVerdict | None:
     """What to do where files are missing; None where nothing is, or it may have come back."""
     found = lacks(facts.evidence)
     if not found:
@@ -54,14 +54,14 @@ def decide(facts: Facts) -> Verdict | None:
     where = f"missing on {names(nodes)} and not on the job's other nodes"
     reason = f"{where}: {_listed(found)}"
     if facts.may_fit:
-        return Verdict(
+        return PolicyVerdict(
             action=Action.REPLACE_NODES,
             cause=Cause.MISFIT,
             reason=f"{reason}; looking for other nodes",
             spends_retry=False,
         )
     can_wait = has_trained and Rung.PAUSE in facts.ladder
-    return Verdict(
+    return PolicyVerdict(
         action=Action.PAUSE if can_wait else Action.FAIL,
         cause=Cause.MISFIT,
         reason=f"{reason}; no other node can take its place; {facts.nodes_in_words}; mount or "
@@ -72,8 +72,8 @@ def decide(facts: Facts) -> Verdict | None:
 
 
 def _everywhere(
-    facts: Facts, found: tuple[Evidence, ...], nodes: tuple[NodeId, ...], *, has_trained: bool
-) -> Verdict:
+    facts: PolicyInput, found: tuple[Evidence, ...], nodes: tuple[NodeId, ...], *, has_trained: bool
+) -> PolicyVerdict:
     by_spec = _all_answered(found)
     what = "the job cannot start as it is written" if by_spec else "the job's own program failed"
     each = f"every node of the job ({names(nodes)})" if len(nodes) > 1 else names(nodes)
@@ -82,14 +82,14 @@ def _everywhere(
     reason = f"missing on {each}{before}: {_listed(found)}"
     if by_spec and has_trained:
         # The job has read it before, so nothing of the job has to change.
-        return Verdict(
+        return PolicyVerdict(
             action=Action.PAUSE if Rung.PAUSE in facts.ladder else Action.FAIL,
             cause=Cause.STORAGE,
             reason=f"{reason}; it was there when the job trained before: bring it back",
             error=_error(found),
             spends_retry=False,
         )
-    return Verdict(
+    return PolicyVerdict(
         action=Action.FAIL,
         cause=Cause.CONFIG if by_spec else Cause.USER_ERROR,
         reason=f"{what}: {reason}",

@@ -44,8 +44,8 @@ def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
         if not node.cordoned
         and misfit.fits(job, node, ctx.now_s)
         and ctx.connected(node.node)
-        and not ctx.sight(node.node).late
-        and not ctx.sight(node.node).closed
+        and not ctx.view(node.node).late
+        and not ctx.view(node.node).closed
         and node.node not in stopping
         and not node.is_stuck
         and not node.has_left

@@ -23,7 +23,7 @@ class StopWorkers:
     graceful: bool
     timeout_s: float
     # Note where every worker stands before it is stopped.
-    look_first: bool = False
+    capture_stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

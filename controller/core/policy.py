@@ -28,7 +28,7 @@ from controller.core.evidence import (
 from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
 from controller.core.records import Evidence
-from controller.core.verdict import BLAMED_BEFORE, Facts, Verdict, root_failure
+from controller.core.verdict import BLAMED_BEFORE, PolicyInput, PolicyVerdict, root_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
@@ -36,7 +36,7 @@ _REPORTS_FAULT = "a device reports a fault of its own"
 _OF_SETTING = "outlast.errors.SettingError: "
 
 
-def decide(facts: Facts) -> Verdict:
+def decide(facts: PolicyInput) -> PolicyVerdict:
     """The verdict on an incident whose workers are stopped."""
     # No rung of the ladder: nothing has failed.
     if blameless := planned.left_in_order(facts) or planned.start_lost(facts):
@@ -52,14 +52,14 @@ def decide(facts: Facts) -> Verdict:
     return remedies.with_remedy(reproducing.past_the_spike(verdict, facts), facts)
 
 
-def _refused(facts: Facts) -> Verdict | None:
+def _refused(facts: PolicyInput) -> PolicyVerdict | None:
     """A start that the user's own settings make impossible, as an agent or a rank found."""
     root = root_failure(facts.evidence)
     starts = (item for item in facts.evidence if item.kind is EvidenceKind.START_FAILED)
     for item in (*starts, *([root] if root is not None else [])):
         if item.fault_class is FailureClass.CONFIG:
             told = program_error.plain(item.detail).removeprefix(_OF_SETTING)
-            return Verdict(
+            return PolicyVerdict(
                 action=Action.FAIL,
                 cause=Cause.CONFIG,
                 reason=f"the job cannot start as it is written: {told}",
@@ -70,7 +70,7 @@ def _refused(facts: Facts) -> Verdict | None:
     return None
 
 
-def _not_stored(facts: Facts) -> Verdict | None:
+def _not_stored(facts: PolicyInput) -> PolicyVerdict | None:
     """Storage does not answer a job that is to start, or does not take its last checkpoint.
 
     Nothing of the job has to change for storage to come back, and whatever ends the job frees
@@ -78,7 +78,7 @@ def _not_stored(facts: Facts) -> Verdict | None:
     """
     for item in facts.evidence:
         if blame.lacks_storage(item):
-            return Verdict(
+            return PolicyVerdict(
                 action=Action.PAUSE,
                 cause=Cause.STORAGE,
                 reason=item.detail or "storage does not answer",
@@ -88,7 +88,7 @@ def _not_stored(facts: Facts) -> Verdict | None:
     return None
 
 
-def _repeated(facts: Facts) -> Verdict | None:
+def _repeated(facts: PolicyInput) -> PolicyVerdict | None:
     """The same failure again and again, with no step in between.
 
     An error of the user's code gets one confirming restart, any other exception two.
@@ -105,7 +105,7 @@ def _repeated(facts: Facts) -> Verdict | None:
     if times < (2 if causes.is_deterministic(root.fault_class) else 3):
         return None
     cause = causes.cause_of(root.fault_class)
-    return Verdict(
+    return PolicyVerdict(
         # Nothing of the job has to change for storage to come back.
         action=_last_resort(facts) if cause is Cause.STORAGE else Action.FAIL,
         cause=cause,
@@ -116,7 +116,7 @@ def _repeated(facts: Facts) -> Verdict | None:
     )
 
 
-def _limit_too_short(facts: Facts) -> Verdict | None:
+def _limit_too_short(facts: PolicyInput) -> PolicyVerdict | None:
     """The same limit of the spec passed twice in a row, and nothing speaks against a node or the
     program.
 
@@ -134,7 +134,7 @@ def _limit_too_short(facts: Facts) -> Verdict | None:
     if has_progress or may_check:
         return None
     checked = "; checks of the nodes found nothing" if facts.findings else ""
-    return Verdict(
+    return PolicyVerdict(
         action=_last_resort(facts),
         cause=Cause.HANG,
         reason=f"{what}: {sign.detail}{checked}, and no rank has failed; {remedy}, "
@@ -159,19 +159,19 @@ _LIMITS = {
 }
 
 
-def _past_limit(facts: Facts) -> Evidence | None:
+def _past_limit(facts: PolicyInput) -> Evidence | None:
     """The sign of what took longer than a limit, where nothing else is known to be wrong."""
     if blame.initiating(facts) is not None:
         return None
     return next((item for item in facts.evidence if item.fingerprint in _LIMITS), None)
 
 
-def _exhausted(facts: Facts) -> Verdict | None:
+def _exhausted(facts: PolicyInput) -> PolicyVerdict | None:
     if facts.retry_left > 0 or facts.nothing_failed:
         return None
     root = root_failure(facts.evidence)
     since = "the start" if facts.committed_step is None else f"checkpoint {facts.committed_step}"
-    return Verdict(
+    return PolicyVerdict(
         action=_last_resort(facts),
         cause=blame.cause(facts),
         reason=f"the retry budget is spent: {facts.faults_in_row + 1} faults since {since}, the "
@@ -181,13 +181,13 @@ def _exhausted(facts: Facts) -> Verdict | None:
     )
 
 
-def _restart_or_diagnose(facts: Facts) -> Verdict:
+def _restart_or_diagnose(facts: PolicyInput) -> PolicyVerdict:
     root = blame.initiating(facts)
     culprits = blame.culprits(facts)
     what = blame.describe(facts, root)
     first = root or _past_limit(facts)
     checked = "; checks found nothing" if facts.findings else ""
-    verdict = Verdict(
+    verdict = PolicyVerdict(
         action=Action.RESTART_IN_PLACE,
         cause=blame.cause(facts),
         reason=f"{what}{checked}; restarting processes in place",
@@ -210,12 +210,14 @@ def _restart_or_diagnose(facts: Facts) -> Verdict:
     return verdict
 
 
-def _why_check(facts: Facts, root: Evidence | None, culprits: tuple[NodeId, ...]) -> str:
+def _why_check(facts: PolicyInput, root: Evidence | None, culprits: tuple[NodeId, ...]) -> str:
     """Why nodes should be checked before the job goes on; "" when they need not."""
     detected = blame.detected(facts.evidence)
-    is_anyones = root is not None and (root.fault_class in causes.ANYONES or root.is_cascade)
+    is_unattributable = root is not None and (
+        root.fault_class in causes.UNATTRIBUTABLE or root.is_cascade
+    )
     # Slow steps are of no node in particular: all are checked.
-    has_suspects = blame.has_suspects(facts) or is_anyones or detected is not None
+    has_suspects = blame.has_suspects(facts) or is_unattributable or detected is not None
     if Rung.DIAGNOSE not in facts.ladder or not has_suspects or facts.findings:
         return ""
     # Uncorrectable memory, or a device that is gone: on the same node it would come again.
@@ -236,7 +238,7 @@ def _why_check(facts: Facts, root: Evidence | None, culprits: tuple[NodeId, ...]
     return ""
 
 
-def _bad_unseen(facts: Facts, culprits: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+def _bad_unseen(facts: PolicyInput, culprits: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
     """Nodes that break one attempt after another, though their checks pass.
 
     Found in simulation: such a node used up the job's whole retry budget in place. Only faults
@@ -254,7 +256,7 @@ def _bad_unseen(facts: Facts, culprits: tuple[NodeId, ...]) -> tuple[NodeId, ...
     return tuple(node for node in culprits if node in facts.blamed_before)
 
 
-def _within_ladder(verdict: Verdict, facts: Facts) -> Verdict:
+def _within_ladder(verdict: PolicyVerdict, facts: PolicyInput) -> PolicyVerdict:
     """The verdict, or what comes after it where the job does not allow it."""
     ladder = facts.ladder
     restarts = Rung.RESTART in ladder or Rung.DIAGNOSE in ladder
@@ -283,6 +285,6 @@ def _within_ladder(verdict: Verdict, facts: Facts) -> Verdict:
     )
 
 
-def _last_resort(facts: Facts) -> Action:
+def _last_resort(facts: PolicyInput) -> Action:
     """What is done when nothing else is left."""
     return Action.PAUSE if Rung.PAUSE in facts.ladder else Action.FAIL

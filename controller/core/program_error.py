@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.records import Evidence
-from controller.core.verdict import Facts, Verdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
 from outlast.failures import FailureClass
 
 # What decided a class is for those who look into an incident; see `diagnostics.core.exits`.
@@ -40,7 +40,7 @@ def ended_early(sign: Evidence, completed_step: int, total_steps: int) -> Eviden
     )
 
 
-def decide(facts: Facts) -> Verdict | None:
+def decide(facts: PolicyInput) -> PolicyVerdict | None:
     """An exception of the program that another try would only raise again.
 
     Of some exceptions that is known whenever they come (class `program_error`: a missing key, a
@@ -60,7 +60,7 @@ def decide(facts: Facts) -> Verdict | None:
     if not is_certain:
         return None
     checked = "; checks of its nodes found nothing" if facts.findings else ""
-    return Verdict(
+    return PolicyVerdict(
         action=Action.FAIL,
         cause=Cause.USER_ERROR,
         reason=f"the job's own program failed {when(facts.fault_step)}, on rank {root.rank}: "
@@ -70,7 +70,7 @@ def decide(facts: Facts) -> Verdict | None:
     )
 
 
-def _need_not_come_again(facts: Facts, root: Evidence) -> bool:
+def _need_not_come_again(facts: PolicyInput, root: Evidence) -> bool:
     """Whether something speaks against the node rather than against the program.
 
     Memory that changes by itself can make any error: a wrong index, a key that is not there. The

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.core.evidence import NO_STEP_IN_TIME
-from controller.core.verdict import Facts, Verdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
 from outlast.failures import FailureClass
 
 _DEVICE = (
@@ -36,7 +36,7 @@ LONGER_STEPS = (
 STEPS_APART = 1
 
 
-def with_remedy(verdict: Verdict, facts: Facts) -> Verdict:
+def with_remedy(verdict: PolicyVerdict, facts: PolicyInput) -> PolicyVerdict:
     """The verdict, and what the user can change, where that is known."""
     root = root_failure(facts.evidence)
     remedy = "" if root is None else _NEED_LESS.get(root.fault_class, "")
@@ -47,7 +47,7 @@ def with_remedy(verdict: Verdict, facts: Facts) -> Verdict:
     return replace(verdict, reason=f"{verdict.reason}; {remedy}")
 
 
-def _hangs_again(facts: Facts) -> bool:
+def _hangs_again(facts: PolicyInput) -> bool:
     """Whether the fault before this one was as long a step, and hardly a step ago."""
     return (
         facts.last_fingerprint == NO_STEP_IN_TIME

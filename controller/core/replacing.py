@@ -6,14 +6,14 @@ from controller.core import misfit, missing
 from controller.core.blame import culprits, lacks_storage, unique
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.naming import names
-from controller.core.verdict import Facts, Verdict
+from controller.core.verdict import PolicyInput, PolicyVerdict
 from outlast.ids import NodeId
 
 # Figures of healthy nodes differ by more than a tenth from run to run.
 _CLEARLY_WORSE = 0.8
 
 
-def nodes_missing(facts: Facts) -> Verdict | None:
+def nodes_missing(facts: PolicyInput) -> PolicyVerdict | None:
     """Nodes that are gone, do not obey or cannot run the job."""
     kinds = {
         EvidenceKind.NODE_LOST: Cause.NODE_LOST,
@@ -40,7 +40,7 @@ def nodes_missing(facts: Facts) -> Verdict | None:
     if first is EvidenceKind.START_FAILED and facts.retry_left <= 0:
         # As many nodes as the budget allows could not start it: by now it is more likely the job.
         return None
-    return Verdict(
+    return PolicyVerdict(
         action=Action.REPLACE_NODES,
         cause=kinds[first],
         reason=f"replacing {names(nodes)}: {details}",
@@ -50,7 +50,7 @@ def nodes_missing(facts: Facts) -> Verdict | None:
     )
 
 
-def memory_damaged(facts: Facts) -> Verdict | None:
+def memory_damaged(facts: PolicyInput) -> PolicyVerdict | None:
     """Nodes whose host memory changed by itself again; the first time stops nobody."""
     found = [
         item
@@ -60,7 +60,7 @@ def memory_damaged(facts: Facts) -> Verdict | None:
     if not found:
         return None
     nodes = unique(found)
-    return Verdict(
+    return PolicyVerdict(
         action=Action.REPLACE_NODES,
         cause=Cause.SILENT_CORRUPTION,
         reason=f"replacing {', '.join(nodes)}: its host memory did not hold what was written to "
@@ -71,7 +71,7 @@ def memory_damaged(facts: Facts) -> Verdict | None:
     )
 
 
-def unhealthy(facts: Facts) -> Verdict | None:
+def unhealthy(facts: PolicyInput) -> PolicyVerdict | None:
     """Nodes that failed their checks, and for each bad link the end that has to go."""
     failed = [node for node, verdict in facts.findings if verdict == "fail"]
     reasons = ["checks after the fault failed there"] if failed else []
@@ -86,7 +86,7 @@ def unhealthy(facts: Facts) -> Verdict | None:
     corrupt = [node for node in failed if node in facts.corrupt]
     if corrupt:
         reasons.append(f"silent corruption: {names(corrupt)} computed other bits than is right")
-    return Verdict(
+    return PolicyVerdict(
         action=Action.REPLACE_NODES,
         cause=Cause.SILENT_CORRUPTION if corrupt else Cause.NODE_UNHEALTHY,
         reason=f"replacing {names(failed)}: {'; '.join(reasons)}",
@@ -94,13 +94,13 @@ def unhealthy(facts: Facts) -> Verdict | None:
     )
 
 
-def drained(facts: Facts) -> Verdict | None:
+def drained(facts: PolicyInput) -> PolicyVerdict | None:
     """Nodes that a person drains."""
     found = [item for item in facts.evidence if item.kind is EvidenceKind.DRAIN]
     if not found:
         return None
     nodes = unique(found)
-    return Verdict(
+    return PolicyVerdict(
         action=Action.REPLACE_NODES,
         cause=Cause.NODE_DRAINED,
         reason=f"moving off {names(nodes)}: a person drains it",
@@ -110,7 +110,7 @@ def drained(facts: Facts) -> Verdict | None:
 
 
 def _end_to_replace(
-    facts: Facts, link: tuple[NodeId, NodeId], links: list[tuple[NodeId, NodeId]]
+    facts: PolicyInput, link: tuple[NodeId, NodeId], links: list[tuple[NodeId, NodeId]]
 ) -> tuple[NodeId, str]:
     """Which end of a bad link goes, and why. One is enough: the link goes with it."""
     one, other = link

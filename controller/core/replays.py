@@ -18,7 +18,7 @@ from controller.core.naming import names
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.reproducing import bad_step
 from controller.core.states import NodeState
-from controller.core.verdict import Verdict, root_failure
+from controller.core.verdict import PolicyVerdict, root_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 from outlast.skipped import is_skipped
@@ -41,7 +41,9 @@ def computed_on(job: JobRecord, incident: IncidentRecord) -> tuple[NodeId, ...]:
     return tuple(node for node in places if node is not None)
 
 
-def decided(ctx: Context, job: JobRecord, incident: IncidentRecord, verdict: Verdict) -> JobRecord:
+def decided(
+    ctx: Context, job: JobRecord, incident: IncidentRecord, verdict: PolicyVerdict
+) -> JobRecord:
     """Note what is to be done again, and what is left out from now on."""
     if verdict.skipped is not None:
         _clear(ctx, job)

@@ -13,7 +13,7 @@ from controller.core.causes import CORRUPT, NON_FINITE
 from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung
 from controller.core.naming import names
 from controller.core.records import Evidence
-from controller.core.verdict import Facts, Verdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
 from outlast.skipped import StepRange
 
 # Data are shuffled, so bad batches are not neighbours: one more, and it is the weights.
@@ -28,7 +28,7 @@ def bad_step(evidence: tuple[Evidence, ...], fault_step: int) -> int | None:
     return fault_step + 1 if is_bad else None
 
 
-def _other_bits(facts: Facts) -> Verdict | None:
+def _other_bits(facts: PolicyInput) -> PolicyVerdict | None:
     """Two replicas computed the same part of a step, and their bits differ."""
     root = root_failure(facts.evidence)
     if root is None or root.fault_class not in CORRUPT or facts.retry_left <= 0:
@@ -36,7 +36,7 @@ def _other_bits(facts: Facts) -> Verdict | None:
     known = facts.computed_on
     why = f"step {facts.fault_step + 1} was done again by two replicas, and their bits differ"
     if len(known) != 1 and Rung.DIAGNOSE in facts.ladder and not facts.findings:
-        return Verdict(
+        return PolicyVerdict(
             action=Action.DIAGNOSE,
             cause=Cause.SILENT_CORRUPTION,
             reason=f"{why} ({root.detail}); results of all nodes are compared bit for bit, to "
@@ -50,7 +50,7 @@ def _other_bits(facts: Facts) -> Verdict | None:
         return None
     listed = names(known)
     whose = f"those of {listed} are wrong" if len(known) == 1 else f"one of {listed} is wrong"
-    return Verdict(
+    return PolicyVerdict(
         action=Action.REPLACE_NODES,
         cause=Cause.SILENT_CORRUPTION,
         # It spends a retry: a program whose bits are never the same must not use up all nodes.
@@ -59,7 +59,7 @@ def _other_bits(facts: Facts) -> Verdict | None:
     )
 
 
-def _not_a_number_again(facts: Facts) -> Verdict | None:
+def _not_a_number_again(facts: PolicyInput) -> PolicyVerdict | None:
     """A step that gave no number gives none again: it is the data or the settings."""
     step = bad_step(facts.evidence, facts.fault_step)
     root = root_failure(facts.evidence)
@@ -71,7 +71,7 @@ def _not_a_number_again(facts: Facts) -> Verdict | None:
     again = f"step {step} was done again, and again it is no number"
     what = f"rank {root.rank}: {root.detail}"
     if _skips_in_a_row(facts.skipped, step) >= _MAX_SKIPS_IN_A_ROW:
-        return Verdict(
+        return PolicyVerdict(
             action=Action.FAIL,
             cause=Cause.NON_FINITE,
             reason=f"{again}, as were those that were left out before it, so it is not the batch "
@@ -85,7 +85,7 @@ def _not_a_number_again(facts: Facts) -> Verdict | None:
     if rolls_back:
         left_out = _rolled_back(facts, step)
         what_then = _rollback_in_words(left_out)
-    return Verdict(
+    return PolicyVerdict(
         action=Action.ROLL_BACK if rolls_back else Action.SKIP_BATCH,
         cause=Cause.NON_FINITE,
         reason=f"{again} ({what}), so it is the data or the settings: {what_then}",
@@ -94,7 +94,7 @@ def _not_a_number_again(facts: Facts) -> Verdict | None:
     )
 
 
-def _spiked(facts: Facts) -> Verdict | None:
+def _spiked(facts: PolicyInput) -> PolicyVerdict | None:
     """A loss far above those before it: back to the weights before that, past its batches.
 
     As PaLM's authors did (arXiv:2204.02311, section 5.1), who found that neither the batches nor
@@ -108,7 +108,7 @@ def _spiked(facts: Facts) -> Verdict | None:
         what_then = "no step is left to train, so training ends with it"
     else:
         what_then = _rollback_in_words(left_out)
-    return Verdict(
+    return PolicyVerdict(
         action=Action.RESTART_IN_PLACE if left_out is None else Action.ROLL_BACK,
         cause=Cause.SPIKE,
         reason=f"{spike.detail}; {what_then}",
@@ -118,7 +118,7 @@ def _spiked(facts: Facts) -> Verdict | None:
     )
 
 
-def past_the_spike(verdict: Verdict, facts: Facts) -> Verdict:
+def past_the_spike(verdict: PolicyVerdict, facts: PolicyInput) -> PolicyVerdict:
     """A node that was lost while ranks stopped for a spike is no reason to keep its weights.
 
     Nobody would find the spike again: to a new attempt, its loss is a usual one.
@@ -130,14 +130,14 @@ def past_the_spike(verdict: Verdict, facts: Facts) -> Verdict:
     return replace(verdict, reason=reason, skipped=left_out)
 
 
-def _spike(facts: Facts) -> Evidence | None:
+def _spike(facts: PolicyInput) -> Evidence | None:
     for item in facts.evidence:
         if item.detected is Cause.SPIKE:
             return item
     return None
 
 
-def _left_out_for_spike(facts: Facts) -> StepRange | None:
+def _left_out_for_spike(facts: PolicyInput) -> StepRange | None:
     """None when all steps are done.
 
     One step more than was trained: of its last one, a range has no state of the old history. A
@@ -149,7 +149,7 @@ def _left_out_for_spike(facts: Facts) -> StepRange | None:
     return _rolled_back(facts, last) if last > facts.fault_step else None
 
 
-def _rolled_back(facts: Facts, last: int) -> StepRange:
+def _rolled_back(facts: PolicyInput, last: int) -> StepRange:
     return StepRange(first=max(1, last - facts.rollback_steps + 1), last=last)
 
 
@@ -170,7 +170,7 @@ def _skips_in_a_row(skipped: tuple[StepRange, ...], step: int) -> int:
     return count
 
 
-def _corrupt_again(facts: Facts) -> Verdict | None:
+def _corrupt_again(facts: PolicyInput) -> PolicyVerdict | None:
     """A node on which a step gave no number that it gave when done again, the second time."""
     step = bad_step(facts.evidence, facts.fault_step)
     known = tuple(node for node in facts.computed_on if node in facts.unreproduced)
@@ -180,7 +180,7 @@ def _corrupt_again(facts: Facts) -> Verdict | None:
     why = f"step {step} is no number, and {listed} had a part in it, as in one before that was a "
     why += "number when it was done again"
     if Rung.DIAGNOSE in facts.ladder and not facts.findings:
-        return Verdict(
+        return PolicyVerdict(
             action=Action.DIAGNOSE,
             cause=Cause.NON_FINITE,
             reason=f"{why}; results of all nodes are compared bit for bit first",
@@ -188,7 +188,7 @@ def _corrupt_again(facts: Facts) -> Verdict | None:
         )
     if len(known) > 1 or Rung.REPLACE not in facts.ladder or not facts.free_nodes:
         return None
-    return Verdict(
+    return PolicyVerdict(
         action=Action.REPLACE_NODES,
         cause=Cause.SILENT_CORRUPTION,
         reason=f"replacing {listed}: {why}; silent corruption, though its checks found nothing",

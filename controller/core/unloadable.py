@@ -9,7 +9,7 @@ from __future__ import annotations
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.program_error import plain
 from controller.core.records import Evidence
-from controller.core.verdict import Facts, Verdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
 from outlast.failures import FailureClass
 
 _ERROR = "checkpoint.core.errors.NoCheckpointError: "
@@ -20,13 +20,13 @@ _ADVICE = (
 )
 
 
-def decide(facts: Facts) -> Verdict | None:
+def decide(facts: PolicyInput) -> PolicyVerdict | None:
     """Wait for a person, with the damaged file named."""
     root = root_failure(facts.evidence)
     if root is None or root.fault_class is not FailureClass.CHECKPOINT:
         return None
     what = plain(_most_telling(facts, root).detail).removeprefix(_ERROR)
-    return Verdict(
+    return PolicyVerdict(
         action=Action.PAUSE,
         cause=Cause.CHECKPOINT,
         reason=f"{what}; {_ADVICE}",
@@ -37,7 +37,7 @@ def decide(facts: Facts) -> Verdict | None:
     )
 
 
-def _most_telling(facts: Facts, root: Evidence) -> Evidence:
+def _most_telling(facts: PolicyInput, root: Evidence) -> Evidence:
     """A rank that read the damaged bytes itself, if one is known."""
     told = (
         item

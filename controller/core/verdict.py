@@ -13,12 +13,12 @@ from controller.core.records import Evidence
 from outlast.ids import NodeId
 from outlast.skipped import StepRange
 
-# How many faults before this one `Facts.blamed_before` looks back on.
+# How many faults before this one `PolicyInput.blamed_before` looks back on.
 BLAMED_BEFORE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class PolicyInput:
     """All that a verdict may depend on."""
 
     evidence: tuple[Evidence, ...]
@@ -71,7 +71,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class PolicyVerdict:
     """What to do, about which nodes, and why."""
 
     action: Action

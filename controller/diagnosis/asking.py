@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controller.sessions.session import Sessions
-from diagnostics.core.finding import Verdict
+from diagnostics.core.finding import CheckVerdict
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2, diagnostics_pb2
 
@@ -139,7 +139,7 @@ class Asking:
 
 
 def broken(
-    node: NodeId, test: str, why: str, verdict: Verdict = Verdict.ERROR
+    node: NodeId, test: str, why: str, verdict: CheckVerdict = CheckVerdict.ERROR
 ) -> diagnostics_pb2.Finding:
     """The finding that a test said nothing."""
     return diagnostics_pb2.Finding(

@@ -18,7 +18,7 @@ from controller.core.edge.reports import finding_of
 from controller.diagnosis.asking import START_ALLOWANCE_S, Answer, Asking, broken
 from diagnostics.core import agreement, links, report
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.finding import Finding, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding
 from diagnostics.core.links import Exchange, Yardstick
 from diagnostics.core.plans import SUITES, Suite
 from diagnostics.core.search import (
@@ -144,7 +144,9 @@ class DiagnosticsRunner:
                 # One that had less than its time may be sound.
                 is_silent = answer.is_late and timeout_s == allowed_s
                 verdict = (
-                    Verdict.INCONCLUSIVE if answer.is_late and not is_silent else Verdict.ERROR
+                    CheckVerdict.INCONCLUSIVE
+                    if answer.is_late and not is_silent
+                    else CheckVerdict.ERROR
                 )
                 self._progress.add(broken(node, self._suite.name, answer.lost, verdict))
                 if is_silent:

@@ -14,12 +14,12 @@ import uuid
 from collections.abc import Callable
 
 from controller.convert import finding_message
+from controller.counters import Counters
 from controller.diagnosis.asking import Asking
 from controller.diagnosis.run import DiagnosticsRunner, Progress, Request
 from controller.sessions.session import Sessions
 from controller.store.database import DiskFullError
 from controller.store.diagnoses import DONE, INTERRUPTED, RUNNING, Diagnoses
-from controller.tally import Tally
 from diagnostics.core.report import NodeReport, Report
 from outlast.clock import Clock
 from outlast.errors import FatalError
@@ -41,11 +41,13 @@ class NodeBusyError(FatalError):
 class DiagnosticRuns:
     """Starts runs, follows them and keeps what they found."""
 
-    def __init__(self, sessions: Sessions, kept: Diagnoses, clock: Clock, tally: Tally) -> None:
+    def __init__(
+        self, sessions: Sessions, kept: Diagnoses, clock: Clock, counters: Counters
+    ) -> None:
         self.asking = Asking(sessions)
         self.kept = kept
         self._clock = clock
-        self._tally = tally
+        self._tally = counters
         self._live: dict[str, Progress] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         kept.recover()

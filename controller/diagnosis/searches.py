@@ -8,7 +8,7 @@ from controller.core.node_events import NodeFound
 from controller.diagnosis.run import Request
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.service import Service
-from diagnostics.core.finding import Verdict
+from diagnostics.core.finding import CheckVerdict
 from diagnostics.core.report import NodeReport, Report
 from outlast.ids import NodeId
 
@@ -67,7 +67,7 @@ def _found(report: NodeReport) -> NodeFound:
     verdict, reason = report.verdict.verdict, report.verdict.reason
     if report.is_silent:
         # Its agent is connected and its checks never end: nothing may be started there.
-        verdict, reason = Verdict.FAIL, f"its checks did not end in time ({reason})"
+        verdict, reason = CheckVerdict.FAIL, f"its checks did not end in time ({reason})"
     return NodeFound(
         node=NodeId(report.node),
         verdict=str(verdict),

@@ -22,10 +22,10 @@ from controller.failure import Failure
 from controller.kube.api import Kind, KubeApi
 from controller.kube.config import KubeConfig
 from controller.kube.execution import Execution
+from controller.kube.informer import Informer
 from controller.kube.observed import Host, Json, Pod, read_host, read_pod
 from controller.kube.reconcile import Reconciler
 from controller.kube.view import View, num_wanted
-from controller.kube.watch import Informer
 from outlast.clock import Clock
 from outlast.ids import NodeId
 

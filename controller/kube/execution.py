@@ -35,8 +35,8 @@ from controller.kube.errors import (
     RefusedError,
     TooManyRequestsError,
 )
+from controller.kube.informer import FAILED, OK
 from controller.kube.reconcile import Reconciler
-from controller.kube.watch import FAILED, OK
 
 logger = logging.getLogger(__name__)
 

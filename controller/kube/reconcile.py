@@ -25,11 +25,11 @@ from controller.kube.actions import (
 )
 from controller.kube.conditions import fault_of
 from controller.kube.config import KubeConfig
+from controller.kube.host_events import HostEvents
 from controller.kube.observed import Host, Pod
 from controller.kube.quarantines import Quarantines
-from controller.kube.signs import Signs
+from controller.kube.timers import Timers
 from controller.kube.view import View
-from controller.kube.waits import Waits
 from outlast.ids import NodeId
 
 # A job's, or about to become one's.
@@ -52,11 +52,11 @@ class Reconciler:
         self._fleet = f"{config.namespace}/{config.fleet}"
         tolerations = objects.tolerations(config)
         closing = config.closing_conditions
-        self._signs = Signs(self._fleet, tolerations, closing)
+        self._host_events = HostEvents(self._fleet, tolerations, closing)
         self._quarantines = Quarantines(
             self._fleet, tolerations, closing=closing, probe_s=config.patience.probe_s
         )
-        self._waits = Waits()
+        self._timers = Timers()
         # Hosts on which a pod came to nothing, and until when no other is tried there.
         self._shunned: dict[NodeId, float] = {}
         # Deleted once when the fleet is empty, in case an earlier controller left it.
@@ -64,7 +64,7 @@ class Reconciler:
 
     def refused(self, uid: str, now_s: float, after_s: float) -> None:
         """The cluster does not allow a pod's eviction yet."""
-        self._waits.hold(f"{uid} evicted", now_s, now_s + after_s)
+        self._timers.hold(f"{uid} evicted", now_s, now_s + after_s)
 
     def base_removed(self) -> None:
         """The fleet's anchor and service are gone."""
@@ -72,18 +72,18 @@ class Reconciler:
 
     def plan(self, view: View) -> Plan:
         """What to do about the present difference."""
-        self._waits.begin(view.now_s)
+        self._timers.begin(view.now_s)
         self._shunned = {h: until for h, until in self._shunned.items() if until > view.now_s}
-        told = self._signs.events(view)
+        told = self._host_events.events(view)
         lifted, patches = self._quarantines.compare(view)
         pods_out, on_the_way = self._pods(view)
         released, shaped = self._shape(view, on_the_way)
         actions = [*patches, *pods_out, *self._labels(view), *shaped]
         if view.num_wanted == 0 and not view.pods and self._may_have_base:
             actions.append(RemoveBase())
-        self._waits.end()
+        self._timers.end()
         is_short = any(isinstance(action, CreatePod) for action in shaped)
-        awaited = self._signs.awaited(on_the_way, view.refusal if is_short else "")
+        awaited = self._host_events.awaited(on_the_way, view.refusal if is_short else "")
         events = (*told, *lifted, *released, *awaited)
         return Plan(events=events, actions=tuple(actions))
 
@@ -122,7 +122,7 @@ class Reconciler:
         """Whether a pod that was bound long ago never became a node."""
         if pod.host is None:
             return False
-        return self._waits.for_s(f"{pod.uid} joins") > self._config.patience.join_s
+        return self._timers.for_s(f"{pod.uid} joins") > self._config.patience.join_s
 
     def _reopened(self, view: View, pod: Pod) -> NodeId | None:
         """A host that a pod waits beside for ever: what it keeps off is fixed at its creation."""
@@ -151,9 +151,9 @@ class Reconciler:
 
     def _evict(self, pod: Pod, why: str) -> list[Action]:
         key = f"{pod.uid} evicted"
-        if self._waits.held_for_s(key) > self._config.patience.evict_s:
+        if self._timers.held_for_s(key) > self._config.patience.evict_s:
             return [_delete(pod, f"its eviction was refused for too long; {why}")]
-        if self._waits.is_held(key):
+        if self._timers.is_held(key):
             return []
         return [EvictPod(name=pod.name, uid=pod.uid, why=why)]
 
@@ -161,7 +161,7 @@ class Reconciler:
         """A host that does not answer never confirms that its pod has ended."""
         host = None if pod.host is None else view.hosts.get(pod.host)
         is_silent = pod.host is not None and (host is None or bool(host.not_ready))
-        waited_s = self._waits.for_s(f"{pod.uid} ends")
+        waited_s = self._timers.for_s(f"{pod.uid} ends")
         if not is_silent or waited_s < self._config.patience.terminate_s:
             return []
         why = "its host does not answer"
@@ -197,7 +197,7 @@ class Reconciler:
 
     def _is_useful(self, node: NodeRecord) -> bool:
         if node.state in FREE:
-            return not node.cordoned and self._signs.is_usable(node.node)
+            return not node.cordoned and self._host_events.is_usable(node.node)
         return node.state in _IN_USE
 
     def _given_back(self, view: View, surplus: int) -> list[NodeEvent]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from controller.core.capacity import capacities_in_words, lacking, need_in_words
 from controller.core.records import JobPlan, NodeRecord
 from outlast.problems import FieldProblem
-from outlast.sizing.words import told_apart
+from outlast.sizing.describe import told_apart
 from outlast.spec import JobSpec
 
 

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from controller.addresses import PortTakenError
 from controller.core.edge.edge import Edge
+from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.diagnostics import DiagnosticsService
 from controller.rpc.incidents import IncidentsService
@@ -23,7 +24,6 @@ from controller.sessions.agents import AgentsService
 from controller.sessions.incoming import Incoming
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import Sessions
-from controller.tally import Tally
 from outlast.clock import Clock
 from outlast.v1 import agents_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 from outlast.v1.diagnostics_pb2_grpc import add_DiagnosticsServicer_to_server
@@ -64,7 +64,7 @@ class Parts:
     runs: DiagnosticRuns
     clock: Clock
     checkpoint_root: str
-    tally: Tally
+    counters: Counters
     incoming: Incoming
     # What agents must show to be let in; None when nobody is asked.
     join_token_file: Path | None = None
@@ -85,7 +85,7 @@ class Server:
             edge=parts.edge,
             logs=logs,
             runs=runs,
-            tally=parts.tally,
+            counters=parts.counters,
             incoming=parts.incoming,
         )
         jobs = JobsService(service, sessions, parts.edge, logs, parts.checkpoint_root)

@@ -22,6 +22,7 @@ from controller.core.edge.rules import MAX_COUNT, Reason
 from controller.core.events import Event
 from controller.core.node_events import NodeDisconnected, NodeLeft
 from controller.core.orders import RunSuite
+from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.grpc_errors import Context, abort, bad_field, unavailable
 from controller.poison import NodeRefusedError
@@ -31,7 +32,6 @@ from controller.sessions.listening import within
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import AgentSession, Sessions, StaleIncarnationError
 from controller.store.curves import StepRow
-from controller.tally import Tally
 from outlast.crashpoints import CrashPoint, reach
 from outlast.ids import CommandId, JobId, NodeId
 from outlast.v1 import agents_pb2
@@ -58,7 +58,7 @@ class AgentsService(AgentsServicer):
         edge: Edge,
         logs: LogQueries,
         runs: DiagnosticRuns,
-        tally: Tally,
+        counters: Counters,
         incoming: Incoming,
     ) -> None:
         self._service = service
@@ -67,7 +67,7 @@ class AgentsService(AgentsServicer):
         self._edge = edge
         self._logs = logs
         self._runs = runs
-        self._tally = tally
+        self._tally = counters
         service.on_refreshed = self._retell_periods
         service.on_restored = sessions.drop_all
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from controller.sim.controller import Controller
     from controller.sim.world import World
 
-# How often agents look at their ranks (`controller.agent.observe.standing`).
+# How often agents look at their ranks (`controller.agent.observe.stall_watch`).
 LOOK_S = 0.2
 # Of the heartbeats of an attempt that hangs, those so far apart bring it to any controller.
 AGAIN_S = 60.0

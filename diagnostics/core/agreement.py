@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from diagnostics.core.finding import Finding, ThresholdSource, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, ThresholdSource
 
 # Of two that differ nobody can say which one is wrong.
 MIN_VOTERS = 3
@@ -40,12 +40,12 @@ def _compare_group(votes: list[Finding]) -> list[Finding]:
     if not settled:
         reason = f"{len(votes)} devices of one kind gave {len(counts)} results and no majority: "
         reason += "one of them is wrong, and it takes three or more to say which"
-        return [_disagrees(vote, Verdict.INCONCLUSIVE, reason) for vote in votes]
+        return [_disagrees(vote, CheckVerdict.INCONCLUSIVE, reason) for vote in votes]
     reason = f"its result differs from that of {most} of {len(votes)} devices of its kind"
-    return [_disagrees(vote, Verdict.FAIL, reason) for vote in votes if vote.digest != winner]
+    return [_disagrees(vote, CheckVerdict.FAIL, reason) for vote in votes if vote.digest != winner]
 
 
-def _disagrees(vote: Finding, verdict: Verdict, reason: str) -> Finding:
+def _disagrees(vote: Finding, verdict: CheckVerdict, reason: str) -> Finding:
     return replace(
         vote,
         metric=METRIC,

@@ -15,7 +15,7 @@ from enum import StrEnum
 from diagnostics.core import flatjson
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """What a finding says about its node.
 
     Only FAIL speaks against the hardware. INCONCLUSIVE (could not tell), SKIP
@@ -99,7 +99,7 @@ class Finding:
     unit: str
     threshold: float | None
     threshold_source: ThresholdSource
-    verdict: Verdict
+    verdict: CheckVerdict
     localises: Localises
     detail: str
     duration_s: float

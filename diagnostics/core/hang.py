@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
+from diagnostics.core.describe_ranks import name, shared_group, where
 from diagnostics.core.rank_facts import POINT_TO_POINT, Groups, RankFacts
-from diagnostics.core.rank_words import name, shared_group, where
 from diagnostics.core.waits import Waits, by_targets, first_circle, waits_of
 from outlast.blackbox.records import Group, Op
 from outlast.layout import Layout
@@ -64,7 +64,7 @@ class HangVerdict:
     reason: str
 
     @property
-    def is_users(self) -> bool:
+    def is_program_error(self) -> bool:
         """Whether the program itself is at fault: no other node would do better."""
         return self.kind in (HangKind.ORDER_MISMATCH, HangKind.OPERATION_MISMATCH)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Localises, ThresholdSource
 from diagnostics.core.search import Outcome, Pair, SearchVerdict
 from diagnostics.core.verdicts import CONTENDED_ABOVE, FAIL_BELOW
 
@@ -79,7 +79,7 @@ def exchange_of(
     by_metric = {finding.metric: finding for finding in told}
     value, wrong = by_metric.get(BANDWIDTH), by_metric.get(WRONG)
     # A side whose process died, or never got going, is why the other one saw nothing of it.
-    died = [finding for finding in told if finding.verdict is Verdict.ERROR]
+    died = [finding for finding in told if finding.verdict is CheckVerdict.ERROR]
     broke = [finding for finding in told if finding.metric == BROKEN]
     took_part = all(side is not None for side in sides) and not died
     measured = value is not None and wrong is not None
@@ -188,7 +188,7 @@ def node_finding(node: str, exchanges: Sequence[Exchange], stick: Yardstick) -> 
         unit="GB/s" if values else "",
         threshold=stick.threshold if values else None,
         threshold_source=stick.source if values else ThresholdSource.NONE,
-        verdict=Verdict.FAIL,
+        verdict=CheckVerdict.FAIL,
         localises=Localises.NODE,
         detail=f"failed with every partner ({', '.join(partners)}), which work with others{what}",
         duration_s=0.0,
@@ -197,24 +197,30 @@ def node_finding(node: str, exchanges: Sequence[Exchange], stick: Yardstick) -> 
 
 def _verdict_on(
     pair: Pair, tried: Sequence[Exchange], stick: Yardstick, verdict: SearchVerdict
-) -> tuple[Verdict, str]:
+) -> tuple[CheckVerdict, str]:
     times = f"{len(tried)} time{'' if len(tried) == 1 else 's'}"
     if pair in verdict.bad_links:
-        return Verdict.FAIL, f"tried {times} and never good, while both ends are good with others"
+        return (
+            CheckVerdict.FAIL,
+            f"tried {times} and never good, while both ends are good with others",
+        )
     if pair in verdict.unsteady_links:
-        return Verdict.WARN, f"tried {times}: it failed, and not again"
+        return CheckVerdict.WARN, f"tried {times}: it failed, and not again"
     outcomes = [outcome_of(exchange, stick) for exchange in tried]
     if Outcome.GOOD in outcomes:
-        return Verdict.PASS, "" if stick.expected else "no yardstick yet: too few nodes and runs"
+        return (
+            CheckVerdict.PASS,
+            "" if stick.expected else "no yardstick yet: too few nodes and runs",
+        )
     blamed = [node for node in pair if node in verdict.bad_nodes]
     if blamed:
-        return Verdict.INCONCLUSIVE, f"says nothing of the link, since {blamed[0]} is bad"
+        return CheckVerdict.INCONCLUSIVE, f"says nothing of the link, since {blamed[0]} is bad"
     if Outcome.BAD in outcomes:
-        return Verdict.INCONCLUSIVE, "failed; node and link cannot be told apart"
+        return CheckVerdict.INCONCLUSIVE, "failed; node and link cannot be told apart"
     if any(exchange.is_disturbed and exchange.value is not None for exchange in tried):
-        return Verdict.INCONCLUSIVE, "slow, but a job trains on one of the two nodes"
+        return CheckVerdict.INCONCLUSIVE, "slow, but a job trains on one of the two nodes"
     busiest = max(exchange.contended_ratio for exchange in tried)
     if busiest > CONTENDED_ABOVE and any(exchange.value is not None for exchange in tried):
         why = f"slow, but tasks waited for a CPU {busiest:.0%} of the time"
-        return Verdict.INCONCLUSIVE, why
-    return Verdict.INCONCLUSIVE, "could not be tested"
+        return CheckVerdict.INCONCLUSIVE, why
+    return CheckVerdict.INCONCLUSIVE, "could not be tested"

@@ -76,7 +76,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Stall:
     """How long a rank has stood still, against its limit."""
 
     stands_s: float
@@ -99,18 +99,18 @@ class Pace:
         self._last: Look | None = None
         self._stands_s = 0.0
 
-    def look(self, look: Look) -> Standing:
+    def look(self, look: Look) -> Stall:
         """Take in a look; how the rank stands now."""
         last, self._last = self._last, look
         self._learn(last, look)
         if last is None:
-            return self._standing(look)
+            return self._stall(look)
         if look.place != last.place:
             self._stands_s = 0.0
         else:
             seen_s = min(look.at_s - last.at_s, MAX_GAP_S)
             self._stands_s += max(0.0, seen_s - (look.starved_s - last.starved_s))
-        return self._standing(look)
+        return self._stall(look)
 
     def restarted(self) -> None:
         """Another attempt begins: what was learned stays, where the rank stood does not."""
@@ -125,9 +125,9 @@ class Pace:
             if spent_s > 0 and _is_learnable(phase, look):
                 self._passes.setdefault(phase, deque(maxlen=WINDOW)).append(spent_s)
 
-    def _standing(self, look: Look) -> Standing:
+    def _stall(self, look: Look) -> Stall:
         limit_s, source = self._limit(look)
-        return Standing(stands_s=self._stands_s, limit_s=limit_s, source=source)
+        return Stall(stands_s=self._stands_s, limit_s=limit_s, source=source)
 
     def _limit(self, look: Look) -> tuple[float | None, str]:
         limit_s, source = self._learned(look)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from diagnostics.core import agreement, links
-from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Localises, ThresholdSource
 from diagnostics.core.links import Exchange, Yardstick
 from diagnostics.core.search import Outcome, Pair, SearchVerdict
 from diagnostics.core.verdicts import FAIL_BELOW, NodeVerdict, fold, unmeasured
@@ -51,7 +51,7 @@ class Report:
     def bad_links(self) -> tuple[Pair, ...]:
         """Links that the search has named."""
         return tuple(
-            (found.node, found.peer) for found in self.links if found.verdict is Verdict.FAIL
+            (found.node, found.peer) for found in self.links if found.verdict is CheckVerdict.FAIL
         )
 
 
@@ -68,7 +68,7 @@ def make(
     added = [links.node_finding(node, exchanges, stick) for node in search.bad_nodes]
     for item in search.unresolved:
         for node in item.nodes:
-            added.append(unmeasured(links.TEST, node, Verdict.INCONCLUSIVE, item.reason))
+            added.append(unmeasured(links.TEST, node, CheckVerdict.INCONCLUSIVE, item.reason))
     # Of a large fleet there are tens of thousands of both: none is looked through for each node.
     by_node = _grouped([*findings, *added], lambda found: (found.node,))
     exchanges_of = _grouped(exchanges, lambda exchange: exchange.pair)
@@ -81,7 +81,7 @@ def make(
                 figure=_figure(by_node.get(node, []), exchanges_of.get(node, []), stick),
                 is_silent=node in silent,
                 is_corrupt=any(
-                    found.metric in _OF_BITS and found.verdict is Verdict.FAIL
+                    found.metric in _OF_BITS and found.verdict is CheckVerdict.FAIL
                     for found in by_node.get(node, [])
                 ),
             )

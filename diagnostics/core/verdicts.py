@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diagnostics.core.baseline import MIN_RUNS, Baseline
-from diagnostics.core.finding import Finding, Localises, Measurement, ThresholdSource, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Localises, Measurement, ThresholdSource
 
 FAIL_BELOW = 0.5
 WARN_BELOW = 0.7
@@ -23,11 +23,11 @@ WARN_BELOW = 0.7
 CONTENDED_ABOVE = 0.3
 
 _WORST_FIRST = (
-    Verdict.FAIL,
-    Verdict.ERROR,
-    Verdict.INCONCLUSIVE,
-    Verdict.WARN,
-    Verdict.PASS,
+    CheckVerdict.FAIL,
+    CheckVerdict.ERROR,
+    CheckVerdict.INCONCLUSIVE,
+    CheckVerdict.WARN,
+    CheckVerdict.PASS,
 )
 
 
@@ -35,7 +35,7 @@ _WORST_FIRST = (
 class NodeVerdict:
     """What all findings of a node come to, and why."""
 
-    verdict: Verdict
+    verdict: CheckVerdict
     reason: str
 
 
@@ -52,7 +52,7 @@ def judge(
     if expected is None:
         known = baseline.num_runs(measurement.baseline_key)
         reason = f"no baseline yet: {known} of {MIN_RUNS} healthy runs known"
-        return _finding(measurement, node, verdict=Verdict.PASS, reason=reason)
+        return _finding(measurement, node, verdict=CheckVerdict.PASS, reason=reason)
     return _judge_history(measurement, expected, node, is_disturbed=is_disturbed)
 
 
@@ -60,14 +60,14 @@ def unjudged(measurement: Measurement, node: str) -> Finding:
     """A value as it was measured, for whoever knows what it should be; a limit is still one."""
     if measurement.at_most is not None:
         return _judge_limit(measurement, measurement.at_most, node)
-    return _finding(measurement, node, verdict=Verdict.PASS, reason="")
+    return _finding(measurement, node, verdict=CheckVerdict.PASS, reason="")
 
 
 def unmeasured(
-    test: str, node: str, verdict: Verdict, reason: str, *, duration_s: float = 0.0
+    test: str, node: str, verdict: CheckVerdict, reason: str, *, duration_s: float = 0.0
 ) -> Finding:
     """The finding of a check that has no value to show."""
-    assert verdict in (Verdict.SKIP, Verdict.ERROR, Verdict.INCONCLUSIVE), verdict
+    assert verdict in (CheckVerdict.SKIP, CheckVerdict.ERROR, CheckVerdict.INCONCLUSIVE), verdict
     return Finding(
         test=test,
         node=node,
@@ -89,13 +89,14 @@ def is_repeatable(finding: Finding) -> bool:
     A slow value may be chance. Wrong data is not: once is enough.
     """
     return (
-        finding.verdict is Verdict.FAIL and finding.threshold_source is ThresholdSource.OWN_BASELINE
+        finding.verdict is CheckVerdict.FAIL
+        and finding.threshold_source is ThresholdSource.OWN_BASELINE
     )
 
 
 def is_healthy(finding: Finding) -> bool:
     """Whether the value may enter the node's baseline."""
-    return finding.verdict is Verdict.PASS
+    return finding.verdict is CheckVerdict.PASS
 
 
 def fold(findings: Sequence[Finding]) -> NodeVerdict:
@@ -108,12 +109,12 @@ def fold(findings: Sequence[Finding]) -> NodeVerdict:
         found = [finding for finding in findings if finding.verdict is verdict]
         if found:
             return NodeVerdict(verdict=verdict, reason=_explain(verdict, found))
-    return NodeVerdict(verdict=Verdict.INCONCLUSIVE, reason="nothing was measured")
+    return NodeVerdict(verdict=CheckVerdict.INCONCLUSIVE, reason="nothing was measured")
 
 
 def _judge_limit(measurement: Measurement, limit: float, node: str) -> Finding:
-    bad = Verdict.FAIL if measurement.bad_is_fault else Verdict.WARN
-    verdict = bad if measurement.value > limit else Verdict.PASS
+    bad = CheckVerdict.FAIL if measurement.bad_is_fault else CheckVerdict.WARN
+    verdict = bad if measurement.value > limit else CheckVerdict.PASS
     return _finding(
         measurement,
         node,
@@ -131,17 +132,17 @@ def _judge_history(
     threshold = fail_below if measurement.bad_is_fault else warn_below
     ratio = measurement.value / expected if expected > 0 else 1.0
     reason = f"{ratio:.0%} of its own median {expected:.3g} {measurement.unit}"
-    verdict = Verdict.PASS
+    verdict = CheckVerdict.PASS
     if measurement.value < threshold and is_disturbed:
-        verdict = Verdict.INCONCLUSIVE
+        verdict = CheckVerdict.INCONCLUSIVE
         reason += "; a job trains on this node"
     elif measurement.value < threshold and measurement.contended_ratio > CONTENDED_ABOVE:
-        verdict = Verdict.INCONCLUSIVE
+        verdict = CheckVerdict.INCONCLUSIVE
         reason += f"; tasks waited for a CPU {measurement.contended_ratio:.0%} of the time"
     elif measurement.value < fail_below and measurement.bad_is_fault:
-        verdict = Verdict.FAIL
+        verdict = CheckVerdict.FAIL
     elif measurement.value < warn_below:
-        verdict = Verdict.WARN
+        verdict = CheckVerdict.WARN
     return _finding(
         measurement,
         node,
@@ -156,7 +157,7 @@ def _finding(
     measurement: Measurement,
     node: str,
     *,
-    verdict: Verdict,
+    verdict: CheckVerdict,
     reason: str,
     threshold: float | None = None,
     source: ThresholdSource = ThresholdSource.NONE,
@@ -181,8 +182,8 @@ def _finding(
     )
 
 
-def _explain(verdict: Verdict, found: Sequence[Finding]) -> str:
-    if verdict is Verdict.PASS:
+def _explain(verdict: CheckVerdict, found: Sequence[Finding]) -> str:
+    if verdict is CheckVerdict.PASS:
         return f"{len(found)} values are as they should be"
     first = found[0]
     value = f" is {first.value:.3g} {first.unit}".rstrip() if first.metric else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from outlast.cli import output, words
+from outlast.cli import describe, output
 from outlast.cli.errors import CliError
 from outlast.cli.options import Json
 from outlast.cli.usage import Commands
@@ -84,7 +84,7 @@ def _with_storage(url: str, work: Callable[[Storage], _Result]) -> _Result:
 
 
 def _row(each: Summary, now_s: float) -> tuple[str, ...]:
-    ended = "" if each.finished_s is None else words.short_clock(each.finished_s, now_s)
+    ended = "" if each.finished_s is None else describe.short_clock(each.finished_s, now_s)
     return (
         each.job_id,
         each.state,
@@ -100,9 +100,9 @@ def _lines(found: Archived) -> list[tuple[str, str]]:
     lines = [
         ("job", summary.job_id),
         ("state", f"{summary.state}: {summary.reason}"),
-        ("submitted", words.clock(summary.submitted_s)),
-        ("ended", "" if summary.finished_s is None else words.clock(summary.finished_s)),
-        ("archived", words.clock(summary.archived_s)),
+        ("submitted", describe.clock(summary.submitted_s)),
+        ("ended", "" if summary.finished_s is None else describe.clock(summary.finished_s)),
+        ("archived", describe.clock(summary.archived_s)),
         ("step", f"{summary.step:,} ({summary.attempts} attempts)"),
         ("loss curve", f"{len(found.steps):,} steps (--json)"),
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outlast.cli import output, words
+from outlast.cli import describe, output
 from outlast.cli.convert import convert
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.folders import DEFAULT_STATE_DIR
@@ -281,10 +281,10 @@ def _row(one: Listed) -> tuple[str, ...]:
     return (
         str(one.step),
         _or_dash(one.attempt),
-        "-" if one.size_bytes is None else words.size(one.size_bytes),
+        "-" if one.size_bytes is None else describe.size(one.size_bytes),
         _or_dash(one.num_parts),
         "-" if one.eval_loss is None else f"{one.eval_loss:.4f}",
-        "-" if one.written_at_s is None else words.clock(one.written_at_s),
+        "-" if one.written_at_s is None else describe.clock(one.written_at_s),
         ", ".join(notes),
     )
 
@@ -316,7 +316,7 @@ def _lines(one: Listed, manifest: Manifest | None, reason: str) -> list[tuple[st
         lines += [
             (
                 "files",
-                f"{part['file']}  {words.size(part['size_bytes'])}, {part['tensors']} tensors",
+                f"{part['file']}  {describe.size(part['size_bytes'])}, {part['tensors']} tensors",
             )
             for part in _parts(manifest)
         ]

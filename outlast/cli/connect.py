@@ -124,7 +124,7 @@ def find_job(client: Client, wanted: str) -> Job:
     Raises:
         CliError: none, or several that it could be.
     """
-    from outlast.cli.words import FINISHED
+    from outlast.cli.describe import FINISHED
 
     jobs = list(client.list())
     if not wanted:
@@ -146,7 +146,7 @@ def find_job(client: Client, wanted: str) -> Job:
 
 
 def _only(jobs: list[Job]) -> Job:
-    from outlast.cli.words import FINISHED
+    from outlast.cli.describe import FINISHED
 
     for candidates in (jobs, [job for job in jobs if job.state not in FINISHED]):
         if len(candidates) == 1:

@@ -84,7 +84,7 @@ def convert(
 
 
 def _lines(done: Converted, target: str) -> list[tuple[str, str]]:
-    from outlast.cli.words import size
+    from outlast.cli.describe import size
 
     lines = [
         (

@@ -103,7 +103,7 @@ def _run(
 def _check_memory(spec: JobSpec) -> None:
     """Refuse to start where host memory cannot hold the checkpoints of all local nodes."""
     from checkpoint.sizing import host_memory_bytes
-    from outlast.cli.words import size
+    from outlast.cli.describe import size
 
     needed = host_memory_bytes(spec, range(spec.layout.world_size))
     try:

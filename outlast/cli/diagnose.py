@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from outlast.cli import completion, findings, output, words
+from outlast.cli import completion, describe, findings, output
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.folders import DEFAULT_STATE_DIR
@@ -187,7 +187,7 @@ def _print_runs(runs: list[DiagnosticRun], json: bool) -> None:
     rows = [
         (
             run.run_id,
-            words.clock(run.started_s),
+            describe.clock(run.started_s),
             run.state,
             run.suite,
             run.origin,

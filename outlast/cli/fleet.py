@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from outlast.cli import output, words
+from outlast.cli import describe, output
 from outlast.cli.connect import controller_of
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import Controller, Json, NodeName, StateDir
@@ -109,11 +109,11 @@ def _node_row(node: Node, now_s: float) -> tuple[str, ...]:
     is_silent = node.late or not node.connected
     silent = "yes" if is_silent else ""
     if is_silent and node.last_heartbeat_s:
-        silent = words.duration(now_s - node.last_heartbeat_s)
+        silent = describe.duration(now_s - node.last_heartbeat_s)
     return (
         node.node_id,
         node.state + (", cordoned" if node.cordoned else ""),
-        words.duration(now_s - node.state_since_s),
+        describe.duration(now_s - node.state_since_s),
         silent,
         str(node.workers),
         node.job_id or "-",

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from outlast.cli.describe import FINISHED
 from outlast.cli.errors import CliError
-from outlast.cli.words import FINISHED
 from outlast.errors import OutlastError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outlast.cli import completion, incident_words, output, words
+from outlast.cli import completion, describe, describe_incident, output
 from outlast.cli.connect import controller_of, find_incident, find_job
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import Controller, Json, StateDir
@@ -71,14 +71,14 @@ def show_incident(
     if json:
         output.print_json({"incident": output.facts(found)})
     else:
-        output.print_lines(incident_words.incident_lines(found, time.time()))
+        output.print_lines(describe_incident.incident_lines(found, time.time()))
 
 
 def _row(incident: Incident, now_s: float) -> tuple[str, ...]:
     return (
         incident.incident_id,
-        words.short_clock(incident.opened_s, now_s),
+        describe.short_clock(incident.opened_s, now_s),
         incident.state,
         incident.cause.replace("_", " "),
-        incident_words.summary(incident, now_s),
+        describe_incident.summary(incident, now_s),
     )

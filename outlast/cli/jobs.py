@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outlast.cli import incident_words, output, words
+from outlast.cli import describe, describe_incident, output
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
@@ -56,22 +56,22 @@ def status(
         found = find_job(client, job)
         incident = client.incident(found.open_incident) if found.open_incident else None
     now_s = time.time()
-    lines = words.job_lines(found, now_s)
+    lines = describe.job_lines(found, now_s)
     if incident is not None:
-        lines += incident_words.incident_lines(incident, now_s, said=found.reason)
+        lines += describe_incident.incident_lines(incident, now_s, said=found.reason)
     if found.error:
         lines.append(("error", found.error.rstrip()))
     if json:
         facts = {
             "job": output.facts(found),
-            "training": words.is_training(found),
-            "explanation": words.headline(found),
-            "eta_s": words.eta_s(found),
+            "training": describe.is_training(found),
+            "explanation": describe.headline(found),
+            "eta_s": describe.eta_s(found),
             "incident": None if incident is None else output.facts(incident),
         }
         output.print_json(facts)
         return
-    output.print_wrapped(words.headline(found))
+    output.print_wrapped(describe.headline(found))
     output.print_lines(lines)
 
 
@@ -134,8 +134,8 @@ def resume(
     own_step, url = _choice(checkpoint, step, from_scratch=from_scratch)
     with controller_of(controller, state_dir) as client:
         found = find_job(client, job)
-        if found.state in words.FINISHED:
-            raise CliError(words.how_to_continue(found))
+        if found.state in describe.FINISHED:
+            raise CliError(describe.how_to_continue(found))
         resumed = client.resume(
             found.job_id, from_scratch=from_scratch, checkpoint_step=own_step, checkpoint_url=url
         )
@@ -163,7 +163,7 @@ def _row(job: Job, now_s: float) -> tuple[str, ...]:
     return (
         job.job_id,
         job.state,
-        words.duration(now_s - job.state_since_s),
+        describe.duration(now_s - job.state_since_s),
         f"{max(job.step, 0):,}/{job.total_steps:,}",
         f"{job.loss:.4f}" if job.HasField("loss") else "-",
         job.reason,

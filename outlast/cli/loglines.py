@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outlast.cli.words import clock
+from outlast.cli.describe import clock
 
 if TYPE_CHECKING:
     from outlast.v1.jobs_pb2 import LogsResponse

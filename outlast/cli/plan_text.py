@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from outlast.cli import output
+from outlast.cli.describe import flops, size
 from outlast.cli.plan_facts import recommended_standbys
-from outlast.cli.words import flops, size
 
 if TYPE_CHECKING:
     from outlast.cli.plan_facts import Projected

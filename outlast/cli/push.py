@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outlast.cli import output, words
+from outlast.cli import describe, output
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import ExitCode
 from outlast.cli.folders import DEFAULT_STATE_DIR
@@ -57,7 +57,7 @@ def push(
         output.print_json({"job": output.facts(found)})
     else:
         output.print_wrapped(f"{job_id} is {found.state}: {found.reason}")
-        print(f"checkpoint: {words.checkpoint(found)}")
+        print(f"checkpoint: {describe.checkpoint(found)}")
     if found.state == "PAUSED" and not found.reason.startswith(_DONE):
         raise typer.Exit(ExitCode.JOB_FAILED)
 

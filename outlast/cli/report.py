@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outlast.cli import output, words
+from outlast.cli import describe, output
 from outlast.cli.account import cause_rows, facts, shown_parts, steps_lost
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.folders import DEFAULT_STATE_DIR
@@ -54,19 +54,22 @@ def _print(job: Job, incidents: Sequence[Incident]) -> None:
     wall_s = sum(job.seconds.values())
     output.print_lines(
         [
-            ("job", f"{job.job_id} ({job.state}), {words.duration(wall_s)} since it was submitted"),
+            (
+                "job",
+                f"{job.job_id} ({job.state}), {describe.duration(wall_s)} since it was submitted",
+            ),
             ("ETTR", f"{100 * job.ettr:.2f} %; {100 * job.ettr_last_hour:.2f} % in the last hour"),
             *(
                 (
                     "",
                     f"{part:<11} {100 * seconds / (wall_s or 1.0):6.2f} %  "
-                    f"{words.duration(seconds)}",
+                    f"{describe.duration(seconds)}",
                 )
                 for part, seconds in shown_parts(job)
             ),
             ("steps lost", str(steps_lost(incidents))),
-            *words.chosen(job),
-            *words.left_out(job),
+            *describe.chosen(job),
+            *describe.left_out(job),
         ]
     )
     print()

@@ -73,7 +73,7 @@ def salvage(
 
 def _lines(done: Salvaged) -> list[tuple[str, str]]:
     from checkpoint.salvage import REPORT
-    from outlast.cli.words import size
+    from outlast.cli.describe import size
 
     lines = [("step", f"{done.step} of attempt {done.attempt}, from {done.source}")]
     lines += [("record", problem) for problem in _shown(done.records)]
@@ -102,7 +102,7 @@ def _lines(done: Salvaged) -> list[tuple[str, str]]:
 
 
 def _summary(done: Salvaged) -> str:
-    from outlast.cli.words import size
+    from outlast.cli.describe import size
 
     if done.is_complete:
         return "nothing"

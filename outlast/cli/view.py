@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from outlast.cli import incident_words, words
+from outlast.cli import describe, describe_incident
 from outlast.cli.follow import Follower, Snapshot
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def plain_lines(before: Snapshot | None, now: Snapshot) -> list[str]:
     for incident in now.incidents:
         lines += _incident_changes(known.get(incident.incident_id), incident)
     if before is None or _tenth(before) != _tenth(now):
-        speed = f", {job.tokens_per_s:,.0f} tokens/s" if words.is_training(job) else ""
-        lines.append(f"{words.progress(job)}{speed}")
+        speed = f", {job.tokens_per_s:,.0f} tokens/s" if describe.is_training(job) else ""
+        lines.append(f"{describe.progress(job)}{speed}")
     if now.trouble and (before is None or before.trouble != now.trouble):
         lines.append(now.trouble)
     return lines
@@ -126,7 +126,7 @@ def _incident_changes(earlier: Incident | None, now: Incident) -> list[str]:
     if now.action and (earlier is None or not earlier.action):
         lines.append(f"incident {now.incident_id}: {what}: {now.reason}")
     if now.state == "CLOSED" and (earlier is None or earlier.state != "CLOSED"):
-        lines.append(f"incident {now.incident_id} closed: {words.cost(now)}")
+        lines.append(f"incident {now.incident_id} closed: {describe.cost(now)}")
     return lines
 
 
@@ -185,15 +185,17 @@ def _job_panel(snapshot: Snapshot, now_s: float) -> RenderableType:
     job = snapshot.job
     state = Text.assemble(
         (job.state, _STATE_STYLES.get(job.state, "bold yellow")),
-        (f" for {words.duration(now_s - job.state_since_s)}", "dim"),
+        (f" for {describe.duration(now_s - job.state_since_s)}", "dim"),
         f"   attempt {job.attempt}",
     )
     lines: list[RenderableType] = [
         state,
         Text(job.reason, style="dim", overflow="ellipsis", no_wrap=True),
         _bar(job.step / max(1, job.total_steps)),
-        Text(f"{words.progress(job)}   {words.rate(job) if words.is_training(job) else ''}"),
-        Text(f"{words.checkpoint(job)}", style="dim"),
+        Text(
+            f"{describe.progress(job)}   {describe.rate(job) if describe.is_training(job) else ''}"
+        ),
+        Text(f"{describe.checkpoint(job)}", style="dim"),
         Text(sparkline(_losses(snapshot.steps)), style="blue"),
     ]
     return Panel(Group(*lines), title=job.job_id, title_align="left", border_style="blue")
@@ -249,9 +251,9 @@ def _incident_table(incidents: Sequence[Incident], now_s: float) -> RenderableTy
     table.add_column("what was done", ratio=1)
     for incident in incidents[-_MAX_INCIDENTS:]:
         table.add_row(
-            incident_words.short_id(incident),
+            describe_incident.short_id(incident),
             incident.state,
             incident.cause.replace("_", " "),
-            incident_words.summary(incident, now_s),
+            describe_incident.summary(incident, now_s),
         )
     return table

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from outlast.cli import incident_words, output, words
+from outlast.cli import describe, describe_incident, output
 from outlast.cli.connect import connector, controller_of, find_job
 from outlast.cli.errors import ExitCode
 from outlast.cli.folders import DEFAULT_STATE_DIR
@@ -76,7 +76,7 @@ def _print_changes(before: Snapshot, now: Snapshot) -> Snapshot:
 def _print_end(job: Job, incidents: list[Incident]) -> None:
     print()
     output.print_wrapped(f"{job.job_id} {job.state}: {job.reason}")
-    output.print_wrapped(f"{words.progress(job)}; {incident_words.count(incidents)}")
-    output.print_wrapped(f"checkpoint: {words.checkpoint(job)}")
+    output.print_wrapped(f"{describe.progress(job)}; {describe_incident.count(incidents)}")
+    output.print_wrapped(f"checkpoint: {describe.checkpoint(job)}")
     if job.error:
         print(job.error.rstrip())

@@ -599,7 +599,7 @@ class CommandResult(google.protobuf.message.Message):
 
     @property
     def stacks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankStacks]:
-        """For StopWorkers with `look_first`: where each rank stood."""
+        """For StopWorkers with `capture_stacks`: where each rank stood."""
 
     def __init__(
         self,
@@ -978,20 +978,20 @@ class StopWorkers(google.protobuf.message.Message):
 
     GRACEFUL_FIELD_NUMBER: builtins.int
     TIMEOUT_S_FIELD_NUMBER: builtins.int
-    LOOK_FIRST_FIELD_NUMBER: builtins.int
+    CAPTURE_STACKS_FIELD_NUMBER: builtins.int
     graceful: builtins.bool
     """Let every rank finish its step and save it to host memory first."""
     timeout_s: builtins.float
-    look_first: builtins.bool
+    capture_stacks: builtins.bool
     """Note where every worker stands before it is stopped."""
     def __init__(
         self,
         *,
         graceful: builtins.bool = ...,
         timeout_s: builtins.float = ...,
-        look_first: builtins.bool = ...,
+        capture_stacks: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["graceful", b"graceful", "look_first", b"look_first", "timeout_s", b"timeout_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_stacks", b"capture_stacks", "graceful", b"graceful", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___StopWorkers = StopWorkers
 

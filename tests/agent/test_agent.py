@@ -308,7 +308,7 @@ def test_nobody_else_may_read_what_an_agent_and_its_workers_keep(
     start_job(controller)
     controller.progress("job", 1)
     wait_for(lambda: list(agent.state_dir.rglob("*.times")), "times of a log")
-    stop = agents_pb2.StopWorkers(timeout_s=5.0, look_first=True)
+    stop = agents_pb2.StopWorkers(timeout_s=5.0, capture_stacks=True)
     command = agents_pb2.Command(job_id="job", attempt=1, stop_workers=stop)
     assert controller.result(controller.command(command)).ok
     files = [path for top in (agent.state_dir, agent.memory_dir) for path in top.rglob("*")]

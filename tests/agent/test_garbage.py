@@ -23,7 +23,7 @@ from controller.agent.observe import standing
 from controller.agent.observe.leftovers import left_steps
 from controller.agent.observe.metrics import ranks as rank_metrics
 from controller.agent.observe.reporter import Reporter
-from controller.agent.observe.standing import Standings
+from controller.agent.observe.stall_watch import StallWatch
 from controller.agent.workers.worker import Worker, post_mortem, read_environment
 from outlast.blackbox import (
     Expected,
@@ -193,16 +193,16 @@ def test_mutated_black_boxes_end_nothing_and_no_number_leaves_its_range(
         for worker in workers:
             worker.pid = os.getpid()
         reporter = Reporter(lambda event, weight: events.append(event), lambda: False, Reports())
-        standings = Standings(lambda: workers, lambda: None)
+        stall_watch = StallWatch(lambda: workers, lambda: None)
         reporter.watch(workers)
         begun_bytes, num_cut = 0, 0
         for number in range(NUM_CASES // NUM_RANKS):
             num_cut += boxes.spoil(random)
             reporter.look(float(number))
-            standings.look(float(number))
+            stall_watch.look(float(number))
             for worker in workers:
                 summary = reporter.summary(worker)
-                standings.describe(worker, summary)
+                stall_watch.describe(worker, summary)
                 check(summary)
             readings = rank_metrics.read(workers)
             if number % 20 == 0:

@@ -266,10 +266,10 @@ class Promises(RuleBasedStateMachine):
         job=st.sampled_from(JOBS),
         attempt=st.integers(1, 4),
         graceful=st.booleans(),
-        look_first=st.booleans(),
+        capture_stacks=st.booleans(),
     )
     def receive(
-        self, kind: CommandKind, job: str, attempt: int, graceful: bool, look_first: bool
+        self, kind: CommandKind, job: str, attempt: int, graceful: bool, capture_stacks: bool
     ) -> None:
         what = Command(
             command_id=f"c{len(self.sent)}",
@@ -278,7 +278,7 @@ class Promises(RuleBasedStateMachine):
             attempt=attempt,
             graceful=graceful,
             timeout_s=5.0,
-            look_first=look_first,
+            capture_stacks=capture_stacks,
         )
         self.sent.append(what)
         self._receive(what)

@@ -53,10 +53,10 @@ def test_one_mistake_again_and_again_is_one_line_a_minute(
     mistakes = Mistakes(lambda: now_s)
     with caplog.at_level(logging.ERROR):
         for _ in range(300):
-            mistakes.note("standings", "n0", ValueError("no"))
+            mistakes.note("stall_watch", "n0", ValueError("no"))
         now_s = LOG_PERIOD_S
-        mistakes.note("standings", "n0", ValueError("no"))
-    assert mistakes.counts == {"standings": 301}
+        mistakes.note("stall_watch", "n0", ValueError("no"))
+    assert mistakes.counts == {"stall_watch": 301}
     assert len(caplog.records) == 2
     assert "301 so far" in caplog.text
 

@@ -67,7 +67,7 @@ def test_native_and_python_frames_of_the_agent_come_with_those_of_its_workers(
     controller: FakeController, agent: AgentProcess
 ) -> None:
     start_job(controller)
-    stop = agents_pb2.StopWorkers(timeout_s=20.0, look_first=True)
+    stop = agents_pb2.StopWorkers(timeout_s=20.0, capture_stacks=True)
     own = own_of(controller, agents_pb2.Command(job_id="job", attempt=1, stop_workers=stop))
     assert own.text.startswith(f"Process {agent.process.pid}: ")
     # The event loop, in Python and below it.

@@ -18,7 +18,7 @@ from checkpoint.core.names import memory_folder
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.restore.restore import Alone, load_storage
-from checkpoint.stage.copy_stream import Lane
+from checkpoint.stage.copy_stream import CopyStream
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.stager import Stager
 from checkpoint.storage.storage import Storage
@@ -66,7 +66,7 @@ def make_stager(
     rank: int = 0,
     world_size: int = 1,
     attempt: int = 1,
-    lane: Lane | None = None,
+    copy_stream: CopyStream | None = None,
 ) -> Stager:
     return Stager(
         memory / memory_folder(rank),
@@ -74,7 +74,7 @@ def make_stager(
         attempt=attempt,
         world_size=world_size,
         tensors=tensors,
-        lane=lane,
+        copy_stream=copy_stream,
     )
 
 

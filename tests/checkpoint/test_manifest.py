@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint.core.checked_json import RecordError, canonical, encode_checked, sha256
 from checkpoint.core.manifest import (
     CHECKSUMS,
     CommitRecord,
     Manifest,
     PartRecord,
 )
-from checkpoint.core.sealed import RecordError, canonical, seal, sha256
 from checkpoint.core.shards import Rectangle, ShardTable, lay_out
 
 # The machine may be busy: the time of one example says nothing.
@@ -161,7 +161,7 @@ def test_unknown_field_of_a_newer_minor_is_ignored() -> None:
         "step": 50,
         "world_size": 8,
     }
-    assert CommitRecord.from_json(seal(fields)) == COMMIT
+    assert CommitRecord.from_json(encode_checked(fields)) == COMMIT
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_field_of_the_wrong_type_is_refused(field: str, value: object) -> None:
     }
     fields[field] = value
     with pytest.raises(RecordError, match=field):
-        CommitRecord.from_json(seal(fields))
+        CommitRecord.from_json(encode_checked(fields))
 
 
 def shard(name: str = "w", offset: int = 0) -> Rectangle:

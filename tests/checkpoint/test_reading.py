@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.reading import Unit, plan_reading
-from checkpoint.core.strips import Box, Strip, strips
+from checkpoint.core.strided import Box, StridedRange, strided_ranges
 from checkpoint.core.tiles import Tiles, Wanted
 from checkpoint.errors import CorruptCheckpointError, LayoutMismatchError
 from tests.checkpoint.layouts import Cut, checkpoint_of, content, cuts
@@ -30,14 +30,14 @@ def plans_of(manifest: Manifest, wanted: list[list[Wanted]], unit_bytes: int) ->
     ]
 
 
-def copy(source: bytes, target: bytearray, strip: Strip) -> None:
-    for row in range(strip.count):
+def copy(source: bytes, target: bytearray, span: StridedRange) -> None:
+    for row in range(span.count):
         first, at = (
-            strip.source + row * strip.source_stride,
-            strip.target + row * strip.target_stride,
+            span.source + row * span.source_stride,
+            span.target + row * span.target_stride,
         )
-        assert at + strip.run <= len(target)
-        target[at : at + strip.run] = source[first : first + strip.run]
+        assert at + span.run <= len(target)
+        target[at : at + span.run] = source[first : first + span.run]
 
 
 def fill(
@@ -53,16 +53,16 @@ def fill(
             message = unit.message(rank)
             body = bytearray(message.nbytes)
             if message.packing:
-                for strip in message.packing:
-                    copy(raw, body, strip)
+                for span in message.packing:
+                    copy(raw, body, span)
             else:
                 body[:] = raw[message.start : message.start + message.nbytes]
             raw, pieces = bytes(body), message.pieces
-        for index, strip in pieces:
-            copy(raw, targets[index], strip)
-            for row in range(strip.count):
-                at = strip.target + row * strip.target_stride
-                written[index].update(range(at, at + strip.run))
+        for index, span in pieces:
+            copy(raw, targets[index], span)
+            for row in range(span.count):
+                at = span.target + row * span.target_stride
+                written[index].update(range(at, at + span.run))
     for tensor, target in zip(wanted, targets, strict=True):
         assert bytes(target) == content(tensor), tensor
     return written
@@ -179,8 +179,8 @@ def test_strips_and_their_cuts_are_what_two_rectangles_share(data: st.DataObject
             piece.source + row * piece.source_stride + byte,
             piece.target + row * piece.target_stride + byte,
         )
-        for strip in strips(source, target, item_bytes=2, source_at=10)
-        for piece in strip.cut(start, end)
+        for span in strided_ranges(source, target, item_bytes=2, source_at=10)
+        for piece in span.cut(start, end)
         for row in range(piece.count)
         for byte in range(piece.run)
     ]

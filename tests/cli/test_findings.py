@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outlast.cli import findings, incident_words
+from outlast.cli import describe_incident, findings
 from outlast.v1 import diagnostics_pb2, incidents_pb2
 
 
@@ -95,7 +95,7 @@ def test_an_incident_says_what_its_checks_found() -> None:
         bad_links=[incidents_pb2.BadLink(node="n1", peer="n3")],
         diagnostic_run="job.i2.d1",
     )
-    lines = incident_words.incident_lines(incident, 0.0)
+    lines = describe_incident.incident_lines(incident, 0.0)
     said = [text for label, text in lines if label == "checks"]
     assert said == [
         "bad link n1--n3, n2: fail, 1 of 2 pass",

@@ -14,10 +14,10 @@ from controller.core import cost
 from controller.core.kinds import Cause
 from controller.core.records import IncidentRecord, TimelineEntry
 from controller.core.states import IncidentState, JobState
+from controller.counters import OTHER, Counters
 from controller.store.curves import StepRow
-from controller.tally import OTHER, Tally
 from controller.web.metrics import FAMILIES
-from diagnostics.core.finding import Verdict
+from diagnostics.core.finding import CheckVerdict
 from outlast.ids import Attempt, IncidentId, JobId, NodeId
 from outlast.v1 import agents_pb2, diagnostics_pb2, jobs_pb2
 from tests.controller.fakes import Lab, lab, until
@@ -80,58 +80,58 @@ def test_incident_that_stopped_nobody_cost_nothing() -> None:
 
 
 def test_redone_steps_are_no_progress() -> None:
-    tally = Tally()
-    tally.steps([row(1), row(2), row(3)], 0)
-    tally.steps([row(2, attempt=2), row(3, attempt=2), row(4, attempt=2)], 3)
-    counts = tally.job(JOB)
+    counters = Counters()
+    counters.steps([row(1), row(2), row(3)], 0)
+    counters.steps([row(2, attempt=2), row(3, attempt=2), row(4, attempt=2)], 3)
+    counts = counters.job(JOB)
     assert (counts.goodput_s, counts.redone_steps) == (4.0, 2)
     assert counts.steps.buckets()[-1] == ("+Inf", 6.0)
 
 
 def test_steps_that_two_nodes_tell_count_once() -> None:
-    tally = Tally()
-    tally.steps([row(1), row(2)], 0)
-    tally.steps([row(1), row(2)], 2)
-    assert tally.job(JOB).goodput_s == 2.0
-    assert tally.job(JOB).redone_steps == 0
+    counters = Counters()
+    counters.steps([row(1), row(2)], 0)
+    counters.steps([row(1), row(2)], 2)
+    assert counters.job(JOB).goodput_s == 2.0
+    assert counters.job(JOB).redone_steps == 0
 
 
 def test_steps_trained_before_this_controller_began_are_no_progress_of_now() -> None:
-    tally = Tally()
-    tally.steps([row(9), row(10), row(11)], 10)
-    assert (tally.job(JOB).goodput_s, tally.job(JOB).redone_steps) == (1.0, 2)
+    counters = Counters()
+    counters.steps([row(9), row(10), row(11)], 10)
+    assert (counters.job(JOB).goodput_s, counters.job(JOB).redone_steps) == (1.0, 2)
 
 
 def test_ended_jobs_are_forgotten() -> None:
-    tally = Tally()
-    tally.steps([row(1)], 0)
-    tally.keep_only([])
-    assert tally.job(JOB).goodput_s == 0.0
+    counters = Counters()
+    counters.steps([row(1)], 0)
+    counters.keep_only([])
+    assert counters.job(JOB).goodput_s == 0.0
 
 
 def test_words_of_agents_become_labels_only_within_bounds() -> None:
-    tally = Tally()
+    counters = Counters()
     for stage in ("upload", 'no "word"', "x" * 100, *(f"stage-{n}" for n in range(200))):
-        tally.checkpoint_failed(JOB, stage)
-    troubles = tally.job(JOB).troubles
+        counters.checkpoint_failed(JOB, stage)
+    troubles = counters.job(JOB).troubles
     assert troubles["upload"] == 1
     assert troubles[OTHER] > 100
     assert len(troubles) < 100
 
 
 def test_last_matmul_of_a_node_is_remembered() -> None:
-    tally = Tally()
+    counters = Counters()
     for gflops in (50.0, 60.0):
         finding = diagnostics_pb2.Finding(
             test="compute",
             metric="matmul_throughput",
             unit="GFLOP/s",
             value=gflops,
-            verdict=Verdict.PASS,
+            verdict=CheckVerdict.PASS,
         )
-        tally.found(NodeId("n0"), [finding])
-    assert tally.matmul_flops == {"n0": 60e9}
-    assert tally.findings == {("n0", "compute", "pass"): 2}
+        counters.found(NodeId("n0"), [finding])
+    assert counters.matmul_flops == {"n0": 60e9}
+    assert counters.findings == {("n0", "compute", "pass"): 2}
 
 
 @pytest.mark.parametrize("suffix", ["_ms", "_milliseconds", "_percent", "_kb"])

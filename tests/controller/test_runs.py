@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from controller.counters import Counters
 from controller.diagnosis.run import Request
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.sessions.session import AgentSession, Sessions
 from controller.store.database import Database
 from controller.store.diagnoses import INTERRUPTED, Diagnoses
-from controller.tally import Tally
-from diagnostics.core.finding import Verdict
+from diagnostics.core.finding import CheckVerdict
 from diagnostics.core.plans import PREFLIGHT, Check
 from diagnostics.core.report import NodeReport, Report
 from outlast.clock import SystemClock
@@ -36,7 +36,7 @@ class Fleet:
         self._database = Database(folder / "journal.sqlite")
         self._answered = answered
         self.runs = DiagnosticRuns(
-            self._sessions, Diagnoses(self._database), SystemClock(), Tally()
+            self._sessions, Diagnoses(self._database), SystemClock(), Counters()
         )
         self.orders: list[agents_pb2.CheckOrder] = []
         self._tasks = [
@@ -95,7 +95,7 @@ def request(run_id: str, timeout_s: float) -> Request:
     )
 
 
-def told(nodes: Sequence[NodeReport]) -> set[tuple[Verdict, bool]]:
+def told(nodes: Sequence[NodeReport]) -> set[tuple[CheckVerdict, bool]]:
     return {(node.verdict.verdict, node.is_silent) for node in nodes}
 
 
@@ -103,9 +103,9 @@ def test_only_a_node_that_had_its_whole_time_is_silent(tmp_path: Path, short_sui
     async def scenario() -> None:
         async with fleet(tmp_path) as nodes:
             impatient = await nodes.report(0.1)
-            assert told(impatient.nodes) == {(Verdict.INCONCLUSIVE, False)}
+            assert told(impatient.nodes) == {(CheckVerdict.INCONCLUSIVE, False)}
             patient = await nodes.report(60.0, "r2")
-            assert told(patient.nodes) == {(Verdict.ERROR, True)}
+            assert told(patient.nodes) == {(CheckVerdict.ERROR, True)}
             # Nobody waits for either: the agents need not go on.
             await until(lambda: len(nodes.stopped()) == 2 * len(NODES), "all orders are stopped")
 
@@ -120,7 +120,7 @@ def test_the_time_of_a_run_passes_while_it_waits_for_its_nodes(
             nodes.runs.start(request("by hand", 60.0))
             # The other one holds the nodes for longer than this one has.
             report = await nodes.report(0.1)
-            assert told(report.nodes) == {(Verdict.INCONCLUSIVE, False)}
+            assert told(report.nodes) == {(CheckVerdict.INCONCLUSIVE, False)}
 
     asyncio.run(scenario())
 
@@ -135,7 +135,7 @@ def test_exchanges_end_with_their_run_and_it_says_so_once(
             monkeypatch.setattr("controller.diagnosis.run.SUITES", {"preflight": suite})
             monkeypatch.setattr("controller.diagnosis.run.START_ALLOWANCE_S", 3600.0)
             report = await nodes.report(1.0)
-            assert told(report.nodes) == {(Verdict.PASS, False)}
+            assert told(report.nodes) == {(CheckVerdict.PASS, False)}
             run = nodes.runs.get("r1")
             assert run is not None
             assert sum("time was up" in note for note in run.notes) == 1

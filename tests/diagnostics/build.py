@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.finding import Finding, Localises, Measurement, ThresholdSource, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Localises, Measurement, ThresholdSource
 
 KEY = "compute/cpu/512"
 
@@ -24,7 +24,7 @@ def measurement(value: float, **changes: object) -> Measurement:
     return replace(plain, **changes)  # type: ignore[arg-type]  # field values of any type
 
 
-def finding(verdict: Verdict, **changes: object) -> Finding:
+def finding(verdict: CheckVerdict, **changes: object) -> Finding:
     """A finding with `verdict`."""
     plain = Finding(
         test="compute",

@@ -15,7 +15,7 @@ import torch
 from diagnostics.checks import collectives, device, storage
 from diagnostics.checks.base import Context, SkipCheckError
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.finding import Finding, Measurement, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Measurement
 from diagnostics.core.plans import PREFLIGHT
 from diagnostics.core.verdicts import judge
 
@@ -58,8 +58,8 @@ def run_preflight(tmp_path: Path, *options: str) -> list[Finding]:
 def test_preflight_measures_a_healthy_node_and_remembers_it(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     found = run_preflight(tmp_path, "--checkpoint-url", checkpoints.as_uri())
-    skipped = [item.test for item in found if item.verdict is Verdict.SKIP]
-    measured = [item for item in found if item.verdict is not Verdict.SKIP]
+    skipped = [item.test for item in found if item.verdict is CheckVerdict.SKIP]
+    measured = [item for item in found if item.verdict is not CheckVerdict.SKIP]
     assert set(skipped) <= {"gpu"}
     assert [(item.test, item.metric) for item in measured if item.test != "gpu"] == [
         ("inventory", "cpus"),
@@ -78,7 +78,7 @@ def test_preflight_measures_a_healthy_node_and_remembers_it(tmp_path: Path) -> N
         ("storage", "write_bandwidth"),
         ("storage", "refusals"),
     ]
-    assert {item.verdict for item in measured} == {Verdict.PASS}
+    assert {item.verdict for item in measured} == {CheckVerdict.PASS}
     assert all(item.value > 0 for item in measured if item.baseline_key)
     (digest,) = {item.digest for item in measured if item.metric == "differing_elements"}
     assert len(digest) == 64
@@ -93,7 +93,7 @@ def test_unusable_baseline_file_does_not_stop_the_checks(tmp_path: Path) -> None
     baseline.parent.mkdir()
     baseline.write_text("not json")
     found = run_preflight(tmp_path, "--checkpoint-url", "s3://bucket/run")
-    assert found[-1].verdict is Verdict.SKIP
+    assert found[-1].verdict is CheckVerdict.SKIP
     assert found[-1].detail == "only folders of this machine are probed here, not s3://bucket/run"
     assert len(Baseline.from_json(baseline.read_text()).runs) == 5
 
@@ -128,7 +128,7 @@ def test_a_device_that_is_wrong_only_under_load_is_found(monkeypatch: pytest.Mon
     assert found["compute.differing_elements"].value == 0
     assert found["compute.differing_elements_under_load"].value > 0
     under_load = judge(found["compute.differing_elements_under_load"], Baseline(), "node-0")
-    assert under_load.verdict is Verdict.FAIL
+    assert under_load.verdict is CheckVerdict.FAIL
 
 
 def test_same_nan_is_the_same_and_other_zero_is_not() -> None:
@@ -205,7 +205,7 @@ def test_stores_of_any_kind_are_tried_and_refusals_speak_against_no_node(
     assert found["storage.refusals"].value == float(bool(refusal))
     assert (refusal or "can be written") in found["storage.refusals"].detail
     verdict = judge(found["storage.refusals"], Baseline(), "node-0").verdict
-    assert verdict is (Verdict.WARN if refusal else Verdict.PASS)
+    assert verdict is (CheckVerdict.WARN if refusal else CheckVerdict.PASS)
 
 
 def test_without_a_job_there_is_no_checkpoint_path_to_probe() -> None:
@@ -226,7 +226,7 @@ def test_storage_that_cannot_be_written_speaks_against_no_node(tmp_path: Path) -
     found = collect(storage.run, context(checkpoint_url=str(tmp_path / "file")))
     refusal = found["storage.refusals"]
     assert "File exists" in refusal.detail
-    assert judge(refusal, Baseline(), "node-0").verdict is Verdict.WARN
+    assert judge(refusal, Baseline(), "node-0").verdict is CheckVerdict.WARN
 
 
 @pytest.mark.parametrize(

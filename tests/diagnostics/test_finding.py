@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnostics.core.finding import Finding, Localises, Measurement, ThresholdSource, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Localises, Measurement, ThresholdSource
 from outlast.v1 import diagnostics_pb2
 from tests.diagnostics.build import finding, measurement
 
@@ -19,7 +19,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 @given(
     value=NUMBERS,
     threshold=st.none() | NUMBERS,
-    verdict=st.sampled_from(Verdict),
+    verdict=st.sampled_from(CheckVerdict),
     source=st.sampled_from(ThresholdSource),
     localises=st.sampled_from(Localises),
     detail=st.text(),
@@ -27,7 +27,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 def test_finding_survives_json(
     value: float,
     threshold: float | None,
-    verdict: Verdict,
+    verdict: CheckVerdict,
     source: ThresholdSource,
     localises: Localises,
     detail: str,
@@ -51,7 +51,7 @@ def test_measurement_survives_json() -> None:
 
 
 def test_finding_mirrors_the_protobuf_message() -> None:
-    sent = finding(Verdict.WARN)
+    sent = finding(CheckVerdict.WARN)
     message = diagnostics_pb2.Finding(**sent.to_fields())
     assert message.verdict == "warn"
     assert message.threshold == 40.0
@@ -59,14 +59,14 @@ def test_finding_mirrors_the_protobuf_message() -> None:
 
 
 def test_absent_threshold_stays_absent_in_the_protobuf_message() -> None:
-    fields = finding(Verdict.PASS, threshold=None).to_fields()
+    fields = finding(CheckVerdict.PASS, threshold=None).to_fields()
     assert not diagnostics_pb2.Finding(**fields).HasField("threshold")
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_value_that_is_not_finite_is_refused(number: float) -> None:
     with pytest.raises(ValueError, match="value is"):
-        finding(Verdict.PASS, value=number)
+        finding(CheckVerdict.PASS, value=number)
 
 
 def change(line: str, **changes: object) -> str:
@@ -86,7 +86,7 @@ def change(line: str, **changes: object) -> str:
 )
 def test_line_that_does_not_fit_is_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Finding.from_json(change(finding(Verdict.PASS).to_json(), **changes))
+        Finding.from_json(change(finding(CheckVerdict.PASS).to_json(), **changes))
 
 
 @pytest.mark.parametrize("line", ["", "null", "[]", "{}", '{"test": "compute"'])

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from controller.core.edge.operations import operation_of
 from controller.operations import set_operation
+from diagnostics.core.describe_ranks import where_all_stand
 from diagnostics.core.hang import HangKind, analyse
 from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
-from diagnostics.core.rank_words import where_all_stand
 from outlast.blackbox import Group, Op, Phase, Present, Reader, Writer
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
@@ -311,7 +311,7 @@ def test_a_stopped_rank_is_named_wherever_it_stands() -> None:
     ]
     verdict = analyse(facts)
     assert (verdict.kind, verdict.culprits) == (HangKind.STOPPED, (1,))
-    assert not verdict.is_users
+    assert not verdict.is_program_error
     assert where_all_stand(facts) == [
         "rank 1 in dp all_reduce #4 (gradient_sync, stopped)",
         "ranks 0, 2 in dp all_reduce #4 (gradient_sync)",

@@ -15,7 +15,7 @@ from diagnostics.checks import gpu, inventory, rdma
 from diagnostics.checks.base import SkipCheckError
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.counters import Snapshot, risen
-from diagnostics.core.finding import Finding, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding
 from diagnostics.core.nvidia import GpuState, gpus_in, xids_in
 from diagnostics.core.perftest import NoDeviceError, average_gbit_per_s
 from diagnostics.core.verdicts import judge
@@ -109,14 +109,14 @@ def test_what_the_driver_says_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
-        ({}, Verdict.PASS),
-        ({"uncorrectable_errors": 1}, Verdict.FAIL),
-        ({"has_remap_failed": True}, Verdict.FAIL),
-        ({"slowdowns": ("hw_slowdown",)}, Verdict.FAIL),
-        ({"is_remap_pending": True}, Verdict.WARN),
+        ({}, CheckVerdict.PASS),
+        ({"uncorrectable_errors": 1}, CheckVerdict.FAIL),
+        ({"has_remap_failed": True}, CheckVerdict.FAIL),
+        ({"slowdowns": ("hw_slowdown",)}, CheckVerdict.FAIL),
+        ({"is_remap_pending": True}, CheckVerdict.WARN),
     ],
 )
-def test_states_of_devices_are_judged(change: dict[str, object], verdict: Verdict) -> None:
+def test_states_of_devices_are_judged(change: dict[str, object], verdict: CheckVerdict) -> None:
     state = replace(HEALTHY, **change)  # type: ignore[arg-type]  # field values of any type
     findings = [judge(item, Baseline(), "n0") for item in gpu.measurements((state,), 0.1)]
     assert _worst(findings) is verdict
@@ -124,7 +124,7 @@ def test_states_of_devices_are_judged(change: dict[str, object], verdict: Verdic
 
 def test_a_driver_without_devices_fails() -> None:
     findings = [judge(item, Baseline(), "n0") for item in gpu.measurements((), 0.1)]
-    assert _worst(findings) is Verdict.FAIL
+    assert _worst(findings) is CheckVerdict.FAIL
 
 
 def test_errors_that_speak_against_a_device_are_found_in_the_kernels_log() -> None:
@@ -169,7 +169,7 @@ def look(machine: Path) -> dict[str, Finding]:
 
 def test_a_first_look_only_remembers(machine: Path) -> None:
     found = look(machine)
-    assert {item.verdict for item in found.values()} == {Verdict.PASS}
+    assert {item.verdict for item in found.values()} == {CheckVerdict.PASS}
     assert found["memory"].value == pytest.approx(23.54, abs=0.01)
     assert found["counters_at_rest"].value == 6
     assert found["mlx5_0.1.down"].value == 0
@@ -182,23 +182,23 @@ def test_what_has_risen_since_the_last_look_warns(machine: Path) -> None:
     # Within what a healthy port may show.
     write(machine, "sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error", "60")
     found = look(machine)
-    warned = [name for name, item in found.items() if item.verdict is Verdict.WARN]
+    warned = [name for name, item in found.items() if item.verdict is CheckVerdict.WARN]
     assert warned == ["net.eth0.carrier_down_count.rise", "rdma.mlx5_0.1.link_downed.rise"]
     assert found["net.eth0.carrier_down_count.rise"].value == 2
-    assert found["rdma.mlx5_0.1.symbol_error.rise"].verdict is Verdict.PASS
-    assert {item.verdict for item in look(machine).values()} == {Verdict.PASS}
+    assert found["rdma.mlx5_0.1.symbol_error.rise"].verdict is CheckVerdict.PASS
+    assert {item.verdict for item in look(machine).values()} == {CheckVerdict.PASS}
 
 
 def test_a_port_without_a_cable_is_no_fault_and_one_that_lost_it_is(machine: Path) -> None:
     write(machine, "sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN")
     for _ in range(2):
         second = look(machine)["mlx5_1.1.down"]
-        assert second.verdict is Verdict.WARN
+        assert second.verdict is CheckVerdict.WARN
         assert "never seen active" in second.detail
     write(machine, "sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
     write(machine, "proc/sys/kernel/random/boot_id", "boot-2")
     for _ in range(2):
-        assert look(machine)["mlx5_0.1.down"].verdict is Verdict.FAIL
+        assert look(machine)["mlx5_0.1.down"].verdict is CheckVerdict.FAIL
 
 
 def test_a_dead_port_and_a_lost_bit_of_memory_fail(machine: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_dead_port_and_a_lost_bit_of_memory_fail(machine: Path) -> None:
     write(machine, "sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
     write(machine, "sys/devices/system/edac/mc/mc0/ue_count", "1")
     found = look(machine)
-    failed = [name for name, item in found.items() if item.verdict is Verdict.FAIL]
+    failed = [name for name, item in found.items() if item.verdict is CheckVerdict.FAIL]
     assert failed == ["mlx5_0.1.down", "edac.mc0.ue_count"]
 
 
@@ -220,6 +220,6 @@ def test_counters_of_another_boot_are_no_comparison() -> None:
         Snapshot.from_json("{}")
 
 
-def _worst(findings: list[Finding]) -> Verdict:
-    order = (Verdict.FAIL, Verdict.WARN, Verdict.PASS)
+def _worst(findings: list[Finding]) -> CheckVerdict:
+    order = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS)
     return min((finding.verdict for finding in findings), key=order.index)

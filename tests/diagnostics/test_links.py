@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.finding import Finding, ThresholdSource, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, ThresholdSource
 from diagnostics.core.links import (
     BANDWIDTH,
     BROKEN,
@@ -119,7 +119,7 @@ def test_healthy_values_that_spread_by_less_than_two_name_nobody(
 
 def pair_finding(metric: str, value: float, **changes: object) -> Finding:
     return finding(
-        Verdict.PASS,
+        CheckVerdict.PASS,
         **{
             "test": "pair",
             "node": "a",
@@ -133,9 +133,11 @@ def pair_finding(metric: str, value: float, **changes: object) -> Finding:
 
 
 def test_only_an_exchange_that_broke_between_two_sound_sides_is_held_against_them() -> None:
-    broke = replace(pair_finding(BROKEN, 1.0), verdict=Verdict.FAIL, detail="no guest within 20 s")
+    broke = replace(
+        pair_finding(BROKEN, 1.0), verdict=CheckVerdict.FAIL, detail="no guest within 20 s"
+    )
     also = replace(broke, node="b", detail="timed out")
-    died = finding(Verdict.ERROR, node="b", metric="", detail="killed by SIGKILL")
+    died = finding(CheckVerdict.ERROR, node="b", metric="", detail="killed by SIGKILL")
 
     def judged(*sides: list[Finding] | None) -> tuple[Outcome, str]:
         item = exchange_of(("a", "b"), 0, sides, is_disturbed=False)
@@ -183,10 +185,10 @@ def test_reports_name_the_link_and_clear_the_others() -> None:
     ]
     verdict = conclude(nodes, tests)
     bad = link_finding(("n1", "n3"), exchanges, stick, verdict)
-    assert (bad.verdict, bad.node, bad.peer) == (Verdict.FAIL, "n1", "n3")
+    assert (bad.verdict, bad.node, bad.peer) == (CheckVerdict.FAIL, "n1", "n3")
     assert (bad.value, bad.threshold, bad.threshold_source) == (0.02, 0.5, ThresholdSource.PEERS)
     assert "tried 3 times" in bad.detail
-    assert link_finding(("n0", "n1"), exchanges, stick, verdict).verdict is Verdict.PASS
+    assert link_finding(("n0", "n1"), exchanges, stick, verdict).verdict is CheckVerdict.PASS
 
 
 def test_links_of_a_bad_node_are_not_blamed_themselves() -> None:
@@ -200,7 +202,9 @@ def test_links_of_a_bad_node_are_not_blamed_themselves() -> None:
     ]
     verdict = conclude(nodes, tests)
     assert verdict.bad_nodes == ("n2",)
-    assert link_finding(("n0", "n2"), exchanges, stick, verdict).verdict is Verdict.INCONCLUSIVE
+    assert (
+        link_finding(("n0", "n2"), exchanges, stick, verdict).verdict is CheckVerdict.INCONCLUSIVE
+    )
     named = node_finding("n2", exchanges, stick)
-    assert named.verdict is Verdict.FAIL
+    assert named.verdict is CheckVerdict.FAIL
     assert "every partner (n0, n1, n3)" in named.detail

@@ -15,7 +15,7 @@ from diagnostics.core.pace import (
     USUAL_FLOOR_S,
     Look,
     Pace,
-    Standing,
+    Stall,
 )
 from outlast.blackbox import Phase
 
@@ -67,7 +67,7 @@ def looks(spans: list[Span], *, period_s: float = PERIOD_S) -> Iterator[Look]:
         done += span.ends_step
 
 
-def replay(pace: Pace, seen: Iterator[Look]) -> list[Standing]:
+def replay(pace: Pace, seen: Iterator[Look]) -> list[Stall]:
     return [pace.look(look) for look in seen]
 
 
@@ -128,8 +128,8 @@ def test_slow_evaluations_raise_nothing(step_s: float, eval_s: float, last: floa
     """The first one, and one that takes half as long again as any before."""
     spans = steps(20, step_s, eval_every=5, eval_s=eval_s)
     spans += [*steps(5, step_s), Span(Phase.EVALUATION, last * eval_s), *steps(2, step_s)]
-    standings = replay(Pace(), looks(spans))
-    assert not any(standing.is_over for standing in standings)
+    stalls = replay(Pace(), looks(spans))
+    assert not any(standing.is_over for standing in stalls)
 
 
 def test_a_checkpoint_that_takes_five_times_as_long_for_once_raises_nothing() -> None:
@@ -163,12 +163,12 @@ def test_a_rank_that_gets_no_cpu_does_not_hang() -> None:
 def test_the_first_steps_have_no_learned_limit() -> None:
     """They compile, warm up and touch their memory for the first time."""
     slow_start = [Span(Phase.FORWARD_BACKWARD, 300.0, ends_step=True), *steps(2, 60.0)]
-    standings = replay(Pace(), looks(slow_start))
-    assert {standing.limit_s for standing in standings} == {None}
-    assert "recovery.hang_timeout_s" in standings[0].source
+    stalls = replay(Pace(), looks(slow_start))
+    assert {standing.limit_s for standing in stalls} == {None}
+    assert "recovery.hang_timeout_s" in stalls[0].source
 
 
-def started(attempts: list[list[Span]]) -> list[list[Standing]]:
+def started(attempts: list[list[Span]]) -> list[list[Stall]]:
     """How a rank stood in each of several attempts."""
     pace = Pace()
     found = []
@@ -206,13 +206,13 @@ def test_a_stopped_process_is_found_though_nothing_is_known_of_its_phase(phase: 
     pace = Pace()
     begun = Look(at_s=0.0, place=(1,), phase=phase, num_steps=0, phases_s={})
     pace.look(begun)
-    standings = [
+    stalls = [
         pace.look(last_look([begun], at_s=number * PERIOD_S, is_stopped=True))
         for number in range(1, 20)
     ]
-    assert standings[-1].is_over
-    assert "stopped by a signal" in standings[-1].source
-    assert next(each.stands_s for each in standings if each.is_over) < STOPPED_S + 2 * PERIOD_S
+    assert stalls[-1].is_over
+    assert "stopped by a signal" in stalls[-1].source
+    assert next(each.stands_s for each in stalls if each.is_over) < STOPPED_S + 2 * PERIOD_S
 
 
 def test_what_was_learned_outlives_an_attempt_and_where_it_stood_does_not() -> None:
@@ -235,9 +235,9 @@ def test_a_limit_says_where_it_comes_from() -> None:
 
 
 def test_a_rank_stands_for_too_long_only_when_its_limit_is_known() -> None:
-    over = Standing(stands_s=2.0, limit_s=1.0, source="")
-    within = Standing(stands_s=2.0, limit_s=30.0, source="")
-    unknown = Standing(stands_s=2.0, limit_s=None, source="")
+    over = Stall(stands_s=2.0, limit_s=1.0, source="")
+    within = Stall(stands_s=2.0, limit_s=30.0, source="")
+    unknown = Stall(stands_s=2.0, limit_s=None, source="")
     assert over.is_over
     assert not within.is_over
     assert not unknown.is_over

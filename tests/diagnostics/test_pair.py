@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from diagnostics.core.finding import Finding, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding
 from diagnostics.core.links import BANDWIDTH, BROKEN, WRONG
 from diagnostics.core.orders import Order, OrderKind
 
@@ -101,7 +101,7 @@ def test_a_guest_that_never_comes_is_noticed_in_time(nodes: tuple[Node, Node]) -
     host.order(replace(HOST, deadline_s=4.0))
     assert "listening" in host.line()
     (trouble,) = host.findings()
-    assert (trouble.metric, trouble.verdict) == (BROKEN, Verdict.FAIL)
+    assert (trouble.metric, trouble.verdict) == (BROKEN, CheckVerdict.FAIL)
     assert trouble.peer == "n1"
 
 
@@ -115,7 +115,7 @@ def test_a_guest_that_dies_is_noticed_and_the_runner_goes_on(nodes: tuple[Node, 
     # It may die after the exchange, just before it takes its leave.
     assert seen in ([BROKEN], [WRONG, BANDWIDTH, BROKEN], [WRONG, BANDWIDTH])
     (own,) = guest.findings()
-    assert own.verdict is Verdict.ERROR
+    assert own.verdict is CheckVerdict.ERROR
     assert "SIGKILL" in own.detail
     # Both are ready for the next one.
     host.order(HOST)
@@ -127,7 +127,7 @@ def test_an_address_of_another_machine_cannot_be_listened_on(nodes: tuple[Node, 
     host, _ = nodes
     host.order(replace(HOST, address="192.0.2.1"))
     (trouble,) = host.findings()
-    assert trouble.verdict is Verdict.ERROR
+    assert trouble.verdict is CheckVerdict.ERROR
     assert "cannot listen on 192.0.2.1" in trouble.detail
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from diagnostics.core.baseline import Baseline
-from diagnostics.core.finding import Finding, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding
 from diagnostics.core.verdicts import fold
 from tests.diagnostics.build import KEY
 
@@ -34,7 +34,7 @@ def run(
     return [Finding.from_json(line) for line in done.stdout.splitlines()]
 
 
-def verdicts(findings: list[Finding]) -> list[Verdict]:
+def verdicts(findings: list[Finding]) -> list[CheckVerdict]:
     return [finding.verdict for finding in findings]
 
 
@@ -63,27 +63,27 @@ def wait_until(condition: object, what: str, timeout_s: float = 30.0) -> None:
 
 
 def test_healthy_values_pass_and_enter_the_baseline(tmp_path: Path) -> None:
-    assert verdicts(run(tmp_path, "good")) == [Verdict.PASS]
+    assert verdicts(run(tmp_path, "good")) == [CheckVerdict.PASS]
     assert remembered(tmp_path).runs[KEY] == (100.0,) * 4
 
 
 def test_checks_run_in_the_order_of_the_suite(tmp_path: Path) -> None:
     found = run(tmp_path, "good", "skips", "raises")
     assert [finding.test for finding in found] == ["compute", "skips", "raises"]
-    assert verdicts(found) == [Verdict.PASS, Verdict.SKIP, Verdict.ERROR]
+    assert verdicts(found) == [CheckVerdict.PASS, CheckVerdict.SKIP, CheckVerdict.ERROR]
     assert found[1].detail == "there is no such device"
     assert found[2].detail == "OSError: the driver is gone"
 
 
 def test_what_a_check_prints_never_mixes_with_findings(tmp_path: Path) -> None:
-    assert verdicts(run(tmp_path, "prints")) == [Verdict.PASS]
+    assert verdicts(run(tmp_path, "prints")) == [CheckVerdict.PASS]
 
 
 def test_check_past_its_deadline_is_killed_with_its_children(tmp_path: Path) -> None:
     found = run(tmp_path, "hangs", "good", check_deadline_s=1.0)
-    assert verdicts(found) == [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.PASS]
+    assert verdicts(found) == [CheckVerdict.PASS, CheckVerdict.INCONCLUSIVE, CheckVerdict.PASS]
     assert found[1].detail == "still running after 1 s, so it was killed"
-    assert fold(found).verdict is Verdict.INCONCLUSIVE
+    assert fold(found).verdict is CheckVerdict.INCONCLUSIVE
     for pid in (tmp_path / "pids").read_text().split():
         wait_until(lambda pid=int(pid): not is_running(pid), f"process {pid} ends")
 
@@ -108,7 +108,7 @@ def test_programs_of_a_check_die_with_it_at_its_deadline(tmp_path: Path) -> None
     program.chmod(0o755)
     (tmp_path / "devices" / "mlx5_0").mkdir(parents=True)
     found = run(tmp_path, "rdma_to_itself", check_deadline_s=1.0)
-    assert verdicts(found) == [Verdict.INCONCLUSIVE]
+    assert verdicts(found) == [CheckVerdict.INCONCLUSIVE]
     pids = (tmp_path / "pids").read_text().split()
     assert len(pids) == 2
     for pid in pids:
@@ -117,16 +117,16 @@ def test_programs_of_a_check_die_with_it_at_its_deadline(tmp_path: Path) -> None
 
 def test_crash_of_a_check_is_an_error_and_not_bad_hardware(tmp_path: Path) -> None:
     found = run(tmp_path, "crashes")
-    assert verdicts(found) == [Verdict.PASS, Verdict.ERROR]
+    assert verdicts(found) == [CheckVerdict.PASS, CheckVerdict.ERROR]
     assert found[1].detail == "the check's process: killed by SIGSEGV"
-    assert fold(found).verdict is Verdict.ERROR
+    assert fold(found).verdict is CheckVerdict.ERROR
 
 
 def test_slow_value_is_believed_after_three_tries(tmp_path: Path) -> None:
     found = run(tmp_path, "slow")
     assert [(finding.test, finding.verdict) for finding in found] == [
-        ("memory", Verdict.PASS),
-        ("compute", Verdict.FAIL),
+        ("memory", CheckVerdict.PASS),
+        ("compute", CheckVerdict.FAIL),
     ]
     assert found[1].detail == "10% of its own median 100 GFLOP/s; try 3"
     assert tries(tmp_path) == 3
@@ -136,7 +136,7 @@ def test_slow_value_is_believed_after_three_tries(tmp_path: Path) -> None:
 
 def test_value_that_was_slow_by_chance_passes(tmp_path: Path) -> None:
     found = run(tmp_path, "slow_once")
-    assert verdicts(found) == [Verdict.PASS, Verdict.PASS]
+    assert verdicts(found) == [CheckVerdict.PASS, CheckVerdict.PASS]
     assert found[1].detail == "95% of its own median 100 GFLOP/s; try 2"
     assert tries(tmp_path) == 2
     assert remembered(tmp_path).runs[KEY] == (100.0, 100.0, 100.0, 95.0)
@@ -144,20 +144,20 @@ def test_value_that_was_slow_by_chance_passes(tmp_path: Path) -> None:
 
 def test_slow_value_without_time_for_a_repeat_is_inconclusive(tmp_path: Path) -> None:
     found = run(tmp_path, "slow_and_long", deadline_s=3.0)
-    assert verdicts(found) == [Verdict.INCONCLUSIVE]
+    assert verdicts(found) == [CheckVerdict.INCONCLUSIVE]
     assert found[0].detail.endswith("it could not be repeated")
     assert tries(tmp_path) == 1
 
 
 def test_wrong_data_is_believed_at_once(tmp_path: Path) -> None:
     found = run(tmp_path, "flips")
-    assert verdicts(found) == [Verdict.FAIL]
+    assert verdicts(found) == [CheckVerdict.FAIL]
     assert tries(tmp_path) == 1
 
 
 def test_check_without_time_left_is_inconclusive(tmp_path: Path) -> None:
     found = run(tmp_path, "good", deadline_s=0.01)
-    assert verdicts(found) == [Verdict.INCONCLUSIVE]
+    assert verdicts(found) == [CheckVerdict.INCONCLUSIVE]
     assert found[0].detail == "no time was left for it"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.cli import checkpoints, fleet, incidents, jobs, words
+from outlast.cli import checkpoints, describe, fleet, incidents, jobs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 HEADERS = {
@@ -34,7 +34,7 @@ def test_tables_have_the_columns_of_their_commands(first: str) -> None:
 def test_sentences_about_a_job_are_those_of_status() -> None:
     shown = re.findall(r"^It (?:is|has|was) .*$", PAGE, re.MULTILINE)
     assert shown
-    assert set(shown) <= set(words._MEANING.values())
+    assert set(shown) <= set(describe._MEANING.values())
 
 
 def test_what_is_shown_fits_80_columns() -> None:

@@ -120,7 +120,7 @@ def test_host_that_a_person_must_look_at_is_not_tried(record: NodeRecord, seen: 
     assert "ProbeHost" not in kinds(plan.actions)
 
 
-# Signs
+# HostEvents
 
 
 def looked(reconciler: Reconciler, seen: Host | None, *pods: Pod, now_s: float = 0.0) -> object:

@@ -15,9 +15,9 @@ from controller.core.states import NodeState
 from controller.failure import Failure
 from controller.kube.api import Kind, KubeApi, Listing, WatchStream
 from controller.kube.errors import RefusedError, UnreachableError
+from controller.kube.informer import Informer
 from controller.kube.observed import Json
 from controller.kube.reconcile import Reconciler
-from controller.kube.watch import Informer
 from controller.options import Options
 from outlast.ids import JobId
 from tests.kube.cluster import Kube

@@ -12,8 +12,8 @@ import pytest
 
 from controller.failure import Failure
 from controller.kube.api import Kind, Listing
+from controller.kube.informer import Informer
 from controller.kube.observed import Host, Json, read_host
-from controller.kube.watch import Informer
 from tests.kube.fleets import HURRIED
 
 

@@ -23,7 +23,7 @@ from outlast.layout import Layout
 from outlast.sizing.partition import stage_parts
 from outlast.skipped import StepRange
 from outlast.spec import JobSpec
-from tests.checkpoint.lanes import GatedLane
+from tests.checkpoint.copy_streams import GatedCopyStream
 from tests.contracts import contract_of
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
@@ -257,7 +257,7 @@ def train_late(
 ) -> dict[str, Any]:
     """As `train`, with copies to host memory that end late in the next step."""
     stage.BATCH_BYTES = 1
-    worker.lane_of = lambda *_, **__: GatedLane(after_s=0.002)
+    worker.copy_stream_for = lambda *_, **__: GatedCopyStream(after_s=0.002)
     return train(context, folder, spec, attempt, stop_after)
 
 

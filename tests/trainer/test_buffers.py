@@ -16,7 +16,7 @@ def on_paper(name: str, p: int, m: int, v: int, extra: int) -> tuple[int, ...]:
         forward_only(p, m, num_chunks=v),
     )
     found = [num_buffers(each, range(p)) for each in schedules]
-    return tuple(sum(sum(lanes[stage].values()) for lanes in found) for stage in range(p))
+    return tuple(sum(sum(channels[stage].values()) for channels in found) for stage in range(p))
 
 
 @pytest.mark.parametrize("p", [2, 3, 5, 8])

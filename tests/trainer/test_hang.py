@@ -31,7 +31,7 @@ def test_groups_in_another_order_are_told_apart_as_the_program_s_mistake(
 ) -> None:
     verdict = verdict_of(ranks.run(swapped_groups, 4, str(tmp_path)), SQUARE)
     assert verdict.kind is HangKind.ORDER_MISMATCH
-    assert verdict.is_users
+    assert verdict.is_program_error
     assert set(verdict.culprits) == {0, 1, 2, 3}
     assert "operations out of order" in verdict.reason
 
@@ -41,7 +41,7 @@ def test_broadcasts_of_other_roots_are_told_apart_as_the_program_s_mistake(
 ) -> None:
     verdict = verdict_of(ranks.run(swapped_roots, 2, str(tmp_path)), PAIR)
     assert verdict.kind is HangKind.OPERATION_MISMATCH
-    assert verdict.is_users
+    assert verdict.is_program_error
     assert "rank 0 is in dp broadcast #2 from 1 while rank 1 is in dp broadcast #2 from 0" in (
         verdict.reason
     )

@@ -16,7 +16,7 @@ from outlast.blackbox import Group, Op
 from outlast.layout import Coordinate, Layout
 from trainer.core.schedule import Schedule, build, check, forward_only
 from trainer.core.schedule.messages import (
-    Lane,
+    Channel,
     arrivals,
     incoming,
     last_used,
@@ -84,17 +84,17 @@ def test_1f1b_needs_as_many_buffers_as_its_neighbours_hold_micro_batches(p: int,
     for stage in range(p):
         expected = {}
         if stage > 0:
-            expected[Lane(forward=True, chunk=0)] = in_flight[stage - 1]
+            expected[Channel(forward=True, chunk=0)] = in_flight[stage - 1]
         if stage < p - 1:
-            expected[Lane(forward=False, chunk=0)] = in_flight[stage]
+            expected[Channel(forward=False, chunk=0)] = in_flight[stage]
         assert num_buffers(schedule, {stage}) == {stage: expected}
 
 
-def buffers_by_definition(schedule: Schedule, stage: int) -> dict[Lane, int]:
+def buffers_by_definition(schedule: Schedule, stage: int) -> dict[Channel, int]:
     """Before each of its actions `stage` is late: the others go on until they must wait."""
     replay, others = Replay(schedule), [s for s in range(schedule.num_stages) if s != stage]
-    alive: Counter[Lane] = Counter()
-    most: dict[Lane, int] = {}
+    alive: Counter[Channel] = Counter()
+    most: dict[Channel, int] = {}
     for action in schedule.actions[stage]:
         ran = True
         while ran:
@@ -102,12 +102,14 @@ def buffers_by_definition(schedule: Schedule, stage: int) -> dict[Lane, int]:
             ran = any(what is not None for _, what in done)
             for message in (outgoing(schedule, s, what) for s, what in done if what):
                 if message is not None and message.receiver == stage:
-                    alive[message.lane] += 1
-                    most[message.lane] = max(most.get(message.lane, 0), alive[message.lane])
+                    alive[message.channel] += 1
+                    most[message.channel] = max(
+                        most.get(message.channel, 0), alive[message.channel]
+                    )
         replay.advance(stage)
-        alive.subtract(message.lane for message in last_used(schedule, stage, action))
+        alive.subtract(message.channel for message in last_used(schedule, stage, action))
     limit = schedule.num_micro_batches if schedule.trains else 2 * schedule.num_stages
-    return {lane: min(count, limit) for lane, count in most.items()}
+    return {channel: min(count, limit) for channel, count in most.items()}
 
 
 @unhurried
@@ -226,8 +228,10 @@ def test_evaluation_ends_though_senders_wait_for_buffers(p: int, m: int, v: int)
     """Nothing but the buffers holds a stage back, and they are enough to go on."""
     schedule = forward_only(p, m, num_chunks=v)
     limits = num_buffers(schedule, range(p))
-    assert all(count <= 2 * p for lanes in limits.values() for count in lanes.values())
-    free = {(stage, lane): count for stage in range(p) for lane, count in limits[stage].items()}
+    assert all(count <= 2 * p for channels in limits.values() for count in channels.values())
+    free = {
+        (stage, channel): count for stage in range(p) for channel, count in limits[stage].items()
+    }
     replay = Replay(schedule)
     progress = True
     while progress:
@@ -237,15 +241,15 @@ def test_evaluation_ends_though_senders_wait_for_buffers(p: int, m: int, v: int)
             if upcoming is None:
                 continue
             made = outgoing(schedule, stage, upcoming)
-            if made is not None and free[made.receiver, made.lane] == 0:
+            if made is not None and free[made.receiver, made.channel] == 0:
                 continue
             if replay.advance(stage) is None:
                 continue
             progress = True
             if made is not None:
-                free[made.receiver, made.lane] -= 1
+                free[made.receiver, made.channel] -= 1
             for message in last_used(schedule, stage, upcoming):
-                free[stage, message.lane] += 1
+                free[stage, message.channel] += 1
     assert [replay.next_action(stage) for stage in range(p)] == [None] * p
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.core.sealed import canonical
+from checkpoint.core.checked_json import canonical
 from checkpoint.stage import slotfile
 from checkpoint.stage.damage import take_notes
 from checkpoint.stage.slot_sums import ensure_sums

@@ -75,4 +75,4 @@ def _on_paper(stages: int, micro_batches: int, chunks: int) -> tuple[int, ...]:
     training = build("interleaved", stages, micro_batches, num_chunks=chunks)
     evaluation = forward_only(stages, micro_batches, num_chunks=chunks)
     both = [num_buffers(each, range(stages)) for each in (training, evaluation)]
-    return tuple(sum(sum(lanes[stage].values()) for lanes in both) for stage in range(stages))
+    return tuple(sum(sum(channels[stage].values()) for channels in both) for stage in range(stages))

@@ -281,7 +281,7 @@ class BackendComm(Comm):
     def _end_wait(self, wait: _Wait, now_ns: int) -> None:
         self.waited_ns += now_ns - wait.since_ns
         self._land(now_ns)
-        if self._timeline.is_late:
+        if self._timeline.is_async:
             self._recorder.ended(self._record(wait, now_ns))
         else:
             self._recorder.leave()

@@ -1,9 +1,9 @@
 """The messages of one pipeline step on one rank.
 
 Receives are posted ahead, per sender in the order in which it sends, each into
-a buffer of its lane. A buffer is free again after its message's last use; then
+a buffer of its channel. A buffer is free again after its message's last use; then
 the next receive takes it. `trainer.core.schedule.messages` says how many
-buffers a lane needs so that no send ever waits for a late receiver.
+buffers a channel needs so that no send ever waits for a late receiver.
 
 All is posted ahead only as far as the schedule can need: posting a whole step
 would hold as many buffers as there are micro-batches, and on NCCL, which has no
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outlast.blackbox import Op
 from trainer.core.schedule import Schedule
-from trainer.core.schedule.messages import Lane, Message, arrivals, links, num_buffers
+from trainer.core.schedule.messages import Channel, Message, arrivals, links, num_buffers
 from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
 from trainer.parallel.mesh import Mesh
 
@@ -89,20 +89,20 @@ class Mailbox:
         self._connected = mesh.device.type != "cuda"
         self._arrivals = arrivals(schedule, stage)
         self._free = {
-            lane: [like.new_empty(like.shape) for _ in range(count)]
-            for lane, count in buffers[stage].items()
+            channel: [like.new_empty(like.shape) for _ in range(count)]
+            for channel, count in buffers[stage].items()
         }
         # As many sends may be under way as the receiver has buffers for.
         self._capacity = {
-            (receiver, lane): count
+            (receiver, channel): count
             for receiver in neighbours
-            for lane, count in buffers[receiver].items()
+            for channel, count in buffers[receiver].items()
         }
         self._expected: dict[int, deque[Message]] = {}
         # Of each sender, receives that are posted and not yet waited for.
         self._num_posted: dict[int, int] = {}
         self._received: dict[Message, _Received] = {}
-        self._sends: dict[tuple[int, Lane], deque[tuple[Message, Pending, Tensor]]] = {}
+        self._sends: dict[tuple[int, Channel], deque[tuple[Message, Pending, Tensor]]] = {}
 
     def connect(self) -> None:
         """Exchange one number over every link of this stage.
@@ -147,12 +147,12 @@ class Mailbox:
 
     def release(self, message: Message) -> None:
         """The message was used for the last time: its buffer takes the next one."""
-        self._free[message.lane].append(self._received.pop(message).buffer)
+        self._free[message.channel].append(self._received.pop(message).buffer)
         self._post(message.sender)
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """Start to send; the tensor is kept, and must stay as it is, until that has ended."""
-        channel = (message.receiver, message.lane)
+        channel = (message.receiver, message.channel)
         under_way = self._sends.setdefault(channel, deque())
         if len(under_way) == self._capacity[channel]:
             self._wait_for_send(*under_way.popleft())
@@ -173,14 +173,14 @@ class Mailbox:
         # Strictly in the sender's order. When the first has no free buffer, it cannot
         # have been sent yet, and so neither can those after it.
         expected, most = self._expected[sender], self._comm(sender, self._mesh.at.pp).most_receives
-        while expected and self._free[expected[0].lane]:
+        while expected and self._free[expected[0].channel]:
             if most is not None and self._num_posted[sender] >= most:
                 return
             self._post_next(sender)
 
     def _post_next(self, sender: int) -> None:
         message = self._expected[sender].popleft()
-        buffer = self._free[message.lane].pop()
+        buffer = self._free[message.channel].pop()
         work = self._comm(message.sender, message.receiver).post_recv(
             buffer, sender, self._tag(message)
         )

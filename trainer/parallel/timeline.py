@@ -37,7 +37,7 @@ class Timeline(Protocol):
     """Moments of one rank's work, in the order in which it is given."""
 
     @property
-    def is_late(self) -> bool:
+    def is_async(self) -> bool:
         """Moments are known later, and by the wall clock as in the black box."""
         ...
 
@@ -60,7 +60,7 @@ class Timeline(Protocol):
 class HostTimeline:
     """Work is done when it is given."""
 
-    is_late = False
+    is_async = False
     is_waited_for = False
 
     def stamp(self, note: Note) -> None:
@@ -82,7 +82,7 @@ class Event(Protocol):
 class DeviceTimeline:
     """Moments are events in the stream that work is given to."""
 
-    is_late = True
+    is_async = True
 
     def __init__(self, new_event: Callable[[], Event]) -> None:
         """`new_event` makes events that have the time, in the stream that is current then."""

@@ -58,7 +58,7 @@ class Saver(Protocol):
         replicated_step: int,
     ) -> bool: ...
 
-    def hold(self, tensor: Tensor) -> None: ...
+    def wait_before_write(self, tensor: Tensor) -> None: ...
 
     def finish(self, timeout_s: float | None = None) -> None: ...
 
@@ -263,7 +263,7 @@ class TrainLoop:
         state.optimizer.step(
             step - skipped,
             learning_rate,
-            changes=self._saver.hold,
+            changes=self._saver.wait_before_write,
             updated=state.data_parallel.updated,
         )
 

@@ -37,7 +37,7 @@ from checkpoint.replicas.placing import placement_of
 from checkpoint.restore.fetching import await_fetched
 from checkpoint.restore.peers import Peers
 from checkpoint.restore.restore import Node
-from checkpoint.stage.copy_stream import lane_of
+from checkpoint.stage.copy_stream import copy_stream_for
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slotfile import TABLE_FILE, read_table
 from checkpoint.stage.stager import Stager
@@ -186,7 +186,7 @@ def _resume(
         world_size=assignment.world_size,
         tensors=tensors,
         is_replicated=_is_replicated(assignment),
-        lane=lane_of(state.mesh.device, ranks_here=len(assignment.node_ranks)),
+        copy_stream=copy_stream_for(state.mesh.device, ranks_here=len(assignment.node_ranks)),
     )
     reach(CrashPoint.RESTORED)
     saver.resumed(resumed_step)

@@ -233,7 +233,7 @@ class CommandMachine:
         """Begin a step; whether something must happen before the next one."""
         command = running.command
         match step:
-            case Step.STACKS if not command.look_first:
+            case Step.STACKS if not command.capture_stacks:
                 return False
             case Step.ASK if not command.graceful:
                 return False

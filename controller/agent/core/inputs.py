@@ -21,7 +21,7 @@ class Command:
     graceful: bool = False
     timeout_s: float = 0.0
     # Of a stop: collect the stacks of the workers first.
-    look_first: bool = False
+    capture_stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

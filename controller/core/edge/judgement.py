@@ -17,10 +17,10 @@ from enum import StrEnum
 from controller.core.edge.operations import operation_of
 from controller.core.events import Detected, JobStalled
 from controller.core.kinds import Cause
+from diagnostics.core.describe_ranks import where_all_stand
 from diagnostics.core.hang import HangVerdict, analyse
 from diagnostics.core.pace import STOPPED_STATE
 from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
-from diagnostics.core.rank_words import where_all_stand
 from outlast.blackbox.records import Group, Phase, member
 from outlast.ids import Attempt, JobId
 from outlast.layout import Layout
@@ -79,7 +79,7 @@ class HangJudgement:
             detail=verdict.reason,
             limit=limit,
             stood="; ".join(stood),
-            is_users=verdict.is_users,
+            is_program_error=verdict.is_program_error,
         )
 
     def unexplained(self, why: str) -> JobStalled | Detected:

@@ -17,7 +17,7 @@ from controller.core.capacity import Capacity
 from controller.core.edge.operations import operation_of
 from controller.core.node_events import NodeJoined, NodeLeft, WorkerExited, WorkerStatus
 from diagnostics.core.exits import ExitFacts, classify
-from diagnostics.core.finding import Finding, Localises, ThresholdSource, Verdict
+from diagnostics.core.finding import CheckVerdict, Finding, Localises, ThresholdSource
 from diagnostics.core.stacks import fingerprint_of
 from diagnostics.core.verdicts import NodeVerdict, fold
 from outlast.failures import ErrorKind, FailureClass
@@ -33,7 +33,7 @@ _MAX_TRACEBACK = 16_000
 _MAX_STACKS = 64
 _MAX_MODEL = 100
 
-_Word = TypeVar("_Word", ThresholdSource, Verdict, Localises)
+_Word = TypeVar("_Word", ThresholdSource, CheckVerdict, Localises)
 
 # Of one heartbeat, in its order.
 RanksByAttempt = Mapping[tuple[JobId, Attempt], Sequence[agents_pb2.RankSummary]]
@@ -234,7 +234,7 @@ def finding_of(message: diagnostics_pb2.Finding) -> Finding:
         unit=message.unit,
         threshold=message.threshold if message.HasField("threshold") else None,
         threshold_source=_word(ThresholdSource, message.threshold_source, ThresholdSource.NONE),
-        verdict=_word(Verdict, message.verdict, Verdict.INCONCLUSIVE),
+        verdict=_word(CheckVerdict, message.verdict, CheckVerdict.INCONCLUSIVE),
         localises=_word(Localises, message.localises, Localises.NODE),
         detail=message.detail,
         duration_s=message.duration_s,

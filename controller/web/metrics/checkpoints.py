@@ -40,22 +40,22 @@ FAMILIES: tuple[Family, ...] = (STEP, INTERVAL, AT, SIZE, BYTES, DURATION, FAILU
 def collect(sources: Sources) -> Iterator[Metric]:
     """The families of this subject."""
     jobs = sources.shown_jobs()
-    tallies = [(job.job_id, sources.tally.job(job.job_id)) for job in jobs]
+    counted = [(job.job_id, sources.counters.job(job.job_id)) for job in jobs]
     yield STEP.of(((job.job_id,), job.committed_step or 0) for job in jobs)
     yield INTERVAL.of(
         ((job.job_id,), spec_of(job.spec_json).checkpoint.storage_interval_steps) for job in jobs
     )
-    done = [(job_id, counts) for job_id, counts in tallies if counts.committed_at_s is not None]
+    done = [(job_id, counts) for job_id, counts in counted if counts.committed_at_s is not None]
     yield AT.of(((job_id,), counts.committed_at_s or 0.0) for job_id, counts in done)
     yield SIZE.of(((job_id,), counts.committed_size_bytes) for job_id, counts in done)
-    yield BYTES.of(((job_id,), counts.stored_bytes) for job_id, counts in tallies)
+    yield BYTES.of(((job_id,), counts.stored_bytes) for job_id, counts in counted)
     yield DURATION.of(
         ((job_id, stage), distribution)
-        for job_id, counts in tallies
+        for job_id, counts in counted
         for stage, distribution in (("upload", counts.upload), ("commit", counts.commit))
     )
     yield FAILURES.of(
         ((job_id, stage), count)
-        for job_id, counts in tallies
+        for job_id, counts in counted
         for stage, count in counts.troubles.items()
     )

@@ -36,17 +36,17 @@ FAMILIES: tuple[Family, ...] = (RUNS, FINDINGS, BAD_LINKS, DURATION, MATMUL)
 
 def collect(sources: Sources) -> Iterator[Metric]:
     """The families of this subject."""
-    tally = sources.tally
+    counters = sources.counters
     nodes = sources.service.state.nodes
     present = {name for name, node in nodes.items() if node.state not in AWAY}
-    yield RUNS.of(tally.suites.items())
+    yield RUNS.of(counters.suites.items())
     yield FINDINGS.of(
-        (labels, count) for labels, count in tally.findings.items() if labels[0] in present
+        (labels, count) for labels, count in counters.findings.items() if labels[0] in present
     )
     yield BAD_LINKS.of(
-        (ends, count) for ends, count in tally.bad_links.items() if present.issuperset(ends)
+        (ends, count) for ends, count in counters.bad_links.items() if present.issuperset(ends)
     )
-    yield DURATION.of(((test,), distribution) for test, distribution in tally.checks.items())
+    yield DURATION.of(((test,), distribution) for test, distribution in counters.checks.items())
     yield MATMUL.of(
-        ((node,), flops) for node, flops in tally.matmul_flops.items() if node in present
+        ((node,), flops) for node, flops in counters.matmul_flops.items() if node in present
     )

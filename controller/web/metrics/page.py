@@ -48,7 +48,7 @@ class ControllerMetrics:
         """Every figure as it is now; call it in the controller's loop."""
         sources = self._sources
         assert sources is not None, "read_from comes first"
-        sources.tally.keep_only([job.job_id for job in sources.shown_jobs()])
+        sources.counters.keep_only([job.job_id for job in sources.shown_jobs()])
         yield from itself.collect(sources, self._commits)
         for subject in _SUBJECTS:
             yield from subject.collect(sources)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from controller.clock import SteadyClock
 from controller.core.edge.edge import Edge
 from controller.core.records import JobRecord
+from controller.counters import Counters
 from controller.effects import Effects
 from controller.service import Service
 from controller.sessions.incoming import Incoming
 from controller.sessions.session import Sessions
-from controller.tally import Tally
 
 # Long enough for any scraper to see how a job ended.
 ENDED_JOBS_S = 3_600.0
@@ -25,7 +25,7 @@ class Sources:
     edge: Edge
     sessions: Sessions
     effects: Effects
-    tally: Tally
+    counters: Counters
     incoming: Incoming
     clock: SteadyClock
 

@@ -57,7 +57,7 @@ FAMILIES: tuple[Family, ...] = (
 
 def collect(sources: Sources) -> Iterator[Metric]:
     """The families of this subject."""
-    curves, tally = sources.service.curves, sources.tally
+    curves, counters = sources.service.curves, sources.counters
     lasts = [
         (job, last) for job in sources.shown_jobs() if (last := curves.last(job.job_id)) is not None
     ]
@@ -67,10 +67,10 @@ def collect(sources: Sources) -> Iterator[Metric]:
     yield GRAD_NORM.of(((job.job_id,), last.grad_norm) for job, last in lasts)
     yield LEARNING_RATE.of(((job.job_id,), last.learning_rate) for job, last in lasts)
     yield TOKENS.of(((job.job_id,), curves.num_tokens(job.job_id)) for job, _ in lasts)
-    tallies = [(job.job_id, tally.job(job.job_id)) for job, _ in lasts]
-    yield DURATION.of(((job_id,), counts.steps) for job_id, counts in tallies)
-    yield GOODPUT.of(((job_id,), counts.goodput_s) for job_id, counts in tallies)
-    yield REDONE.of(((job_id,), counts.redone_steps) for job_id, counts in tallies)
+    counted = [(job.job_id, counters.job(job.job_id)) for job, _ in lasts]
+    yield DURATION.of(((job_id,), counts.steps) for job_id, counts in counted)
+    yield GOODPUT.of(((job_id,), counts.goodput_s) for job_id, counts in counted)
+    yield REDONE.of(((job_id,), counts.redone_steps) for job_id, counts in counted)
     yield from _speeds(sources, [job for job, _ in lasts])
 
 
@@ -117,7 +117,7 @@ def _peak(job: JobRecord, sources: Sources) -> _Peak | None:
 
 def _measured_peak(job: JobRecord, sources: Sources) -> _Peak | None:
     """FLOP/s of all workers in the matmul check; None where it does not apply."""
-    known = sources.tally.matmul_flops
+    known = sources.counters.matmul_flops
     nodes: list[NodeId] = [node for node in job.nodes if node is not None]
     rates = [known[node] for node in nodes if node in known]
     # The check is in float32: another precision has another peak.

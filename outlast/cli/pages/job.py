@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from outlast.cli import account, words
+from outlast.cli import account, describe
 from outlast.cli.pages import charts, shell
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def render(job: Job, incidents: Sequence[Incident]) -> str:
     wall_s = sum(parts.values())
     return shell.page(
         title=f"{job.name}: where its time went",
-        subtitle=f"{job.job_id} · {job.state} · {words.duration(wall_s)} since it was submitted",
+        subtitle=f"{job.job_id} · {job.state} · {describe.duration(wall_s)} since it was submitted",
         outcome=f"It trained for {100 * job.ettr:.2f} % of the time. {job.reason}",
         is_good=job.state != "FAILED",
         figures=[
@@ -40,7 +40,7 @@ def render(job: Job, incidents: Sequence[Incident]) -> str:
 
 def _time(parts: dict[str, float], wall_s: float) -> list[str]:
     rows = [
-        (part, f"{100 * seconds / (wall_s or 1.0):.2f} %", words.duration(seconds))
+        (part, f"{100 * seconds / (wall_s or 1.0):.2f} %", describe.duration(seconds))
         for part, seconds in parts.items()
     ]
     return [
@@ -53,8 +53,8 @@ def _time(parts: dict[str, float], wall_s: float) -> list[str]:
 
 def _marks(job: Job) -> list[str]:
     """Marks of the curve: where people let it go on, and what the run was not trained on."""
-    chosen = [shell.paragraph(text) for _, text in words.chosen(job)]
-    left_out = [shell.paragraph(text) for _, text in words.left_out(job)]
+    chosen = [shell.paragraph(text) for _, text in describe.chosen(job)]
+    left_out = [shell.paragraph(text) for _, text in describe.left_out(job)]
     return [
         *([shell.heading("Where training was begun by choice"), *chosen] if chosen else []),
         *([shell.heading("What was left out"), *left_out] if left_out else []),
@@ -79,5 +79,5 @@ def _each(incidents: Sequence[Incident]) -> list[str]:
         found.append(shell.paragraph(item.reason))
         if item.seconds:
             found.append(charts.parts_bar(item.seconds))
-        found.append(shell.paragraph(words.cost(item)))
+        found.append(shell.paragraph(describe.cost(item)))
     return found

@@ -44,7 +44,7 @@ from tests.agent.harness import FakeController, wait_for
 DEADLINE_S = 30.0
 # While something fails, what does not come so soon may never come.
 PATIENCE_S = 0.5
-PARTS = frozenset({"session", "reporter", "standings", "host", "orphans", "pruning", "standby"})
+PARTS = frozenset({"session", "reporter", "stall_watch", "host", "orphans", "pruning", "standby"})
 
 
 def hurry() -> None:
@@ -254,7 +254,7 @@ class Node:
         """Stop a job that is stuck, with a look at what it does."""
         job_id = self._next()
         self._start(job_id, 1, answered, nodes=("n0",))
-        stop = agents_pb2.StopWorkers(graceful=False, timeout_s=5.0, look_first=True)
+        stop = agents_pb2.StopWorkers(graceful=False, timeout_s=5.0, capture_stacks=True)
         self._do(answered, agents_pb2.Command(job_id=job_id, attempt=1, stop_workers=stop))
         self._forget(job_id, answered)
 

@@ -31,16 +31,16 @@ def detected(driver: Driver, cause: Cause = Cause.STRAGGLER, **changes: object) 
     return ev.Detected(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def stalled(driver: Driver, *, is_users: bool = False) -> ev.JobStalled:
+def stalled(driver: Driver, *, is_program_error: bool = False) -> ev.JobStalled:
     return ev.JobStalled(
         job_id=JOB,
         attempt=driver.attempt(),
         stalled_s=2.0,
-        culprit_ranks=(0, 1) if is_users else (1,),
-        detail="operations out of order" if is_users else "rank 1 is in no operation",
+        culprit_ranks=(0, 1) if is_program_error else (1,),
+        detail="operations out of order" if is_program_error else "rank 1 is in no operation",
         limit="at most 1.8 s: 3 x the longest forward_backward",
         stood="rank 0 in dp all_reduce #7 (gradient_sync)",
-        is_users=is_users,
+        is_program_error=is_program_error,
     )
 
 
@@ -260,7 +260,7 @@ def test_a_hang_is_looked_at_before_its_workers_are_stopped() -> None:
     driver = Driver().running()
     driver.send(stalled(driver))
     stops = [c.command for c in driver.machine.state.commands.values()]
-    assert all(stop.look_first for stop in stops if isinstance(stop, StopWorkers))
+    assert all(stop.capture_stacks for stop in stops if isinstance(stop, StopWorkers))
     for node, rank in (("n1", 0), ("n2", 1)):
         (command,) = [c for c in driver.machine.state.commands if c.endswith(f"/stop/{node}")]
         stacks = ev.RankStacks(
@@ -310,7 +310,7 @@ def test_a_killed_worker_is_not_looked_at() -> None:
     driver = Driver().running()
     driver.send(driver.exited())
     stops = [c.command for c in driver.machine.state.commands.values()]
-    assert not any(stop.look_first for stop in stops if isinstance(stop, StopWorkers))
+    assert not any(stop.capture_stacks for stop in stops if isinstance(stop, StopWorkers))
 
 
 def test_ranks_that_lose_each_other_while_a_hang_is_stopped_do_not_explain_it() -> None:
@@ -323,14 +323,14 @@ def test_ranks_that_lose_each_other_while_a_hang_is_stopped_do_not_explain_it() 
 
 def test_a_program_that_hangs_by_itself_fails_the_job_the_second_time() -> None:
     driver = Driver().running()
-    driver.send(stalled(driver, is_users=True))
+    driver.send(stalled(driver, is_program_error=True))
     driver.answer_all("/stop/")
     incident = driver.incident()
     assert (incident.cause, incident.action) == (Cause.USER_ERROR, Action.RESTART_IN_PLACE)
     assert incident.culprits == ()
     driver.answer_all("/start/")
     driver.advanced(1)
-    driver.send(stalled(driver, is_users=True))
+    driver.send(stalled(driver, is_program_error=True))
     driver.answer_all("/stop/")
     assert driver.job().state is JobState.FAILED
     assert "operations out of order" in driver.job().error

@@ -12,11 +12,20 @@ from controller.core import events as ev
 from controller.core.batches import compacted
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.effects import Persist
-from controller.core.facts import AttemptPut, Fact, IncidentPut, JobPut, NodePut, fold
+from controller.core.facts import (
+    AttemptPut,
+    CommandOpened,
+    Fact,
+    IncidentPut,
+    JobPut,
+    NodePut,
+    fold,
+)
+from controller.core.orders import CommandRecord, StopWorkers
 from controller.core.packing import pack_rows, unpack_rows
 from controller.core.records import Size
 from controller.core.written import RecordChanged
-from outlast.ids import NodeId
+from outlast.ids import Attempt, CommandId, NodeId
 from tests.controller.core.driver import JOB, Driver, make_plan
 
 NUM_NODES = 300
@@ -171,3 +180,20 @@ def test_the_time_of_an_older_quarantine_is_found() -> None:
     assert decode_fact(written) == NodePut(node=node)
     del written["node"]["quarantined_s"]
     assert decode_fact(written) == NodePut(node=node)
+
+
+def test_an_order_to_stop_of_an_older_journal_is_read() -> None:
+    """The field had another name."""
+    stop = StopWorkers(graceful=True, timeout_s=5.0, capture_stacks=True)
+    record = CommandRecord(
+        command_id=CommandId("c1"),
+        node=NodeId("n1"),
+        job=JOB,
+        attempt=Attempt(1),
+        issued_s=0.0,
+        command=stop,
+    )
+    written = json.loads(json.dumps(encode_fact(CommandOpened(command=record))))
+    older = written["command"]["command"]
+    older["look_first"] = older.pop("capture_stacks")
+    assert decode_fact(written) == CommandOpened(command=record)

@@ -38,7 +38,7 @@ from controller.core.states import (
     check_job,
     check_node,
 )
-from controller.core.verdict import Facts
+from controller.core.verdict import PolicyInput
 from controller.core.written import RecordChanged, RecordKind
 from outlast.failures import FailureClass
 from outlast.ids import Attempt, CommandId, NodeId
@@ -327,7 +327,7 @@ def _exit(node: NodeId, at_s: float, fault_class: FailureClass, fingerprint: str
     )
 
 
-def _facts(*evidence: Evidence, **changes: Any) -> Facts:
+def _facts(*evidence: Evidence, **changes: Any) -> PolicyInput:
     values: dict[str, Any] = {
         "findings": (),
         "bad_links": (),
@@ -343,7 +343,7 @@ def _facts(*evidence: Evidence, **changes: Any) -> Facts:
         "retry_left": 3,
         "committed_step": None,
     }
-    return Facts(evidence=evidence, **{**values, **changes})
+    return PolicyInput(evidence=evidence, **{**values, **changes})
 
 
 def test_a_lost_connection_is_what_the_others_say() -> None:
@@ -477,8 +477,8 @@ def test_of_a_bad_link_one_end_is_replaced_and_the_reason_says_which(
 
 
 @settings(max_examples=200, deadline=None)
-@given(_values(Facts))
-def test_every_verdict_explains_itself(facts: Facts) -> None:
+@given(_values(PolicyInput))
+def test_every_verdict_explains_itself(facts: PolicyInput) -> None:
     # Only what names no node may be about none.
     evidence = tuple(
         dataclasses.replace(item, node=item.node or N1)

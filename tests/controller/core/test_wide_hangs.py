@@ -25,7 +25,7 @@ from tests.controller.core.driver import JOB, Driver
 NUM_NODES = 2 * MAX_BLAMED
 
 
-def _stalled(driver: Driver, num_blamed: int, *, is_users: bool = False) -> ev.JobStalled:
+def _stalled(driver: Driver, num_blamed: int, *, is_program_error: bool = False) -> ev.JobStalled:
     return ev.JobStalled(
         job_id=JOB,
         attempt=driver.attempt(),
@@ -33,7 +33,7 @@ def _stalled(driver: Driver, num_blamed: int, *, is_users: bool = False) -> ev.J
         culprit_ranks=tuple(range(num_blamed)),
         detail="all entered and none comes out",
         limit="recovery.hang_timeout_s is 300 s",
-        is_users=is_users,
+        is_program_error=is_program_error,
     )
 
 
@@ -110,7 +110,7 @@ def test_a_hang_of_a_few_nodes_is_a_sign_against_each() -> None:
 
 def test_a_hang_that_the_program_makes_everywhere_names_the_first_rank() -> None:
     driver = Driver().running(spares=0, nodes=NUM_NODES)
-    driver.send(_stalled(driver, NUM_NODES, is_users=True))
+    driver.send(_stalled(driver, NUM_NODES, is_program_error=True))
     assert _stalls(driver) == [("n1", NUM_NODES)]
     driver.answer_all("/stop/")
     assert "rank 0 on n1 failed" in driver.incident().reason

@@ -16,6 +16,7 @@ from controller.core.edge.rules import MAX_COUNT
 from controller.core.events import JobResumeRequested, JobSubmitted
 from controller.core.machine import Machine
 from controller.core.states import TERMINAL, JobState
+from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Effects, UnmanagedCluster
@@ -30,7 +31,6 @@ from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
-from controller.tally import Tally
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
 from outlast.ids import JobId
@@ -135,10 +135,10 @@ class Bench:
         settings = Settings(reconcile_s=0.0, cooldown_s=0.0, suspect_s=0.0)
         machine = Machine(self.journal.load(), settings)
         self.edge = Edge(machine.state, settings_of)
-        sessions, tally = Sessions(), Tally()
+        sessions, counters = Sessions(), Counters()
         self.sessions = sessions
         self.incoming = Incoming(machine.state)
-        runs = DiagnosticRuns(sessions, Diagnoses(database), clock, tally)
+        runs = DiagnosticRuns(sessions, Diagnoses(database), clock, counters)
         searches = FaultSearches(runs)
         effects = Effects(sessions.send, UnmanagedCluster(), searches)
         self.service = Service(
@@ -156,7 +156,7 @@ class Bench:
             edge=self.edge,
             logs=LogQueries(self.service, sessions, self.edge),
             runs=runs,
-            tally=tally,
+            counters=counters,
             incoming=self.incoming,
         )
         self.metrics = ControllerMetrics()
@@ -166,7 +166,7 @@ class Bench:
                 edge=self.edge,
                 sessions=sessions,
                 effects=effects,
-                tally=tally,
+                counters=counters,
                 incoming=self.incoming,
                 clock=clock,
             )

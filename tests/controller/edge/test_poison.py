@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.core import steps
+from controller.core import job_progression
 from controller.core.context import Context
 from controller.core.edge.edge import Edge
 from controller.core.events import CheckpointCommitted, Event, JobCancelRequested
@@ -214,7 +214,7 @@ def _fail_on_state(
     monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[JobRecord], bool]
 ) -> list[JobId]:
     """Have the machine fail when it would move certain jobs on; the jobs on which it did."""
-    advance, failed = steps.advance, []
+    advance, failed = job_progression.advance, []
 
     def mistaken(ctx: Context, job_id: JobId) -> None:
         job = ctx.state.jobs[job_id]
@@ -224,7 +224,7 @@ def _fail_on_state(
             raise ZeroDivisionError("our own mistake")
         advance(ctx, job_id)
 
-    monkeypatch.setattr(steps, "advance", mistaken)
+    monkeypatch.setattr(job_progression, "advance", mistaken)
     return failed
 
 

@@ -1,10 +1,10 @@
 """The messages that a schedule makes stages send, and how many can be under way.
 
 The output of a chunk goes to the next position of the model, the gradient of its
-input to the one before. All messages of one direction into one chunk form a lane.
+input to the one before. All messages of one direction into one chunk form a channel.
 
 A receive is posted ahead of its message, into a buffer that lives until the
-message's last use. `num_buffers` says how many buffers a lane needs so that
+message's last use. `num_buffers` says how many buffers a channel needs so that
 every message that the other stages may possibly have sent finds its receive
 posted, however late this stage is: more would never be used.
 """
@@ -21,7 +21,7 @@ from trainer.core.schedule.actions import Action, ActionKind, Schedule
 from trainer.core.schedule.replay import Replay
 
 
-class Lane(NamedTuple):
+class Channel(NamedTuple):
     """The messages of one direction into one chunk of a stage."""
 
     forward: bool
@@ -30,17 +30,17 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One tensor from one stage to another; `lane` is the receiver's."""
+    """One tensor from one stage to another; `channel` is the receiver's."""
 
-    lane: Lane
+    channel: Channel
     micro_batch: int
     sender: int
     receiver: int
 
     def number(self, num_micro_batches: int) -> int:
         """Tells it from every other message that its receiver gets in a step."""
-        number = self.lane.chunk * num_micro_batches + self.micro_batch
-        return 2 * number + (not self.lane.forward)
+        number = self.channel.chunk * num_micro_batches + self.micro_batch
+        return 2 * number + (not self.channel.forward)
 
 
 def incoming(schedule: Schedule, stage: int, action: Action) -> Message | None:
@@ -106,8 +106,8 @@ def links(schedule: Schedule) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found, key=lambda link: (abs(link[0] - link[1]), min(link) % 2, link)))
 
 
-def num_buffers(schedule: Schedule, stages: Collection[int]) -> dict[int, dict[Lane, int]]:
-    """For each of `stages`, most messages of each lane that can be sent and not yet used up.
+def num_buffers(schedule: Schedule, stages: Collection[int]) -> dict[int, dict[Channel, int]]:
+    """For each of `stages`, most messages of each channel that can be sent and not yet used up.
 
     That is while the other stages have run as far as they can and the stage itself
     is late. Where nothing holds the others back (evaluation), two rounds of
@@ -117,8 +117,8 @@ def num_buffers(schedule: Schedule, stages: Collection[int]) -> dict[int, dict[L
     arrived = _soonest_arrivals(schedule, stages)
     return {
         stage: {
-            lane: min(count, limit)
-            for lane, count in _most_alive(schedule, stage, arrived[stage]).items()
+            channel: min(count, limit)
+            for channel, count in _most_alive(schedule, stage, arrived[stage]).items()
         }
         for stage in stages
     }
@@ -126,47 +126,47 @@ def num_buffers(schedule: Schedule, stages: Collection[int]) -> dict[int, dict[L
 
 def _soonest_arrivals(
     schedule: Schedule, stages: Collection[int]
-) -> dict[int, Counter[tuple[int, Lane]]]:
+) -> dict[int, Counter[tuple[int, Channel]]]:
     """For each of `stages`, how many messages can arrive as soon as it has done so many actions.
 
     An action of another stage needs as many of them as the action before it, and as
     the message that it waits for: one run on paper finds all.
     """
-    arrived: dict[int, Counter[tuple[int, Lane]]] = {stage: Counter() for stage in stages}
+    arrived: dict[int, Counter[tuple[int, Channel]]] = {stage: Counter() for stage in stages}
     # What each stage, and each message on its way, needs to be done of every one of `stages`.
     done = [dict.fromkeys(stages, 0) for _ in range(schedule.num_stages)]
-    carried: dict[tuple[int, Lane, int], dict[int, int]] = {}
+    carried: dict[tuple[int, Channel, int], dict[int, int]] = {}
     for stage, action in Replay(schedule).run():
         own = done[stage]
         needed = incoming(schedule, stage, action)
         if needed is not None:
-            theirs = carried.pop((stage, needed.lane, needed.micro_batch))
+            theirs = carried.pop((stage, needed.channel, needed.micro_batch))
             own = done[stage] = {late: max(own[late], theirs[late]) for late in stages}
         if stage in own:
             own = done[stage] = {**own, stage: own[stage] + 1}
         made = outgoing(schedule, stage, action)
         if made is not None:
-            carried[made.receiver, made.lane, made.micro_batch] = own
+            carried[made.receiver, made.channel, made.micro_batch] = own
             if made.receiver in own:
-                arrived[made.receiver][own[made.receiver], made.lane] += 1
+                arrived[made.receiver][own[made.receiver], made.channel] += 1
     return arrived
 
 
 def _most_alive(
-    schedule: Schedule, stage: int, arrived: Mapping[tuple[int, Lane], int]
-) -> dict[Lane, int]:
-    """The most messages of each lane that have arrived and are not used up, over a step."""
-    by_action: dict[int, list[tuple[Lane, int]]] = {}
-    for (num_done, lane), count in arrived.items():
-        by_action.setdefault(num_done, []).append((lane, count))
-    alive: Counter[Lane] = Counter()
-    most: dict[Lane, int] = {}
+    schedule: Schedule, stage: int, arrived: Mapping[tuple[int, Channel], int]
+) -> dict[Channel, int]:
+    """The most messages of each channel that have arrived and are not used up, over a step."""
+    by_action: dict[int, list[tuple[Channel, int]]] = {}
+    for (num_done, channel), count in arrived.items():
+        by_action.setdefault(num_done, []).append((channel, count))
+    alive: Counter[Channel] = Counter()
+    most: dict[Channel, int] = {}
     for num_done, action in enumerate(schedule.actions[stage]):
-        for lane, count in by_action.get(num_done, ()):
-            alive[lane] += count
-            most[lane] = max(most.get(lane, 0), alive[lane])
+        for channel, count in by_action.get(num_done, ()):
+            alive[channel] += count
+            most[channel] = max(most.get(channel, 0), alive[channel])
         for message in last_used(schedule, stage, action):
-            alive[message.lane] -= 1
+            alive[message.channel] -= 1
     return most
 
 
@@ -188,7 +188,7 @@ def _message(schedule: Schedule, action: Action, source: int, target: int) -> Me
         return None
     chunk, receiver = divmod(target, schedule.num_stages)
     return Message(
-        lane=Lane(source < target, chunk),
+        channel=Channel(source < target, chunk),
         micro_batch=action.micro_batch,
         sender=source % schedule.num_stages,
         receiver=receiver,

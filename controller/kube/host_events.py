@@ -31,7 +31,7 @@ class _Loss:
     blames_host: bool
 
 
-class Signs:
+class HostEvents:
     """Remembers what was reported, and reports what is new."""
 
     def __init__(

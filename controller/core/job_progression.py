@@ -215,12 +215,12 @@ def _is_back(ctx: Context, kinds: set[EvidenceKind], node: NodeRecord) -> bool:
     `kinds` are those of the signs against it.
     """
     unreachable = (EvidenceKind.NODE_LOST, EvidenceKind.NOT_STOPPED)
-    sight = ctx.sight(node.node)
+    view = ctx.view(node.node)
     return (
         all(kind in (*unreachable, EvidenceKind.WORKER_EXIT) for kind in kinds)
         and any(kind in unreachable for kind in kinds)
-        and sight.connected
-        and not sight.late
+        and view.connected
+        and not view.late
         and not node.is_stuck
         and not ctx.commands_of(StopWorkers, node=node.node)
     )

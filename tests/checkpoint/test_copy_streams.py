@@ -1,6 +1,6 @@
 """Saving beside the computation: what is sealed when, and who waits for what.
 
-The same stager on a lane whose copies end late, as a GPU's do.
+The same stager on a copy_stream whose copies end late, as a GPU's do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from checkpoint.core.names import memory_folder
 from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.stage import copy_stream as lane_module
 from checkpoint.stage import stager as stage
-from checkpoint.stage.copy_stream import ThreadLane, lane_of
+from checkpoint.stage.copy_stream import ThreadCopyStream, copy_stream_for
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.stager import Stager
+from tests.checkpoint.copy_streams import GatedCopyStream
 from tests.checkpoint.helpers import make_stager, make_tensors, same_bits, wait_for
-from tests.checkpoint.lanes import GatedLane
 
 FOLDER = memory_folder(0)
 
@@ -39,11 +39,11 @@ def tensors() -> list[NamedTensor]:
 
 
 @pytest.fixture
-def lane() -> Iterator[GatedLane]:
-    lane = GatedLane(permits=0)
-    yield lane
-    lane.let(1000)
-    lane.close()
+def copy_stream() -> Iterator[GatedCopyStream]:
+    copy_stream = GatedCopyStream(permits=0)
+    yield copy_stream
+    copy_stream.let(1000)
+    copy_stream.close()
 
 
 def steps(folder: Path, tensors: list[NamedTensor]) -> list[int]:
@@ -55,42 +55,42 @@ def save(stager: Stager, step: int) -> bool:
 
 
 def test_save_returns_at_once_and_the_slot_is_sealed_behind_the_last_copy(
-    tmp_path: Path, tensors: list[NamedTensor], lane: GatedLane
+    tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
 ) -> None:
-    stager = make_stager(tmp_path, tensors, lane=lane)
+    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
     assert save(stager, 1)
     assert stager.newest_sealed == -1
-    lane.let(len(tensors) - 1)
-    lane.copies[-2].wait()
+    copy_stream.let(len(tensors) - 1)
+    copy_stream.copies[-2].wait()
     assert steps(tmp_path, tensors) == []
-    lane.let(1)
+    copy_stream.let(1)
     wait_for(lambda: stager.newest_sealed == 1, "the slot to be sealed")
     assert load_memory(tmp_path / FOLDER, SealedStep(1, 1), make_tensors(2)) == {"step": 1}
 
 
 def test_whoever_changes_a_tensor_waits_for_its_copy_and_no_other(
-    tmp_path: Path, tensors: list[NamedTensor], lane: GatedLane
+    tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
 ) -> None:
-    stager = make_stager(tmp_path, tensors, lane=lane)
+    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
     save(stager, 1)
     changed = threading.Event()
 
     def change() -> None:
-        stager.hold(tensors[1].tensor)
+        stager.wait_before_write(tensors[1].tensor)
         tensors[1].tensor.zero_()
         changed.set()
 
     changer = threading.Thread(target=change)
     changer.start()
-    lane.let(1)
-    lane.copies[0].wait()
+    copy_stream.let(1)
+    copy_stream.copies[0].wait()
     assert not changed.is_set()
-    lane.let(1)
+    copy_stream.let(1)
     changer.join(20.0)
     assert changed.is_set()
-    assert [copied.was_held for copied in lane.copies[:3]] == [False, True, False]
+    assert [copied.was_held for copied in copy_stream.copies[:3]] == [False, True, False]
 
-    lane.let(len(tensors) - 2)
+    copy_stream.let(len(tensors) - 2)
     stager.finish(20.0)
     restored = make_tensors(2)
     load_memory(tmp_path / FOLDER, SealedStep(1, 1), restored)
@@ -98,20 +98,20 @@ def test_whoever_changes_a_tensor_waits_for_its_copy_and_no_other(
 
 
 def test_a_buffer_that_holds_many_tensors_waits_for_the_last_of_them(
-    tmp_path: Path, lane: GatedLane
+    tmp_path: Path, copy_stream: GatedCopyStream
 ) -> None:
     buffer = torch.arange(12.0)
     tensors = [NamedTensor(f"part-{at}", buffer[at : at + 4], (4,), (0,)) for at in (0, 4, 8)]
-    stager = make_stager(tmp_path, tensors, lane=lane)
+    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
     save(stager, 1)
-    lane.let(3)
-    stager.hold(buffer[2:7])
-    stager.hold(torch.zeros(3))
-    assert [copied.was_held for copied in lane.copies] == [False, True, False]
+    copy_stream.let(3)
+    stager.wait_before_write(buffer[2:7])
+    stager.wait_before_write(torch.zeros(3))
+    assert [copied.was_held for copied in copy_stream.copies] == [False, True, False]
 
 
 def test_a_save_ends_the_one_before_it(tmp_path: Path, tensors: list[NamedTensor]) -> None:
-    stager = make_stager(tmp_path, tensors, lane=GatedLane(after_s=0.02))
+    stager = make_stager(tmp_path, tensors, copy_stream=GatedCopyStream(after_s=0.02))
     for step in range(1, 5):
         save(stager, step)
     assert stager.newest_sealed >= 3
@@ -123,11 +123,11 @@ def test_a_save_ends_the_one_before_it(tmp_path: Path, tensors: list[NamedTensor
 def test_a_thread_copies_what_a_tensor_held_when_it_was_saved(
     tmp_path: Path, tensors: list[NamedTensor]
 ) -> None:
-    stager = make_stager(tmp_path, tensors, lane=ThreadLane())
+    stager = make_stager(tmp_path, tensors, copy_stream=ThreadCopyStream())
     for step in (1, 2):
         save(stager, step)
         for named in tensors:
-            stager.hold(named.tensor)
+            stager.wait_before_write(named.tensor)
             named.tensor.zero_()
     stager.close()
     restored = make_tensors(2)
@@ -136,21 +136,21 @@ def test_a_thread_copies_what_a_tensor_held_when_it_was_saved(
 
 
 def test_a_copy_that_fails_in_its_thread_is_raised_and_later_ones_go_on() -> None:
-    lane = ThreadLane()
-    failed = lane.copy([torch.zeros(3)], [torch.zeros(2)])
-    for wait in (failed.wait, failed.hold):
+    copy_stream = ThreadCopyStream()
+    failed = copy_stream.copy([torch.zeros(3)], [torch.zeros(2)])
+    for wait in (failed.wait, failed.wait_before_write):
         with pytest.raises(RuntimeError):
             wait()
     into = torch.zeros(2)
-    lane.copy([torch.ones(2)], [into]).wait()
+    copy_stream.copy([torch.ones(2)], [into]).wait()
     assert into.tolist() == [1.0, 1.0]
-    lane.close()
+    copy_stream.close()
 
 
 def test_a_slot_is_not_sealed_when_any_of_its_copies_failed(
     tmp_path: Path, tensors: list[NamedTensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stager = make_stager(tmp_path, tensors, lane=ThreadLane())
+    stager = make_stager(tmp_path, tensors, copy_stream=ThreadCopyStream())
     save(stager, 1)
     stager.finish(20.0)
     copy = lane_module._copy
@@ -174,17 +174,17 @@ def test_a_slot_is_not_sealed_when_any_of_its_copies_failed(
 def test_on_a_cpu_a_thread_copies_where_there_is_a_core_for_it() -> None:
     cores = len(os.sched_getaffinity(0))
     cpu = torch.device("cpu")
-    assert not lane_of(cpu, ranks_here=cores).is_late
-    beside = lane_of(cpu, ranks_here=cores - 1)
-    assert beside.is_late
+    assert not copy_stream_for(cpu, ranks_here=cores).is_async
+    beside = copy_stream_for(cpu, ranks_here=cores - 1)
+    assert beside.is_async
     beside.close()
 
 
 def test_what_was_not_copied_to_the_end_is_no_step(
-    tmp_path: Path, tensors: list[NamedTensor], lane: GatedLane
+    tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
 ) -> None:
-    lane.let(len(tensors))
-    stager = make_stager(tmp_path, tensors, lane=lane)
+    copy_stream.let(len(tensors))
+    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
     save(stager, 1)
     stager.finish(20.0)
     save(stager, 2)
@@ -195,14 +195,14 @@ def test_what_was_not_copied_to_the_end_is_no_step(
 
 
 def test_a_slot_whose_save_failed_can_be_used_again(
-    tmp_path: Path, tensors: list[NamedTensor], lane: GatedLane
+    tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
 ) -> None:
-    stager = make_stager(tmp_path, tensors, lane=lane)
-    lane.breaks = True
+    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
+    copy_stream.breaks = True
     with pytest.raises(RuntimeError, match="the device is gone"):
         save(stager, 1)
-    lane.breaks = False
-    lane.let(1000)
+    copy_stream.breaks = False
+    copy_stream.let(1000)
     for step in (1, 2, 3):
         save(stager, step)
     stager.finish(20.0)

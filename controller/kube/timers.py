@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Waits:
+class Timers:
     """Named stretches of time: each lasts for as long as every look asks for it."""
 
     def __init__(self) -> None:

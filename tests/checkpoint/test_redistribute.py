@@ -169,7 +169,7 @@ def test_a_rank_without_room_for_a_pool_sends_what_it_reads(
     allocate = os.posix_fallocate
 
     def full(handle: int, start: int, nbytes: int) -> None:
-        if os.readlink(f"/proc/self/fd/{handle}").endswith("passing-00001"):
+        if os.readlink(f"/proc/self/fd/{handle}").endswith("redistribute-00001"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         allocate(handle, start, nbytes)
 
@@ -181,7 +181,7 @@ def test_a_rank_without_room_for_a_pool_sends_what_it_reads(
 
 def test_a_pool_that_a_killed_attempt_left_is_not_used(tmp_path: Path) -> None:
     storage = Payloads(*checkpoint_of(CUTS["dense"], block_bytes=48))
-    leftover = tmp_path / "0" / "passing-00002"
+    leftover = tmp_path / "0" / "redistribute-00002"
     leftover.parent.mkdir()
     leftover.write_bytes(b"x" * 10)
     job = partial(load, storage, CUTS["replicas"], folder=tmp_path, ranks_per_node=4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outlast.cli import incident_words, output, words
+from outlast.cli import describe, describe_incident, output
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2
 
 NOW_S = 1_000.0
@@ -66,7 +66,7 @@ def spiking(**changes: Any) -> incidents_pb2.Incident:
 
 
 def test_an_incident_says_each_thing_once() -> None:
-    lines = incident_words.incident_lines(killed(), NOW_S)
+    lines = describe_incident.incident_lines(killed(), NOW_S)
     text = "\n".join(f"{label} {line}" for label, line in lines)
     assert text.count("SIGKILL") == 1
     assert text.count("restarting processes in place") == 1
@@ -80,28 +80,28 @@ def test_an_incident_says_each_thing_once() -> None:
 
 def test_status_does_not_repeat_the_reason_of_its_incident() -> None:
     incident = killed()
-    lines = incident_words.incident_lines(incident, NOW_S, said=incident.reason)
+    lines = describe_incident.incident_lines(incident, NOW_S, said=incident.reason)
     assert "SIGKILL" not in "\n".join(line for _, line in lines)
 
 
 def test_a_note_says_how_often_and_that_nothing_is_to_be_done() -> None:
-    lines = incident_words.incident_lines(spiking(), NOW_S)
+    lines = describe_incident.incident_lines(spiking(), NOW_S)
     facts = dict(lines)
     assert facts["action"] == "only logged"
     assert facts["seen"] == "105 times, last 12.0 s ago"
     assert facts["cost"] == "none: training went on"
     signs = [line for label, line in lines if label == "evidence"]
     assert signs[-2:] == ["step 19: gradient norm 9", "and 5 more (all: --json)"]
-    assert incident_words.summary(spiking(), NOW_S) == (
+    assert describe_incident.summary(spiking(), NOW_S) == (
         "only logged, seen 105 times, last 12.0 s ago"
     )
     once = spiking(count=1, last_s=None)
-    assert incident_words.summary(once, NOW_S) == "only logged"
+    assert describe_incident.summary(once, NOW_S) == "only logged"
 
 
 def test_notes_are_not_counted_as_incidents() -> None:
-    assert incident_words.count([]) == "0 incidents"
-    assert incident_words.count([killed(), spiking()]) == "1 incident and 1 note"
+    assert describe_incident.count([]) == "0 incidents"
+    assert describe_incident.count([killed(), spiking()]) == "1 incident and 1 note"
 
 
 @pytest.mark.parametrize("columns", [80, 60])
@@ -109,13 +109,13 @@ def test_an_incident_fits_the_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    output.print_lines(incident_words.incident_lines(killed(), NOW_S))
+    output.print_lines(describe_incident.incident_lines(killed(), NOW_S))
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= columns
     joined = " ".join(shown.split())
     assert "training is past step 48 again" in joined
     monkeypatch.delenv("COLUMNS")
-    output.print_lines(incident_words.incident_lines(killed(), NOW_S))
+    output.print_lines(describe_incident.incident_lines(killed(), NOW_S))
     # A pipe gets whole lines.
     assert f"because     {killed().reason}\n" in capsys.readouterr().out
 
@@ -141,18 +141,18 @@ def test_tables_wrap_their_last_column_or_put_it_below(
 
 def test_a_job_that_waits_for_nodes_has_no_empty_places_in_its_list() -> None:
     job = jobs_pb2.Job(state="REPAIRING", nodes=["node-0", "", "node-2"])
-    assert words.job_nodes(job) == "node-0, node-2; 1 more needed"
+    assert describe.job_nodes(job) == "node-0, node-2; 1 more needed"
     job.nodes[:] = ["", ""]
-    assert words.job_nodes(job) == "none; 2 more needed"
+    assert describe.job_nodes(job) == "none; 2 more needed"
     job.state = "CANCELLED"
-    assert words.job_nodes(job) == "none"
+    assert describe.job_nodes(job) == "none"
 
 
 def test_a_finished_job_is_not_behind() -> None:
     job = jobs_pb2.Job(state="RUNNING", step=50, committed_step=25)
-    assert words.checkpoint(job) == "step 25 is committed to storage, 25 steps behind"
+    assert describe.checkpoint(job) == "step 25 is committed to storage, 25 steps behind"
     job.state = "SUCCEEDED"
-    assert words.checkpoint(job) == "step 25 is committed to storage"
+    assert describe.checkpoint(job) == "step 25 is committed to storage"
 
 
 def test_a_number_keeps_its_unit_when_a_line_is_wrapped(
@@ -172,7 +172,7 @@ def test_long_evidence_is_cut_and_not_told_again_in_the_timeline() -> None:
     incident = killed()
     incident.evidence[1].detail = long
     incident.timeline[0].detail = long
-    lines = incident_words.incident_lines(incident, NOW_S)
+    lines = describe_incident.incident_lines(incident, NOW_S)
     assert max(len(line) for _, line in lines) < 200
     assert "\n".join(line for _, line in lines).count("reset by peer") == 1
 
@@ -180,7 +180,9 @@ def test_long_evidence_is_cut_and_not_told_again_in_the_timeline() -> None:
 def test_a_change_of_numerics_is_said_once_for_all_nodes() -> None:
     same = "learning_rate 0.1 is now 0.2"
     changes = [f"since step 7 (attempt 2): node-{n}: {same}" for n in range(2)]
-    assert words.numerics([*changes, "since step 9 (attempt 3): node-1: torch 2.1 is now 2.2"]) == [
+    assert describe.numerics(
+        [*changes, "since step 9 (attempt 3): node-1: torch 2.1 is now 2.2"]
+    ) == [
         f"changed since step 7 (attempt 2): {same} (on node-0, node-1)",
         "changed since step 9 (attempt 3): torch 2.1 is now 2.2 (on node-1)",
     ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from controller.families import Distribution
 from controller.store.curves import StepRow
-from diagnostics.core.finding import Verdict
+from diagnostics.core.finding import CheckVerdict
 from diagnostics.core.report import Report
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2, diagnostics_pb2
@@ -35,7 +35,7 @@ OTHER = "other"
 
 
 @dataclass(slots=True)
-class JobTally:
+class JobCounters:
     """What was reported of one job."""
 
     steps: Distribution = field(default_factory=lambda: Distribution(STEP_BOUNDS_S))
@@ -54,11 +54,11 @@ class JobTally:
     )
 
 
-class Tally:
+class Counters:
     """The counts of every job and node, since this controller began."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobId, JobTally] = {}
+        self._jobs: dict[JobId, JobCounters] = {}
         self._words: set[str] = set()
         # By suite and the verdict that its findings came to.
         self.suites: Counter[tuple[str, str]] = Counter()
@@ -70,9 +70,9 @@ class Tally:
         # Floating-point operations per second of one worker's matmul, as measured last.
         self.matmul_flops: dict[NodeId, float] = {}
 
-    def job(self, job_id: JobId) -> JobTally:
+    def job(self, job_id: JobId) -> JobCounters:
         """The counts of a job; all zero when nothing was reported."""
-        return self._jobs.get(job_id, JobTally())
+        return self._jobs.get(job_id, JobCounters())
 
     def keep_only(self, jobs: Iterable[JobId]) -> None:
         """Forget every other job."""
@@ -83,7 +83,7 @@ class Tally:
         for row in rows:
             job = self._jobs.get(row.job)
             if job is None:
-                job = self._jobs[row.job] = JobTally(high_step=known_step)
+                job = self._jobs[row.job] = JobCounters(high_step=known_step)
             if (row.attempt, row.step) <= job.last or row.is_left_out:
                 continue
             job.last = (row.attempt, row.step)
@@ -98,7 +98,7 @@ class Tally:
         self, job_id: JobId, at_s: float, committed: agents_pb2.CheckpointCommitted
     ) -> None:
         """A checkpoint is in storage, whole."""
-        job = self._jobs.setdefault(job_id, JobTally())
+        job = self._jobs.setdefault(job_id, JobCounters())
         job.committed_at_s = at_s
         job.committed_size_bytes = committed.size_bytes
         job.stored_bytes += committed.size_bytes
@@ -107,9 +107,9 @@ class Tally:
 
     def checkpoint_failed(self, job_id: JobId, stage: str) -> None:
         """A checkpoint did not get to storage, or an old one could not be removed."""
-        self._jobs.setdefault(job_id, JobTally()).troubles[self._word(stage)] += 1
+        self._jobs.setdefault(job_id, JobCounters()).troubles[self._word(stage)] += 1
 
-    def suite_ended(self, suite: str, verdict: Verdict) -> None:
+    def suite_ended(self, suite: str, verdict: CheckVerdict) -> None:
         """A node has run a suite."""
         self.suites[self._word(suite), str(verdict)] += 1
 
@@ -117,7 +117,7 @@ class Tally:
         """What checks found on a node."""
         for finding in findings:
             test = self._word(finding.test)
-            verdict = finding.verdict if finding.verdict in set(Verdict) else OTHER
+            verdict = finding.verdict if finding.verdict in set(CheckVerdict) else OTHER
             self.findings[node, test, verdict] += 1
             self._took(test, finding.duration_s)
             if (finding.metric, finding.unit) == ("matmul_throughput", "GFLOP/s"):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from controller.agent.workers.processes import process_state
 from controller.agent.workers.worker import Worker
-from diagnostics.core.pace import STOPPED_STATE, Look, Pace, Standing
+from diagnostics.core.pace import STOPPED_STATE, Look, Pace, Stall
 from outlast.blackbox import Reader
 from outlast.v1 import agents_pb2
 
@@ -27,7 +27,7 @@ LOOK_PERIOD_S = 0.2
 _WORTH_TELLING_S = 1.0
 
 
-class Standings:
+class StallWatch:
     """How every local rank stands."""
 
     def __init__(self, workers: Callable[[], list[Worker]], crossed: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class Standings:
         self._crossed = crossed
         # What is learned outlives an attempt.
         self._paces: dict[tuple[str, int], tuple[int, Pace]] = {}
-        self._standings: dict[str, Standing] = {}
+        self._stalls: dict[str, Stall] = {}
 
     async def run(self) -> None:
         """Look for as long as the agent lives."""
@@ -48,7 +48,7 @@ class Standings:
         workers = self._workers()
         over = self._keys_over()
         running = [worker for worker in workers if worker.is_running]
-        self._standings = dict(self._look_at(running, now_s))
+        self._stalls = dict(self._look_at(running, now_s))
         if self._keys_over() != over:
             self._crossed()
         jobs = {worker.job_id for worker in workers}
@@ -57,27 +57,27 @@ class Standings:
 
     def describe(self, worker: Worker, summary: agents_pb2.RankSummary) -> None:
         """Add to a rank's summary how it stands, when that is worth telling."""
-        standing = self._standings.get(worker.key)
-        if standing is None or standing.stands_s < _WORTH_TELLING_S:
+        stall = self._stalls.get(worker.key)
+        if stall is None or stall.stands_s < _WORTH_TELLING_S:
             return
         present = worker.present()
         if present is None:
             return
-        summary.stands_s = standing.stands_s
-        summary.stand_limit_s = standing.limit_s or 0.0
-        summary.stand_limit_source = standing.source
+        summary.stands_s = stall.stands_s
+        summary.stand_limit_s = stall.limit_s or 0.0
+        summary.stand_limit_source = stall.source
         for group, seq in present.entered.items():
             summary.entered[group.name.lower()] = seq
         if worker.pid is not None:
             summary.process_state = process_state(worker.pid)
 
     def _keys_over(self) -> list[str]:
-        return [key for key, standing in self._standings.items() if standing.is_over]
+        return [key for key, stall in self._stalls.items() if stall.is_over]
 
-    def _look_at(self, workers: Iterable[Worker], now_s: float) -> Iterable[tuple[str, Standing]]:
+    def _look_at(self, workers: Iterable[Worker], now_s: float) -> Iterable[tuple[str, Stall]]:
         for worker in workers:
             if worker.pid is not None:
-                before = self._standings.get(worker.key)
+                before = self._stalls.get(worker.key)
                 # Of one that moves, the kernel need not be asked.
                 stands = before is not None and before.stands_s >= _WORTH_TELLING_S
                 is_stopped = stands and process_state(worker.pid) == STOPPED_STATE

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import json_format, struct_pb2
 
 from controller.core.states import TERMINAL, JobState
-from outlast.cli import incident_words, output, words
+from outlast.cli import describe, describe_incident, output
 from outlast.cli.fleet import _node_row
 from outlast.cli.follow import Snapshot
 from outlast.cli.loglines import MAX_LINE_BYTES, Lines, Missing
@@ -76,43 +76,43 @@ def test_where_a_person_let_the_job_go_on_is_said() -> None:
         common_pb2.ChosenStart(step=1_040, attempt=2, url_step=-1),
         common_pb2.ChosenStart(step=0, attempt=4, url="s3://saved", url_step=7),
     ]
-    assert [line for _, line in words.chosen(job(chosen_starts=chosen))] == [
+    assert [line for _, line in describe.chosen(job(chosen_starts=chosen))] == [
         "attempt 2 began from scratch, as chosen; all before it is given up",
         "attempt 3 began from checkpoint 1,040, as chosen; what was trained beyond step 1,040 is "
         "given up",
         "attempt 5 began from checkpoint 7 in s3://saved, as chosen; all before it is given up",
     ]
-    assert words.chosen(job()) == []
+    assert describe.chosen(job()) == []
 
 
 def test_what_was_left_out_is_said_and_is_no_loss() -> None:
     ranges = [common_pb2.StepRange(first=7, last=7), common_pb2.StepRange(first=1100, last=1199)]
-    lines = dict(words.job_lines(job(skipped=ranges, loss=math.nan), NOW_S))
+    lines = dict(describe.job_lines(job(skipped=ranges, loss=math.nan), NOW_S))
     assert lines["left out"] == "the batches of steps 7, 1,100-1,199: they gave no number, twice"
     assert "loss" not in lines["progress"]
-    assert "left out" not in dict(words.job_lines(job(), NOW_S))
+    assert "left out" not in dict(describe.job_lines(job(), NOW_S))
 
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_every_state_has_its_sentence(state: JobState) -> None:
-    sentence = words.headline(job(state=state.value))
+    sentence = describe.headline(job(state=state.value))
     assert sentence != f"It is {state}."
-    assert words.is_training(job(state=state.value)) == (state is JobState.RUNNING)
+    assert describe.is_training(job(state=state.value)) == (state is JobState.RUNNING)
 
 
 def test_a_job_that_waits_for_its_last_checkpoint_is_not_called_training() -> None:
     waiting = job(step=200, total_steps=200)
-    assert "all steps are done" in words.headline(waiting)
-    assert not words.is_training(waiting)
-    assert "rate" not in dict(words.job_lines(waiting, NOW_S))
+    assert "all steps are done" in describe.headline(waiting)
+    assert not describe.is_training(waiting)
+    assert "rate" not in dict(describe.job_lines(waiting, NOW_S))
 
 
 def test_finished_states_are_the_controllers_own() -> None:
-    assert set(words.FINISHED) == {state.value for state in TERMINAL}
+    assert set(describe.FINISHED) == {state.value for state in TERMINAL}
 
 
 def test_status_says_everything_about_a_running_job() -> None:
-    lines = dict(words.job_lines(job(), NOW_S))
+    lines = dict(describe.job_lines(job(), NOW_S))
     assert lines["state"] == "RUNNING for 2 min 5 s"
     assert lines["progress"] == "step 50 of 200 (25 %), training loss 2.5000"
     # 150 steps of 800 tokens at 1,000 tokens/s.
@@ -123,16 +123,16 @@ def test_status_says_everything_about_a_running_job() -> None:
 
 def test_status_of_a_new_job_promises_nothing() -> None:
     new = jobs_pb2.Job(job_id="a", state="QUEUED", total_steps=10, reason="no nodes")
-    lines = dict(words.job_lines(new, NOW_S))
+    lines = dict(describe.job_lines(new, NOW_S))
     assert "rate" not in lines
     assert lines["nodes"] == "none"
     assert lines["checkpoint"] == "none committed to storage yet"
-    assert words.eta_s(new) is None
+    assert describe.eta_s(new) is None
 
 
-@pytest.mark.parametrize("state", words.FINISHED)
+@pytest.mark.parametrize("state", describe.FINISHED)
 def test_status_of_an_ended_job_has_no_retry_budget(state: str) -> None:
-    assert dict(words.job_lines(job(state=state), NOW_S))["attempt"] == "2 (1 restart)"
+    assert dict(describe.job_lines(job(state=state), NOW_S))["attempt"] == "2 (1 restart)"
 
 
 def test_training_job_says_how_well_it_uses_its_devices() -> None:
@@ -143,14 +143,14 @@ def test_training_job_says_how_well_it_uses_its_devices() -> None:
         model_flops_per_s=4e14,
         full_model_flops_per_s=5e14,
     )
-    lines = dict(words.job_lines(running, NOW_S))
+    lines = dict(describe.job_lines(running, NOW_S))
     assert lines["rate"].startswith("1,000 tokens/s (125 a rank)")
     assert lines["last step"] == "gradient norm 1.25, learning rate 0.0003"
     achieved = "400 TFLOP/s (full attention counted: 500 TFLOP/s)"
     assert lines["model FLOPs"] == achieved
     running.device, running.peak_flops_per_s = "h100", 8e15
     share = f"{achieved}; MFU 5.0 % (6.2 %) of 8 x h100 at 1 PFLOP/s"
-    assert words.model_flops(running) == share
+    assert describe.model_flops(running) == share
 
 
 def test_training_job_says_where_the_time_of_a_step_goes() -> None:
@@ -165,7 +165,7 @@ def test_training_job_says_where_the_time_of_a_step_goes() -> None:
         expected_memory_bytes=2**30,
     )
     running = job(step_use=use)
-    lines = dict(words.job_lines(running, NOW_S))
+    lines = dict(describe.job_lines(running, NOW_S))
     work, waiting = lines["step time"].splitlines()
     assert work == "data 1 ms, forward 250 ms, backward 500 ms, optimizer 20 ms"
     assert waiting == "waiting for others: tp 0 ms, pp 1.5 s, dp 0 ms, other 0 ms"
@@ -175,18 +175,18 @@ def test_training_job_says_where_the_time_of_a_step_goes() -> None:
     assert (found["bubble"], found["split"]["forward_s"]) == (0.351, 0.25)
     # One stage has no bubble; before the first step nothing is known.
     running.step_use.expected_bubble = 0
-    assert "bubble" not in dict(words.job_lines(running, NOW_S))
-    assert "step time" not in dict(words.job_lines(job(), NOW_S))
+    assert "bubble" not in dict(describe.job_lines(running, NOW_S))
+    assert "step time" not in dict(describe.job_lines(job(), NOW_S))
     assert output.facts(job())["step_use"] is None
 
 
 def test_finished_job_says_how_long_it_took() -> None:
-    lines = dict(words.job_lines(job(state="SUCCEEDED", finished_s=NOW_S - 140), NOW_S))
+    lines = dict(describe.job_lines(job(state="SUCCEEDED", finished_s=NOW_S - 140), NOW_S))
     assert lines["took"].startswith("1 min 0 s")
 
 
 def test_incident_tells_its_story() -> None:
-    lines = incident_words.incident_lines(incident(), NOW_S)
+    lines = describe_incident.incident_lines(incident(), NOW_S)
     text = "\n".join(f"{label} {line}" for label, line in lines)
     assert "node-1 rank 3: SIGKILL" in text
     assert "+   0.250 s  detected" in text
@@ -195,14 +195,14 @@ def test_incident_tells_its_story() -> None:
 
 def test_long_evidence_is_cut_short() -> None:
     items = [incidents_pb2.Evidence(node="node-0", detail=f"{n}" * 1_000) for n in range(9)]
-    lines = [line for _, line in incident_words.incident_lines(incident(evidence=items), NOW_S)]
+    lines = [line for _, line in describe_incident.incident_lines(incident(evidence=items), NOW_S)]
     assert "and 5 more (all: --json)" in lines
     assert max(len(line) for line in lines) < 200
 
 
 def test_open_incident_says_what_is_not_known_yet() -> None:
     fresh = incidents_pb2.Incident(incident_id="x.i1", state="OPEN")
-    text = "\n".join(line for _, line in incident_words.incident_lines(fresh, NOW_S))
+    text = "\n".join(line for _, line in describe_incident.incident_lines(fresh, NOW_S))
     assert "not known yet" in text
     assert "the verdict is not in yet" in text
 
@@ -221,13 +221,13 @@ def test_open_incident_says_what_is_not_known_yet() -> None:
     ],
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
-    assert words.duration(seconds) == text
+    assert describe.duration(seconds) == text
 
 
 def test_sizes_are_binary() -> None:
-    assert words.size(1023) == "1023 B"
-    assert words.size(1536) == "1.5 KiB"
-    assert words.size(3 * 2**40) == "3.0 TiB"
+    assert describe.size(1023) == "1023 B"
+    assert describe.size(1536) == "1.5 KiB"
+    assert describe.size(3 * 2**40) == "3.0 TiB"
 
 
 def test_message_facts_keep_integers_and_absent_fields() -> None:
@@ -268,7 +268,7 @@ def test_log_lines_are_put_together_per_rank() -> None:
 
 def test_log_lines_have_the_time_at_which_they_were_begun() -> None:
     lines = Lines()
-    one, two = words.clock(100.0), words.clock(200.0)
+    one, two = describe.clock(100.0), describe.clock(200.0)
     assert lines.take(0, b"a\nhel", 100.0) == [f"{one} [rank 0] a"]
     assert lines.take(0, b"lo\nb\nc", 200.0) == [f"{one} [rank 0] hello", f"{two} [rank 0] b"]
     assert lines.rest() == [f"{two} [rank 0] c"]

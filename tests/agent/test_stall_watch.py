@@ -19,7 +19,7 @@ from controller.agent.core.buffer import Weight
 from controller.agent.observe.host import Host
 from controller.agent.observe.metrics.host import Folders
 from controller.agent.observe.oom import OomKills
-from controller.agent.observe.standing import Standings
+from controller.agent.observe.stall_watch import StallWatch
 from controller.agent.workers import stacks
 from controller.agent.workers.processes import process_state
 from controller.agent.workers.worker import Worker
@@ -84,30 +84,30 @@ def step(box: Writer, number: int) -> None:
 def test_a_rank_that_stands_too_long_is_told_once_with_where_it_stands(tmp_path: Path) -> None:
     told: list[str] = []
     with worker_of(tmp_path, os.getpid()) as (worker, box):
-        standings = Standings(lambda: [worker], lambda: told.append("crossed"))
+        stall_watch = StallWatch(lambda: [worker], lambda: told.append("crossed"))
         now_s = 0.0
         box.resumed(0)
         for number in range(1, 31):
             step(box, number)
             now_s += 0.2
-            standings.look(now_s)
+            stall_watch.look(now_s)
         box.phase(Phase.FORWARD_BACKWARD)
         box.enter(Op.ALL_REDUCE, Group.DP)
         for _ in range(20):
             now_s += 0.2
-            standings.look(now_s)
+            stall_watch.look(now_s)
         assert told == ["crossed"]
         summary = agents_pb2.RankSummary()
-        standings.describe(worker, summary)
+        stall_watch.describe(worker, summary)
         assert summary.stands_s > summary.stand_limit_s > 1.0
         assert "forward_backward" in summary.stand_limit_source
         assert summary.entered["dp"] == 31
         assert summary.process_state in ("R", "S")
         box.leave()
-        standings.look(now_s + 0.2)
+        stall_watch.look(now_s + 0.2)
         assert told == ["crossed", "crossed"]
         moving = agents_pb2.RankSummary()
-        standings.describe(worker, moving)
+        stall_watch.describe(worker, moving)
         assert moving == agents_pb2.RankSummary()
 
 

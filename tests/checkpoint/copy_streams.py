@@ -15,7 +15,7 @@ class Copy:
         self._ended = threading.Event()
         self.was_held = False
 
-    def hold(self) -> None:
+    def wait_before_write(self) -> None:
         self.was_held = True
         self.wait()
 
@@ -27,10 +27,10 @@ class Copy:
         self._ended.set()
 
 
-class GatedLane:
+class GatedCopyStream:
     """Copies when it is let to: each takes a permit, or `after_s` when there is no end of them."""
 
-    is_late = True
+    is_async = True
 
     def __init__(self, *, permits: int | None = None, after_s: float = 0.0) -> None:
         self.copies: list[Copy] = []

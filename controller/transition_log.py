@@ -32,7 +32,7 @@ from controller.core.written import CommandsClosed, CommandsOpened, RecordChange
 logger = logging.getLogger(__name__)
 
 
-class Chronicle:
+class TransitionLog:
     """Logs changes of jobs, nodes and incidents."""
 
     def __init__(self, state: State) -> None:

@@ -1,7 +1,7 @@
 """What two rectangles of one tensor share, as bytes of both.
 
 A rectangle lies in memory row by row, so what another one has of it is runs of
-bytes at even distances: a strip. A strip is copied in one operation, however
+bytes at even distances: a strided range. It is copied in one operation, however
 many rows it has, and it can be cut at any byte of its source, because files are
 read in blocks that know nothing of tensors.
 """
@@ -36,7 +36,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
+class StridedRange:
     """`count` runs of `run` bytes; all positions and distances are in bytes.
 
     `source` counts in the file that the bytes come from, `target` in the tensor
@@ -59,7 +59,7 @@ class Strip:
     def nbytes(self) -> int:
         return self.count * self.run
 
-    def cut(self, start: int, end: int) -> Iterator[Strip]:
+    def cut(self, start: int, end: int) -> Iterator[StridedRange]:
         """What of it comes from bytes `start` to `end` of the source, in order."""
         if self.count == 1:
             yield from self._cut_row(0, start, end)
@@ -77,7 +77,7 @@ class Strip:
         if stop < self.count and stop >= first:
             yield from self._cut_row(stop, start, end)
 
-    def _rows(self, first: int, count: int) -> Strip:
+    def _rows(self, first: int, count: int) -> StridedRange:
         return replace(
             self,
             source=self.source + first * self.source_stride,
@@ -85,7 +85,7 @@ class Strip:
             count=count,
         )
 
-    def _cut_row(self, index: int, start: int, end: int) -> Iterator[Strip]:
+    def _cut_row(self, index: int, start: int, end: int) -> Iterator[StridedRange]:
         row = self._rows(index, 1)
         first, last = max(row.source, start), min(row.source + row.run, end)
         if first < last:
@@ -93,7 +93,9 @@ class Strip:
             yield replace(row, source=first, target=target, run=last - first)
 
 
-def strips(source: Box, target: Box, *, item_bytes: int, source_at: int) -> Iterator[Strip]:
+def strided_ranges(
+    source: Box, target: Box, *, item_bytes: int, source_at: int
+) -> Iterator[StridedRange]:
     """The bytes of `source`, which begins at byte `source_at` of its file, that `target` needs.
 
     Both are rectangles of one tensor and lie row-major, each in a piece.
@@ -115,7 +117,7 @@ def strips(source: Box, target: Box, *, item_bytes: int, source_at: int) -> Iter
     outer = max(0, inner - 1)
     count = shared.shape[outer] if inner > 0 else 1
     for index in itertools.product(*(range(size) for size in shared.shape[:outer])):
-        yield Strip(
+        yield StridedRange(
             source=source_at + item_bytes * (first_from + _dot(index, from_strides)),
             target=item_bytes * (first_to + _dot(index, to_strides)),
             run=item_bytes * run,

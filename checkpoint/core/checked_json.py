@@ -34,14 +34,14 @@ def sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def seal(fields: Mapping[str, object]) -> bytes:
+def encode_checked(fields: Mapping[str, object]) -> bytes:
     """The record's bytes, with format and digest added."""
     body = {**fields, "format": {"major": FORMAT_MAJOR, "minor": FORMAT_MINOR}}
     return canonical({**body, "sha256": sha256(canonical(body))})
 
 
-def unseal(raw: bytes) -> Fields:
-    """The fields of a record that `seal` wrote.
+def decode_checked(raw: bytes) -> Fields:
+    """The fields of a record that `encode_checked` wrote.
 
     Raises:
         RecordError: a byte is not what it was, or the format is newer than ours.
