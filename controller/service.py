@@ -149,7 +149,7 @@ class Service:
         """Queue events that nobody waits for."""
         if events:
             self.offer(events)
-        elif self._edge.has_judgements:
+        elif self._edge.has_judgements and not self.read_only:
             # What brought none may have brought a hang to be judged.
             self._awake.set()
 

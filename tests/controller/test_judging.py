@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from controller.core.edge.edge import Edge
 from controller.core.edge.judgement import HangJudgement
-from controller.core.events import Detected, JobStalled
+from controller.core.events import Detected, Event, JobStalled
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from outlast.v1 import agents_pb2
@@ -98,5 +99,38 @@ def test_a_job_whose_hang_cannot_be_judged_is_restarted_all_the_same(
             assert found.service.guard.counts["watch"] == 1
             (incident,) = found.service.state.incidents.values()
             assert "a mistake of ours" in incident.evidence[0].detail
+
+    asyncio.run(scenario())
+
+
+def test_a_mistake_after_the_judgement_does_not_lose_the_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Edge, judgement: HangJudgement, found: Event) -> list[Event]:
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(Edge, "judged", fail)
+
+    async def scenario() -> None:
+        async with bench(tmp_path) as found:
+            await _trains(found, 1)
+            _all_stand(found)
+            await _trains(found, 2)
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_wait_for_storage_do_not_hold_up_a_judgement(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        may_end = threading.Event()
+        waiting = [asyncio.create_task(asyncio.to_thread(may_end.wait)) for _ in range(64)]
+        try:
+            async with bench(tmp_path) as found:
+                await _trains(found, 1)
+                _all_stand(found)
+                await _trains(found, 2)
+        finally:
+            may_end.set()
+            await asyncio.gather(*waiting)
 
     asyncio.run(scenario())

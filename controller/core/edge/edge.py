@@ -187,6 +187,9 @@ class Edge:
         if job is not None and is_its and self._still_hangs(job, judgement):
             return [found]
         self._hangs.take_back(judgement)
+        if job is not None and job.state is JobState.STARTING and job.deadline_s is not None:
+            # Its moment may have come while this was worked out.
+            self._starts.put(job.job_id, _late_at_s(job))
         return []
 
     def _still_hangs(self, job: JobRecord, judgement: HangJudgement) -> bool:

@@ -26,6 +26,8 @@ class _Over:
 
     attempt: int
     ranks: set[int] = field(default_factory=set)
+    # How often one of them has moved again.
+    num_moved: int = 0
 
 
 class HangTable:
@@ -50,8 +52,9 @@ class HangTable:
             return
         if is_over(summary):
             over.ranks.add(summary.rank)
-        else:
-            over.ranks.discard(summary.rank)
+        elif summary.rank in over.ranks:
+            over.ranks.remove(summary.rank)
+            over.num_moved += 1
 
     def forget(self, job: JobId) -> None:
         self._ranks.pop(job, None)
@@ -139,6 +142,7 @@ class HangTable:
                 stopped=stopped,
                 is_logged=is_of_ranks and self._mode(job) == "log",
                 deadline_s=job.deadline_s,
+                num_moved=self._num_moved(job),
             )
         )
 
@@ -155,12 +159,15 @@ class HangTable:
     def still_stands(self, job: JobRecord, judgement: HangJudgement) -> bool:
         """Whether the ranks that were said to stand have not moved since."""
         if not judgement.stopped:
-            return self._all_stand(job)
+            return self._all_stand(job) and self._num_moved(job) == judgement.num_moved
         seen: Mapping[int, agents_pb2.RankSummary] = self._ranks.get(job.job_id, {})
         newest = (seen.get(each.rank) for each in judgement.stopped)
         return all(
-            summary is not None and summary.attempt == job.attempt and is_stopped(summary)
-            for summary in newest
+            summary is not None
+            and summary.attempt == job.attempt
+            and is_stopped(summary)
+            and summary.stands_s >= before.stands_s
+            for before, summary in zip(judgement.stopped, newest, strict=True)
         )
 
     def take_back(self, judgement: HangJudgement) -> None:
@@ -176,6 +183,10 @@ class HangTable:
             and over.attempt == job.attempt
             and len(over.ranks) >= job.plan.world_size
         )
+
+    def _num_moved(self, job: JobRecord) -> int:
+        over = self._over.get(job.job_id)
+        return 0 if over is None else over.num_moved
 
     def _mode(self, job: JobRecord) -> str:
         return self._settings.of(job).modes.get(Cause.HANG, "act")

@@ -60,6 +60,8 @@ class HangJudgement:
     is_logged: bool = False
     # Of a start: when the patience with it was to end.
     deadline_s: float | None = None
+    # How often a rank that stood had moved again by then: the answer is of this standstill only.
+    num_moved: int = 0
 
     def judge(self) -> JobStalled | Detected:
         """The event for the machine. Slow where there are many ranks; pure."""

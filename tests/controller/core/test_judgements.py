@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.edge.edge import BEFORE_DEADLINE_S, Edge
-from controller.core.edge.judgement import HangJudgement
+from controller.core.edge.judgement import HangJudgement, HangSign
 from controller.core.edge.settings import JobSettings
 from controller.core.events import Event, JobStalled
 from controller.core.facts import JobPut, State
@@ -179,3 +179,30 @@ def test_the_question_about_a_large_start_comes_earlier() -> None:
     due_s = training.edge.job_due_s(JOB)
     assert due_s is not None
     assert 100.0 - BEFORE_DEADLINE_S - 10.0 < due_s < 100.0 - BEFORE_DEADLINE_S - 3.0
+
+
+@pytest.mark.parametrize("sign", [_all_stand, _is_stopped])
+def test_ranks_that_moved_and_stand_again_are_judged_again(
+    sign: Callable[[_Training], HangJudgement],
+) -> None:
+    """What was heard before they moved would blame the rank that held them up then."""
+    training = _Training()
+    judgement = sign(training)
+    training.all_beat(12.0, stands_s=0.0, step=6)
+    training.all_beat(30.0, stands_s=OVER_S / 2, step=6)
+    training.beat(N2, 31.0, stands_s=OVER_S / 2, state="T" if judgement.stopped else "S", step=6)
+    assert training.found(judgement) == []
+    training.all_beat(32.0, stands_s=OVER_S, step=6)
+    assert isinstance(training.found(training.judgement())[0], JobStalled)
+
+
+def test_a_late_start_is_told_though_another_answer_was_awaited_when_its_moment_came() -> None:
+    training = _Training()
+    training.put(state=JobState.STARTING, attempt=Attempt(2), deadline_s=100.0)
+    judgement = _all_stand(training)
+    list(training.edge.wake(60.0, 99.5))
+    assert not training.edge.has_judgements
+    training.all_beat(61.0, stands_s=0.0)
+    assert training.found(judgement) == []
+    list(training.edge.wake(62.0, 99.6))
+    assert training.judgement().sign is HangSign.NO_FIRST_STEP
