@@ -35,7 +35,7 @@ class _SavesNothing:
     def save(self, step: int, extra: dict[str, Any], **_: object) -> bool:
         return True
 
-    def hold(self, tensor: torch.Tensor) -> None:
+    def wait_before_write(self, tensor: torch.Tensor) -> None:
         """Nothing reads it."""
 
     def finish(self, timeout_s: float | None = None) -> None:

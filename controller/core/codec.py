@@ -36,12 +36,12 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 _Encoder = Callable[[Any], Json]
 _Decoder = Callable[[Json], object]
 _PLAIN = (str, int, float, bool)
-# Tables of a row for each node, which are alike.
 _RECORDS: dict[RecordKind, type] = {
     RecordKind.JOB: JobRecord,
     RecordKind.NODE: NodeRecord,
     RecordKind.INCIDENT: IncidentRecord,
 }
+# Tables of a row for each node, which are alike.
 _PACKED = ((JobPlan, "replica_places"), (Size, "replica_places"))
 
 

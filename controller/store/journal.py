@@ -149,7 +149,9 @@ class Journal:
         rows = [{"term": self.term, "at_s": at_s, "fact": text} for text in texts]
         with self._database.transaction() as connection:
             self._check_term(connection)
-            connection.execute(sa.insert(FACTS), rows)
+            # What comes to nothing in all has no row, and an insert of none would add an empty one.
+            if rows:
+                connection.execute(sa.insert(FACTS), rows)
         self._bytes_since += sum(map(len, texts))
         if self._on_commit is not None:
             self._on_commit(time.monotonic() - started_s)

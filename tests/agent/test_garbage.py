@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from controller.agent.core.reports import Reports
 from controller.agent.mistakes import Mistakes
-from controller.agent.observe import standing
+from controller.agent.observe import stall_watch
 from controller.agent.observe.leftovers import left_steps
 from controller.agent.observe.metrics import ranks as rank_metrics
 from controller.agent.observe.reporter import Reporter
@@ -169,8 +169,8 @@ def test_mutated_black_boxes_end_nothing_and_no_number_leaves_its_range(
     memory_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What the kernel says of a process has nothing to do with its box, and costs a read each.
-    monkeypatch.setattr(standing, "_starved_s", lambda pid: 0.0)
-    monkeypatch.setattr(standing, "process_state", lambda pid: "S")
+    monkeypatch.setattr(stall_watch, "_starved_s", lambda pid: 0.0)
+    monkeypatch.setattr(stall_watch, "process_state", lambda pid: "S")
     random = Random(SEED)
     boxes = Boxes(memory_dir)
     events: list[agents_pb2.AgentEvent] = []

@@ -27,12 +27,12 @@ from controller.core import (
     blame,
     fleet,
     incidents,
+    job_progression,
     jobs,
     losses,
     nodes,
     planned,
     retention,
-    steps,
 )
 from controller.core import events as ev
 from controller.core.context import Context
@@ -222,7 +222,9 @@ CONTROLLER_BUGS = (
     _bug("the breaker stops nothing", (8,), (nodes, "_breaker_is_open", _no), seeds=40),
     _bug("a note misses the journal", (9,), _around(Context, "note", _untold)),
     _bug(
-        "nobody repairs a job", (10,), (steps, "_STEPS", {**steps._STEPS, JobState.REPAIRING: _no})
+        "nobody repairs a job",
+        (10,),
+        (job_progression, "_STEPS", {**job_progression._STEPS, JobState.REPAIRING: _no}),
     ),
     _bug(
         "a rank that lost its peer is blamed",
