@@ -233,6 +233,14 @@ def _append(journal: Journal, state: State, fact: Fact) -> None:
     journal.append([fact])
 
 
+def test_a_batch_that_comes_to_nothing_adds_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as journal:
+        journal.take_over()
+        _append(journal, state := State(), node_put("n0"))
+        journal.append([])
+        assert journal.load() == state
+
+
 def test_deposed_controller_cannot_write(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with opened(path) as old, opened(path) as new:
