@@ -53,6 +53,8 @@ _IDLE_S = 3600.0
 _MAX_CONNECTIONS = 64
 # After a connection that could not be taken.
 _RETRY_S = 0.2
+# Who accepts looks so often whether it is over: a shutdown that fails does not wake it.
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class Holder:
         self.outcomes = Counter[str]()
         family, _, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         self._listening = socket.create_server((target[0], 0), family=family)
+        self._listening.settimeout(_LOOK_S)
         self.port = int(self._listening.getsockname()[1])
         threading.Thread(target=self._listen, name="replica-listen", daemon=True).start()
 
@@ -128,6 +131,8 @@ class Holder:
         while not self._closing.is_set():
             try:
                 self._accept()
+            except TimeoutError:
+                continue
             except (OSError, RuntimeError) as error:
                 if self._closing.is_set():
                     return
