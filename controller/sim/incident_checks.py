@@ -3,7 +3,7 @@
 A worker that is said to have ended has ended, in the attempt that this is held against; a rank
 that keeps a start from its first step is named, as far as its node is heard; a host that the
 cluster calls broken is noted for the job that trains there; no node is waited for so impatiently
-that sending heartbeats as it was told makes it late.
+that sending heartbeats at the period it was given makes it late.
 """
 
 from __future__ import annotations
@@ -98,14 +98,12 @@ class IncidentChecks:
         job = None if machine is None else machine.state.nodes[node].job
         wanted_s = self._world.heartbeat_s if job is None else self._world.jobs[job].heartbeat_s
         if period_s != wanted_s:
-            self._fail(
-                f"{node} was told to speak every {period_s:g} s, and {job} wants {wanted_s:g}"
-            )
+            self._fail(f"{node} is to report every {period_s:g} s, and {job} wants {wanted_s:g}")
 
     def may_be_silent(self, node: NodeId, period_s: float, allowed_s: float) -> None:
-        """So long may a node be silent that was told to send a heartbeat in each period."""
+        """A node that was ordered to send a heartbeat in each period may be silent for so long."""
         if allowed_s < period_s:
-            what = f"may be silent for {allowed_s:g} s, and was told to speak every {period_s:g} s"
+            what = f"may be silent for {allowed_s:g} s, and is to report every {period_s:g} s"
             self._fail(f"{node} {what}")
 
     def _fail(self, what: str) -> NoReturn:

@@ -44,7 +44,7 @@ class Session:
     open_at_agent: bool = True
     open_at_controller: bool = False
     broken: bool = False
-    # How often its agent was told to send a heartbeat.
+    # The interval between heartbeats that its agent was given.
     period_s: float = 0.0
     # What a cut holds up: (to the controller?, deliver, arguments).
     held: list[tuple[bool, Callable[..., None], tuple[object, ...]]] = field(default_factory=list)

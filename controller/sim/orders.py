@@ -94,7 +94,7 @@ class Orders:
         if not self._agent.is_alive:
             return
         if self._driver.is_handling:
-            # It waits for its turn; whoever is handling looks at the timer after all of it.
+            # It waits for its turn; the turn that is under way looks at the timer at its end.
             self._driver.give(given)
             return
         self._driver.give(given)

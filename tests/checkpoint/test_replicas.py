@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -224,6 +226,22 @@ def test_dead_holder_holds_up_nothing_and_is_told_once(
         assert len(it.troubles) == 1
         assert "node other" in it.troubles[0]
     assert stager.newest_replicated == -1
+
+
+def test_listener_ends_though_its_socket_cannot_be_shut_down(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_socket: socket.socket, _how: int) -> None:
+        raise OSError("no")
+
+    def listeners() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "replica-listen"}
+
+    before = listeners()
+    with holding(there, attempt=1):
+        (listener,) = listeners() - before
+        monkeypatch.setattr(socket.socket, "shutdown", refuse)
+    wait_for(lambda: not listener.is_alive(), "the listener ends")
 
 
 def begin(role: str, folder: Path, port: int = 0) -> subprocess.Popen[str]:

@@ -51,6 +51,14 @@ def _all_stand(found: Bench) -> None:
         stream.send(agents_pb2.AgentMessage(heartbeat=beat))
 
 
+async def _is_restarted_when_all_stand(tmp_path: Path) -> None:
+    async with bench(tmp_path) as found:
+        await _trains(found, 1)
+        _all_stand(found)
+        await _trains(found, 2)
+        assert _job(found).attempt == 2
+
+
 def test_the_loop_goes_on_while_a_hang_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,14 +118,7 @@ def test_a_mistake_after_the_judgement_does_not_lose_the_hang(
         raise ValueError("a mistake of ours")
 
     monkeypatch.setattr(Edge, "judged", fail)
-
-    async def scenario() -> None:
-        async with bench(tmp_path) as found:
-            await _trains(found, 1)
-            _all_stand(found)
-            await _trains(found, 2)
-
-    asyncio.run(scenario())
+    asyncio.run(_is_restarted_when_all_stand(tmp_path))
 
 
 def test_requests_that_wait_for_storage_do_not_hold_up_a_judgement(tmp_path: Path) -> None:
@@ -125,10 +126,7 @@ def test_requests_that_wait_for_storage_do_not_hold_up_a_judgement(tmp_path: Pat
         may_end = threading.Event()
         waiting = [asyncio.create_task(asyncio.to_thread(may_end.wait)) for _ in range(64)]
         try:
-            async with bench(tmp_path) as found:
-                await _trains(found, 1)
-                _all_stand(found)
-                await _trains(found, 2)
+            await _is_restarted_when_all_stand(tmp_path)
         finally:
             may_end.set()
             await asyncio.gather(*waiting)

@@ -1,4 +1,4 @@
-"""The controller's page for Prometheus: what is told of jobs, nodes and incidents."""
+"""The controller's page for Prometheus: metrics of jobs, nodes and incidents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of running workers: what is told of them."""
+"""Lines of running workers, and what is reported of them."""
 
 from __future__ import annotations
 

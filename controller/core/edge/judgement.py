@@ -26,7 +26,7 @@ from outlast.ids import Attempt, JobId
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
 
-# The rarest, in what is told of a hang that is only logged.
+# The rarest, in the message of a hang that is only logged.
 _MAX_PLACES = 4
 
 

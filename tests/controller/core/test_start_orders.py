@@ -48,7 +48,7 @@ def _rejoined(driver: Driver, node: str) -> tuple[AttemptRecord | None, ...]:
 def _sent_to(
     driver: Driver, node: str, statuses: tuple[WorkerStatus, ...] = (), *, port: int = 7000
 ) -> list[NodeStart | None]:
-    """What an agent that comes back is told to start; None for other orders."""
+    """The start that an agent that comes back is ordered to make; None for other orders."""
     hello = NodeJoined(
         node=NodeId(node),
         incarnation="one",
