@@ -59,7 +59,7 @@ def compacted(facts: Iterable[Fact]) -> list[Fact]:
     batch = _Batch()
     for fact in facts:
         batch.take(fact)
-    return [lean for fact in batch.facts for lean in _changes(fact)]
+    return [lean for fact in batch.joined() for lean in _changes(fact)]
 
 
 @dataclass(slots=True)
@@ -73,10 +73,35 @@ class _Batch:
     incidents: dict[IncidentId, int] = field(default_factory=dict)
     reasons: dict[JobId, int] = field(default_factory=dict)
     done: dict[JobId, int] = field(default_factory=dict)
-    # Of the newest command, if nothing has happened to commands since.
+    # Of the newest command, if nothing has happened to commands since; what it says to any node.
     command: int | None = None
+    order: CommandsOpened | None = None
     # Of answers since the last command, by what their ids begin with and what they say.
     closed: dict[tuple[str, str], int] = field(default_factory=dict)
+    # What facts at these places are for besides the first one: nodes, names or ranks. Thousands
+    # come one by one, so they are gathered in lists and joined when the batch is over.
+    more_nodes: dict[int, list[NodeId]] = field(default_factory=dict)
+    more_names: dict[int, list[str]] = field(default_factory=dict)
+    more_ranks: dict[int, list[int]] = field(default_factory=dict)
+
+    def joined(self) -> list[Fact]:
+        """The facts, those that say the same of many nodes or ranks as one."""
+        for place, nodes in self.more_nodes.items():
+            orders = _as_orders(self.facts[place])
+            assert orders is not None
+            self.facts[place] = replace(orders, nodes=(*orders.nodes, *nodes))
+        for place, names in self.more_names.items():
+            first = self.facts[place]
+            assert isinstance(first, CommandClosed)
+            prefix, name = _split_id(first)
+            self.facts[place] = CommandsClosed(
+                id_prefix=prefix, names=(name, *names), why=first.why
+            )
+        for place, ranks in self.more_ranks.items():
+            done = self.facts[place]
+            assert isinstance(done, RanksDone)
+            self.facts[place] = replace(done, ranks=(*done.ranks, *ranks))
+        return self.facts
 
     def take(self, fact: Fact) -> None:
         match fact:
@@ -179,23 +204,24 @@ class _Batch:
 
     def _add_ranks(self, fact: RanksDone) -> None:
         place = self.done.get(fact.job_id)
-        before = None if place is None else self.facts[place]
-        if isinstance(before, RanksDone):
-            fact = replace(fact, ranks=before.ranks + fact.ranks)
-        self._put(self.done, fact.job_id, fact)
+        if place is None:
+            self.done[fact.job_id] = len(self.facts)
+            self.facts.append(fact)
+        else:
+            self.more_ranks.setdefault(place, []).extend(fact.ranks)
 
     def _open(self, fact: CommandOpened, command: CommandRecord) -> None:
         """An order that differs from the one before in its node only is written with that."""
         # An id that was answered may be given out again.
         self.closed.clear()
-        before = None if self.command is None else self.facts[self.command]
-        orders = _as_orders(before)
-        this = _as_orders(fact)
-        if orders is None or this is None or replace(this, nodes=orders.nodes) != orders:
-            self.command = len(self.facts)
-            self.facts.append(fact)
-        elif self.command is not None:
-            self.facts[self.command] = replace(orders, nodes=orders.nodes + this.nodes)
+        orders = _as_orders(fact)
+        order = None if orders is None else replace(orders, nodes=())
+        if self.command is not None and order is not None and order == self.order:
+            self.more_nodes.setdefault(self.command, []).append(command.node)
+            return
+        self.order = order
+        self.command = len(self.facts)
+        self.facts.append(fact)
 
     def _close(self, fact: CommandClosed) -> None:
         """Answers that say the same are written with the first of them.
@@ -203,18 +229,14 @@ class _Batch:
         What lies between does not ask which commands are open, unless it opens one.
         """
         self.command = None
-        prefix, slash, name = fact.command_id.rpartition("/")
-        key = (prefix + slash, fact.why)
+        prefix, name = _split_id(fact)
+        key = (prefix, fact.why)
         place = self.closed.get(key)
         if place is None:
             self.closed[key] = len(self.facts)
             self.facts.append(fact)
-            return
-        before = self.facts[place]
-        first = before.names if isinstance(before, CommandsClosed) else _name_of(before)
-        self.facts[place] = CommandsClosed(
-            id_prefix=prefix + slash, names=(*first, name), why=fact.why
-        )
+        else:
+            self.more_names.setdefault(place, []).append(name)
 
 
 def _since(first: Fact, last: Fact) -> Fact:
@@ -258,16 +280,14 @@ def _incident_changes(before: IncidentRecord, after: IncidentRecord) -> Iterator
         yield added
 
 
-def _name_of(fact: Fact) -> tuple[str]:
-    """What the id of an answered command ends with, that of its node as a rule."""
-    assert isinstance(fact, CommandClosed)
-    return (fact.command_id.rpartition("/")[2],)
+def _split_id(fact: CommandClosed) -> tuple[str, str]:
+    """The id of an answered command before its last name, which is that of its node as a rule."""
+    prefix, slash, name = fact.command_id.rpartition("/")
+    return prefix + slash, name
 
 
-def _as_orders(fact: Fact | None) -> CommandsOpened | None:
+def _as_orders(fact: Fact) -> CommandsOpened | None:
     """A command as one for many nodes; None for any other fact, and where its id has no node."""
-    if isinstance(fact, CommandsOpened):
-        return fact
     if not isinstance(fact, CommandOpened):
         return None
     command = fact.command
