@@ -2,7 +2,7 @@
 
 A file has a line of JSON for each thing: a summary first, then the job's record, its incidents and
 its steps. The summary is read without the rest of the file. Records are written as the journal has
-them, and unknown lines are skipped, so that other versions can read them.
+them and read as the journal is: those of older versions too, those of newer ones not.
 
 What does not belong here: when a job is archived (`controller.retention`).
 """
@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from checkpoint.storage.storage import Storage
-from controller.core.codec import encode_fact
+from controller.core.codec import decode_fact, encode_fact
 from controller.core.facts import IncidentPut, JobPut
 from controller.core.records import IncidentRecord, JobRecord
 from controller.store.curves import StepRow
 from outlast.ids import IncidentId, JobId
 
-VERSION = 1
+# 2: tables of places are written in runs (`controller.core.packing`).
+VERSION = 2
 _SUFFIX = ".json.gz"
 _INCIDENTS = "incidents"
 # The summary's line is a few hundred bytes.
@@ -111,7 +112,8 @@ def incident_path(incident: IncidentId) -> str:
 
 def incident_file(incident: IncidentRecord) -> bytes:
     """The file of an incident whose job goes on."""
-    line = json.dumps({"incident": encode_fact(IncidentPut(incident=incident))})
+    fact = encode_fact(IncidentPut(incident=incident))
+    line = json.dumps({"version": VERSION, "incident": fact})
     return gzip.compress(line.encode() + b"\n", mtime=0)
 
 
@@ -131,7 +133,7 @@ def read(storage: Storage, job_id: str) -> Archived:
 
     Raises:
         FileNotFoundError: it is not there.
-        ArchiveError: its file is damaged.
+        ArchiveError: its file is damaged, or of a newer version.
     """
     path = job_path(job_id)
     data = storage.read_bytes(path)
@@ -139,14 +141,19 @@ def read(storage: Storage, job_id: str) -> Archived:
     try:
         for line in _lines(data):
             if "job" in line:
-                found.job = line["job"]["job"]
+                found.job = _of_now(line["job"])["job"]
             elif "incident" in line:
-                found.incidents.append(line["incident"]["incident"])
+                found.incidents.append(_of_now(line["incident"])["incident"])
             elif "step" in line:
                 found.steps.append(line["step"])
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise ArchiveError(f"{path} is damaged: {error}") from error
     return found
+
+
+def _of_now(data: Any) -> Any:
+    """A record as this version writes it, whichever wrote it."""
+    return encode_fact(decode_fact(data))
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:
@@ -159,7 +166,15 @@ def _summary(head: bytes, path: str) -> Summary:
     try:
         text = zlib.decompressobj(wbits=31).decompress(head, 4 * _HEAD_BYTES)
         values = json.loads(text.split(b"\n")[0])["summary"]
+        version = values["version"]
+        if version > VERSION:
+            raise ArchiveError(
+                f"{path} was written by a newer version of Outlast (version {version} of the file; "
+                f"this one reads versions 1 to {VERSION}); read it with that version"
+            )
         names = Summary.__dataclass_fields__
         return Summary(**{name: values[name] for name in names})
+    except ArchiveError:
+        raise
     except (zlib.error, ValueError, KeyError, TypeError) as error:
         raise ArchiveError(f"{path} is not the file of an archived job: {error}") from error

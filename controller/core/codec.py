@@ -1,8 +1,9 @@
 """Records to and from plain JSON values, by their type annotations.
 
-A union of dataclasses is tagged with the class name under "is". Unknown keys
-are ignored and missing ones take their default, so that a newer controller can
-fold an older journal.
+A union of dataclasses is tagged with the class name under "is". Missing fields take their
+default, and fields of older versions are renamed, dropped or rewritten as `older_journals` says,
+so that a newer controller can fold an older journal. Any other unknown field is an error: what it
+says would be lost without a word.
 """
 
 from __future__ import annotations
@@ -14,25 +15,13 @@ from enum import StrEnum
 from functools import cache, partial
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from controller.core.attempt_record import AttemptRecord
 from controller.core.facts import Fact
-from controller.core.kinds import EvidenceKind
-from controller.core.orders import StopWorkers
+from controller.core.older_journals import UPGRADES, Json, with_names_of_now
 from controller.core.packing import Rows, pack_rows, unpack_rows
-from controller.core.records import (
-    Evidence,
-    IncidentRecord,
-    JobPlan,
-    JobRecord,
-    NodeRecord,
-    Size,
-    TimelineEntry,
-)
-from controller.core.states import JobState
+from controller.core.records import IncidentRecord, JobPlan, JobRecord, NodeRecord, Size
 from controller.core.written import RecordChanged, RecordKind
 from outlast.failures import FailureClass
 
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 _Encoder = Callable[[Any], Json]
 _Decoder = Callable[[Json], object]
 _PLAIN = (str, int, float, bool)
@@ -240,71 +229,22 @@ def _exactly(kind: Any) -> type | None:
     return kind if kind in _PLAIN else None
 
 
-def _with_detected(data: dict[str, Json]) -> dict[str, Json]:
-    """Evidence of a version that wrote what a detector found as the class of a failure."""
-    if "detected" in data or data.get("kind") != EvidenceKind.DETECTED:
-        return data
-    return {**data, "detected": data.get("fault_class") or None, "fault_class": ""}
-
-
-def _with_nodes_once(data: dict[str, Json]) -> dict[str, Json]:
-    """An attempt of a version that wrote the node of each rank."""
-    ranks = data.get("rank_nodes")
-    if "nodes" in data or not isinstance(ranks, list):
-        return data
-    nodes = list(dict.fromkeys(map(str, ranks)))
-    return {**data, "nodes": [*nodes], "workers_per_node": len(ranks) // max(1, len(nodes))}
-
-
-def _with_quarantined_s(data: dict[str, Json]) -> dict[str, Json]:
-    """A node of a version that read from the session's id when its quarantine began."""
-    session = data.get("quarantine")
-    if not session or "quarantined_s" in data:
-        return data
-    return {**data, "quarantined_s": float(str(session).rpartition("/")[2])}
-
-
-def _with_state(data: dict[str, Json]) -> dict[str, Json]:
-    """A line of a timeline of a version that knew a job's state by its name in small letters."""
-    if "state" in data:
-        return data
-    phase = str(data.get("phase"))
-    entered = phase.upper() if phase.upper() in JobState.__members__ else None
-    return {**data, "state": entered, "is_verdict": phase == "verdict"}
-
-
 def _decode_changed(data: Json) -> object:
-    """No version wrote changes of records that this one reads differently (`_UPGRADES`)."""
+    """No version wrote changes of records that need more than other names (`UPGRADES`)."""
     assert isinstance(data, dict)
     values = data.get("values")
     kind = next((each for each in RecordKind if each.value in data), None)
     if kind is None or not isinstance(values, dict):
         raise ValueError(f"expected a change of a record, found {data!r}")
-    members = {name: (plain, decoder) for name, plain, decoder, _ in _members(_RECORDS[kind])}
+    record = _RECORDS[kind]
+    members = {name: (plain, decoder) for name, plain, decoder, _ in _members(record)}
     decoded: list[tuple[str, object]] = []
-    for name, value in values.items():
-        # A newer version may know more fields.
-        if name in members:
-            plain, decoder = members[name]
-            decoded.append((name, value if type(value) is plain else decoder(value)))
+    for name, value in with_names_of_now(record, values).items():
+        if name not in members:
+            raise _unknown(record, name)
+        plain, decoder = members[name]
+        decoded.append((name, value if type(value) is plain else decoder(value)))
     return RecordChanged(kind=kind, key=str(data[kind.value]), values=tuple(decoded))
-
-
-def _with_capture_stacks(data: dict[str, Json]) -> dict[str, Json]:
-    """An order to stop of a version that had another name for `capture_stacks`."""
-    if "capture_stacks" in data:
-        return data
-    return {**data, "capture_stacks": data.get("look_first", False)}
-
-
-# Records that older versions wrote differently, to what this one reads.
-_UPGRADES: dict[type, Callable[[dict[str, Json]], dict[str, Json]]] = {
-    Evidence: _with_detected,
-    AttemptRecord: _with_nodes_once,
-    NodeRecord: _with_quarantined_s,
-    TimelineEntry: _with_state,
-    StopWorkers: _with_capture_stacks,
-}
 
 
 @cache
@@ -327,12 +267,17 @@ def _dataclass_decoder(kind: Any) -> _Decoder:
     if kind is RecordChanged:
         return _decode_changed
     members = _members(kind)
-    upgrade = _UPGRADES.get(kind)
+    names = {"is", *(name for name, *_ in members)}
+    upgrade = UPGRADES.get(kind)
 
     def decode(data: Json) -> object:
         if not isinstance(data, dict):
             raise ValueError(f"expected {kind.__name__}, found {data!r}")
         data = data if upgrade is None else upgrade(data)
+        if not data.keys() <= names:
+            data = with_names_of_now(kind, data)
+            for name in data.keys() - names:
+                raise _unknown(kind, name)
         values = {}
         for name, plain, decoder, required in members:
             if name in data:
@@ -343,3 +288,10 @@ def _dataclass_decoder(kind: Any) -> _Decoder:
         return kind(**values)
 
     return decode
+
+
+def _unknown(kind: Any, name: str) -> ValueError:
+    return ValueError(
+        f"{kind.__name__}.{name} is no field that this version knows; start the version of Outlast "
+        "that wrote it"
+    )

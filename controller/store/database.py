@@ -25,7 +25,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from controller.store.reserve import has_room
 from outlast.errors import FatalError
 
-SCHEMA_VERSION = 1
+# Of the tables and of what is in their rows. A controller reads every older one, and none that is
+# newer: it would lose what it does not know. 2: rows of changed fields, of many orders, of many
+# answers (`controller.core.written`).
+SCHEMA_VERSION = 2
 # Another process holds the write lock for one commit at most.
 BUSY_TIMEOUT_MS = 5_000
 
@@ -233,11 +236,16 @@ class Database:
             if version is None:
                 first = {"id": 1, "schema_version": SCHEMA_VERSION, "term": 0, "probed_s": 0.0}
                 connection.execute(sa.insert(CONTROLLER), first)
-            elif version != SCHEMA_VERSION:
+            elif version > SCHEMA_VERSION:
                 raise DatabaseError(
-                    f"{self._path}: has schema version {version}, this controller knows "
-                    f"{SCHEMA_VERSION}; start the version of Outlast that wrote it"
+                    f"{self._path}: a newer version of Outlast wrote it (version {version} of the "
+                    f"journal; this controller reads versions 1 to {SCHEMA_VERSION}); start that "
+                    "version of Outlast again, or give another folder with --state-dir"
                 )
+            elif version < SCHEMA_VERSION:
+                # Rows of older versions stay and are read as they are; the next may be new ones.
+                now = sa.update(CONTROLLER).values(schema_version=SCHEMA_VERSION)
+                connection.execute(now)
 
 
 def _set_up_connection(connection: Any, _record: object) -> None:

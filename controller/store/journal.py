@@ -23,7 +23,15 @@ import sqlalchemy as sa
 from controller.core.batches import compacted
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.facts import Fact, State, fold
-from controller.store.database import CONTROLLER, FACTS, POISONED, SNAPSHOTS, Database
+from controller.core.older_journals import Json
+from controller.store.database import (
+    CONTROLLER,
+    FACTS,
+    POISONED,
+    SCHEMA_VERSION,
+    SNAPSHOTS,
+    Database,
+)
 from outlast.clock import Clock
 from outlast.errors import FatalError
 
@@ -48,8 +56,23 @@ def encoded(fact: Fact) -> str:
     return json.dumps(encode_fact(fact))
 
 
+class UnreadableJournalError(FatalError):
+    """The journal has something that this version does not know, or is damaged."""
+
+
 class DeposedError(FatalError):
     """Another controller has taken over; this one must not write or act any more."""
+
+
+def _decoded(data: Json, where: str) -> Fact:
+    try:
+        return decode_fact(data)
+    except ValueError as error:
+        raise UnreadableJournalError(
+            f"journal: {where} cannot be read: {error}; this controller reads versions 1 to "
+            f"{SCHEMA_VERSION} of the journal. Start the version of Outlast that wrote it, or "
+            "restore a copy of the state directory"
+        ) from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +137,11 @@ class Journal:
         self.term = known + 1
 
     def load(self) -> State:
-        """The state that the journal describes."""
+        """The state that the journal describes.
+
+        Raises:
+            UnreadableJournalError: a row is no fact of this version.
+        """
         with self._database.transaction() as connection:
             snapshot = connection.execute(
                 sa.select(SNAPSHOTS.c.seq, SNAPSHOTS.c.facts).order_by(SNAPSHOTS.c.seq.desc())
@@ -128,13 +155,14 @@ class Journal:
         begun = 0
         if snapshot is not None:
             begun = snapshot.seq
-            yield from map(decode_fact, json.loads(snapshot.facts))
+            for data in json.loads(snapshot.facts):
+                yield _decoded(data, f"the snapshot at row {begun}")
         rows = connection.execute(
-            sa.select(FACTS.c.fact).where(FACTS.c.seq > begun).order_by(FACTS.c.seq)
+            sa.select(FACTS.c.seq, FACTS.c.fact).where(FACTS.c.seq > begun).order_by(FACTS.c.seq)
         ).yield_per(_READ_ROWS)
         for row in rows:
             self._bytes_since += len(row.fact)
-            yield decode_fact(json.loads(row.fact))
+            yield _decoded(json.loads(row.fact), f"row {row.seq}")
 
     def append(self, facts: Sequence[Fact]) -> None:
         """Make these facts durable, all or none; what is written is what they change together.

@@ -24,7 +24,6 @@ from controller.core.node_events import NodeJoined, WorkerExited
 from controller.core.orders import StartWorkers, StopWorkers
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
-from controller.store import database as database_module
 from controller.store.curves import Curves, StepRow
 from controller.store.database import Database, DatabaseError
 from controller.store.journal import DeposedError, Journal
@@ -304,15 +303,6 @@ def _write_for_ever(path: Path) -> None:
             if journal.snapshot_is_due():
                 journal.write_snapshot(state)
             print(number, flush=True)
-
-
-def test_journal_of_another_schema_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Database(tmp_path / "j").close()
-    monkeypatch.setattr(database_module, "SCHEMA_VERSION", 2)
-    with pytest.raises(DatabaseError, match="schema version 1, this controller knows 2"):
-        Database(tmp_path / "j")
 
 
 def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
