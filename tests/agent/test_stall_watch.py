@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -151,6 +152,20 @@ def test_without_the_tool_the_state_remains(
         _, found = asyncio.run(stacks.collect([worker]))
     assert found.place.startswith("asleep at ")
     assert "outlast[stacks]" in found.text
+
+
+@pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")
+def test_without_descriptors_the_state_remains(
+    tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_file(name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", no_file)
+    with worker_of(tmp_path, sleeper) as (worker, _):
+        found = asyncio.run(stacks.collect([worker]))
+    assert all("Too many open files" in told.text for told in found)
+    assert found[1].text.startswith(f"process {sleeper}: asleep")
 
 
 @pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")

@@ -160,7 +160,18 @@ async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
 
 
 async def _run(*command: str) -> tuple[int, str, str]:
-    """Exit code of a command, what it prints, and the first line of its errors."""
+    """Exit code of a command, what it prints, and the first line of its errors.
+
+    A node that cannot run it now, for want of memory or descriptors, is to stop its workers
+    without it.
+    """
+    try:
+        return await _output_of(*command)
+    except OSError as error:
+        return 1, "", str(error)
+
+
+async def _output_of(*command: str) -> tuple[int, str, str]:
     # Files in memory: pipes would have to be emptied meanwhile, and asyncio's own way to wait
     # for a process takes a thread, which there may not be.
     with (

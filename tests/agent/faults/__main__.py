@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -167,6 +168,8 @@ class Sweep:
         left: Counter[str] = Counter()
 
         def is_quiet() -> bool:
+            # A process whose start failed after its fork is reaped at the start of the next one.
+            subprocess._cleanup()
             left.clear()
             left.update(at_rest() - self._without - self._of_node)
             if left["socket"] <= _SPARE_SOCKETS:

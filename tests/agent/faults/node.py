@@ -95,6 +95,10 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.memory_dir = Path("/dev/shm") / f"outlast-test-{uuid4().hex[:8]}" / "n0"
+        # A folder is read as the standard library is, and has fewer files to look at.
+        self._text_dir = folder / "text"
+        (self._text_dir / "more").mkdir(parents=True)
+        (self._text_dir / "some.txt").write_text("text " * 10_000)
         self.controller = FakeController()
         self.controller.heartbeat_period_s = 0.05
         self._port = self.controller.start()
@@ -342,6 +346,7 @@ class Node:
                 "parallel": {"pp": len(nodes)},
                 "resources": {"nodes": len(nodes), "workers_per_node": 1},
                 "checkpoint": {"replicas": len(nodes) - 1},
+                "data": {"source": str(self._text_dir)},
             }
         )
         start = agents_pb2.StartWorkers(
