@@ -10,17 +10,20 @@ What does not belong here: when a job is archived (`controller.retention`).
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from checkpoint.storage.storage import Storage
 from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import IncidentPut, JobPut
-from controller.core.records import IncidentRecord, JobRecord
+from controller.core.facts import Fact, IncidentGrown, IncidentPut, JobPut, NodePut
+from controller.core.incident_cut import IncidentCut, cut_lines, cut_signs
+from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.store.curves import StepRow
 from outlast.ids import IncidentId, JobId
 
@@ -28,6 +31,7 @@ from outlast.ids import IncidentId, JobId
 VERSION = 2
 _SUFFIX = ".json.gz"
 _INCIDENTS = "incidents"
+_NODES = "nodes"
 # The summary's line is a few hundred bytes.
 _HEAD_BYTES = 16_384
 
@@ -112,8 +116,35 @@ def incident_path(incident: IncidentId) -> str:
 
 def incident_file(incident: IncidentRecord) -> bytes:
     """The file of an incident whose job goes on."""
-    fact = encode_fact(IncidentPut(incident=incident))
-    line = json.dumps({"version": VERSION, "incident": fact})
+    return _one_line("incident", IncidentPut(incident=incident))
+
+
+def cut_file(incident: IncidentRecord, cut: IncidentCut) -> tuple[str, bytes]:
+    """Path and file of what is cut from an incident that goes on."""
+    data = _one_line(
+        "cut",
+        IncidentGrown(
+            incident=incident.incident,
+            fault_s=incident.fault_s,
+            timeline=cut_lines(incident, cut),
+            evidence=cut_signs(incident, cut),
+            findings=incident.findings[: cut.findings],
+        ),
+    )
+    # An incident is cut often. The same once more, after a crash, is the same file.
+    digest = hashlib.sha256(data).hexdigest()[:12]
+    return f"{_INCIDENTS}/{incident.incident}.cut-{digest}{_SUFFIX}", data
+
+
+def node_file(node: NodeRecord) -> tuple[str, bytes]:
+    """Path and file of a node that is on no list any more."""
+    # Its name is its own choice.
+    name = quote(node.node, safe="")
+    return f"{_NODES}/{name}-{node.since_s:.0f}{_SUFFIX}", _one_line("node", NodePut(node=node))
+
+
+def _one_line(kind: str, fact: Fact) -> bytes:
+    line = json.dumps({"version": VERSION, kind: encode_fact(fact)})
     return gzip.compress(line.encode() + b"\n", mtime=0)
 
 

@@ -78,6 +78,14 @@ class Counters:
         """Forget every other job."""
         self._jobs = {job: self._jobs[job] for job in jobs if job in self._jobs}
 
+    def forget_node(self, node: NodeId) -> None:
+        """Drop the counts of a node that is on no list any more."""
+        self.matmul_flops.pop(node, None)
+        for key in [key for key in self.findings if key[0] == node]:
+            del self.findings[key]
+        for ends in [ends for ends in self.bad_links if node in ends]:
+            del self.bad_links[ends]
+
     def steps(self, rows: Sequence[StepRow], known_step: int) -> None:
         """Steps of a job; up to `known_step` it had been trained when it was first heard of."""
         for row in rows:

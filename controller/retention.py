@@ -1,4 +1,4 @@
-"""Deletes what is older, or more, than is kept of ended jobs, once it is archived.
+"""Deletes what is older, or more, than is kept of jobs and nodes, once it is archived.
 
 What may go is decided by `core.retention`, and decided again by the machine when it happens. With
 an archive nothing is deleted that is not written there; a store that does not answer is asked
@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable
 from checkpoint.storage.storage import Storage
 from controller import archive
 from controller.core.events import RecordsExpired
+from controller.core.incident_cut import IncidentCut
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.retention import Expired, Retention, expired
 from controller.service import Service
 from outlast.errors import OutlastError
-from outlast.ids import IncidentId, JobId
+from outlast.ids import IncidentId, JobId, NodeId
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,12 @@ class Keeper:
         service: Service,
         limits: Retention,
         *,
+        forget_node: Callable[[NodeId], None] = lambda node: None,
         open_storage: Callable[[str], Storage] = Storage,
     ) -> None:
+        """`forget_node` is called with each node that was deleted."""
         self._service = service
+        self._forget_node = forget_node
         self._limits = limits
         self._open_storage = open_storage
         self._storage: Storage | None = None
@@ -55,22 +59,36 @@ class Keeper:
                 self._service.guard.note("retention", error)
 
     async def look(self) -> int:
-        """Archive and delete what has expired; how many jobs and incidents that was."""
+        """Archive and delete what has expired; how many things that was."""
         if self._service.read_only:
             return 0
-        due = expired(self._service.state, self._limits, self._service.now_s)
-        if self._limits.archive_url and (due.jobs or due.incidents):
+        due = expired(
+            self._service.state,
+            self._limits,
+            self._service.now_s,
+            may_forget=lambda node: self._service.why_not_forgotten(node) == "",
+        )
+        if self._limits.archive_url and due:
             due = await self._archived(due)
-        if due.jobs or due.incidents:
-            await self._service.tell(RecordsExpired(jobs=due.jobs, incidents=due.incidents))
+        if due:
+            await self._service.tell(
+                RecordsExpired(
+                    jobs=due.jobs, incidents=due.incidents, cuts=due.cuts, nodes=due.nodes
+                )
+            )
+            for node in due.nodes:
+                if node not in self._service.state.nodes:
+                    self._forget_node(node)
         await self._delete_curves()
-        return len(due.jobs) + len(due.incidents)
+        return len(due)
 
     async def _archived(self, due: Expired) -> Expired:
         """What of it is in the archive now."""
         state = self._service.state
         jobs: list[JobId] = []
         incidents: list[IncidentId] = []
+        cuts: list[IncidentCut] = []
+        nodes: list[NodeId] = []
         try:
             for job_id in due.jobs:
                 job = state.jobs[job_id]
@@ -81,6 +99,12 @@ class Keeper:
                 data = archive.incident_file(state.incidents[incident_id])
                 await self._write(archive.incident_path(incident_id), data)
                 incidents.append(incident_id)
+            for cut in due.cuts:
+                await self._write(*archive.cut_file(state.incidents[cut.incident], cut))
+                cuts.append(cut)
+            for node_id in due.nodes:
+                await self._write(*archive.node_file(state.nodes[node_id]))
+                nodes.append(node_id)
         # Whatever a store's library raises: what is not archived is not deleted.
         except Exception as error:  # noqa: BLE001
             if str(error) != self._failure:
@@ -92,7 +116,9 @@ class Keeper:
             self._failure = str(error)
         else:
             self._failure = ""
-        return Expired(jobs=tuple(jobs), incidents=tuple(incidents))
+        return Expired(
+            jobs=tuple(jobs), incidents=tuple(incidents), cuts=tuple(cuts), nodes=tuple(nodes)
+        )
 
     async def _job_file(self, job: JobRecord, incidents: list[IncidentRecord]) -> bytes:
         """Page by page: the loop has other things to do."""

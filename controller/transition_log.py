@@ -27,6 +27,7 @@ from controller.core.facts import (
     RanksDone,
     State,
 )
+from controller.core.incident_cut import IncidentCut
 from controller.core.written import CommandsClosed, CommandsOpened, RecordChanged
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class TransitionLog:
                     pass  # The job's own line says that one begins.
                 case JobExplained() | NodeChecked() | JobForgotten() | RanksDone():
                     pass  # No state changes with them.
-                case CheckpointStored() | CheckpointWaited() | IncidentGrown():
+                case CheckpointStored() | CheckpointWaited() | IncidentGrown() | IncidentCut():
                     pass  # Nor with them.
                 case CommandOpened(command=command):
                     logger.debug("command opened: command=%s", command.command_id)

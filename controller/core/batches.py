@@ -37,6 +37,7 @@ from controller.core.facts import (
     grown,
     growth,
 )
+from controller.core.incident_cut import IncidentCut
 from controller.core.orders import CommandRecord
 from controller.core.records import IncidentRecord
 from controller.core.written import (
@@ -141,12 +142,8 @@ class _Batch:
             ):
                 self.jobs.pop(job_id, None)
                 self.facts.append(fact)
-            case JobPruned(job_id=job_id, incidents=pruned):
-                self._prune(job_id, pruned)
-                self.facts.append(fact)
-            case IncidentsPruned(incidents=pruned):
-                self._prune(None, pruned)
-                self.facts.append(fact)
+            case JobPruned() | IncidentsPruned() | IncidentCut():
+                self._prune(fact)
             case AttemptPut():
                 self.facts.append(fact)
             case _:
@@ -161,12 +158,14 @@ class _Batch:
         else:
             self.facts[place] = _since(self.facts[place], fact)
 
-    def _prune(self, job_id: JobId | None, incidents: tuple[IncidentId, ...]) -> None:
-        for incident in incidents:
+    def _prune(self, fact: JobPruned | IncidentsPruned | IncidentCut) -> None:
+        pruned = (fact.incident,) if isinstance(fact, IncidentCut) else fact.incidents
+        for incident in pruned:
             self.incidents.pop(incident, None)
-        if job_id is not None:
+        if isinstance(fact, JobPruned):
             for table in (self.jobs, self.reasons, self.done):
-                table.pop(job_id, None)
+                table.pop(fact.job_id, None)
+        self.facts.append(fact)
 
     def _put_job(self, fact: JobPut) -> None:
         job = fact.job

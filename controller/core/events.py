@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.core.incident_cut import IncidentCut
 from controller.core.kinds import Cause
 from controller.core.node_events import NodeEvent, NodeFound, NodesAwaited, WorkerExited
 from controller.core.records import JobPlan
@@ -74,10 +75,14 @@ class CheckpointPushRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsExpired:
-    """These ended jobs and closed incidents are older, or more, than is kept; see `retention`."""
+    """These ended jobs, closed incidents, parts of incidents and former nodes are older, or more,
+    than is kept; see `retention`.
+    """
 
     jobs: tuple[JobId, ...] = ()
     incidents: tuple[IncidentId, ...] = ()
+    cuts: tuple[IncidentCut, ...] = ()
+    nodes: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

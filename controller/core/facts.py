@@ -8,6 +8,7 @@ from typing import assert_never
 
 from controller.core import accounting
 from controller.core.attempt_record import AttemptRecord
+from controller.core.incident_cut import IncidentCut, shortened
 from controller.core.index import Index
 from controller.core.orders import CommandRecord
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, TimelineEntry
@@ -184,6 +185,7 @@ Fact = (
     | RecordChanged
     | JobPruned
     | IncidentsPruned
+    | IncidentCut
 )
 
 
@@ -244,6 +246,8 @@ class State:
             case IncidentsPruned(incidents=pruned):
                 for incident_id in pruned:
                     self.incidents.pop(incident_id, None)
+            case IncidentCut(incident=incident_id):
+                self.incidents[incident_id] = shortened(self.incidents[incident_id], fact)
             case _:
                 assert_never(fact)
 

@@ -177,6 +177,7 @@ def forget_requested(ctx: Context, event: NodeForgetRequested) -> None:
     if why_not_forgotten(ctx, event.node):
         return
     nodes.close_commands(ctx, event.node, "the node is forgotten", keep_stops=False)
+    nodes.drop_from_jobs(ctx, event.node)
     ctx.record(NodeForgotten(node=event.node))
     for table in (ctx.node_views, ctx.quiet, ctx.silent):
         table.pop(event.node, None)

@@ -185,6 +185,19 @@ def release(ctx: Context, node: NodeRecord, reason: str) -> None:
     )
 
 
+def drop_from_jobs(ctx: Context, node: NodeId) -> None:
+    """Forget what jobs that go on know of a node that is on no list any more."""
+    for job in ctx.state.live_jobs():
+        ctx.put(
+            replace(
+                job,
+                held_by=tuple(each for each in job.held_by if each != node),
+                misfits=tuple(each for each in job.misfits if each.node != node),
+                unreproduced=tuple(each for each in job.unreproduced if each != node),
+            )
+        )
+
+
 def close_commands(ctx: Context, node: NodeId, why: str, *, keep_stops: bool) -> None:
     """Give up what was asked of a node. Orders to stop and to forget outlive a mere
     quarantine: the node may come back with old workers and their memory."""

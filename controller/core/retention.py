@@ -1,8 +1,10 @@
-"""What is kept of jobs that have ended, and of the incidents of those that go on.
+"""What is kept of jobs that have ended, of incidents of those that go on, and of former nodes.
 
-A controller that lives for years would hold every job, incident and step that ever was: in
-memory, in each snapshot of the journal, in the tables of loss curves. What may go is decided
-here, by age and by size; when it goes, and where it is archived before, is `controller.retention`.
+A controller that lives for years would hold every job, incident, step and node that ever was: in
+memory, in each snapshot of the journal, in the tables of loss curves. A cluster may give each node
+a new name, and an incident that waits for nodes gets lines for each that does not fit. What may
+go is decided here, by age and by size; when it goes, and where it is archived before, is
+`controller.retention`.
 
 What does not belong here: checkpoints, which are the user's, and what agents keep on their nodes
 (`controller.agent.observe.leftovers`, `controller.agent.observe.pruning`).
@@ -10,14 +12,19 @@ What does not belong here: checkpoints, which are the user's, and what agents ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
+from controller.core import fleet
 from controller.core.context import Context
 from controller.core.events import RecordsExpired
 from controller.core.facts import IncidentsPruned, JobPruned, State
+from controller.core.incident_cut import BEGINNING, IncidentCut, shortened
+from controller.core.node_events import NodeForgetRequested
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.states import AWAY, TERMINAL, IncidentState
-from outlast.ids import IncidentId, JobId
+from outlast.ids import IncidentId, JobId, NodeId
 
 # One look prunes so many: each is archived first, and the loop has other things to do.
 MAX_AT_ONCE = 32
@@ -36,15 +43,31 @@ class Retention:
     """Steps in the loss curves of ended jobs, at about 100 bytes each; the oldest jobs go first."""
     incidents_per_job: int = 1_000
     """Closed incidents of a job that has not ended; the oldest go first."""
+    incident_lines: int = 1_000
+    """Lines in the timeline of an open incident, and signs of it that are older than a day; the
+    oldest after the first 100 go first."""
+    incident_lines_days: float = 90.0
+    """Days for which those lines and signs are kept."""
+    former_nodes: int = 1_000
+    """Retired and released nodes that are kept at most; the oldest go first."""
+    former_nodes_days: float = 30.0
+    """Days for which a node is listed that was retired or released and has not come back."""
     archive_url: str = ""
-    """Where jobs and incidents are written before they are deleted: a folder or an fsspec URL."""
+    """Where all of this is written before they are deleted: a folder or an fsspec URL."""
 
     def __post_init__(self) -> None:
-        if not self.ended_jobs_days > 0:
-            raise ValueError(
-                f"retention.ended_jobs_days is {self.ended_jobs_days:g}; allowed: more than 0 days"
-            )
-        for name, least in (("ended_jobs", 1), ("curve_steps", 1), ("incidents_per_job", 10)):
+        for name in ("ended_jobs_days", "incident_lines_days", "former_nodes_days"):
+            if not getattr(self, name) > 0:
+                raise ValueError(
+                    f"retention.{name} is {getattr(self, name):g}; allowed: more than 0 days"
+                )
+        for name, least in (
+            ("ended_jobs", 1),
+            ("curve_steps", 1),
+            ("incidents_per_job", 10),
+            ("incident_lines", 2 * BEGINNING),
+            ("former_nodes", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(
                     f"retention.{name} is {getattr(self, name)}; allowed: {least} or more"
@@ -57,10 +80,21 @@ class Expired:
 
     jobs: tuple[JobId, ...] = ()
     incidents: tuple[IncidentId, ...] = ()
+    cuts: tuple[IncidentCut, ...] = ()
+    nodes: tuple[NodeId, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.jobs) + len(self.incidents) + len(self.cuts) + len(self.nodes)
 
 
-def expired(state: State, limits: Retention, now_s: float) -> Expired:
-    """What is older, or more, than is kept."""
+def expired(
+    state: State,
+    limits: Retention,
+    now_s: float,
+    *,
+    may_forget: Callable[[NodeId], bool] = lambda node: True,
+) -> Expired:
+    """What is older, or more, than is kept; `may_forget`: of a former node, whether it may go."""
     return Expired(
         jobs=_expired_jobs(state, limits, now_s)[:MAX_AT_ONCE],
         incidents=tuple(
@@ -68,6 +102,8 @@ def expired(state: State, limits: Retention, now_s: float) -> Expired:
             for job in state.live_jobs()
             for incident in _expired_incidents(state, job, limits.incidents_per_job)
         )[: MAX_AT_ONCE * 8],
+        cuts=_cuts(state, limits, now_s)[:MAX_AT_ONCE],
+        nodes=tuple(islice(filter(may_forget, _expired_nodes(state, limits, now_s)), MAX_AT_ONCE)),
     )
 
 
@@ -99,6 +135,12 @@ def prune(ctx: Context, event: RecordsExpired) -> None:
     closed = tuple(each.incident for each in known if each is not None and _may_go(ctx.state, each))
     if closed:
         ctx.record(IncidentsPruned(incidents=closed))
+    for cut in event.cuts:
+        incident = ctx.state.incidents.get(cut.incident)
+        if incident is not None and shortened(incident, cut) != incident:
+            ctx.record(cut)
+    for node in event.nodes:
+        fleet.forget_requested(ctx, NodeForgetRequested(node=node))
 
 
 def _expired_jobs(state: State, limits: Retention, now_s: float) -> tuple[JobId, ...]:
@@ -119,6 +161,48 @@ def _expired_incidents(state: State, job: JobRecord, most: int) -> list[Incident
         return []
     closed = [each for each in state.incidents_of(job) if _may_go(state, each)]
     return [each.incident for each in closed[: max(0, len(closed) - most)]]
+
+
+def _cuts(state: State, limits: Retention, now_s: float) -> tuple[IncidentCut, ...]:
+    """Of open incidents: the others get no more lines and signs."""
+    old_s = now_s - limits.incident_lines_days * _DAY_S
+    found: list[IncidentCut] = []
+    for incident in map(state.incidents.__getitem__, state.index.open_incidents):
+        most = limits.incident_lines
+        lines = _num_expired([line.at_s for line in incident.timeline], most, now_s, old_s)
+        # Hundreds of nodes may be lost at once, and what is decided depends on each of them.
+        signs = _num_expired([sign.at_s for sign in incident.evidence], most, now_s - _DAY_S, old_s)
+        # Of nodes that nobody knows any more.
+        unknown = takewhile(lambda each: each[0] not in state.nodes, incident.findings[:-most])
+        findings = sum(1 for _ in unknown)
+        if lines or signs or findings:
+            cut = IncidentCut(
+                incident=incident.incident, lines=lines, signs=signs, findings=findings
+            )
+            found.append(cut)
+    return tuple(found)
+
+
+def _num_expired(times_s: list[float], most: int, surplus_s: float, old_s: float) -> int:
+    """How many go after the beginning: those before `old_s`, and of those before `surplus_s` so
+    many that `most` remain.
+    """
+    surplus = len(times_s) - most
+    rest = enumerate(times_s[BEGINNING:])
+    # The newest come last.
+    expired_ones = takewhile(
+        lambda each: each[1] < old_s or (each[0] < surplus and each[1] <= surplus_s), rest
+    )
+    return sum(1 for _ in expired_ones)
+
+
+def _expired_nodes(state: State, limits: Retention, now_s: float) -> list[NodeId]:
+    former = sorted(map(state.nodes.__getitem__, state.index.away), key=lambda node: node.since_s)
+    surplus = len(former) - limits.former_nodes
+    oldest_s = now_s - limits.former_nodes_days * _DAY_S
+    return [
+        node.node for place, node in enumerate(former) if place < surplus or node.since_s < oldest_s
+    ]
 
 
 def _may_go(state: State, incident: IncidentRecord) -> bool:

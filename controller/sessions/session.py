@@ -175,6 +175,12 @@ class Sessions:
         self._tell_closed(session.node)
         return True
 
+    def forget(self, node: NodeId) -> None:
+        """Drop what is known of the agents of a node that is on no list any more."""
+        if node not in self._open:
+            for table in (self._receipts, self._superseded, self._newest):
+                table.pop(node, None)
+
     def get(self, node: NodeId) -> AgentSession | None:
         return self._open.get(node)
 

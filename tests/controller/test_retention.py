@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
+import json
 import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +24,11 @@ from checkpoint.storage.storage import Storage
 from controller import archive, config_file, retention
 from controller.convert import plan_of
 from controller.core import events as ev
+from controller.core.facts import IncidentPut, NodePut
 from controller.core.node_events import NodeFound, WorkerExited
+from controller.core.records import TimelineEntry
 from controller.core.retention import Expired, Retention
-from controller.core.states import JobState
+from controller.core.states import IncidentState, JobState, NodeState
 from controller.retention import Keeper
 from controller.store.curves import StepRow
 from controller.store.journal import Journal
@@ -331,7 +336,7 @@ def test_a_mistake_in_one_look_is_counted_and_not_the_last_look(
 ) -> None:
     looks: list[str] = []
 
-    def failing(*_: object) -> Expired:
+    def failing(*_: object, **__: object) -> Expired:
         looks.append("look")
         raise ValueError("a mistake of ours")
 
@@ -347,3 +352,44 @@ def test_a_mistake_in_one_look_is_counted_and_not_the_last_look(
     monkeypatch.setattr(retention, "LOOK_PERIOD_S", 0.001)
     monkeypatch.setattr(retention, "expired", failing)
     asyncio.run(run())
+
+
+def test_former_nodes_and_what_is_cut_of_an_incident_are_archived_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = (tmp_path / "archive").as_uri()
+    forgotten: list[NodeId] = []
+
+    async def scenario() -> None:
+        async with _controller(tmp_path, monkeypatch) as bench:
+            job = await _run_job(bench, 0)
+            (incident,) = bench.service.state.incidents_of(bench.service.state.jobs[job])
+            line = TimelineEntry(phase="line", at_s=time.time())
+            long = replace(incident, state=IncidentState.OPEN, timeline=(line,) * 300)
+            away = [
+                replace(node, state=NodeState.RELEASED, since_s=1.0)
+                for node in bench.service.state.nodes.values()
+            ]
+            # One that is not there any more, and one whose agent still is.
+            gone = replace(away[0], node=NodeId("gone/1"))
+            for fact in (IncidentPut(incident=long), *(NodePut(node=n) for n in (away[0], gone))):
+                bench.service.state.apply(fact)
+                bench.journal.append([fact])
+            limits = Retention(incident_lines=200, archive_url=url)
+            keeper = Keeper(bench.service, limits, forget_node=forgotten.append)
+            assert await keeper.look() == 2
+            state = bench.service.state
+            assert gone.node not in state.nodes
+            assert away[0].node in state.nodes
+            assert len(state.incidents[incident.incident].timeline) == 200
+            assert bench.journal.load() == state
+            assert await keeper.look() == 0
+
+    asyncio.run(scenario())
+    assert forgotten == ["gone/1"]
+    (node,) = (tmp_path / "archive" / "nodes").iterdir()
+    assert node.name == "gone%2F1-1.json.gz"
+    assert json.loads(gzip.decompress(node.read_bytes()))["node"]["node"]["node"] == "gone/1"
+    (cut,) = (tmp_path / "archive" / "incidents").iterdir()
+    document = json.loads(gzip.decompress(cut.read_bytes()))
+    assert (document["version"], len(document["cut"]["timeline"])) == (archive.VERSION, 100)

@@ -35,6 +35,7 @@ from controller.core.facts import (
     RanksDone,
     State,
 )
+from controller.core.incident_cut import IncidentCut
 from controller.core.machine import Machine
 from controller.core.node_events import (
     NodeDisconnected,
@@ -68,6 +69,7 @@ _STATELESS = (
     IncidentGrown,
     JobPruned,
     IncidentsPruned,
+    IncidentCut,
 )
 
 
