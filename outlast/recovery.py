@@ -58,8 +58,9 @@ class RecoverySpec(Section):
         300.0,
         gt=0,
         description="No step completed for so long: the job hangs, whatever detectors.hang has "
-        "learned. Longer than any step with its evaluation, and 10 s at least. Passed twice in a "
-        "row though no rank holds the others up, it pauses the job.",
+        "learned. Longer than any step with its evaluation, and 10 s at least; found later by what "
+        "heartbeat_period_s is above 2 s. Passed twice in a row though no rank holds the others "
+        "up, it pauses the job.",
     )
     first_step_timeout_s: float = Field(
         1800.0,

@@ -7,7 +7,6 @@ What does not belong here: what the workers of a job do together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -189,19 +188,15 @@ class Agent:
         controller.hear(session, message)
 
     def report_progress(self, training: Training, *, is_last: bool = False) -> None:
-        """Report how far an attempt is, now or when that is due."""
-        now_s = self.world.now_s
-        event = progress_of(training, now_s)
+        """Report how far an attempt is, if that is due."""
+        event = progress_of(training, self.world.now_s)
         if event is None or not self.is_alive:
             return
         completed = event.progress.completed_step
         key = AttemptKey(training.job.job_id, training.attempt)
-        reports = self._machine.reports
-        if reports.is_progress_due(key, completed, now_s, is_last=is_last):
+        if self._machine.reports.is_progress_due(key, completed, is_last=is_last):
             self._orders.promises.progress_made(key, completed, is_last=is_last)
             self.emit(event, Weight.PROGRESS)
-        elif (due_s := reports.progress_due_s(key, completed)) < math.inf:
-            self.world.timeline.at(due_s, self.report_progress, training)
 
     def say_goodbye(self) -> None:
         """It was asked to end."""

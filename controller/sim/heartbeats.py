@@ -8,7 +8,8 @@ would make nothing, and its timers that would find nothing:
   when it stops, and just before the edge looks at it.
 - A job that trains on nodes all of which beat completes a step every few seconds, which is
   shorter than any limit on steps. So it is enough that its ranks are heard when it stops to
-  train or one of its nodes to beat, and just before the edge looks at the job.
+  train or one of its nodes to beat, just before the edge looks at the job, and after the steps
+  that the machine is told of.
 
 Timers therefore ring for silent nodes, for jobs that do not train and for starts. What the edge
 finds then is what it would have found, but for a heartbeat's period and the length of a step by
@@ -60,11 +61,13 @@ class Heartbeats:
     def beats(self, node: NodeId) -> None:
         """The node's heartbeats arrive again."""
         self._controller.take(node, self._plain())
-        if self._world.fidelity.progress_at_once:
-            # A message held up by the cut would say it now.
-            for training in self._world.trainings.live():
-                if node in training.members:
-                    self._controller.take_progress(training, node)
+        for training in self._world.trainings.live():
+            if node not in training.members:
+                continue
+            if self._world.fidelity.progress_at_once:
+                # A message held up by the cut would say it now.
+                self._controller.take_progress(training, node)
+            self._controller.take(node, heartbeat_of(training, node, self._world.now_s))
 
     def quiet(self, node: NodeId) -> None:
         """The node's last heartbeat for a while: a moment ago all was well."""
@@ -86,6 +89,21 @@ class Heartbeats:
     def stands(self, training: Training) -> None:
         """An attempt trains no more, and the next heartbeats say where its ranks stand."""
         self._world.timeline.after(0.0, self._heard_to_stand, training)
+
+    def goes_on(self, training: Training) -> None:
+        """An attempt has completed a step: of each node the next heartbeat says so."""
+        self._world.timeline.after(training.job.heartbeat_s, self._heard_to_go_on, training)
+
+    def _heard_to_go_on(self, training: Training) -> None:
+        machine = self._controller.machine
+        job = None if machine is None else machine.state.jobs.get(training.job.job_id)
+        if job is None or job.attempt != training.attempt or not training.is_training:
+            return
+        if job.state is JobState.STARTING:
+            # Agents' own reports of the first step may be held up; before these it counts nothing.
+            self.goes_on(training)
+        else:
+            self.hear(training)
 
     def hangs(self, training: Training) -> None:
         """An attempt hangs, and agents have learned for how long a rank may stand."""

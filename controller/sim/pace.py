@@ -17,7 +17,7 @@ from controller.agent.core.ledger import MAX_RESULTS
 class Fidelity:
     """What a world leaves out, so that thousands of nodes can be simulated."""
 
-    # Whether reports of progress arrive at once, instead of through the network.
+    # Whether reports of a first step arrive at once, instead of through the network.
     progress_at_once: bool = False
     # How many ranks say that they lost the one that failed, before all are stopped anyway.
     max_cascade: int | None = None

@@ -4,9 +4,9 @@ The controller repeats commands, waits with a limit and believes little of what 
 so that most mistakes of an agent cost time and break nothing. Here they are held against
 the agent itself: every command is answered, once; what was stopped has ended and does not
 start again; a command begins and is answered once the ledger that says so is on disk, and
-its repeats get the same answer; each worker's end is reported once, and progress when it is
-news; an event that lasts stays until the controller has it; workers are given up when the
-time has come, and no sooner.
+its repeats get the same answer; each worker's end is reported once, and progress once in each
+session and at the end; an event that lasts stays until the controller has it; workers are
+given up when the time has come, and no sooner.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 STOP_SLACK_S = 30.0
 # What the controller's configuration has where nobody changes it.
 LEAST_ABSENCE_S = 1800.0 - 1.0
-# So often do agents report progress at the most, but for the last of an attempt.
-LEAST_PROGRESS_S = 1.9
 # Fewer than an agent remembers.
 MAX_ANSWERS = 20
 # From the limit of an absence until workers that were asked to stop are killed.
@@ -56,11 +54,13 @@ class Promises:
         self._ends_kept: dict[str, None] = {}
         # The first answers of the newest commands.
         self._answers: dict[str, Result] = {}
-        # Workers whose ends were reported, and the newest progress of each attempt.
+        # Workers whose ends were reported, and the progress of each attempt that was reported last.
         self._ended: dict[WorkerKey, None] = {}
         # The events that report them.
         self._ends: dict[WorkerKey, int] = {}
-        self._progress: dict[AttemptKey, tuple[int, float]] = {}
+        self._progress: dict[AttemptKey, int] = {}
+        # Attempts whose progress was reported since the last welcome.
+        self._known: set[AttemptKey] = set()
         self._absent_since_s = agent.world.now_s
 
     # Commands
@@ -146,13 +146,14 @@ class Promises:
 
     def progress_made(self, key: AttemptKey, completed_step: int, *, is_last: bool) -> None:
         """Progress of an attempt is about to be reported."""
-        now_s = self._agent.world.now_s
-        step, at_s = self._progress.get(key, (-1, -math.inf))
-        if completed_step <= step:
+        step = self._progress.get(key, -1)
+        is_again = key in self._known
+        if completed_step < step or (is_again and completed_step == step):
             self._fail(f"step {completed_step} of {key} is reported after step {step}")
-        if not is_last and now_s - at_s < LEAST_PROGRESS_S:
-            self._fail(f"progress of {key} is reported again after {now_s - at_s:.1f} s")
-        self._progress[key] = (completed_step, now_s)
+        if is_again and not is_last:
+            self._fail(f"progress of {key} is reported again in a session, and heartbeats say it")
+        self._progress[key] = completed_step
+        self._known.add(key)
 
     def said_hello(self, statuses: Iterable[agents_pb2.WorkerStatus]) -> None:
         """The agent says which workers it has."""
@@ -199,6 +200,7 @@ class Promises:
 
     def welcomed(self) -> None:
         """There is one again."""
+        self._known.clear()
         absent_s = self._agent.world.now_s - self._absent_since_s
         self._absent_since_s = math.inf
         if absent_s < self._machine.line.absence_limit_s + GIVE_UP_SLACK_S:

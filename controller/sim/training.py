@@ -245,10 +245,10 @@ class Trainings:
         """Everything that can be noticed of an undisturbed attempt, from now on."""
         training.num_plans += 1
         job, done = training.job, training.completed(self._world.now_s)
-        notable = {training.resumed + 1, training.resumed + 2, job.high_step, job.high_step + 1}
-        for step in sorted(notable):
+        first = training.resumed + 1
+        for step in sorted({first, first + 1, job.high_step, job.high_step + 1}):
             if done < step <= job.plan.total_steps:
-                self._at(training, step, 0.01, self._report)
+                self._at(training, step, 0.01, self._begins if step == first else self._goes_on)
         self._plan_commit(training, done)
         self._at(training, job.plan.total_steps, 0.02, self._finish)
         if job.error_step is not None and job.error_step > done:
@@ -284,12 +284,18 @@ class Trainings:
         if plan == training.num_plans:
             action(training)
 
-    def _report(self, training: Training) -> None:
+    def _begins(self, training: Training) -> None:
+        """Agents report that the first step is completed."""
+        if training.is_training and self._world.fidelity.progress_at_once:
+            self._world.controller.take_all_progress(training)
+        self._goes_on(training)
+
+    def _goes_on(self, training: Training) -> None:
+        """Agents look at their ranks, as they do all the time, and heartbeats say what they see."""
         if not training.is_training:
             return
-        if self._world.fidelity.progress_at_once:
-            self._world.controller.take_all_progress(training)
-        else:
+        self._world.controller.heartbeats.goes_on(training)
+        if not self._world.fidelity.progress_at_once:
             self._report_from_all(training)
             self.figures.report(training, most=2)
 
@@ -298,7 +304,6 @@ class Trainings:
             return
         world = self._world
         self.freeze(training, Phase.DONE)
-        self._report_from_all(training)
         for worker in training.joined.values():
             world.timeline.after(
                 world.random.uniform(0.0, 2.0), worker.end, WorkerExitCode.DONE, FailureClass.CLEAN

@@ -494,7 +494,9 @@ class AgentEvent(google.protobuf.message.Message):
     def checkpoint_trouble(self) -> global___CheckpointTrouble: ...
     @property
     def progress(self) -> global___ProgressMade:
-        """Every local rank completed its first step, or a multiple of the report interval."""
+        """Every local rank has completed a step: once in each session, and when the last of them ends.
+        In between, heartbeats say how far each is.
+        """
 
     @property
     def host_sign(self) -> global___HostSign: ...

@@ -154,17 +154,31 @@ class FakeController(AgentsServicer):
 
         return wait_for(find, f"exit of rank {rank} of {job_id} attempt {attempt}")
 
-    def progress(self, job_id: str, attempt: int, at_least: int = 1) -> agents_pb2.ProgressMade:
+    def progress(self, job_id: str, attempt: int) -> agents_pb2.ProgressMade:
+        """What is reported of the first step of an attempt."""
+
         def find() -> agents_pb2.ProgressMade | None:
             for event in self.events("progress"):
-                if (event.job_id, event.attempt) == (
-                    job_id,
-                    attempt,
-                ) and event.progress.completed_step >= at_least:
+                if (event.job_id, event.attempt) == (job_id, attempt):
                     return event.progress
             return None
 
         return wait_for(find, f"progress of {job_id} attempt {attempt}")
+
+    def comes_to(self, step: int, job_id: str = "job", attempt: int = 1, since: int = 0) -> None:
+        """Wait until a heartbeat, of those received from number `since` on, has all ranks there."""
+
+        def is_there() -> bool:
+            for _, message in self.received[since:]:
+                ranks = message.heartbeat.ranks
+                if ranks and all(
+                    (rank.job_id, rank.attempt) == (job_id, attempt) and rank.completed_step >= step
+                    for rank in ranks
+                ):
+                    return True
+            return False
+
+        wait_for(is_there, f"step {step} of {job_id} attempt {attempt} in heartbeats")
 
 
 def stale_incarnation() -> Any:

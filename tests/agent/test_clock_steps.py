@@ -63,7 +63,7 @@ def test_step_of_a_nodes_clock_ages_nothing_and_ends_nothing(
     spec = parse_spec({"name": "job", "parallel": {"dp": 2}, "steps": 1_000_000})
     start: dict[str, Any] = {"checkpoint_url": url, "spec_json": spec.canonical_json()}
     assert controller.result(controller.command(start_command(**start))).ok
-    controller.progress("job", 1, at_least=3)
+    controller.comes_to(3)
 
     step(clock, by_s)
     since = len(controller.received)
@@ -76,7 +76,7 @@ def test_step_of_a_nodes_clock_ages_nothing_and_ends_nothing(
     wait_for(lambda: len(controller.heartbeats()) > 10, "heartbeats")
     wait_for(lambda: controller.events("checkpoint_committed", since), "a checkpoint")
     wait_for(lambda: controller.events("step_reports", since), "steps")
-    wait_for(lambda: controller.events("progress", since), "progress")
+    controller.comes_to(4, since=since)
     wait_for(lambda: "the wall clock stepped by" in agent.log.read_text(), "a word about it")
     stopped = controller.result(controller.command(stop_command(1, graceful=True)))
     assert stopped.ok, stopped

@@ -111,6 +111,7 @@ def test_end_of_a_rank_tells_what_rank_0_may_not_have_told(
 def test_step_that_the_job_does_not_have_is_left_out_and_later_ones_count(
     tmp_path: Path,
 ) -> None:
+    reports = Reports()
     paths = WorkerFiles.below(tmp_path, 0)
     box = Writer(paths.blackbox, rank=0, world_size=1, attempt=1)
     events: list[agents_pb2.AgentEvent] = []
@@ -130,7 +131,7 @@ def test_step_that_the_job_does_not_have_is_left_out_and_later_ones_count(
         )
 
     async def run() -> None:
-        reporter = Reporter(lambda event, weight: events.append(event), lambda: True, Reports())
+        reporter = Reporter(lambda event, weight: events.append(event), lambda: True, reports)
         worker = Worker(
             job_id="job",
             attempt=1,
@@ -149,6 +150,7 @@ def test_step_that_the_job_does_not_have_is_left_out_and_later_ones_count(
         complete(1)
         reporter.look(20.0)
         complete(2)
+        reports.welcomed()
         reporter.look(30.0)
         assert worker.mistakes.counts == {"black box": 1}
         worker.close()

@@ -245,12 +245,18 @@ CONTROLLER_BUGS = (
         (nodes, "placed", lambda ctx, job, node: ctx.state.nodes.get(node)),
     ),
     _bug("the controller's wake-up is dropped", (10,), (Machine, "wake_at", _nothing)),
-    _bug("a limit that has passed changes nothing", (10,), (jobs, "deadline_passed", _nothing)),
+    _bug(
+        "a limit that has passed changes nothing",
+        (10,),
+        (jobs, "deadline_passed", _nothing),
+        seeds=40,
+    ),
     _told(
         stories.events_come_twice,
         "the end of a worker of an old attempt counts",
         (16,),
         _around(jobs, "worker_exited", _of_any_attempt),
+        seeds=10,
     ),
     _told(
         stories.agent_restarts,
@@ -380,7 +386,7 @@ def _drop_all(of: Any, seq: int) -> None:
     of.buffer.acknowledge(of.buffer.last_seq)
 
 
-def _always_due(due: Any, reports: Any, key: Any, step: int, now_s: float, **_: Any) -> bool:
+def _always_due(due: Any, reports: Any, key: Any, step: int, **_: Any) -> bool:
     return key in reports._attempts
 
 

@@ -1,7 +1,7 @@
 """The line to the controller: what it has not heard yet, and since when there is none.
 
 Every welcome begins a new session, in which all that was not acknowledged is sent
-again; the controller drops what it knows. Of the progress that an attempt makes while
+again; the controller drops what it knows. Of the progress that an attempt reports while
 there is no session only the newest is kept: nobody asks when the steps before it were.
 Without a controller for longer than the limit the agent gives its workers up, once, so
 that nothing is orphaned for ever.

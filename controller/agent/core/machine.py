@@ -48,6 +48,7 @@ class AgentMachine(Generic[Payload]):
         match given:
             case Welcomed():
                 self.line.welcomed()
+                self.reports.welcomed()
                 return [SendEvents()]
             case AbsenceLimitSet(limit_s=limit_s):
                 self.line.absence_limit_s = limit_s

@@ -1,9 +1,10 @@
 """When the progress of attempts on this node is reported.
 
 The controller needs to know at once that all ranks here have completed their first
-step, now and then how far the slowest is, and at the end how far it came. Steps with
-their figures follow soon after they are completed. Both are read from what ranks write,
-so it is also said here how often to look.
+step, again in each new session, for a restarted controller knows nothing of it, and at
+the end how far the slowest came. In between, heartbeats say how far each rank is. Steps
+with their figures follow soon after they are completed. Both are read from what ranks
+write, so it is also said here how often to look.
 
 What does not belong here: reading what ranks write.
 """
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 STEP_REPORT_PERIOD_S = 0.2
-PROGRESS_PERIOD_S = 2.0
 # A restart is over when the first step is: look often while one is awaited, but not
 # for the half hour that a large model may take.
 START_LOOK_PERIOD_S = 0.01
@@ -40,13 +40,10 @@ class _Reported:
 
     requested_s: float
     steps_s: float = -math.inf
-    progress_s: float = -math.inf
     # Of the slowest rank; -1 before its first step.
     completed_step: int = -1
-
-    def progress_due_s(self) -> float:
-        """When the next progress is due; the first one always is."""
-        return -math.inf if self.completed_step < 0 else self.progress_s + PROGRESS_PERIOD_S
+    # Whether its progress was reported since the last welcome.
+    is_known: bool = False
 
 
 class Reports:
@@ -58,6 +55,11 @@ class Reports:
     def begin(self, key: AttemptKey, now_s: float) -> None:
         """Workers of an attempt were requested; for the first time or again."""
         self._attempts.setdefault(key, _Reported(requested_s=now_s))
+
+    def welcomed(self) -> None:
+        """A session has begun: what was reported in an earlier one may be forgotten."""
+        for reported in self._attempts.values():
+            reported.is_known = False
 
     def end(self, key: AttemptKey) -> None:
         """Nothing more will be reported of an attempt."""
@@ -72,29 +74,24 @@ class Reports:
         return True
 
     def is_progress_due(
-        self, key: AttemptKey, completed_step: int, now_s: float, *, is_last: bool = False
+        self, key: AttemptKey, completed_step: int, *, is_last: bool = False
     ) -> bool:
         """Whether to report now that the slowest rank here has completed this step.
 
-        Repeated and older steps are no news, and news waits for its time unless it is the last.
+        Once in each session, and at the end unless that step was reported: heartbeats say the rest.
         """
-        due_s = self.progress_due_s(key, completed_step)
-        if due_s == math.inf or (now_s < due_s and not is_last):
+        reported = self._attempts.get(key)
+        if reported is None:
             return False
-        reported = self._attempts[key]
-        reported.completed_step, reported.progress_s = completed_step, now_s
+        is_last_news = is_last and completed_step > reported.completed_step
+        if reported.is_known and not is_last_news:
+            return False
+        reported.completed_step, reported.is_known = completed_step, True
         return True
 
     def is_first_progress(self, key: AttemptKey) -> bool:
         """Whether no progress of an attempt has been reported yet."""
         return self._attempts[key].completed_step < 0
-
-    def progress_due_s(self, key: AttemptKey, completed_step: int) -> float:
-        """When to report that a step is completed here; infinite if it is no news."""
-        reported = self._attempts.get(key)
-        if reported is None or completed_step <= reported.completed_step:
-            return math.inf
-        return reported.progress_due_s()
 
     def look_period_s(self, now_s: float) -> float:
         """How long to wait until ranks are looked at again."""

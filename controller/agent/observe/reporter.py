@@ -2,8 +2,8 @@
 
 Three things leave here: a summary of every rank for the heartbeat; the figures
 of every step, from rank 0's box (all ranks know the same loss); and the progress
-of the attempt on this node, which the controller needs at once after a start
-and now and then later.
+of the attempt on this node with what its start took, which the controller needs at
+once after a start, in each new session and at the end.
 
 What does not belong here: when progress is due (`core/reports`), and the end of
 workers. Only the last look into their boxes does.
@@ -152,7 +152,7 @@ class Reporter:
         self._send_steps(key, attempt)
         if is_last:
             self._send_last_steps(key, attempt)
-            self._send_progress(key, attempt, time.monotonic(), is_last=True)
+            self._send_progress(key, attempt, is_last=True)
             self._drop(key)
 
     async def run(self) -> None:
@@ -208,7 +208,7 @@ class Reporter:
                 rank.look(is_connected=self._is_connected())
             if self._reports.are_steps_due(key, now_s):
                 self._send_steps(key, attempt)
-            self._send_progress(key, attempt, now_s)
+            self._send_progress(key, attempt)
 
     def _send_steps(self, key: AttemptKey, attempt: _Attempt) -> None:
         rank = attempt.ranks.get(0)
@@ -247,16 +247,14 @@ class Reporter:
             )
             self._emit(event, Weight.LASTING)
 
-    def _send_progress(
-        self, key: AttemptKey, attempt: _Attempt, now_s: float, *, is_last: bool = False
-    ) -> None:
+    def _send_progress(self, key: AttemptKey, attempt: _Attempt, *, is_last: bool = False) -> None:
         """Say how far the slowest local rank is, if that is due."""
         lasts = [rank.last for rank in attempt.ranks.values() if rank.last is not None]
         if len(lasts) < len(attempt.ranks):
             return
         slowest = min(lasts, key=lambda record: (record.step, -record.end_ns))
         is_first = self._reports.is_first_progress(key)
-        if not self._reports.is_progress_due(key, slowest.step, now_s, is_last=is_last):
+        if not self._reports.is_progress_due(key, slowest.step, is_last=is_last):
             return
         job_id, number = key
         if is_first:

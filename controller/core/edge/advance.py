@@ -37,7 +37,7 @@ class AdvanceTable:
     def told(
         self, job: JobRecord | None, node: NodeId, event: agents_pb2.AgentEvent, now_s: float
     ) -> list[Event]:
-        """An agent says how far its ranks are."""
+        """An agent says how far its ranks are: after a start, in a new session and at the end."""
         made, job_id = event.progress, JobId(event.job_id)
         self._note_split(job_id, event.attempt, made)
         self._environments.told(

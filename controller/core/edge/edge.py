@@ -163,7 +163,7 @@ class Edge:
         if job.state is JobState.STARTING:
             is_over = job.deadline_s is None or self._hangs.is_told(job)
             return None if is_over else _late_at_s(job)
-        return self._advances.progress.due_s(job, self._settings.of(job).hang_timeout_s)
+        return self._advances.progress.due_s(job, self._settings.of(job).step_timeout_s)
 
     def judge_silence(self, now_s: float) -> list[Event]:
         """Nodes that have been silent for too long."""
@@ -220,7 +220,7 @@ class Edge:
             job = self._state.jobs.get(job_id)
             if job is None or job.state is not JobState.RUNNING:
                 continue
-            limit_s = self._settings.of(job).hang_timeout_s
+            limit_s = self._settings.of(job).step_timeout_s
             stalled_s = self._advances.progress.stalled(job, now_s, limit_s)
             self._expect_step(job)
             if stalled_s is not None:
@@ -274,8 +274,8 @@ class Edge:
                 self._hangs.note(summary)
             if job.state in AT_WORK and attempt == job.attempt:
                 self._hangs.heard(job, ranks, at_s)
-            # Only a running job: how a start went is in the agent's own event. After
-            # a restart of the controller this is what notices that a job stands still.
+            # Only a running job: how a start went is in the agent's own event, which comes once
+            # in each session.
             if job.state is JobState.RUNNING:
                 events += self._advances.beat(job, node, ranks, at_s, now_s)
                 self._expect_step(job)
@@ -334,7 +334,7 @@ class Edge:
     def _expect_step(self, job: JobRecord) -> None:
         if job.state is not JobState.RUNNING:
             return
-        due_s = self._advances.progress.due_s(job, self._settings.of(job).hang_timeout_s)
+        due_s = self._advances.progress.due_s(job, self._settings.of(job).step_timeout_s)
         if due_s is not None:
             self._stalls.put(job.job_id, due_s)
 

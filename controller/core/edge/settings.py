@@ -15,6 +15,7 @@ from outlast.ids import JobId
 from outlast.layout import Layout
 
 _LIMITS = Limits()
+_USUAL_PERIOD_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +23,22 @@ class JobSettings:
     """Of one job. Defaults are those of `outlast.recovery.RecoverySpec`."""
 
     layout: Layout
-    heartbeat_period_s: float = 2.0
+    heartbeat_period_s: float = _USUAL_PERIOD_S
     limits: Limits = _LIMITS
     controller_absence_limit_s: float = 1800.0
     first_step_timeout_s: float = 1800.0
     hang_timeout_s: float = 300.0
     # By detector: off, log or act.
     modes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def step_timeout_s(self) -> float:
+        """For how long no step may be heard of.
+
+        Heartbeats bring steps. Every 2 s or more often, that is within `hang_timeout_s`, which is
+        10 s at least; rarer ones may each bring a step later by their period.
+        """
+        return self.hang_timeout_s + max(0.0, self.heartbeat_period_s - _USUAL_PERIOD_S)
 
 
 # Of nodes without a job.

@@ -10,7 +10,7 @@ from controller.core.edge.due import DueQueue
 from controller.core.edge.edge import Edge
 from controller.core.edge.hangs import HangTable
 from controller.core.edge.settings import JobSettings, SettingsTable
-from controller.core.events import Event, JobStalled
+from controller.core.events import Event, JobAdvanced, JobStalled
 from controller.core.facts import JobPruned, JobPut, NodeForgotten, NodePut, State
 from controller.core.node_events import NodeHeard, NodeLate
 from controller.core.records import JobRecord
@@ -94,6 +94,33 @@ def test_a_stall_is_found_at_its_limit_and_again_after_a_step() -> None:
     training.all_beat(6, 1001.0)
     assert training.stalls(1300.9) == []
     assert len(training.stalls(1301.0)) == 1
+
+
+def test_a_step_that_a_rare_heartbeat_brings_is_awaited_so_much_longer() -> None:
+    training = _Training()
+    training.edge = Edge(
+        training.state,
+        lambda job: replace(_settings(job), hang_timeout_s=10.0, heartbeat_period_s=60.0),
+    )
+    training.edge.expect_known(0.0)
+    # A step every 5 s is heard of once a minute.
+    for minute in range(1, 10):
+        assert training.stalls(60.0 * minute) == []
+        training.all_beat(12 * minute, 60.0 * minute)
+    (stall,) = training.stalls(540.0 + 68.0)
+    assert stall.stalled_s == 68.0
+
+
+def test_heartbeats_alone_say_how_far_a_running_job_is() -> None:
+    """Agents report a first step, and the next ones only here."""
+    training = _Training()
+    training.put(high_step=7)
+    for step in range(1, 7):
+        training.all_beat(step, 2.0 * step)
+    assert training.beat(N1, 7, 14.0) == []
+    (advanced,) = training.beat(N2, 7, 14.5)
+    assert isinstance(advanced, JobAdvanced)
+    assert (advanced.completed_step, advanced.resumed_step) == (7, 0)
 
 
 def test_a_job_of_which_nobody_says_a_word_hangs_too() -> None:
