@@ -136,11 +136,18 @@ class Index:
 
     def place_in(self, attempt: AttemptRecord, node: NodeId) -> int:
         """The place of a node in the newest attempt of a job; thousands of nodes are asked for."""
+        return self._places_of(attempt)[node]
+
+    def is_placed(self, attempt: AttemptRecord, node: NodeId) -> bool:
+        """Whether a node has a place in the newest attempt of a job."""
+        return node in self._places_of(attempt)
+
+    def _places_of(self, attempt: AttemptRecord) -> dict[NodeId, int]:
         known = self.places.get(attempt.job)
         if known is None or known[0] is not attempt:
             known = (attempt, {name: place for place, name in enumerate(attempt.nodes)})
             self.places[attempt.job] = known
-        return known[1][node]
+        return known[1]
 
     def put_incident(self, incident: IncidentRecord) -> None:
         if incident.state is IncidentState.CLOSED:

@@ -36,7 +36,9 @@ def refusal(
             place = rank // max(1, record.workers_per_node)
             is_its = 0 <= place < len(places) and places[place] == node
             return None if is_its else Reason.NOT_PLACED
-        return None if node in job.held_by or node in places else Reason.NOT_PLACED
+        # Every report of each of thousands of nodes is asked about.
+        is_placed = state.index.is_placed(record, node) or node in job.held_by
+        return None if is_placed else Reason.NOT_PLACED
     if rank is not None and attempt == job.attempt and not _holds_rank(job, node, rank):
         return Reason.NOT_PLACED
     return None if node in job.held_by or node in job.nodes else Reason.NOT_PLACED
