@@ -1,0 +1,222 @@
+"""What a command line of torchrun asks for, and what in it has no effect here.
+
+`outlast run` takes the place of torchrun: `run_options` reads the same flags and PET_ variables.
+How the flags are spelled: `outlast.torchrun.parser`.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Literal
+
+from outlast.torchrun.parser import FlagError, flag_parser
+
+PROGRAM = "outlast run"
+# By whichever machine the ranks run on; numbers are not.
+Counted = Literal["auto", "cpu", "gpu", "xpu"]
+_COUNTED: dict[str, Counted] = {"auto": "auto", "cpu": "cpu", "gpu": "gpu", "xpu": "xpu"}
+_STREAMS = re.compile(r"[0-3]")
+_STREAMS_BY_RANK = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
+# What is said of a flag that was given, and does not do here what it does with torchrun.
+_OUTLAST_MEETS = "ranks meet at a store that the agent of rank 0 hosts"
+_PLACES = "ranks are placed by the controller: give the command once, not once on each node"
+_NO_EFFECT = {
+    "rdzv_backend": _OUTLAST_MEETS,
+    "rdzv_endpoint": _OUTLAST_MEETS,
+    "rdzv_conf": _OUTLAST_MEETS,
+    "master_addr": _OUTLAST_MEETS,
+    "master_port": _OUTLAST_MEETS,
+    "local_addr": "each agent has its own address",
+    "node_rank": _PLACES,
+    "monitor_interval": "an agent learns at once that a rank has ended",
+    "start_method": "ranks are forked from a standby process, or executed",
+    "event_log_handler": "incidents and events are the controller's",
+    "logs_specs": "output is kept by the agent of each node",
+    "duplicate_stdout_filters": "filter the output with `outlast logs`",
+    "duplicate_stderr_filters": "filter the output with `outlast logs`",
+    "numa_binding": "ranks are not bound to CPUs",
+    "signals_to_handle": "SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job",
+}
+# The backend that --standalone implies, and the one that a single machine needs no more than that.
+_USUAL_BACKENDS = ("static", "c10d")
+
+
+class Streams(IntFlag):
+    """Output streams of a rank, as torchrun numbers them."""
+
+    NONE = 0
+    STDOUT = 1
+    STDERR = 2
+    BOTH = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamChoice:
+    """Which streams of which local ranks: `every`, or by local rank what `some` says."""
+
+    every: Streams = Streams.NONE
+    some: tuple[tuple[int, Streams], ...] = ()
+
+    def of(self, local_rank: int) -> Streams:
+        """Those of one local rank."""
+        return dict(self.some).get(local_rank, self.every)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What to run, where, and what to do with its output."""
+
+    min_nodes: int
+    max_nodes: int
+    workers_per_node: int | Counted
+    max_restarts: int
+    standalone: bool
+    run_id: str | None
+    """Of TORCHELASTIC_RUN_ID, as --rdzv-id gives it; None where it is made up."""
+    role: str
+    script: str
+    script_args: tuple[str, ...]
+    is_module: bool
+    """The script is a module's name."""
+    is_program: bool
+    """The script is executed itself."""
+    is_run_in_place: bool
+    """The script is run by runpy.run_path, not as a program of its own."""
+    log_dir: str | None
+    redirects: StreamChoice
+    tee: StreamChoice
+    shown_local_ranks: tuple[int, ...]
+    """Whose output is shown; empty: of all."""
+    virtual_local_rank: bool
+    stop_grace_s: int | None
+    """How long ranks may take to stop before they are killed; None: as the job says."""
+    warnings: tuple[str, ...]
+    """Flags that were given and have no effect, a line each, with the reason."""
+
+
+def run_options(argv: Sequence[str], environ: Mapping[str, str], prog: str = PROGRAM) -> RunOptions:
+    """What the words after `torchrun` ask for; the first that is no flag is the script.
+
+    Raises:
+        FlagError: torchrun would refuse them; or a value is none that it could run with.
+    """
+    parser = flag_parser(environ, prog)
+    given = parser.parse_args(list(argv))
+    usual = flag_parser({}, prog).parse_args(["script"])
+    try:
+        return _options(given, _warnings(given, usual))
+    except ValueError as error:
+        if isinstance(error, FlagError):
+            raise
+        parser.error(str(error))
+
+
+def _options(given: Namespace, warnings: tuple[str, ...]) -> RunOptions:
+    min_nodes, max_nodes = _nodes(given.nnodes)
+    if given.no_python and given.module and not given.run_path:
+        raise ValueError("--no-python and --module exclude each other")
+    if given.run_path and given.module:
+        raise ValueError("--run-path and --module exclude each other")
+    return RunOptions(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        workers_per_node=_workers(given.nproc_per_node),
+        max_restarts=_at_least("--max-restarts", given.max_restarts, 0),
+        standalone=given.standalone,
+        run_id=_run_id(given),
+        role=given.role,
+        script=given.training_script,
+        script_args=tuple(given.training_script_args),
+        is_module=given.module,
+        is_program=given.no_python and not given.run_path,
+        is_run_in_place=given.run_path,
+        log_dir=given.log_dir,
+        redirects=_streams("--redirects", given.redirects),
+        tee=_streams("--tee", given.tee),
+        shown_local_ranks=_local_ranks(given.local_ranks_filter),
+        virtual_local_rank=given.virtual_local_rank,
+        stop_grace_s=_grace(given.shutdown_timeout),
+        warnings=warnings,
+    )
+
+
+def _warnings(given: Namespace, usual: Namespace) -> tuple[str, ...]:
+    found = []
+    for name, why in _NO_EFFECT.items():
+        value = getattr(given, name)
+        is_usual = name == "rdzv_backend" and value in _USUAL_BACKENDS
+        if value != getattr(usual, name) and not is_usual:
+            shown = ",".join(value) if isinstance(value, list) else value
+            flag = f"--{name.replace('_', '-')}"
+            found.append(f"{flag} {shown} has no effect with {PROGRAM}: {why}")
+    return tuple(found)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    least, colon, most = text.partition(":")
+    try:
+        found = int(least), int(most if colon else least)
+    except ValueError as error:
+        raise ValueError(f"--nnodes is {text!r}; allowed: N or MIN:MAX") from error
+    if not 0 < found[0] <= found[1]:
+        raise ValueError(f"--nnodes is {text!r}; allowed: 0 < MIN <= MAX")
+    return found
+
+
+def _workers(text: str) -> int | Counted:
+    if text in _COUNTED:
+        return _COUNTED[text]
+    try:
+        number = int(text)
+    except ValueError as error:
+        allowed = ", ".join(_COUNTED)
+        raise ValueError(
+            f"--nproc-per-node is {text!r}; allowed: a number, or one of {allowed}"
+        ) from error
+    return _at_least("--nproc-per-node", number, 1)
+
+
+def _run_id(given: Namespace) -> str | None:
+    """torchrun makes one up where it makes the rendezvous up, and for --standalone always."""
+    is_made_up = given.standalone or (
+        given.rdzv_backend == "static"
+        and not given.rdzv_endpoint
+        and given.master_port is None
+        and _nodes(given.nnodes)[1] == 1
+    )
+    return None if is_made_up else str(given.rdzv_id)
+
+
+def _streams(flag: str, text: str) -> StreamChoice:
+    if _STREAMS.fullmatch(text):
+        return StreamChoice(every=Streams(int(text)))
+    if not _STREAMS_BY_RANK.fullmatch(text):
+        raise ValueError(
+            f"{flag} is {text!r}; allowed: 0, 1, 2 or 3, or LOCAL_RANK:NUMBER pairs such as 0:1,1:3"
+        )
+    pairs = (each.split(":") for each in text.split(","))
+    by_rank = {int(rank): Streams(int(number)) for rank, number in pairs}
+    return StreamChoice(some=tuple(by_rank.items()))
+
+
+def _local_ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(each) for each in text.split(",")})) if text else ()
+    except ValueError as error:
+        raise ValueError(
+            f"--local-ranks-filter is {text!r}; allowed: local ranks with commas between, as 0,1"
+        ) from error
+
+
+def _grace(seconds: int | None) -> int | None:
+    return None if seconds is None else _at_least("--shutdown-timeout", seconds, 0)
+
+
+def _at_least(flag: str, value: int, least: int) -> int:
+    if value < least:
+        raise ValueError(f"{flag} is {value}; allowed: {least} or more")
+    return value
