@@ -11,7 +11,7 @@ from dataclasses import asdict
 from google.protobuf import json_format
 
 from checkpoint.core.placement import Placement
-from checkpoint.replicas.placing import placement_of
+from checkpoint.replicas.placing import partner_places, placement_of
 from checkpoint.sizing import placed_host_memory_bytes
 from controller.core.capacity import Capacity, NodeNeed
 from controller.core.kinds import NonFiniteAgain, Rung
@@ -61,19 +61,10 @@ def _size_of(spec: JobSpec) -> Size:
         dp=spec.parallel.dp,
         nodes=spec.num_nodes,
         spec_json=spec.canonical_json(),
-        replica_places=_replica_places(spec, placement),
+        replica_places=()
+        if placement is None
+        else partner_places(placement, spec.workers_per_node),
         need=_need_of(spec, placement),
-    )
-
-
-def _replica_places(spec: JobSpec, placement: Placement | None) -> tuple[tuple[int, ...], ...]:
-    """By place of a node, the places that have its ranks' state, too; empty for no copies."""
-    if placement is None:
-        return ()
-    per_node = spec.workers_per_node
-    return tuple(
-        tuple(int(node) for node in placement.partners(range(first, first + per_node)))
-        for first in range(0, spec.layout.world_size, per_node)
     )
 
 

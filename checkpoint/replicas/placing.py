@@ -25,6 +25,17 @@ def placement_of(spec: JobSpec, rank_nodes: Sequence[str] = ()) -> Placement | N
     return place_replicas(layout, nodes, dp_is_sharded=spec.parallel.zero.level > 0)
 
 
+def partner_places(placement: Placement, workers_per_node: int) -> tuple[tuple[int, ...], ...]:
+    """By place of a node, the places whose nodes have the state of its ranks, too.
+
+    `placement` is of nodes that are called by their place.
+    """
+    return tuple(
+        tuple(int(node) for node in placement.partners(range(first, first + workers_per_node)))
+        for first in range(0, placement.layout.world_size, workers_per_node)
+    )
+
+
 def num_own_slots(placement: Placement | None) -> int:
     """Host-memory slots of each rank."""
     is_copying = placement is not None and placement.is_copying

@@ -51,6 +51,7 @@ class Agent:
         node.num_incarnations += 1
         self.incarnation = f"{node.name}.{node.num_incarnations}"
         self.port = 20_000 + node.num_incarnations
+        self.replica_port = 40_000 + node.num_incarnations
         self.predecessor = node.left
         node.left = ""
         self._machine: AgentMachine[agents_pb2.AgentEvent] = AgentMachine(
@@ -105,6 +106,8 @@ class Agent:
             incarnation=self.incarnation,
             address=f"10.0.0.{self.node.number}",
             rendezvous_port=self.port,
+            replica_port=self.replica_port,
+            replica_token=self.incarnation,
             workers=self.node.workers,
             worker_statuses=statuses,
             predecessor=self.predecessor,

@@ -7,11 +7,13 @@ What does not belong here: what happens to attempts (`training`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from checkpoint.core.placement import Placement, place_replicas
+from checkpoint.replicas.placing import partner_places
 from controller.core.edge.settings import NO_JOB
 from controller.core.records import JobPlan
 from controller.ranknodes import rank_nodes
@@ -49,8 +51,12 @@ class SimJob:
     modes: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_MODES))
     # Host memory that each of its nodes takes; what is not in `plan.need` its start finds out.
     memory_bytes: int = 0
-    # Whether another node holds a copy of what each node has in host memory.
+    # Whether another node holds a copy of what each node has in host memory, as with
+    # `checkpoint.replicas`; for how many steps a copy is on its way; and whether no two
+    # data-parallel ranks hold the same, as with ZeRO.
     replicas: bool = False
+    copy_steps: int = 1
+    dp_is_sharded: bool = True
     # How much of the time somebody reads a slot of a rank's host memory.
     read_share: float = 0.0
     # How often agents of its nodes are to send a heartbeat.
@@ -62,6 +68,41 @@ class SimJob:
     # step counts once.
     high_step: int = 0
     trained_s: float = 0.0
+
+    @property
+    def most_ahead(self) -> int:
+        """How many steps beyond that all ranks may find: of a rank that was ahead, as its twins."""
+        return 1 if self.replicas and not self.dp_is_sharded else 0
+
+    def keep_copies(self, *, dp_is_sharded: bool) -> None:
+        """Host memory is copied to other nodes from the job's first start on."""
+        self.replicas, self.dp_is_sharded = True, dp_is_sharded
+        plan = self.plan
+        self.plan = replace(
+            plan,
+            replica_places=_partners(self, plan, plan.nodes),
+            sizes=tuple(
+                replace(size, replica_places=_partners(self, plan, size.nodes))
+                for size in plan.sizes
+            ),
+        )
+
+
+def placement_of(job: SimJob, layout: Layout, rank_nodes: Sequence[str]) -> Placement | None:
+    """Where else the state of each rank is; None where the job wants no copies."""
+    if not job.replicas:
+        return None
+    return place_replicas(layout, rank_nodes, dp_is_sharded=job.dp_is_sharded)
+
+
+def _partners(job: SimJob, plan: JobPlan, nodes: int) -> tuple[tuple[int, ...], ...]:
+    """As the controller has it from a spec."""
+    per_node = plan.workers_per_node
+    layout = Layout(tp=plan.tp, pp=plan.pp, dp=nodes * per_node // (plan.tp * plan.pp))
+    names = [name for name in map(str, range(nodes)) for _ in range(per_node)]
+    placement = placement_of(job, layout, names)
+    assert placement is not None
+    return partner_places(placement, per_node)
 
 
 class Phase(Enum):
@@ -113,6 +154,8 @@ class Training:
     # What two replicas are to compute, and compare; 0 for nothing.
     replayed_step: int = 0
     joined: dict[int, Worker] = field(default_factory=dict)
+    # By node, the agents that may have its ranks' state, as its order to start says.
+    peers: dict[NodeId, tuple[agents_pb2.ReplicaPeer, ...]] = field(default_factory=dict)
     phase: Phase = Phase.GATHERING
     resumed: int = -1
     # Since when steps take as long as they do now, and the last step before that; what a step took
@@ -130,11 +173,19 @@ class Training:
     frozen: int = -1
     # Since when no step is completed any more.
     frozen_s: float = 0.0
+    # When heartbeats say that it goes on, which had stood.
+    said_to_go_on_s: float = 0.0
     # For how long agents have learned that a rank may stand; 0 where they have not.
     stand_limit_s: float = 0.0
     culprit: int | None = None
+    # Whether all ranks found the state that they resumed from in host memory.
+    is_from_memory: bool = False
+    # Whether what they seal is copied to other nodes.
+    is_copied: bool = False
     # A graceful stop was asked for: all ranks stop after the same step.
     stopping: bool = False
+    # Where else the state of its ranks is; None where its job wants no copies.
+    placement: Placement | None = field(init=False)
     # The nodes of its ranks, each once.
     nodes: tuple[NodeId, ...] = field(init=False)
     members: frozenset[NodeId] = field(init=False)
@@ -148,6 +199,7 @@ class Training:
         self._ranks = {node: [] for node in self.nodes}
         for rank, node in enumerate(self.rank_nodes):
             self._ranks[node].append(rank)
+        self.placement = placement_of(self.job, self.layout, self.rank_nodes)
         self.usual_step_s = self.job.step_s * self.job.plan.world_size / self.world_size
 
     def completed(self, now_s: float) -> int:

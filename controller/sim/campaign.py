@@ -207,7 +207,9 @@ class Campaign:
     # What a mix does not count
 
     def _rack_dies(self) -> None:
-        names = in_use(self._world)
+        # Neighbours have neighbouring names, and so neighbouring places in their job: a node and
+        # the one that keeps its copies most often die together.
+        names = sorted(in_use(self._world))
         if not names:
             return
         self.struck["rack lost power"] += 1

@@ -136,7 +136,7 @@ class Checkers:
 
     def resumed(self, training: Training) -> None:
         """Invariant 7: an attempt goes on from what exists, and loses nothing verified."""
-        if training.resumed > training.job.high_step:
+        if training.resumed > training.job.high_step + training.job.most_ahead:
             self._fail(7, f"resumed from step {training.resumed}, which nobody completed")
         if training.resumed < training.least_step:
             self._fail(7, f"resumed from {training.resumed} < committed {training.committed_hint}")

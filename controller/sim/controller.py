@@ -7,14 +7,14 @@ production edge; `heartbeats` brings it what agents would say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from controller.core import events as ev
 from controller.core.context import Settings
-from controller.core.edge.edge import Edge
+from controller.core.edge.edge import BEFORE_DEADLINE_S, Edge
+from controller.core.edge.judgement import HangJudgement, HangSign
 from controller.core.edge.liveness import Limits
 from controller.core.edge.settings import NO_JOB, JobSettings
 from controller.core.effects import (
@@ -304,15 +304,24 @@ class Controller:
 
     def handle_all(self, events: Iterable[ev.Event]) -> bool:
         """Give the machine some events; False when the controller dies of one."""
-        return all(map(self.handle, chain(events, self._judged())))
+        is_alive = all(map(self.handle, events))
+        if self.edge is not None:
+            for judgement in self.edge.take_judgements():
+                took_s = self._world.pace.judge_s()
+                if judgement.sign is HangSign.NO_FIRST_STEP:
+                    # Production asks early enough for the answer.
+                    took_s = min(took_s, BEFORE_DEADLINE_S / 2)
+                self._world.timeline.after(took_s, self._judged, self.term, judgement)
+        return is_alive
 
-    def _judged(self) -> Iterator[ev.Event]:
-        """Hangs that the edge has found, judged at once."""
-        edge = self.edge
-        if edge is None:
+    def _judged(self, term: int, judgement: HangJudgement) -> None:
+        """Who holds up a job has been worked out, beside everything else that happened."""
+        if self.edge is None or term != self.term:
             return
-        for judgement in edge.take_judgements():
-            yield from edge.judged(judgement, judgement.judge())
+        events = self.edge.judged(judgement, judgement.judge())
+        if not events:
+            self._world.tracer.overtaken(judgement.job_id)
+        self.handle_all(events)
 
     def _settings_of(self, job: JobRecord) -> JobSettings:
         """What the spec of a simulated job would say."""

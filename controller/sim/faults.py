@@ -33,6 +33,11 @@ MAX_DRAWS = 10
 # A person looks at what is paused this often.
 RESUME_EVERY_S = 3600.0
 
+# Of hangs, those that end by themselves, and how long after it was noticed: about when it is
+# known who is to blame.
+GOES_ON_SHARE = 0.5
+GOES_ON_S = (-1.0, 8.0)
+
 Fault = Callable[[World], None]
 
 
@@ -279,6 +284,11 @@ def _hang(world: World) -> None:
         world.trainings.hang(training, world.random.randrange(training.world_size))
         if world.random.random() < 0.3:
             training.culprit = None
+        # Of the attempt, so that it takes no draw of those that the rest of the story hangs on.
+        draws = Random(f"{training.job.job_id} {training.attempt} {training.frozen}")
+        if training.stand_limit_s and draws.random() < GOES_ON_SHARE:
+            stands_s = training.stand_limit_s + draws.uniform(*GOES_ON_S)
+            world.timeline.after(stands_s, world.trainings.go_on, training)
 
 
 def _store_fails(world: World) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from controller.agent.core.ledger import CommandLedger, Result
 from controller.core.capacity import Capacity
+from controller.sim.host_memory import Part
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import JobId, NodeId
 
@@ -27,10 +28,12 @@ class Node:
     is_on: bool = True
     agent: Agent | None = None
     num_incarnations: int = 0
-    # Sealed steps in host memory, by job; each rank of how many.
-    memory: dict[JobId, dict[tuple[int, int], tuple[int, ...]]] = field(default_factory=dict)
-    # The same of the node before it in rank order, where jobs keep replicas.
-    replicas: dict[JobId, dict[tuple[int, int], tuple[int, ...]]] = field(default_factory=dict)
+    # Sealed states in host memory, by job; each rank of how many.
+    memory: dict[JobId, dict[tuple[int, int], tuple[Part, ...]]] = field(default_factory=dict)
+    # Copies of those of ranks of other nodes, where jobs keep replicas.
+    replicas: dict[JobId, dict[tuple[int, int], tuple[Part, ...]]] = field(default_factory=dict)
+    # How often its host memory was lost or freed.
+    num_lost: int = 0
     sickness: str = ""
     # Its checks show that it computes other bits than it should.
     is_corrupt: bool = False
@@ -72,6 +75,18 @@ class Node:
             detail = f"needs {needed} bytes of host memory, {used} of {total} are used"
             return Result(ok=False, detail=detail, error_kind=ErrorKind.OCCUPIED)
         return None
+
+    def lose_memory(self) -> None:
+        """The machine goes dark."""
+        self.memory.clear()
+        self.replicas.clear()
+        self.num_lost += 1
+
+    def free_memory(self, job: JobId) -> None:
+        """A job needs it no more."""
+        self.memory.pop(job, None)
+        self.replicas.pop(job, None)
+        self.num_lost += 1
 
     def agent_dies(self, *, silently: bool) -> None:
         """The agent ends, and with it the standby process and every worker."""

@@ -172,8 +172,7 @@ class Orders:
                 timeout_s = order.message.push_checkpoint.timeout_s
                 self._push(order, self._world.now_s + timeout_s)
             case Step.FREE:
-                node.memory.pop(order.job, None)
-                node.replicas.pop(order.job, None)
+                node.free_memory(order.job)
                 free_s = self._world.random.uniform(0.1, 5.0)
                 self._after(free_s, self._step_ended, command_id, step)
             case _:
@@ -277,6 +276,7 @@ class Orders:
     def _fork(self, order: Order) -> None:
         world, agent = self._world, self._agent
         training = self._training(order)
+        training.peers[self._node.name] = tuple(order.message.start_workers.replica_peers)
         self.promises.forked(order.command)
         workers = [
             Worker(

@@ -53,6 +53,10 @@ class Pace:
         """From the order to stop until the node's workers are dead."""
         return self.random.uniform(0.05, 1.0)
 
+    def judge_s(self) -> float:
+        """Until it is known who holds up a job that hangs."""
+        return self.random.choice((0.01, 2.0, 8.0))
+
     def suite_s(self) -> float:
         """The checks of one node before it is used."""
         return self.random.uniform(5.0, 40.0)

@@ -338,9 +338,10 @@ def shape_of(scenario: Scenario) -> Shape:
         restore_s=1.0,
         upload_s=1.0,
         commit_every=max(1, round(scenario.interval_s / step_s)),
-        replicas=scenario.replicas,
         heartbeat_s=scenario.heartbeat_s,
     )
+    if scenario.replicas:
+        job.keep_copies(dp_is_sharded=True)
     every = max(1, scenario.nodes // 16)
     coarse = Fidelity(
         progress_at_once=True,

@@ -16,6 +16,10 @@ ELASTIC_SHARE = 0.2
 LAST_CHECKPOINT_SHARE = 0.5
 # Of seeds, those whose nodes differ in what they have, with jobs that do not fit all of them.
 MISFIT_SHARE = 0.2
+# Of jobs, those with `checkpoint.replicas`; of these, those whose data-parallel ranks all hold
+# the same, so that nothing needs to be copied.
+REPLICAS_SHARE = 0.4
+TWINS_SHARE = 0.25
 _GIB = 1 << 30
 _SMALL = Capacity(cpus=8, memory_bytes=64 * _GIB, host_memory_bytes=32 * _GIB)
 _LARGE = Capacity(
@@ -70,6 +74,10 @@ def draw_shape(random: Random) -> Shape:
         shape = _with_misfits(random, shape)
     for job in shape.jobs:
         job.modes = _draw_modes(random)
+    for job in shape.jobs:
+        if random.random() < REPLICAS_SHARE:
+            job.copy_steps = random.choice((1, 1, 2, 3))
+            job.keep_copies(dp_is_sharded=random.random() >= TWINS_SHARE)
     return shape
 
 

@@ -43,6 +43,11 @@ class Tracer:
             kind = f"{kind}.{getattr(message, kind).WhichOneof('kind')}"
         self._count(f"message {kind}")
 
+    def overtaken(self, job: JobId) -> None:
+        """Who holds up a job was worked out too late: it hangs no more, or was stopped."""
+        self._count("answer overtaken")
+        self.line("edge", job, "who holds it up does not matter any more")
+
     def fact(self, fact: Fact) -> None:
         """A fact of the journal; a line when a state changes."""
         match fact:

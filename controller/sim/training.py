@@ -1,9 +1,9 @@
 """What the workers of an attempt do together: gather, restore, train, break, finish.
 
 Steps are not simulated one by one: progress is arithmetic on time, and only what
-somebody could notice is an event. Host memory and the checkpoint store follow the
-rules of `checkpoint`: a rank seals its newest two steps, a common one always
-exists, and a checkpoint is there once its commit record is.
+somebody could notice is an event. A checkpoint is in the store once its commit record is.
+
+What does not belong here: what host memory holds (`memory`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from random import Random
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from controller.sim import uploads
 from controller.sim.attempt import Phase, Start, Training, read_start
-from controller.sim.host_memory import kept_after
+from controller.sim.memory import Memory
 from controller.sim.step_figures import StepFigures
 from diagnostics.core.pace import KNOWN_PASSES, USUAL_FACTOR, USUAL_FLOOR_S, WARM_UP_STEPS
 from outlast.failures import FailureClass
@@ -38,6 +37,7 @@ class Trainings:
         self._world = world
         self.by_attempt: dict[tuple[JobId, Attempt], Training] = {}
         self.figures = StepFigures(world, self)
+        self._memory = Memory(world)
         # As long as any node has an order to start that is not done.
         self._starts: WeakValueDictionary[tuple[str, int], Start] = WeakValueDictionary()
 
@@ -86,7 +86,9 @@ class Trainings:
                 # They wait for each other until they give up.
                 return
             training.phase = Phase.RESTORING
-            in_memory = self._in_memory(training) >= training.least_step
+            self._memory.fetch(training)
+            common = self._memory.common(training)
+            in_memory = common is not None and common[0] >= training.least_step
             delay_s = world.pace.restore_s(training.job.restore_s, from_memory=in_memory)
             world.timeline.after(delay_s, self._restored, training)
 
@@ -111,7 +113,7 @@ class Trainings:
         training.frozen, training.frozen_s, training.phase = done, self._world.now_s, phase
         if was is Phase.RUNNING and done > training.resumed:
             training.note_trained(done)
-            self._seal(training, done)
+            self._memory.seal(training, done)
         if was is Phase.RUNNING:
             self._world.controller.heartbeats.stands(training)
 
@@ -124,6 +126,20 @@ class Trainings:
                 training.stand_limit_s = max(USUAL_FLOOR_S, USUAL_FACTOR * training.step_s)
                 self._world.controller.heartbeats.hangs(training)
             self._world.trace("train", training.job.job_id, f"a{training.attempt} hangs")
+
+    def go_on(self, training: Training) -> None:
+        """What its ranks waited for has come."""
+        if training.phase is not Phase.HUNG:
+            return
+        world = self._world
+        training.phase = Phase.RUNNING
+        training.paced_step, training.paced_s = training.frozen, world.now_s
+        training.before_step_s = training.step_s
+        world.trace("train", training.job.job_id, f"a{training.attempt} goes on")
+        self._plan(training)
+        delay_s = world.random.uniform(0.0, training.job.heartbeat_s)
+        training.said_to_go_on_s = world.now_s + delay_s
+        world.timeline.after(delay_s, world.controller.heartbeats.hear, training)
 
     def stop_gracefully(self, training: Training) -> None:
         """The flag rides on the next step: every rank stops after it, ordered or not."""
@@ -167,7 +183,7 @@ class Trainings:
             return
         slowness = max(world.nodes[node].slowness for node in training.nodes)
         training.begin(self._agree(training), slowness, world.now_s)
-        self._forget_other_layouts(training)
+        self._memory.resumed(training)
         world.checkers.resumed(training)
         world.trace("train", training.job.job_id, f"a{training.attempt} from {training.resumed}")
         last = training.job.plan.total_steps
@@ -192,54 +208,18 @@ class Trainings:
                 self._plan(training)
                 self.figures.follow(training)
 
-    def _in_memory(self, training: Training) -> int:
-        """The newest step that all ranks find in some host's memory; -1 when there is none."""
-        common: frozenset[int] | None = None
-        for rank in range(len(training.rank_nodes)):
-            found = self._found_by(training, rank)
-            sealed = frozenset(step for step in found if not is_undone(training.skipped, step))
-            common = sealed if common is None else common & sealed
-            if not common:
-                return -1
-        return max(common or (), default=-1)
-
     def newest_everywhere(self, job: JobId) -> int:
         """The step that is the newest in the memory of every rank's node; -1 when they differ."""
-        newest = {
-            (world_size, rank): max(steps, default=-1)
-            for node in self._world.nodes.values()
-            for (world_size, rank), steps in node.memory.get(job, {}).items()
-        }
-        sizes = {world_size for world_size, _ in newest}
-        steps = set(newest.values())
-        is_whole = len(sizes) == 1 and len(newest) == sizes.pop()
-        return steps.pop() if is_whole and len(steps) == 1 else -1
-
-    def _found_by(self, training: Training, rank: int) -> tuple[int, ...]:
-        """Steps that a rank finds sealed: on its node, else where its node's replica is kept."""
-        nodes, job_id = self._world.nodes, training.job.job_id
-        key = (training.world_size, rank)
-        own = nodes[training.rank_nodes[rank]].memory.get(job_id, {}).get(key, ())
-        if own or not training.job.replicas:
-            return own
-        per_node = training.job.plan.workers_per_node
-        holder = nodes[training.rank_nodes[(rank + per_node) % len(training.rank_nodes)]]
-        return holder.replicas.get(job_id, {}).get(key, ())
+        return self._memory.newest_everywhere(job)
 
     def _agree(self, training: Training) -> int:
         """The step that all ranks restore: from host memory if that is new enough."""
-        in_memory = self._in_memory(training)
-        if in_memory >= training.least_step:
-            return in_memory
+        common = self._memory.common(training)
+        if common is not None and common[0] >= training.least_step:
+            training.is_from_memory = True
+            return common[0]
         commits = training.job.commits
         return max((step for step in commits if not is_undone(training.skipped, step)), default=0)
-
-    def _forget_other_layouts(self, training: Training) -> None:
-        """The slots of an attempt take the place of those of another number of ranks."""
-        for node_id in training.nodes:
-            held = self._world.nodes[node_id].memory.get(training.job.job_id, {})
-            for key in [key for key in held if key[0] != training.world_size]:
-                del held[key]
 
     def _plan(self, training: Training) -> None:
         """Everything that can be noticed of an undisturbed attempt, from now on."""
@@ -353,28 +333,6 @@ class Trainings:
                 WorkerExitCode.STOPPED,
                 FailureClass.CLEAN,
             )
-
-    def _seal(self, training: Training, done: int) -> None:
-        """Each rank has sealed the common step, and its neighbour on one side."""
-        random, job = self._world.random, training.job
-        # Of the attempt, so that it takes no draw of those that the rest of the story hangs on.
-        draws = Random(f"{job.job_id} {training.attempt} {done}")
-        kept = kept_after(training.resumed, done, read_share=job.read_share, random=draws)
-        for rank, node_id in enumerate(training.rank_nodes):
-            memory = self._world.nodes[node_id].memory
-            ahead = rank and done < job.plan.total_steps and random.random() < 0.3
-            steps = kept.of(rank, ahead=bool(ahead))
-            self._world.checkers.sealed(training, rank, steps, kept.common)
-            sealed = tuple(step for step in steps if not is_undone(training.skipped, step))
-            memory.setdefault(job.job_id, {})[training.world_size, rank] = sealed
-            if job.replicas:
-                self._replicate(training, rank, sealed)
-
-    def _replicate(self, training: Training, rank: int, sealed: tuple[int, ...]) -> None:
-        """The next node in rank order holds a second copy."""
-        job, ranks = training.job, training.rank_nodes
-        holder = self._world.nodes[ranks[(rank + job.plan.workers_per_node) % len(ranks)]]
-        holder.replicas.setdefault(job.job_id, {})[training.world_size, rank] = sealed
 
     # Checkpoints
 

@@ -62,6 +62,9 @@ class UserChecks:
         training = world.trainings.get(event.job_id, event.attempt)
         if training is None or not training.is_training:
             return
+        # Nobody can know yet.
+        if now_s <= training.said_to_go_on_s:
+            return
         since_s = now_s - event.stalled_s + STALL_SLACK_S + training.step_s
         heard_s = max(map(world.beating_since, training.nodes))
         is_heard = all(map(world.is_beating, training.nodes))

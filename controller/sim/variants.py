@@ -25,7 +25,14 @@ MAX_FAULTS = 400
 
 # Durations that are changed together, by the name of the phase that they make up.
 PHASES: Mapping[str, tuple[str, ...]] = {
-    "detection": ("detect_process", "detect_gpu", "detect_network", "detect_hang", "detect_sdc"),
+    "detection": (
+        "detect_process",
+        "detect_gpu",
+        "detect_network",
+        "detect_hang",
+        "judge",
+        "detect_sdc",
+    ),
     "diagnosis": ("diagnose",),
     "checks of a replacement": ("preflight",),
     "provisioning": ("provision",),

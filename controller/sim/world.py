@@ -231,8 +231,7 @@ class World:
         node.is_on = False
         session = None if node.agent is None else node.agent.session
         node.agent_dies(silently=True)
-        node.memory.clear()
-        node.replicas.clear()
+        node.lose_memory()
         node.ledger.clear()
         node.stopped.clear()
         node.left = ""

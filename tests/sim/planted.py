@@ -1,8 +1,8 @@
 """Mistakes that controller, edge and agent could make, one entry each: what is put where.
 
 Each is caught by some of the first few seeds, of the virtual world as it is or of a story; see
-`test_planted_bugs`. A new one is a line: `_bug(what, invariants, (owner, name, value))`, or
-`_around(owner, name, value)`, where `value` is given the original as its first argument.
+`test_planted_bugs`. A new one is a line: `bug(what, invariants, (owner, name, value))`, or
+`around(owner, name, value)`, where `value` is given the original as its first argument.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Bug:
     story: Callable[[int], object] = run_seed
 
 
-def _around(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
+def around(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
     """`value` gets the original first."""
     original = getattr(owner, name)
 
@@ -80,11 +80,11 @@ def _around(owner: Any, name: str, value: Callable[..., Any]) -> Plant:
     return owner, name, instead
 
 
-def _bug(what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 10, says: str = "") -> Bug:
+def bug(what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 10, says: str = "") -> Bug:
     return Bug(what=what, by=by, seeds=seeds, plants=plants, says=says)
 
 
-def _told(story: Story, what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 2) -> Bug:
+def told(story: Story, what: str, by: tuple[int, ...], *plants: Plant, seeds: int = 2) -> Bug:
     """One that is caught where this happens."""
     return Bug(what=what, by=by, seeds=seeds, plants=plants, story=story)
 
@@ -188,108 +188,108 @@ def _careless(compacted: Any, facts: Iterable[Any]) -> Any:
 _STARTS = {CommandKind.START: tuple(s for s in STEPS[CommandKind.START] if s is not Step.KILL)}
 
 CONTROLLER_BUGS = (
-    _bug("a batch loses its last fact", (9,), _around(journal, "compacted", _careless)),
-    _bug(
+    bug("a batch loses its last fact", (9,), around(journal, "compacted", _careless)),
+    bug(
         "neither side ends the old workers before a start",
         (1,),
         (attempts, "stops_pending", lambda *_: iter(())),
         (commands, "STEPS", {**STEPS, **_STARTS}),
     ),
-    _bug("effects come before the journal", (2,), _around(Context, "take_batch", _journal_last)),
-    _bug("a late node is lost", (2,), _around(losses, "late", _silent_when_late)),
-    _bug(
+    bug("effects come before the journal", (2,), around(Context, "take_batch", _journal_last)),
+    bug("a late node is lost", (2,), around(losses, "late", _silent_when_late)),
+    bug(
         "a cut of our own counts",
         (2,),
         (losses, "_suspect_ourselves", _nothing),
         seeds=40,
         says="blindness",
     ),
-    _bug("a deposed leader writes", (3,), (Journal, "check", _nothing)),
-    _bug("a quarantine never ends", (4,), (fleet, "_let_time_pass", _nothing)),
-    _bug(
+    bug("a deposed leader writes", (3,), (Journal, "check", _nothing)),
+    bug("a quarantine never ends", (4,), (fleet, "_let_time_pass", _nothing)),
+    bug(
         "a person's cordon is removed",
         (5,),
-        _around(fleet, "_validated", _without_cordon),
-        _around(fleet, "joined", _joins_without_cordon),
+        around(fleet, "_validated", _without_cordon),
+        around(fleet, "joined", _joins_without_cordon),
     ),
-    _bug("retries are refilled by a step", (6,), _around(incidents, "advanced", _refilled)),
-    _bug(
+    bug("retries are refilled by a step", (6,), around(incidents, "advanced", _refilled)),
+    bug(
         "a failed checkpoint counts",
         (7,),
-        _around(incidents, "checkpoint_failed", _believed),
+        around(incidents, "checkpoint_failed", _believed),
         seeds=40,
     ),
-    _bug("the breaker stops nothing", (8,), (nodes, "_breaker_is_open", _no), seeds=40),
-    _bug("a note misses the journal", (9,), _around(Context, "note", _untold)),
-    _bug(
+    bug("the breaker stops nothing", (8,), (nodes, "_breaker_is_open", _no), seeds=40),
+    bug("a note misses the journal", (9,), around(Context, "note", _untold)),
+    bug(
         "nobody repairs a job",
         (10,),
         (job_progression, "_STEPS", {**job_progression._STEPS, JobState.REPAIRING: _no}),
     ),
-    _bug(
+    bug(
         "a rank that lost its peer is blamed",
         (11,),
-        _around(blame, "culprits", _first_reporter),
+        around(blame, "culprits", _first_reporter),
         seeds=40,
     ),
-    _bug("orders miss the journal", (2,), _around(Context, "record", _sent_unrecorded)),
-    _bug("an attempt is left out", (1,), _around(attempts, "start", _two_attempts)),
-    _bug("an excluded node needs no checks", (14,), (fleet, "PASSES_TO_RETURN", 0)),
-    _bug("one clean check is enough", (14,), (fleet, "PASSES_TO_RETURN", 1)),
-    _bug("a planned stop is a fault", (15,), (planned, "left_in_order", _nothing), seeds=40),
-    _bug("peers are said to have seen it", (2,), (losses, "_peers_saw_it", _yes)),
-    _bug("a restart judges before agents are back", (2, 10), (losses, "end_reconciling", _nothing)),
-    _bug(
+    bug("orders miss the journal", (2,), around(Context, "record", _sent_unrecorded)),
+    bug("an attempt is left out", (1,), around(attempts, "start", _two_attempts)),
+    bug("an excluded node needs no checks", (14,), (fleet, "PASSES_TO_RETURN", 0)),
+    bug("one clean check is enough", (14,), (fleet, "PASSES_TO_RETURN", 1)),
+    bug("a planned stop is a fault", (15,), (planned, "left_in_order", _nothing), seeds=40),
+    bug("peers are said to have seen it", (2,), (losses, "_peers_saw_it", _yes)),
+    bug("a restart judges before agents are back", (2, 10), (losses, "end_reconciling", _nothing)),
+    bug(
         "nodes are used twice",
         (1,),
         (nodes, "placed", lambda ctx, job, node: ctx.state.nodes.get(node)),
     ),
-    _bug("the controller's wake-up is dropped", (10,), (Machine, "wake_at", _nothing)),
-    _bug(
+    bug("the controller's wake-up is dropped", (10,), (Machine, "wake_at", _nothing)),
+    bug(
         "a limit that has passed changes nothing",
         (10,),
         (jobs, "deadline_passed", _nothing),
         seeds=40,
     ),
-    _told(
+    told(
         stories.events_come_twice,
         "the end of a worker of an old attempt counts",
         (16,),
-        _around(jobs, "worker_exited", _of_any_attempt),
+        around(jobs, "worker_exited", _of_any_attempt),
         seeds=10,
     ),
-    _told(
+    told(
         stories.agent_restarts,
         "nobody asks what became of the workers of a restarted agent",
         (13,),
         (fleet, "_reconcile_workers", _nothing),
     ),
-    _told(
+    told(
         stories.start_is_lost,
         "an order to start outlives its agent",
         (1,),
         (fleet, "_drop_starts", _none_of_them),
     ),
-    _told(
+    told(
         stories.slots_are_read,
         "a slot in host memory is used again too early",
         (7,),
-        _around(slots, "choose_slot", _with_common_step_in_use),
+        around(slots, "choose_slot", _with_common_step_in_use),
     ),
-    _told(
+    told(
         stories.slots_are_read,
         "a step that some rank has missed is taken for common",
         (7,),
         (slots, "common_step", lambda *, highest, **_: highest),
     ),
-    _told(
+    told(
         stories.spare_dies,
         "orders outlive an exclusion",
         (10,),
         (nodes, "close_commands", _nothing),
     ),
-    _told(stories.records_expire, "nothing expires", (10,), (retention, "prune", _nothing)),
-    _told(
+    told(stories.records_expire, "nothing expires", (10,), (retention, "prune", _nothing)),
+    told(
         stories.records_expire,
         "a job is deleted that a node has not forgotten",
         (10,),
@@ -305,45 +305,50 @@ def _a_level_early(*_: Any) -> Any:
 
 
 EDGE_BUGS = (
-    _bug("silence is never reported", (10,), (LivenessTable, "expire", _none_of_them)),
-    _bug(
+    bug("silence is never reported", (10,), (LivenessTable, "expire", _none_of_them)),
+    bug(
         "a node that is heard again stays silent", (2, 16), (LivenessTable, "heard", _none_of_them)
     ),
-    _bug("a stall is never reported", (10,), (Edge, "_stalled", _none_of_them)),
-    _bug("a limit on steps is a twentieth", (13,), _around(ProgressTable, "stalled", _limit_cut)),
-    _bug(
+    bug("a stall is never reported", (10,), (Edge, "_stalled", _none_of_them)),
+    bug("a limit on steps is a twentieth", (13,), around(ProgressTable, "stalled", _limit_cut)),
+    bug(
         "a job that trains has stood",
         (13,),
         (ProgressTable, "stalled", _stood_long),
         (ProgressTable, "is_stalled", _yes),
     ),
-    _bug("progress goes unnoticed", (13,), (ProgressTable, "made", _none_of_them)),
-    _bug("the edge's wake-up is dropped", (10, 13), (Edge, "wake_at", _nothing)),
-    _told(
-        stories.host_breaks, "a broken host is not noted", (16,), (Edge, "closed", _none_of_them)
-    ),
-    _told(
+    bug("progress goes unnoticed", (13,), (ProgressTable, "made", _none_of_them)),
+    bug("the edge's wake-up is dropped", (10, 13), (Edge, "wake_at", _nothing), seeds=40),
+    told(stories.host_breaks, "a broken host is not noted", (16,), (Edge, "closed", _none_of_them)),
+    told(
         stories.start_hangs,
         "a late start is not told",
         (16,),
         (HangTable, "start_is_late", _none_of_them),
     ),
-    _told(
+    told(
         stories.heartbeats_are_many,
         "the period that a job wants is not told",
         (16,),
         (Edge, "wanted_period_s", lambda *_: 2.0),
     ),
-    _told(
+    told(
         stories.heartbeats_are_rare,
         "the period that an agent was told is ignored",
         (16,),
         (Edge, "told_period", _nothing),
     ),
-    _told(
+    told(
         stories.job_hangs, "a learned limit is ignored", (13,), (HangTable, "heard", _none_of_them)
     ),
-    _bug("silence is reported a level early", (2,), (liveness, "_EVENTS", _a_level_early())),
+    told(
+        stories.hang_ends,
+        "an answer about a hang is acted on though its job goes on",
+        (13,),
+        (Edge, "_still_hangs", _yes),
+        seeds=4,
+    ),
+    bug("silence is reported a level early", (2,), (liveness, "_EVENTS", _a_level_early())),
 )
 
 # Of the agent
@@ -400,51 +405,49 @@ def _answered_first(finish: Any, machine: Any, *args: Any) -> None:
 
 
 AGENT_BUGS = (
-    _bug(
+    bug(
         "an answer comes before the ledger",
         (12,),
-        _around(CommandMachine, "_finish", _answered_first),
+        around(CommandMachine, "_finish", _answered_first),
     ),
-    _told(
+    told(
         stories.stop_overtakes_start,
         "no attempt is fenced off",
         (12,),
         (CommandLedger, "_why_stale", lambda *_: ""),
     ),
-    _bug("nobody wakes to give workers up", (12,), (Line, "wake_at", _never)),
-    _bug("a stop does not cancel a start", (), (CommandMachine, "_overtake", _nothing)),
-    _bug(
-        "a stop cancels only older starts", (), _around(CommandMachine, "_overtake", _later_starts)
-    ),
-    _bug(
+    bug("nobody wakes to give workers up", (12,), (Line, "wake_at", _never)),
+    bug("a stop does not cancel a start", (), (CommandMachine, "_overtake", _nothing)),
+    bug("a stop cancels only older starts", (), around(CommandMachine, "_overtake", _later_starts)),
+    bug(
         "nobody waits for the killed", (12,), (commands._Running, "alive", property(_none_of_them))
     ),
-    _bug("an answer is lost", (12,), _around(CommandMachine, "_finish", _without(Answer))),
-    _bug("an answer is given twice", (12,), _around(CommandMachine, "_finish", _twice(Answer))),
-    _bug(
+    bug("an answer is lost", (12,), around(CommandMachine, "_finish", _without(Answer))),
+    bug("an answer is given twice", (12,), around(CommandMachine, "_finish", _twice(Answer))),
+    bug(
         "a command begins before the ledger",
         (12,),
-        _around(CommandMachine, "_receive", _begun_at_once),
+        around(CommandMachine, "_receive", _begun_at_once),
     ),
-    _bug("a repeated command runs again", (12,), _around(CommandLedger, "admit", _run_again)),
-    _bug("the end of a worker goes unnoticed", (12,), (WorkerTable, "ended", _nothing)),
-    _bug(
+    bug("a repeated command runs again", (12,), around(CommandLedger, "admit", _run_again)),
+    bug("the end of a worker goes unnoticed", (12,), (WorkerTable, "ended", _nothing)),
+    bug(
         "an end is not reported",
         (12,),
-        _around(CommandMachine, "_workers_ended", _without(ReportEnd)),
+        around(CommandMachine, "_workers_ended", _without(ReportEnd)),
     ),
-    _bug(
+    bug(
         "an end is reported twice",
         (12,),
-        _around(CommandMachine, "_workers_ended", _twice(ReportEnd)),
+        around(CommandMachine, "_workers_ended", _twice(ReportEnd)),
     ),
-    _bug("hello has ends that are still to come", (12,), (AgentMachine, "is_end_coming", _no)),
-    _bug("what is no news is reported", (12,), _around(Reports, "is_progress_due", _always_due)),
-    _bug("an agent's wake-up is dropped", (12,), (CommandMachine, "wake_at", _never)),
-    _bug("a new session sends only what is new", (12,), (Line, "welcomed", _welcomed_midway)),
-    _bug("one acknowledgement drops everything", (12,), (Line, "acknowledged", _drop_all)),
-    _bug("an acknowledgement is ignored", (12,), (Line, "acknowledged", _nothing)),
-    _bug("workers are given up at once", (12,), (line, "DEFAULT_ABSENCE_LIMIT_S", 1.0)),
+    bug("hello has ends that are still to come", (12,), (AgentMachine, "is_end_coming", _no)),
+    bug("what is no news is reported", (12,), around(Reports, "is_progress_due", _always_due)),
+    bug("an agent's wake-up is dropped", (12,), (CommandMachine, "wake_at", _never)),
+    bug("a new session sends only what is new", (12,), (Line, "welcomed", _welcomed_midway)),
+    bug("one acknowledgement drops everything", (12,), (Line, "acknowledged", _drop_all)),
+    bug("an acknowledgement is ignored", (12,), (Line, "acknowledged", _nothing)),
+    bug("workers are given up at once", (12,), (line, "DEFAULT_ABSENCE_LIMIT_S", 1.0)),
 )
 
 BUGS = (*CONTROLLER_BUGS, *EDGE_BUGS, *AGENT_BUGS)

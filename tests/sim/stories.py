@@ -32,7 +32,13 @@ WORKERS_PER_NODE = 2
 
 
 def _world(
-    seed: int, *, nodes: int = 3, heartbeat_s: float = 2.0, spares: int = 5, read_share: float = 0.0
+    seed: int,
+    *,
+    nodes: int = 3,
+    heartbeat_s: float = 2.0,
+    spares: int = 5,
+    read_share: float = 0.0,
+    copy_steps: int = 0,
 ) -> World:
     """A job that has been submitted, and spare nodes beside it."""
     shape = Shape(
@@ -51,6 +57,9 @@ def _world(
         heartbeat_s=heartbeat_s,
         read_share=read_share,
     )
+    if copy_steps:
+        world.jobs[JOB].copy_steps = copy_steps
+        world.jobs[JOB].keep_copies(dp_is_sharded=True)
     world.submit(world.jobs[JOB])
     return world
 
@@ -107,6 +116,17 @@ def job_hangs(seed: int) -> None:
     training = _trains(world)
     world.trainings.hang(training, 1)
     _pass(world, HOUR_S / 2)
+    end_world(world)
+
+
+def hang_ends(seed: int) -> None:
+    """All ranks stand for too long, and go on before it is known who holds them up."""
+    world = _world(seed)
+    for _ in range(4):
+        training = _trains(world)
+        world.trainings.hang(training, 1)
+        world.timeline.after(training.stand_limit_s + 0.5, world.trainings.go_on, training)
+        _pass(world, HOUR_S / 2)
     end_world(world)
 
 
@@ -227,6 +247,15 @@ def slots_are_read(seed: int) -> None:
     end_world(world)
 
 
+def node_is_lost(seed: int) -> None:
+    """Nodes of a job that keeps copies are lost, one after the other."""
+    world = _world(seed, copy_steps=3)
+    for _ in range(3):
+        world.kill_node(_last(_trains(world)), why="power loss")
+        _pass(world, HOUR_S / 2)
+    end_world(world)
+
+
 def spare_dies(seed: int) -> None:
     """A free node dies while it is being checked."""
     world = _world(seed)
@@ -249,6 +278,7 @@ def _checked(world: World) -> list[NodeId]:
 STORIES: tuple[Story, ...] = (
     start_hangs,
     job_hangs,
+    hang_ends,
     host_breaks,
     heartbeats_are_rare,
     heartbeats_are_many,
@@ -258,5 +288,6 @@ STORIES: tuple[Story, ...] = (
     events_come_twice,
     records_expire,
     slots_are_read,
+    node_is_lost,
     spare_dies,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -129,3 +130,22 @@ def test_a_gpu_that_breaks_while_state_is_restored_ends_the_attempt() -> None:
     story.strike(Kind.GPU, 0.5)
     story.until(lambda: bool(story.world.trainings.live()))
     assert story.world.trainings.live()[0].attempt > attempt
+
+
+def test_nodes_of_a_rack_are_neighbours_in_the_job() -> None:
+    scenario = Scenario(nodes=40, standbys=0)
+    pace = SourcedPace(0, scenario.all_durations())
+    world = World(0, shape_of(scenario), pace=pace)
+    world.submit(world.jobs[JOB])
+    world.timeline.run_until(world.now_s + 3600.0)
+    (training,) = world.trainings.live()
+    # Nothing but what is beside the mix: a rack, a cut, and the end of the controller.
+    mix = replace(MIXES[scenario.mix], per_1000_node_days=1e-9)
+    campaign = Campaign(world, mix, pace, job=JOB, days=1.0, seed=0)
+    campaign.plan(mass=1, only=(0,))
+    while not campaign.struck:
+        world.timeline.run_until(world.now_s + 1.0)
+    is_off = [not world.nodes[name].is_on for name in training.nodes]
+    first, num_off = is_off.index(True), sum(is_off)
+    assert num_off > 1
+    assert all(is_off[first : first + num_off])

@@ -115,7 +115,7 @@ def test_seeds_reach_every_state_fault_and_verdict(seeds: _Seeds) -> None:
     expected |= {f"node {state}" for state in NodeState}
     expected |= {f"incident CLOSED:{action}" for action in Action if action is not Action.DIAGNOSE}
     expected |= {f"incident {state}" for state in (IncidentState.OPEN, IncidentState.EVIDENCE)}
-    expected |= {"job shrinks", "job grows"}
+    expected |= {"job shrinks", "job grows", "answer overtaken"}
     # The world's jobs are all valid, nothing in it is unexplained, its ranks say nothing of where
     # their time goes, and its stores keep what was committed to them.
     found_in_figures = (Cause.STRAGGLER, Cause.DATA_STALL)
