@@ -39,7 +39,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # a re-exp
 # As warm as the standby process, which imports the entry point of its workers.
 import trainer.worker.process  # noqa: F401
 from bench.recovery.setting import DEADLINE_S
-from controller.agent.workers.standby_link import standby_environment
+from controller.agent.workers.environment import standby_environment
 from trainer.worker.hugepages import gather_pages
 
 _ROOT = Path(__file__).parents[2]

@@ -75,9 +75,9 @@ class Agent:
         self._reporter = Reporter(
             self._emit, lambda: self._session.is_connected, self._machine.reports
         )
-        self._suites = self._make_suites()
         self._mistakes = Mistakes()
         self._standby = self._make_standby()
+        self._suites = self._make_suites()
         oom_kills = OomKills()
         self._cgroups = WorkerCgroups(config.state_dir, is_wanted=config.cgroups)
         self._supervisor = self._make_supervisor(oom_kills)
@@ -230,7 +230,7 @@ class Agent:
             state_dir=config.state_dir,
             runner=config.suite_runner,
         )
-        return Suites(place)
+        return Suites(place, self._standby)
 
     def _make_supervisor(self, oom_kills: OomKills) -> Supervisor:
         return Supervisor(

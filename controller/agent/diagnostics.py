@@ -1,9 +1,10 @@
 """Has checks run on this node, by a child process that may hang, crash or talk nonsense.
 
-`python -m diagnostics.runner` imports torch and may suffer from a bad device; the
-agent must not. It takes one order per line and prints one finding per line. It is
-kept for a while after an order, because a run of diagnostics has several for each
-node and importing torch takes seconds; it is killed when it does not end in time.
+`diagnostics.runner` needs torch and may suffer from a bad device; the agent must not. It is
+forked from the standby process where that can be (`workers/programs`). It takes one order per
+line and prints one finding per line. It is kept for a while after an order, because a run of
+diagnostics has several for each node and importing torch, where it has to, takes seconds; it
+is killed when it does not end in time.
 """
 
 from __future__ import annotations
@@ -13,25 +14,22 @@ import contextlib
 import json
 import logging
 import os
-import signal
-import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf import json_format
 
-from controller.agent.workers.processes import reap_group, wait_gone
+from controller.agent.workers.programs import RunningProgram, Standby, start_program
 from diagnostics.core.orders import Order
-from outlast import private
 from outlast.errors import RetryableError
-from outlast.startup import python_command
 from outlast.v1 import diagnostics_pb2
 
 logger = logging.getLogger(__name__)
 
 # The runner keeps its own deadline and says which checks it did not reach; it is killed
-# only when it fails at that. Importing torch on a busy node is part of it.
+# only when it fails at that. Importing torch on a busy node is part of it, or the wait for a
+# standby process that does.
 KILL_AFTER_S = 50.0
 # Rounds of a run follow each other within seconds; between runs the memory is better free.
 IDLE_S = 30.0
@@ -64,7 +62,7 @@ class SuitePlace:
 class _Runner:
     """A runner that waits for an order or carries one out."""
 
-    process: subprocess.Popen[bytes]
+    program: RunningProgram
     reader: asyncio.StreamReader
     transport: asyncio.ReadTransport | None = None
 
@@ -72,8 +70,9 @@ class _Runner:
 class Suites:
     """One order at a time: two would measure each other."""
 
-    def __init__(self, place: SuitePlace) -> None:
+    def __init__(self, place: SuitePlace, standby: Standby) -> None:
         self._place = place
+        self._standby = standby
         self._log_path = place.state_dir / "diagnostics.log"
         self._lock = asyncio.Lock()
         self._runner: _Runner | None = None
@@ -83,7 +82,7 @@ class Suites:
     @property
     def pid(self) -> int | None:
         """Of the runner, if there is one."""
-        return None if self._runner is None else self._runner.process.pid
+        return None if self._runner is None else self._runner.program.pid
 
     async def run(
         self,
@@ -131,32 +130,24 @@ class Suites:
 
     async def _ready(self) -> _Runner:
         """The runner that is there, or a new one."""
-        if self._runner is not None and self._runner.process.poll() is None:
+        if self._runner is not None and self._runner.program.is_running:
             return self._runner
         await self._end()
         place = self._place
-        command = [
-            *python_command(place.runner),
+        arguments = (
             "--orders",
             *("--node", place.node),
             *("--workers", str(place.workers)),
             *("--baseline-file", str(place.state_dir / "baseline.json")),
             *("--storage-probe", STORAGE_PROBE),
-        ]
-        with private.open_to_append(self._log_path) as log:
-            # A group of its own: its children go with it. It ends with its input, so with us.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                process_group=0,
-            )
+        )
+        # It ends with its input, so with us.
+        program = await start_program(self._standby, place.runner, arguments, self._log_path)
         reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-        # Known before anything is awaited: a child that nobody knows is killed as an orphan.
-        runner = self._runner = _Runner(process=process, reader=reader)
+        # Known before anything else is awaited: a child that nobody knows is killed as an orphan.
+        runner = self._runner = _Runner(program=program, reader=reader)
         runner.transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), process.stdout
+            lambda: asyncio.StreamReaderProtocol(reader), program.stdout
         )
         return runner
 
@@ -168,10 +159,9 @@ class Suites:
         on_finding: OnFinding | None,
         on_listening: OnListening | None,
     ) -> None:
-        assert runner.process.stdin is not None
         # It may just have ended: then the pipe is closed, and the missing answer says so.
         with contextlib.suppress(BrokenPipeError):
-            os.write(runner.process.stdin.fileno(), order.to_json().encode() + b"\n")
+            os.write(runner.program.stdin.fileno(), order.to_json().encode() + b"\n")
         while line := await runner.reader.readline():
             document = _parse(line)
             if "done" in document:
@@ -186,10 +176,9 @@ class Suites:
             findings.append(finding)
             if on_finding is not None:
                 await on_finding(finding)
-        await wait_gone(runner.process.pid)
+        code = await runner.program.ended()
         raise SuiteError(
-            f"suite {order.suite}: the runner ended with code {runner.process.wait()}; "
-            f"see {self._log_path}"
+            f"suite {order.suite}: the runner ended with code {code}; see {self._log_path}"
         )
 
     def _end_idle(self) -> None:
@@ -202,23 +191,13 @@ class Suites:
             await self._end()
 
     async def _end(self) -> None:
-        """Kill the runner's whole group, unless it has ended by itself."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
-        process = runner.process
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            await wait_gone(process.pid)
-            process.wait()
-            logger.info("diagnostics runner ended: pid=%d", process.pid)
-        await reap_group(process.pid)
+        await runner.program.kill()
         if runner.transport is not None:
             runner.transport.close()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        process.stdout.close()
+        runner.program.close()
 
 
 def _parse(line: bytes) -> dict[str, object]:

@@ -8,47 +8,17 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.agent.mistakes import Mistakes
 from controller.agent.workers import standby_link
-from controller.agent.workers.standby_link import StandbyError, StandbyEvents, StandbyLink
+from controller.agent.workers.standby_link import StandbyError
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import DEADLINE_S, FakeController, start_command, wait_for
-
-FAST = ("--entry=tests.agent.entry:run", "--preload=")
-
-
-@asynccontextmanager
-async def running(
-    folder: Path, *arguments: str, died: Callable[[], None] = lambda: None
-) -> AsyncIterator[tuple[StandbyLink, Mistakes]]:
-    """A standby process of this test process."""
-    mistakes = Mistakes()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        link = StandbyLink(
-            arguments=(*FAST, *arguments),
-            rendezvous_fd=listening.fileno(),
-            is_loopback=True,
-            log_path=folder / "standby.log",
-            events=StandbyEvents(
-                started=lambda: None,
-                died=died,
-                exited=lambda key, status: None,
-                running=lambda: (),
-            ),
-            mistakes=mistakes,
-        )
-        link.start()
-        try:
-            yield link, mistakes
-        finally:
-            await link.stop(5.0)
+from tests.agent.standbys import running
 
 
 @pytest.fixture(autouse=True)

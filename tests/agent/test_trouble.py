@@ -28,6 +28,7 @@ from tests.agent.harness import (
     stop_command,
     wait_for,
 )
+from tests.agent.standbys import NoStandby
 
 DEADLINE_S = 60.0
 
@@ -84,7 +85,7 @@ def test_checks_that_break_in_any_way_are_answered_to_the_end(tmp_path: Path) ->
     async def run() -> None:
         # Where its log should be there is no folder.
         place = SuitePlace(node="n0", workers=1, state_dir=tmp_path / "none", runner="none")
-        checks = CheckOrders(config(tmp_path), Suites(place), send)
+        checks = CheckOrders(config(tmp_path), Suites(place, NoStandby()), send)
         asked = agents_pb2.CheckOrder(order_id="r/1", suite="preflight", timeout_s=60.0)
         asked.on_this_node.SetInParent()
         checks.take(asked)
@@ -128,6 +129,7 @@ from controller.agent import diagnostics
 from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
 from controller.agent.workers.processes import become_subreaper, child_pids
 from diagnostics.core.orders import Order, OrderKind
+from tests.agent.standbys import NoStandby
 
 diagnostics.KILL_AFTER_S = 0.5
 become_subreaper()
@@ -139,7 +141,7 @@ async def run():
     )
     order = Order(kind=OrderKind.SUITE, suite="hangs", deadline_s=5.0)
     try:
-        await Suites(place).run(order)
+        await Suites(place, NoStandby()).run(order)
     except SuiteError as error:
         print("1 findings" in str(error), child_pids())
 

@@ -316,8 +316,9 @@ def _flip_memory(folder: Path) -> None:
 
 
 def _standby_of(agent: int) -> int:
-    children = psutil.Process(agent).children()
-    return next(child.pid for child in children if "trainer.worker.standby" in child.cmdline())
+    # Workers and checks are forks of it, and may be the agent's, too, but have their own groups.
+    beside = (c for c in psutil.Process(agent).children() if os.getpgid(c.pid) == os.getpgid(agent))
+    return next(child.pid for child in beside if "trainer.worker.standby" in child.cmdline())
 
 
 def _fill(disk: Path) -> None:

@@ -6,9 +6,11 @@ process per node and asks it, over a socket pair, for every worker:
 
     agent -> standby  {"op": "fork", "key": K, "contract": {...}, "cgroup": G}
                       {"op": "adopt", "key": K, "pid": P}   (a child of a standby that died)
+                      {"op": "run", "key": K, "program": {...}}   (with three descriptors)
                       {"op": "exit"}
     standby -> agent  {"event": "ready", "pid": P}
                       {"event": "forked", "key": K, "pid": P, "at_ns": T}
+                      {"event": "started", "key": K, "pid": P, "at_ns": T}   (a program)
                       {"event": "refused", "key": K, "detail": D}
                       {"event": "exited", "key": K, "pid": P, "status": W}
 
@@ -20,6 +22,9 @@ it has exactly one thread before each fork.
 
 When the agent dies, the control socket ends: the standby kills its workers and
 exits, so that nothing is orphaned. When the standby dies, workers go on.
+
+The agent's checks of this node need torch as well, so they are forked here, too
+(`programs`); they are the agent's own children.
 
 What does not belong here: anything that a worker does after it is forked.
 """
@@ -39,6 +44,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outlast import private
 from outlast.clock import node_time_ns, node_time_s
@@ -51,11 +57,14 @@ from outlast.worker_contract import (
     WorkerContract,
     WorkerExitCode,
 )
+from trainer.worker import programs
 from trainer.worker.hugepages import gather_pages
 
 # The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
 # with torch's own optimizers and compiler, and the trainer uses neither.
 PRELOADED_MODULES = ("numpy", "numpy.random", "torch", "torch.distributed")
+# Input, output and error of a program.
+_NUM_STREAMS = 3
 ENTRY = "trainer.worker.process:run"
 
 Entry = Callable[[WorkerContract], int]
@@ -124,6 +133,8 @@ class Standby:
         self._children: dict[int, _Child] = {}  # by pidfd
         self._poll = select.poll()
         self._unread = b""
+        # Came with requests that are not carried out yet, in their order.
+        self._descriptors: list[int] = []
 
     def serve(self) -> int:
         """Work until the agent says exit or its end of the socket closes."""
@@ -140,9 +151,10 @@ class Standby:
     def _read_requests(self) -> bool:
         """Handle what the agent sent; False when the standby must go."""
         try:
-            data = self._control.recv(2**20)
+            data, descriptors, _, _ = socket.recv_fds(self._control, 2**20, _NUM_STREAMS)
         except ConnectionError:
-            data = b""
+            return False
+        self._descriptors += descriptors
         if not data:
             return False
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -153,20 +165,48 @@ class Standby:
                     self._fork(request["key"], request["contract"], request.get("cgroup", ""))
                 case "adopt":
                     self._adopt(request["key"], request["pid"])
+                case "run":
+                    self._run(request["key"], request["program"])
                 case "exit":
                     return False
                 case unknown:
                     raise ValueError(f"request from the agent: unknown op {unknown!r}")
         return True
 
-    def _fork(self, key: str, env: dict[str, str], cgroup: str) -> None:
+    def _may_fork(self, key: str) -> bool:
+        """Whether a child would live; whoever asked is told why not."""
         threads = os.listdir("/proc/self/task")
-        if len(threads) != 1:
-            detail = (
-                f"the standby process has {len(threads)} threads; a worker forked from it would "
-                "hang. Some import started them: set OMP_NUM_THREADS=1, or find the import"
+        if len(threads) == 1:
+            return True
+        detail = (
+            f"the standby process has {len(threads)} threads; what is forked from it would "
+            "hang. Some import started them: set OMP_NUM_THREADS=1, or find the import"
+        )
+        self._tell(event="refused", key=key, detail=detail)
+        return False
+
+    def _run(self, key: str, given: dict[str, Any]) -> None:
+        streams = [self._descriptors.pop(0) for _ in range(_NUM_STREAMS)]
+        try:
+            if not self._may_fork(key):
+                return
+            program = programs.Program(
+                module=given["module"],
+                arguments=tuple(given["arguments"]),
+                environment=given["environment"],
+                parent=given["parent"],
             )
-            self._tell(event="refused", key=key, detail=detail)
+            at_ns = node_time_ns()
+            pid = programs.start(program, streams)
+            self._tell(event="started", key=key, pid=pid, at_ns=at_ns)
+        except OSError as error:
+            self._tell(event="refused", key=key, detail=f"cannot fork: {error}")
+        finally:
+            for descriptor in streams:
+                os.close(descriptor)
+
+    def _fork(self, key: str, env: dict[str, str], cgroup: str) -> None:
+        if not self._may_fork(key):
             return
         forked_at_ns = node_time_ns()
         reach(CrashPoint.STANDBY_FORKING)
@@ -200,7 +240,7 @@ class Standby:
         except BaseException as error:  # noqa: BLE001
             _report_failure(error, None if contract is None else contract.error_path)
         finally:
-            _flush()
+            programs.flush_streams()
             # Not sys.exit: clean-up handlers of the standby are not the worker's.
             os._exit(code)
 
@@ -256,14 +296,7 @@ def _enter_child(key: str, contract: WorkerContract) -> None:
     keep = {0, 1, 2}
     if contract.rendezvous_fd is not None:
         keep.add(contract.rendezvous_fd)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) in keep:
-            continue
-        # The listing's own descriptor is closed already.
-        try:
-            os.close(int(name))
-        except OSError:
-            continue
+    programs.close_descriptors(keep)
 
 
 def _write(cgroup: str, name: str, value: str) -> None:
@@ -301,15 +334,6 @@ def _report_failure(error: BaseException, path: Path | None) -> None:
     draft = path.with_suffix(".tmp")
     private.write_text(draft, json.dumps(report))
     draft.replace(path)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # A full disk must not change the exit code.
-        try:
-            stream.flush()
-        except OSError:
-            continue
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _REAP_PAUSE_S = 0.01
 _REAP_TRIES = 200
 _ASK_PAUSE_S = 0.05
+_STRAY_GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,14 @@ def reap(pid: int) -> int | None:
     except ChildProcessError:
         return None
     return status if reaped else None
+
+
+def kill_stray(pid: int) -> None:
+    """Kill a child of ours that nobody looks after, and reap it a moment later."""
+    # It may have ended meanwhile.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    asyncio.get_running_loop().call_later(_STRAY_GRACE_S, reap, pid)
 
 
 async def reap_group(group: int) -> None:

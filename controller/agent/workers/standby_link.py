@@ -15,22 +15,25 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from controller.agent.files import tail
+from controller.agent.files import last_words
 from controller.agent.mistakes import Mistakes
-from controller.agent.workers.processes import how_ended, wait_gone
+from controller.agent.workers.environment import standby_environment
+from controller.agent.workers.processes import how_ended, kill_stray, wait_gone
 from outlast import private
-from outlast.clock import node_clock_environment
 from outlast.errors import RetryableError
 from outlast.startup import python_command
-from outlast.worker_contract import GLOO_INTERFACE, WorkerContract
+from outlast.worker_contract import WorkerContract
 
 logger = logging.getLogger(__name__)
 
+# A program is better off with a standby that is starting than beside it: both would import
+# torch. Importing takes seconds, and much longer where many nodes share two cores.
+READY_PATIENCE_S = 20.0
 # A fork takes 10 ms or so; a standby that needs this long is stopped or starved for good.
 FORK_TIMEOUT_S = 10.0
 _RESTART_DELAYS_S = (0.0, 0.5, 2.0, 10.0)
@@ -39,40 +42,15 @@ _RESTART_DELAYS_S = (0.0, 0.5, 2.0, 10.0)
 _SHORT_LIFE_S = 5.0
 # A standby that could not start so often in a row will not in the time of a start command.
 _FAILURES_TOLD = 2
-# Of its log: the last line of a traceback says what went wrong.
-_CAUSE_BYTES = 4096
-_CAUSE_CHARS = 300
-
-# One thread per library: a child forked after a parallel operation would hang, and
-# results must not depend on how many cores a node has. TCPStore asks for the name
-# of every peer: without these limits a lost DNS reply stalls a start for 5 seconds.
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "RES_OPTIONS": "timeout:1 attempts:1",
-    "PYTHONUNBUFFERED": "1",
-}
-
-# glibc asks for huge pages where the kernel gives them on request: a new worker touches tens
-# of megabytes for the first time, which costs a fault for every 4 KiB otherwise (50 ms of a
-# restart's 500 on a CPU). What somebody has tuned stays as it is.
-_TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-
-
-def standby_environment(given: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:
-    """What a standby process and its workers find in their environment."""
-    interface = {GLOO_INTERFACE: "lo"} if is_loopback else {}
-    return {**_TUNABLES, **given, **_ENVIRONMENT, **node_clock_environment(), **interface}
 
 
 class StandbyError(RetryableError):
-    """The standby process could not fork a worker."""
+    """The standby process could not fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """A worker that has just come to life."""
+    """A process that has just come to life."""
 
     pid: int
     at_ns: int
@@ -118,8 +96,11 @@ class StandbyLink:
         self._failures = 0
         self._cause = ""
         self._writer: asyncio.StreamWriter | None = None
+        # Of the writer, which closes it.
+        self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._forks: dict[str, asyncio.Future[Forked]] = {}
+        self._num_programs = 0
         self._task: asyncio.Task[None] | None = None
         self.num_restarts = 0
 
@@ -162,20 +143,64 @@ class StandbyLink:
         Raises:
             StandbyError: the standby refused, died or did not answer.
         """
+        request = {"op": "fork", "contract": contract.to_env(), "cgroup": str(cgroup or "")}
+        return await self._ask(key, f"worker {key}", request)
+
+    async def run(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: dict[str, str],
+        streams: Sequence[int],
+    ) -> int:
+        """Run a module in a fork that is our child, not the standby's, and leads a group; its pid.
+
+        `streams` are its standard input, output and error. Waits for a standby that is starting.
+        Nothing is awaited between the moment when the group is there and the return.
+
+        Raises:
+            StandbyError: the standby refused, died or did not answer, or cannot start.
+        """
+        if not self._failures:
+            await self.wait_ready(READY_PATIENCE_S)
+        self._num_programs += 1
+        program = {"module": module, "arguments": arguments, "environment": environment}
+        request = {"op": "run", "program": {**program, "parent": os.getpid()}}
+        pid = (await self._ask(f"program {self._num_programs}", module, request, streams)).pid
+        try:
+            # Not before we know it: a group that nobody knows is killed as an orphan's.
+            os.setpgid(pid, pid)
+        except OSError as error:
+            kill_stray(pid)
+            raise StandbyError(f"{module}: no process group: {error}") from error
+        return pid
+
+    async def _ask(
+        self, key: str, what: str, request: Mapping[str, object], descriptors: Sequence[int] = ()
+    ) -> Forked:
+        """Have the standby fork `what`."""
         if self._writer is None or not self._ready.is_set():
-            raise StandbyError(f"worker {key}: the standby process is not ready")
+            raise StandbyError(f"{what}: the standby process is not ready")
         waiting: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         self._forks[key] = waiting
-        self._tell(op="fork", key=key, contract=contract.to_env(), cgroup=str(cgroup or ""))
         try:
+            self._tell(descriptors, **request, key=key)
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await waiting
+        except asyncio.CancelledError:
+            # It may have been answered in the same moment.
+            is_answered = waiting.done() and not waiting.cancelled()
+            if descriptors and is_answered and waiting.exception() is None:
+                kill_stray(waiting.result().pid)
+            raise
         except TimeoutError as error:
-            # It may be stopped; a worker it forks later would be nobody's.
+            # It may be stopped; what it forks later would be nobody's.
             self._kill()
             raise StandbyError(
-                f"worker {key}: no answer from the standby process in {FORK_TIMEOUT_S:.0f} s"
+                f"{what}: no answer from the standby process in {FORK_TIMEOUT_S:.0f} s"
             ) from error
+        except StandbyError as error:
+            raise StandbyError(f"{what}: {error}") from error
         finally:
             self._forks.pop(key, None)
 
@@ -242,7 +267,7 @@ class StandbyLink:
         except Exception:
             ours.close()
             raise
-        self._writer = writer
+        self._writer, self._control = writer, ours
         self._events.started()
         ready_s = None
         try:
@@ -253,7 +278,7 @@ class StandbyLink:
             logger.debug("standby socket: %s", error)
         # Its end of the socket is closed: whatever it is still doing is of no use.
         code = await self._end(process)
-        self._cause = f"{how_ended(code)}{self._last_words(log_begin)}"
+        self._cause = f"{how_ended(code)}{last_words(self._log_path, log_begin)}"
         logger.warning("standby process ended: pid=%d %s", process.pid, self._cause)
         await self._clean_up()
         return ready_s
@@ -266,32 +291,20 @@ class StandbyLink:
     async def _clean_up(self) -> None:
         """Let go of a standby that is of no more use; forks that it owes fail."""
         self._ready.clear()
-        writer, self._writer = self._writer, None
+        writer, self._writer, self._control = self._writer, None, None
         if writer is not None:
             writer.close()
         process = self._process
         if process is not None:
             await self._end(process)
             self._process = None
-        for key, waiting in self._forks.items():
+        for waiting in self._forks.values():
             if not waiting.done():
-                waiting.set_exception(
-                    StandbyError(f"worker {key}: the standby process died: {self._cause}")
-                )
+                waiting.set_exception(StandbyError(f"the standby process died: {self._cause}"))
         try:
             self._events.died()
         except Exception as error:  # noqa: BLE001  # its workers are looked for again next time
             self._mistakes.note("standby", "looking for workers that it left", error)
-
-    def _last_words(self, log_begin: int) -> str:
-        """The last line of its log, from `log_begin` on."""
-        try:
-            num_bytes = self._log_path.stat().st_size - log_begin
-        except OSError:
-            return ""
-        text = tail(self._log_path, max(0, min(num_bytes, _CAUSE_BYTES))).decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return f": {lines[-1][:_CAUSE_CHARS]}" if lines else ", and its log says nothing"
 
     def _open_log(self) -> IO[bytes] | int:
         try:
@@ -334,15 +347,18 @@ class StandbyLink:
                         ready.set_result(None)
                 logger.info("standby process ready: pid=%s", event["pid"])
                 return True
-            case "forked":
+            case "forked" | "started" as kind:
+                forked = Forked(pid=_integer(event, "pid"), at_ns=_integer(event, "at_ns"))
                 waiting = self._forks.get(key)
                 if waiting is not None and not waiting.done():
-                    forked = Forked(pid=_integer(event, "pid"), at_ns=_integer(event, "at_ns"))
                     waiting.set_result(forked)
+                elif kind == "started":
+                    # Whoever asked for this program has been cancelled.
+                    kill_stray(forked.pid)
             case "refused":
                 waiting = self._forks.get(key)
                 if waiting is not None and not waiting.done():
-                    waiting.set_exception(StandbyError(f"worker {key}: {event['detail']}"))
+                    waiting.set_exception(StandbyError(str(event["detail"])))
                 # It can never fork again; its children are ours when it is gone.
                 self._kill()
             case "exited":
@@ -351,9 +367,24 @@ class StandbyLink:
                 raise ValueError(f"message from the standby process: unknown event {unknown!r}")
         return False
 
-    def _tell(self, **request: object) -> None:
+    def _tell(self, descriptors: Sequence[int] = (), **request: object) -> None:
         assert self._writer is not None
-        self._writer.write(json.dumps(request).encode() + b"\n")
+        line = json.dumps(request).encode() + b"\n"
+        if descriptors:
+            line = line[self._send_descriptors(line, descriptors) :]
+        self._writer.write(line)
+
+    def _send_descriptors(self, line: bytes, descriptors: Sequence[int]) -> int:
+        """Send them with the begin of a line; how many bytes of it."""
+        assert self._writer is not None
+        assert self._control is not None
+        # A transport sends no descriptors; past one that still has to send, none may go.
+        if self._writer.transport.get_write_buffer_size():
+            raise StandbyError("the standby process does not read what it is asked")
+        try:
+            return socket.send_fds(self._control, [line], list(descriptors))
+        except OSError as error:
+            raise StandbyError(f"the standby process cannot be asked: {error}") from error
 
     def _kill(self) -> None:
         if self._process is not None:

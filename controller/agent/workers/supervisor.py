@@ -20,7 +20,13 @@ from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.oom import OomKills
 from controller.agent.workers.cgroups import WorkerCgroups
-from controller.agent.workers.processes import child_pids, reap, reap_group, zombie_status
+from controller.agent.workers.processes import (
+    child_pids,
+    kill_stray,
+    reap,
+    reap_group,
+    zombie_status,
+)
 from controller.agent.workers.standby_link import StandbyError, StandbyLink
 from controller.agent.workers.worker import Worker, bare_exit, post_mortem
 from outlast.blackbox.records import MAX_COUNT
@@ -176,10 +182,7 @@ class Supervisor:
         for pid in child_pids():
             if pid not in known:
                 logger.warning("killing an unknown worker of a dead standby: pid=%d", pid)
-                # It may have ended meanwhile.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                asyncio.get_running_loop().call_later(STATUS_GRACE_S, reap, pid)
+                kill_stray(pid)
 
     def worker_exited(self, key: str, status: int) -> None:
         """The standby process reaped a worker."""

@@ -50,7 +50,7 @@ PARTS = frozenset({"session", "reporter", "stall_watch", "host", "orphans", "pru
 def hurry() -> None:
     """Pauses after a failure, and between looks, are short: a round takes no longer for them."""
     standby_link._RESTART_DELAYS_S = (0.0, 0.02, 0.05, 0.1)
-    standby_link.FORK_TIMEOUT_S = 3.0
+    standby_link.FORK_TIMEOUT_S, standby_link.READY_PATIENCE_S = 3.0, 2.0
     mistakes._RESTART_FIRST_S, mistakes._RESTART_MOST_S = 0.02, 0.1
     session.BACKOFF_MOST_S = 0.1
     host.LOOK_PERIOD_S = orphans.LOOK_PERIOD_S = pruning.LOOK_PERIOD_S = 0.1
