@@ -28,14 +28,21 @@ from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of, 
 DONE, FAILED, STOPPED = WorkerExitCode
 
 
-@pytest.fixture
-def first(ranks: RankPool, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job of two ranks with checkpoints of steps 2 and 4; its end is step 8."""
-    make_text(tmp_path)
-    spec = job(tmp_path, {"dp": 2})
-    train_and_upload(ranks, tmp_path, spec, attempt=1, stop_after=2)
-    train_and_upload(ranks, tmp_path, spec, attempt=2, stop_after=2)
-    return tmp_path
+    folder = tmp_path_factory.mktemp("first")
+    make_text(folder)
+    spec = job(folder, {"dp": 2})
+    train_and_upload(ranks, folder, spec, attempt=1, stop_after=2)
+    train_and_upload(ranks, folder, spec, attempt=2, stop_after=2)
+    return folder
+
+
+@pytest.fixture
+def first(trained: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
 
 
 def job(texts: Path, parallel: dict[str, Any], *, steps: int = 8, **checkpoint: Any) -> Any:

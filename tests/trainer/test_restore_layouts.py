@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ import pytest
 from numpy.typing import NDArray
 
 from checkpoint.storage.storage import Storage
+from outlast.blackbox import StepRecord
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train
 from tests.trainer.jobs_restore import messages_of_hosts, restore_with_trouble, resumed_state
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of, train_and_upload
 
-SAVED_AT, STEPS = 4, 8
+SAVED_AT, STEPS = 2, 5
 PLAIN = {"layers": 4, "hidden": 16, "heads": 4, "seq_len": 16}
 # Planes of gates, grouped queries, a head of its own, fused projections.
 FANCY = PLAIN | {
@@ -32,26 +35,27 @@ FANCY = PLAIN | {
     "tied_embeddings": False,
 }
 INTERLEAVED = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "micro_batch": 1}
+MODELS = {"plain": PLAIN, "fancy": FANCY}
 CASES = {
-    "tp2-pp2 to dp2-zero1": ({"tp": 2, "pp": 2}, {"dp": 2, "zero": {"level": 1}}, PLAIN),
-    "dp2-zero3 to tp4": ({"dp": 2, "zero": {"level": 3}}, {"tp": 4}, PLAIN),
-    "interleaved to tp2-dp2": (INTERLEAVED, {"tp": 2, "dp": 2}, PLAIN),
+    "tp2-pp2 to dp2-zero1": ({"tp": 2, "pp": 2}, {"dp": 2, "zero": {"level": 1}}, "plain"),
+    "dp2-zero3 to tp4": ({"dp": 2, "zero": {"level": 3}}, {"tp": 4}, "plain"),
+    "interleaved to tp2-dp2": (INTERLEAVED, {"tp": 2, "dp": 2}, "plain"),
     "dense to tp2-pp2-dp2-zero2": (
         {},
         {"tp": 2, "pp": 2, "dp": 2, "zero": {"level": 2}},
-        PLAIN,
+        "plain",
     ),
-    "tp2-dp2-zero1 to dense": ({"tp": 2, "dp": 2, "zero": {"level": 1}}, {}, FANCY),
+    "tp2-dp2-zero1 to dense": ({"tp": 2, "dp": 2, "zero": {"level": 1}}, {}, "fancy"),
     "uneven pp2 to uneven pp3": (
         {"pp": 2, "layer_split": [1, 3]},
         {"pp": 3, "layer_split": [2, 1, 1]},
-        FANCY,
+        "fancy",
     ),
-    "dp4 to tp2-pp2-dp2": ({"dp": 4}, {"tp": 2, "pp": 2, "dp": 2}, FANCY),
+    "dp4 to tp2-pp2-dp2": ({"dp": 4}, {"tp": 2, "pp": 2, "dp": 2}, "fancy"),
     "tp2-dp2-zero2 to dp4-zero3": (
         {"tp": 2, "dp": 2, "zero": {"level": 2}},
         {"dp": 4, "zero": {"level": 3}},
-        PLAIN,
+        "plain",
     ),
 }
 
@@ -88,11 +92,46 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def dense_steps(
+    ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., list[StepRecord]]:
+    """Steps after `SAVED_AT` of one process that trains a model without interruption."""
+
+    @cache
+    def steps(model: str, precision: str = "fp64") -> list[StepRecord]:
+        folder = tmp_path_factory.mktemp("dense")
+        make_text(folder)
+        spec = spec_for(folder, {}, MODELS[model], precision=precision)
+        ranks.run(train, 1, folder, spec, 1)
+        return steps_of(folder, 1, 0)[SAVED_AT:]
+
+    return steps
+
+
+@pytest.fixture(scope="module")
+def saved_by_two(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a job of two ranks left in storage, and nothing in host memory."""
+    folder = tmp_path_factory.mktemp("saved")
+    make_text(folder)
+    spec = spec_for(folder, {"tp": 2}, PLAIN)
+    train_and_upload(ranks, folder, spec, attempt=1, stop_after=SAVED_AT)
+    shutil.rmtree(folder / "memory")
+    return folder
+
+
+@pytest.fixture
+def stored(saved_by_two: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(saved_by_two, tmp_path, dirs_exist_ok=True)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_state_is_bitwise_that_of_the_other_layout_and_trains_on_like_a_dense_model(
-    ranks: RankPool, folder: Path, case: str
+    ranks: RankPool, folder: Path, dense_steps: Callable[..., list[StepRecord]], case: str
 ) -> None:
-    saved, loaded, model = CASES[case]
+    saved, loaded, name_of_model = CASES[case]
+    model = MODELS[name_of_model]
     before, after = spec_for(folder, saved, model), spec_for(folder, loaded, model)
     train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
     expected = ranks.run(resumed_state, parse_spec(before).layout.world_size, folder, before)
@@ -110,10 +149,8 @@ def test_state_is_bitwise_that_of_the_other_layout_and_trains_on_like_a_dense_mo
     check_that_every_byte_left_the_store_once(folder, found)
 
     ranks.run(train, world_size, folder, after, 2)
-    dense = folder / "dense"
-    dense.mkdir()
-    ranks.run(train, 1, dense, spec_for(folder, {}, model), 1)
-    for one, two in zip(steps_of(dense, 1, 0)[SAVED_AT:], steps_of(folder, 2, 0), strict=True):
+    dense = dense_steps(name_of_model)
+    for one, two in zip(dense, steps_of(folder, 2, 0), strict=True):
         assert (two.step, two.loss) == (one.step, pytest.approx(one.loss, rel=1e-9))
         assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
 
@@ -129,19 +166,20 @@ def check_that_every_byte_left_the_store_once(folder: Path, found: list[dict[str
     assert read == {f"step-{SAVED_AT:08d}.1/{part.file}": part.nbytes for part in manifest.parts}
 
 
-def test_single_precision_trains_on_within_its_own_tolerance(ranks: RankPool, folder: Path) -> None:
+def test_single_precision_trains_on_within_its_own_tolerance(
+    ranks: RankPool, folder: Path, dense_steps: Callable[..., list[StepRecord]]
+) -> None:
     """bf16 weights with fp32 masters: what is saved and loaded is the master."""
     for precision, tolerance in (("fp32", 1e-4), ("bf16", 3e-2)):
         place = folder / precision
-        dense = place / "dense"
-        dense.mkdir(parents=True)
+        place.mkdir()
         before = spec_for(folder, {"tp": 2, "dp": 2}, PLAIN, precision=precision)
         after = spec_for(folder, {"pp": 2}, PLAIN, precision=precision)
         train_and_upload(ranks, place, before, attempt=1, stop_after=SAVED_AT)
         shutil.rmtree(place / "memory")
         ranks.run(train, 2, place, after, 2)
-        ranks.run(train, 1, dense, spec_for(folder, {}, PLAIN, precision=precision), 1)
-        for one, two in zip(steps_of(dense, 1, 0)[SAVED_AT:], steps_of(place, 2, 0), strict=True):
+        dense = dense_steps("plain", precision)
+        for one, two in zip(dense, steps_of(place, 2, 0), strict=True):
             assert two.loss == pytest.approx(one.loss, rel=tolerance)
 
 
@@ -160,10 +198,10 @@ def test_a_corrupt_block_that_one_rank_reads_sends_all_back_together(
     ranks: RankPool, folder: Path
 ) -> None:
     """Two checkpoints of two ranks; the newer has a flipped bit, and four other ranks load."""
-    before = spec_for(folder, {"tp": 2}, PLAIN, checkpoint={"storage_interval_steps": 2})
+    before = spec_for(folder, {"tp": 2}, PLAIN, checkpoint={"storage_interval_steps": 1})
     after = spec_for(folder, {"pp": 2, "dp": 2}, PLAIN)
-    train_and_upload(ranks, folder, before, attempt=1, stop_after=2)
-    train_and_upload(ranks, folder, before, attempt=2, stop_after=2)
+    train_and_upload(ranks, folder, before, attempt=1, stop_after=1)
+    train_and_upload(ranks, folder, before, attempt=2, stop_after=1)
     shutil.rmtree(folder / "memory")
     storage = Storage(str(folder / "store" / "job-1"))
     _, manifest = storage.read_commit(SAVED_AT)
@@ -175,7 +213,7 @@ def test_a_corrupt_block_that_one_rank_reads_sends_all_back_together(
 
     ranks.run(train, 4, folder, after, 3)
     curves = [curve(steps_of(folder, 3, rank)) for rank in range(4)]
-    assert curves[0][0][0] == 3
+    assert curves[0][0][0] == SAVED_AT
     assert all(other == curves[0] for other in curves)
     reasons = {
         line.split(": ", 1)[1]
@@ -189,19 +227,19 @@ def test_a_corrupt_block_that_one_rank_reads_sends_all_back_together(
     ((step, reason),) = note["skipped"]
     assert (step, f"{payload.name}: bytes " in reason) == (SAVED_AT, True)
     # It is out of the way, and its bytes are kept.
-    assert [path.name for path in (folder / "store").glob("**/quarantine/*")] == ["00000004.2.json"]
+    assert [path.name for path in (folder / "store").glob("**/quarantine/*")] == [
+        f"{SAVED_AT:08d}.2.json"
+    ]
     assert payload.exists()
 
 
 @pytest.mark.parametrize("trouble", ["leaves", "hangs"])
 def test_a_reader_that_is_gone_or_silent_ends_the_restore_of_all(
-    ranks: RankPool, folder: Path, trouble: str
+    ranks: RankPool, stored: Path, trouble: str
 ) -> None:
     """The others wait for it until their deadline, or until its connections break."""
-    before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
-    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
-    shutil.rmtree(folder / "memory")
-    found = ranks.run(restore_with_trouble, 4, folder, after, trouble, 1)
+    after = spec_for(stored, {"dp": 4}, PLAIN)
+    found = ranks.run(restore_with_trouble, 4, stored, after, trouble, 1)
     assert found.pop(1).startswith("KeyboardInterrupt")
     for told in found:
         assert re.match(r"PeerLostError: (restore waited for rank \d: )?world .* failed: ", told)
@@ -209,23 +247,19 @@ def test_a_reader_that_is_gone_or_silent_ends_the_restore_of_all(
 
 
 def test_a_store_that_is_silent_for_one_rank_is_the_same_error_on_all(
-    ranks: RankPool, folder: Path
+    ranks: RankPool, stored: Path
 ) -> None:
-    before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
-    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
-    shutil.rmtree(folder / "memory")
-    told = set(ranks.run(restore_with_trouble, 4, folder, after, "silent", 1))
+    after = spec_for(stored, {"dp": 4}, PLAIN)
+    told = set(ranks.run(restore_with_trouble, 4, stored, after, "silent", 1))
     assert len(told) == 1
     assert re.match(r"StorageUnavailableError: .*cannot read .*: no answer in 1 s", told.pop())
 
 
-def test_a_store_that_does_not_answer_is_waited_for(ranks: RankPool, folder: Path) -> None:
-    before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
-    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
-    shutil.rmtree(folder / "memory")
-    undisturbed = ranks.run(restore_with_trouble, 4, folder, after, "", 1)
+def test_a_store_that_does_not_answer_is_waited_for(ranks: RankPool, stored: Path) -> None:
+    after = spec_for(stored, {"dp": 4}, PLAIN)
+    undisturbed = ranks.run(restore_with_trouble, 4, stored, after, "", 1)
     assert all(told.startswith(f"step {SAVED_AT}: ") for told in undisturbed)
-    assert ranks.run(restore_with_trouble, 4, folder, after, "away", 1, 60.0) == undisturbed
+    assert ranks.run(restore_with_trouble, 4, stored, after, "away", 1, 60.0) == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -233,11 +267,9 @@ def test_a_store_that_does_not_answer_is_waited_for(ranks: RankPool, folder: Pat
     [("gone", 1.0, "nobody is there"), ("forbidden", 600.0, "not yours")],
 )
 def test_a_store_that_stays_away_or_refuses_is_not_waited_for_any_longer(
-    ranks: RankPool, folder: Path, trouble: str, patience_s: float, reason: str
+    ranks: RankPool, stored: Path, trouble: str, patience_s: float, reason: str
 ) -> None:
-    before, after = spec_for(folder, {"tp": 2}, PLAIN), spec_for(folder, {"dp": 4}, PLAIN)
-    train_and_upload(ranks, folder, before, attempt=1, stop_after=SAVED_AT)
-    shutil.rmtree(folder / "memory")
-    told = set(ranks.run(restore_with_trouble, 4, folder, after, trouble, 1, patience_s))
+    after = spec_for(stored, {"dp": 4}, PLAIN)
+    told = set(ranks.run(restore_with_trouble, 4, stored, after, trouble, 1, patience_s))
     assert len(told) == 1
     assert re.match(rf"StorageUnavailableError: .*cannot read .*: .*{reason}", told.pop())
