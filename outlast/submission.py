@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from outlast.rules.data import PYTHON_STDLIB
 from outlast.rules.places import scheme_of
+from outlast.rules.workload import script_index
 
-_PLACES = (("data", "source"), ("checkpoint", "url"), ("checkpoint", "load"))
+_PLACES = (
+    ("data", "source"),
+    ("checkpoint", "url"),
+    ("checkpoint", "load"),
+    ("workload", "working_dir"),
+)
 
 
 def resolve_places(
@@ -30,7 +36,37 @@ def resolve_places(
         path = os.path.normpath(folder / os.path.expanduser(given))
         resolved[section] = {**resolved[section], field: path}
         written[f"{section}.{field}"] = given
+    _resolve_workload(resolved, written, folder)
     return resolved, written
+
+
+def _resolve_workload(resolved: dict[str, Any], written: dict[str, str], folder: Path) -> None:
+    """The same for the script of a command, and for the folders that Python looks into."""
+    inside = resolved.get("workload")
+    if not isinstance(inside, dict):
+        return
+    command, folders = inside.get("command"), inside.get("python_path")
+    script = script_index(command) if isinstance(command, list) else None
+    if isinstance(command, list) and script is not None:
+        given = command[script]
+        if _is_relative("workload", given):
+            path = os.path.normpath(folder / os.path.expanduser(given))
+            inside = {**inside, "command": [*command[:script], path, *command[script + 1 :]]}
+            written["workload.command"] = given
+    if isinstance(folders, list):
+        relative = [each for each in folders if _is_text(each) and _is_relative("workload", each)]
+        paths = [
+            os.path.normpath(folder / os.path.expanduser(each)) if each in relative else each
+            for each in folders
+        ]
+        inside = {**inside, "python_path": paths}
+        if relative:
+            written["workload.python_path"] = ", ".join(relative)
+    resolved["workload"] = inside
+
+
+def _is_text(given: object) -> TypeGuard[str]:
+    return isinstance(given, str)
 
 
 def _is_relative(section: str, given: str) -> bool:

@@ -94,6 +94,10 @@ class OrderSteps:
             return
         start = command.start_workers
         order.spec = launch.read_spec(start.spec_json)
+        if order.spec.is_script:
+            raise launch.StartRefusedError(
+                ErrorKind.CONFIG, "workload.command is given, which this agent cannot run yet"
+            )
         if len(start.ranks) > config.workers:
             raise launch.StartRefusedError(
                 ErrorKind.MISFIT,

@@ -17,6 +17,7 @@ from outlast.cli.stored_load import StoredLoad, look_at_load
 from outlast.problems import FieldProblem, collect, shown
 from outlast.rules.data import check_tokens
 from outlast.rules.places import NO_CHECKPOINT, local_path, wrong_with_place
+from outlast.rules.workload import script_index
 from outlast.sources import Source, survey
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
         _look_at_drivers,
         _look_at_url,
         lambda spec: _look_at_load(spec, loads),
+        _look_at_workload,
     )
     problems, warnings = [], []
     for found in collect(rules, spec):
@@ -81,7 +83,9 @@ def resolved_lines(spec: JobSpec, written: Mapping[str, str]) -> list[str]:
     found = []
     for field, given in written.items():
         section, name = field.split(".")
-        found.append(f"{field}: {given} is {getattr(getattr(spec, section), name)}")
+        value = getattr(getattr(spec, section), name)
+        meant = " ".join(value) if isinstance(value, tuple) else value
+        found.append(f"{field}: {given} is {meant}")
     return found
 
 
@@ -92,9 +96,35 @@ def _as_written(message: str, given: str | None) -> str:
     return message.replace("is ", f"is {shown(given)}, taken as ", 1)
 
 
+def _look_at_workload(spec: JobSpec) -> list[FieldProblem]:
+    """The script of a command, and the folders it runs with."""
+    workload, problems = spec.workload, []
+    command = workload.command or ()
+    script = script_index(command)
+    if (
+        script is not None
+        and command[script].startswith("/")
+        and not Path(command[script]).is_file()
+    ):
+        problems.append(_missing("workload.command", command[script], "no file"))
+    if workload.working_dir is not None and not Path(workload.working_dir).is_dir():
+        problems.append(_missing("workload.working_dir", workload.working_dir, "no folder"))
+    problems += [
+        _missing("workload.python_path", each, "no folder or archive")
+        for each in workload.python_path
+        if not Path(each).exists()
+    ]
+    return problems
+
+
+def _missing(field: str, path: str, what: str) -> FieldProblem:
+    message = f"is {shown(path)}, and there is {what} of that name; give one that nodes have"
+    return FieldProblem(field=field, message=message)
+
+
 def _look_at_source(spec: JobSpec, found: list[Source]) -> list[FieldProblem]:
     source = spec.data.source
-    if not (source.startswith("/") or source == "python-stdlib"):
+    if spec.is_script or not (source.startswith("/") or source == "python-stdlib"):
         return []
     try:
         held = survey(source, spec.data.max_bytes)

@@ -8,6 +8,7 @@ import typer
 
 from outlast.cli import output
 from outlast.cli.connect import where_nodes_are
+from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import Assignments, Controller, Json, SpecFile, StateDir
 from outlast.cli.plan_facts import estimate, plan_facts, project, projection_facts
@@ -77,6 +78,11 @@ def plan(
 
     read = load_spec(spec, set_, where_nodes_are(controller, state_dir))
     checked = read.spec
+    if checked.is_script:
+        raise CliError(
+            "the spec is fine; what a script needs and how fast it is cannot be estimated, as its "
+            "model is its own (workload.command)"
+        )
     projected = project(checked, device, link, kernels) if device else None
     # A number is no name: what it is the peak of is not known.
     on_gpu = projected is not None and projected.device.reported_as != ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, UnreadError, collect
-from outlast.rules import checkpoint, data, elastic, job, layout, model, sizes, training
+from outlast.rules import checkpoint, data, elastic, job, layout, model, sizes, training, workload
 from outlast.rules.nearest import nearest_layouts
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def check(spec: JobSpec) -> list[FieldProblem]:
 
     Rules that would look at a field that could not be read have nothing to say.
     """
-    problems = collect(RULES, spec)
+    if workload.runs_script(spec):
+        return collect((*job.NAME, *workload.RULES, *job.RULES), spec)
+    problems = collect((*RULES, *workload.ALONE), spec)
     of_layout = collect(layout.RULES, spec)
     if not of_layout:
         # Sizes of a layout that does not work say nothing.

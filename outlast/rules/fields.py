@@ -171,6 +171,8 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
         return f"a list {least} {_plural(inner[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"a section with the fields {', '.join(fields_of(annotation))}"
+    if origin is dict:
+        return "a section of names and text"
     if annotation is bool:
         return "true or false"
     if annotation is str:
@@ -220,9 +222,10 @@ def _hint(annotation: Any, given: object) -> str:
     if isinstance(given, str):
         literals = [kind for kind in kinds if get_origin(kind) is Literal]
         words = [str(word) for kind in literals for word in get_args(kind)]
-        near = difflib.get_close_matches(given.lower(), words, n=1, cutoff=0.6)
+        by_small_letters = {word.lower(): word for word in words}
+        near = difflib.get_close_matches(given.lower(), by_small_letters, n=1, cutoff=0.6)
         if near:
-            return f" (did you mean {near[0]}?)"
+            return f" (did you mean {by_small_letters[near[0]]}?)"
         return _hint_for_number(given) if int in kinds else ""
     is_plain = given is not None and not isinstance(given, list | tuple | Mapping)
     return " (put it in quotes)" if str in kinds and is_plain else ""

@@ -17,6 +17,7 @@ from outlast.layout import Layout
 from outlast.model import ModelSpec
 from outlast.recovery import RecoverySpec
 from outlast.section import Section
+from outlast.spec.workload import WorkloadSpec
 
 
 class ZeroSpec(Section):
@@ -270,6 +271,12 @@ class JobSpec(Section):
     recovery: RecoverySpec = RecoverySpec()
     detectors: DetectorsSpec = DetectorsSpec()
     eval: EvalSpec = EvalSpec()
+    workload: WorkloadSpec = WorkloadSpec()
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it runs a command of the user's, and not the trainer."""
+        return self.workload.command is not None
 
     @property
     def layout(self) -> Layout:

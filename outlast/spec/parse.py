@@ -23,6 +23,7 @@ from outlast.problems import (
 )
 from outlast.rules.check import check
 from outlast.rules.fields import explain
+from outlast.rules.workload import HANG_TIMEOUT_S, runs_script
 from outlast.spec.models import JobSpec
 
 
@@ -75,6 +76,8 @@ def read_spec(document: object) -> tuple[JobSpec | None, list[FieldProblem]]:
     problems += unread
     if spec is None:
         return None, problems
+    if runs_script(spec):
+        return _with_ranks(spec), problems
     spec, open_dp = _with_dp(spec)
     return spec, problems + open_dp
 
@@ -129,6 +132,29 @@ def _with_dp(spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
     if problems:
         return _with_unread(spec, ("parallel", "dp")), problems
     return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"dp": dp})}), []
+
+
+def _with_ranks(spec: JobSpec) -> JobSpec:
+    """The spec of a script with its numbers of nodes and ranks where the trainer has them."""
+    workload, resources, recovery = spec.workload, spec.resources, spec.recovery
+    try:
+        per_node = resources.workers_per_node or workload.workers_per_node or 1
+        nodes = resources.nodes or workload.max_nodes or 1
+        sizes = {"nodes": nodes, "workers_per_node": per_node}
+        # Given, it must be what the ranks are: a spec that was written out has it.
+        dp = spec.parallel.dp if "dp" in spec.parallel.model_fields_set else nodes * per_node
+    except UnreadError:
+        unread: JobSpec = _with_unread(spec, ("parallel", "dp"))
+        return unread
+    if "hang_timeout_s" not in recovery.model_fields_set:
+        recovery = recovery.model_copy(update={"hang_timeout_s": HANG_TIMEOUT_S})
+    return spec.model_copy(
+        update={
+            "parallel": spec.parallel.model_copy(update={"dp": dp}),
+            "resources": resources.model_copy(update=sizes),
+            "recovery": recovery,
+        }
+    )
 
 
 def _replicas_on(spec: JobSpec, nodes: int) -> tuple[int, list[FieldProblem]]:

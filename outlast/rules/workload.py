@@ -1,0 +1,237 @@
+"""Rules of a job that runs a script of the user's: what may not be given, and what must agree.
+
+What decides the trainer's arithmetic means nothing to a script; a spec that gives it expects
+something that will not happen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from outlast.problems import FieldProblem, UnreadError, changed, shown
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+
+# Without cooperation a script's progress is not seen: a phase of it may take longer than a step.
+HANG_TIMEOUT_S = 600.0
+# Far above what has been trained.
+MAX_NODES = 2**17
+MAX_WORKERS_PER_NODE = 2**10
+# More sizes would only make the job's record long: each has a spec of its own.
+MAX_SIZES = 64
+_TRAINER_FIELDS = ("steps", "seed", "precision", "determinism")
+_TRAINER_SECTIONS = ("loss_scale", "model", "parallel", "data", "optimizer", "eval")
+# Of checkpoints, what only the trainer obeys.
+_TRAINER_CHECKPOINTS = ("load", "load_step", "memory_interval_steps", "keep_best")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+def script_index(command: Sequence[str]) -> int | None:
+    """Where in a command its script is; None where it is a module, or a program of the path."""
+    if not command or not all(isinstance(word, str) for word in command):
+        return None
+    if not _PYTHON.fullmatch(PurePath(command[0]).name):
+        return 0 if "/" in command[0] or command[0].endswith(".py") else None
+    for index, word in enumerate(command[1:], start=1):
+        if not word.startswith("-"):
+            return index
+        # What follows is no file; options with a value of their own are not looked into.
+        if word in ("-m", "-c", "-", "-W", "-X"):
+            return None
+    return None
+
+
+def runs_script(spec: JobSpec) -> bool:
+    """Whether a spec has a command, as far as it could be read."""
+    try:
+        return spec.is_script
+    except UnreadError:
+        return False
+
+
+def _check_alone(spec: JobSpec) -> list[FieldProblem]:
+    """Without a command there is nothing that the section could speak of."""
+    if spec.workload.command is not None:
+        return []
+    return [
+        FieldProblem(
+            field=f"workload.{name}",
+            message=f"is {shown(value)}, which applies only with workload.command; give the "
+            "command, or leave it out",
+        )
+        for name, value in changed(spec.workload).items()
+    ]
+
+
+def _check_trainer_fields(spec: JobSpec) -> list[FieldProblem]:
+    defaults = type(spec)(name="any")
+    given = {
+        name: value
+        for name in _TRAINER_FIELDS
+        if (value := getattr(spec, name)) != getattr(defaults, name)
+    }
+    return [_of_trainer(name, value) for name, value in given.items()]
+
+
+def _check_trainer_sections(spec: JobSpec) -> list[FieldProblem]:
+    given = {}
+    for section in _TRAINER_SECTIONS:
+        for name, value in changed(getattr(spec, section)).items():
+            given[f"{section}.{name}"] = value
+    # What the number of ranks is written as.
+    if given.get("parallel.dp") == _num_ranks(spec):
+        del given["parallel.dp"]
+    for name, value in changed(spec.checkpoint).items():
+        if name in _TRAINER_CHECKPOINTS:
+            given[f"checkpoint.{name}"] = value
+    return [_of_trainer(name, value) for name, value in given.items()]
+
+
+def _num_ranks(spec: JobSpec) -> int:
+    nodes, per_node = spec.resources.nodes, spec.resources.workers_per_node
+    # Parsing gives a script's spec both.
+    return (nodes or 1) * (per_node or 1)
+
+
+def _of_trainer(field: str, value: object) -> FieldProblem:
+    return FieldProblem(
+        field=field,
+        message=f"is {shown(value)}, which only the built-in trainer reads; with workload.command "
+        "leave it out, and give it to the script as an argument",
+    )
+
+
+def _check_sizes(spec: JobSpec) -> list[FieldProblem]:
+    workload, resources, problems = spec.workload, spec.resources, []
+    per_node, both = workload.workers_per_node, (workload.min_nodes, workload.max_nodes)
+    if per_node is not None and resources.workers_per_node != per_node:
+        problems.append(
+            _disagree(
+                "resources.workers_per_node",
+                resources.workers_per_node,
+                "workload.workers_per_node",
+                per_node,
+            )
+        )
+    if both.count(None) == 1:
+        given, missing = ("min", "max") if both[1] is None else ("max", "min")
+        problems.append(
+            FieldProblem(
+                field=f"workload.{missing}_nodes",
+                message=f"is required with workload.{given}_nodes; for a fixed number of nodes "
+                "give resources.nodes",
+            )
+        )
+    least, most = both
+    if least is not None and most is not None:
+        if least > most:
+            problems.append(
+                FieldProblem(
+                    field="workload.min_nodes",
+                    message=f"is {shown(least)}; allowed: at most workload.max_nodes = "
+                    f"{shown(most)}",
+                )
+            )
+        if resources.nodes != most:
+            problems.append(
+                _disagree("resources.nodes", resources.nodes, "workload.max_nodes", most)
+            )
+    return problems
+
+
+def _disagree(field: str, value: object, other: str, wanted: object) -> FieldProblem:
+    return FieldProblem(
+        field=field,
+        message=f"is {shown(value)}, and {other} is {shown(wanted)}; give one of them",
+    )
+
+
+def _check_bounds(spec: JobSpec) -> list[FieldProblem]:
+    bounds = (
+        ("resources.nodes", spec.resources.nodes or 1, MAX_NODES),
+        ("workload.workers_per_node", spec.workers_per_node, MAX_WORKERS_PER_NODE),
+    )
+    return [
+        FieldProblem(field=field, message=f"is {shown(value)}; allowed: at most {most}")
+        for field, value, most in bounds
+        if value > most
+    ]
+
+
+def _check_elastic(spec: JobSpec) -> list[FieldProblem]:
+    least = spec.recovery.elastic.min_dp
+    if least is None:
+        return []
+    return [
+        FieldProblem(
+            field="recovery.elastic.min_dp",
+            message=f"is {least}, which is of the built-in trainer; with workload.command give "
+            "workload.min_nodes and workload.max_nodes",
+        )
+    ]
+
+
+def _check_words(spec: JobSpec) -> list[FieldProblem]:
+    """What the kernel would refuse when a process is made."""
+    command, env = spec.workload.command, spec.workload.env
+    assert command is not None, "of scripts only"
+    problems = []
+    if not command[0] or any("\0" in word for word in command):
+        problems.append(
+            FieldProblem(
+                field="workload.command",
+                message=f"is {shown(command)}; allowed: a program and its arguments, without NUL",
+            )
+        )
+    problems += [
+        FieldProblem(
+            field="workload.env",
+            message=f"has {shown(name)}; allowed: names of letters, digits and '_', and values "
+            "without NUL",
+        )
+        for name, value in env.items()
+        if not _VARIABLE.fullmatch(name) or "\0" in value
+    ]
+    return problems
+
+
+def smaller_sizes(spec: JobSpec) -> list[JobSpec]:
+    """The spec at each smaller number of nodes that it allows, largest first.
+
+    Of more than `MAX_SIZES` every so manieth, and the smallest.
+    """
+    least, most = spec.workload.min_nodes, spec.workload.max_nodes
+    if least is None or most is None or least >= most:
+        return []
+    numbers = list(range(most - 1, least - 1, -max(1, -(-(most - least) // MAX_SIZES))))
+    return [_with_nodes(spec, nodes) for nodes in dict.fromkeys([*numbers, least])]
+
+
+def _with_nodes(spec: JobSpec, nodes: int) -> JobSpec:
+    dp = nodes * spec.workers_per_node
+    # This size has none of its own.
+    alone = {"min_nodes": None, "max_nodes": None}
+    return spec.model_copy(
+        update={
+            "parallel": spec.parallel.model_copy(update={"dp": dp}),
+            "resources": spec.resources.model_copy(update={"nodes": nodes}),
+            "workload": spec.workload.model_copy(update=alone),
+        }
+    )
+
+
+ALONE = (_check_alone,)
+# Of a job with a command.
+RULES = (
+    _check_trainer_fields,
+    _check_trainer_sections,
+    _check_sizes,
+    _check_bounds,
+    _check_elastic,
+    _check_words,
+)
