@@ -238,8 +238,15 @@ def test_repeated_command_is_applied_once(controller: FakeController, agent: Age
             "config",
             "checkpoint storage file:///proc/nowhere",
         ),
+        (
+            start_command(
+                job_id="j6", spec_json='{"name": "job", "workload": {"command": ["true"]}}'
+            ),
+            "config",
+            "workload.command is given, which this agent cannot run yet",
+        ),
     ],
-    ids=["ranks", "job-id", "json", "spec", "memory", "storage"],
+    ids=["ranks", "job-id", "json", "spec", "memory", "storage", "script"],
 )
 def test_start_that_cannot_work_here_is_refused(
     shared_agent: FakeController, command: agents_pb2.Command, kind: str, words: str

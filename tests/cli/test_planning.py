@@ -121,6 +121,14 @@ def test_unknown_devices_and_links_are_refused(
     assert message in done.stderr
 
 
+def test_a_script_is_checked_and_not_estimated(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("name: mine\nworkload: {command: [python, -m, mine]}\n")
+    done = outlast("plan", str(path))
+    assert done.returncode != 0
+    assert "the spec is fine; what a script needs" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
