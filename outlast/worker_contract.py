@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from outlast.chosen import ChosenStart
+from outlast.script_contract import ScriptContract, read_script
 from outlast.skipped import StepRange
 
 # In the environment of a worker and of whatever it starts: the worker's key.
@@ -174,6 +175,8 @@ class WorkerContract:
     forked_at_ns: int
     """Set by the standby process when it forks; 0 before."""
     device: str
+    script: ScriptContract | None = None
+    """The user's own program, which the worker then is; None for the trainer."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -230,6 +233,7 @@ class WorkerContract:
             checkpoint_url=read.text("checkpoint_url"),
             forked_at_ns=read.number("forked_at_ns"),
             device=read.text("device"),
+            script=read.script("script"),
         )
 
 
@@ -269,6 +273,13 @@ class _Reader:
     def names(self, field: str) -> tuple[str, ...]:
         return self.several(field, _name)
 
+    def script(self, field: str) -> ScriptContract | None:
+        text = self.text(field)
+        try:
+            return read_script(json.loads(text)) if text else None
+        except (ValueError, TypeError) as error:
+            raise _wrong(field, repr(text[:100]), f"it must be a script ({error})") from error
+
     def several(self, field: str, parse: Callable[[object], Parsed]) -> tuple[Parsed, ...]:
         text = self.text(field)
         try:
@@ -284,6 +295,8 @@ def _text_of(value: object) -> str:
     match value:
         case None:
             return ""
+        case ScriptContract():
+            return json.dumps(asdict(value))
         case tuple():
             return json.dumps([each if isinstance(each, str) else asdict(each) for each in value])
         case _:

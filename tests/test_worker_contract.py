@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.chosen import ChosenStart
+from outlast.script_contract import ScriptContract
 from outlast.skipped import StepRange
 from outlast.worker_contract import (
     ContractError,
@@ -40,6 +41,16 @@ _NUMBERS = st.integers(min_value=-(2**63), max_value=2**63)
 # Surrogates are no text: neither a URL nor a path of a spec can hold one.
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 _PATHS = st.lists(_TEXTS.filter(bool), min_size=1).map(lambda parts: Path("/", *parts))
+
+_SCRIPTS = st.builds(
+    ScriptContract,
+    command=st.lists(_TEXTS).map(tuple),
+    python=st.lists(_TEXTS).map(tuple),
+    note=_TEXTS,
+    environment=st.dictionaries(_TEXTS, _TEXTS),
+    cwd=_TEXTS,
+    stop_signal=_NUMBERS,
+)
 
 
 @st.composite
@@ -74,6 +85,7 @@ def contracts(draw: st.DrawFn) -> WorkerContract:
         checkpoint_url=draw(_TEXTS),
         forked_at_ns=draw(_NUMBERS),
         device=draw(_TEXTS),
+        script=draw(st.none() | _SCRIPTS),
     )
 
 

@@ -18,7 +18,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @asynccontextmanager
 async def running(
-    folder: Path, *arguments: str, died: Callable[[], None] = lambda: None
+    folder: Path,
+    *arguments: str,
+    died: Callable[[], None] = lambda: None,
+    exited: Callable[[str, int], None] = lambda key, status: None,
 ) -> AsyncIterator[tuple[StandbyLink, Mistakes]]:
     """A standby process of this test process."""
     mistakes = Mistakes()
@@ -31,7 +34,7 @@ async def running(
             events=StandbyEvents(
                 started=lambda: None,
                 died=died,
-                exited=lambda key, status: None,
+                exited=exited,
                 running=lambda: (),
             ),
             mistakes=mistakes,

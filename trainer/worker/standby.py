@@ -49,7 +49,8 @@ from typing import Any
 from outlast import private
 from outlast.clock import node_time_ns, node_time_s
 from outlast.crashpoints import CrashPoint, reach
-from outlast.startup import check_packages
+from outlast.script import entry as script_entry
+from outlast.startup import PACKAGES, check_packages
 from outlast.worker_contract import (
     STOP_SIGNAL,
     WORKER_MARK,
@@ -87,7 +88,21 @@ def main(arguments: list[str] | None = None) -> int:
     gather_pages()
     control = socket.socket(fileno=options.control_fd)
     control.set_inheritable(False)
-    return Standby(control, options.rendezvous_fd, entry).serve()
+    try:
+        return Standby(control, options.rendezvous_fd, entry).serve()
+    except _ScriptForked as forked:
+        contract = forked.contract
+    # Out of all frames of the standby: a script ends as a program does, handlers and threads
+    # included, and no exception of ours is the context of its own.
+    return script_entry.run(contract, {*PACKAGES, module_name.partition(".")[0]})
+
+
+class _ScriptForked(BaseException):
+    """This process is a child that becomes a script."""
+
+    def __init__(self, contract: WorkerContract) -> None:
+        super().__init__()
+        self.contract = contract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +237,14 @@ class Standby:
         self._tell(event="forked", key=key, pid=pid, at_ns=forked_at_ns)
 
     def _become_worker(self, key: str, env: dict[str, str], forked_at_ns: int, cgroup: str) -> None:
-        """The rest of a child's life; never returns."""
+        """The rest of a child's life; never returns.
+
+        Raises:
+            _ScriptForked: what it is to become is a script.
+        """
         code: int = WorkerExitCode.FAILED
         contract: WorkerContract | None = None
+        is_script = False
         try:
             _write(cgroup, "cgroup.procs", "0")
             given = WorkerContract.from_env(env)
@@ -232,7 +252,12 @@ class Standby:
             contract = replace(given, forked_at_ns=forked_at_ns, rendezvous_fd=listening)
             _enter_child(key, contract)
             reach(CrashPoint.WORKER_FORKED)
-            code = self._entry(contract)
+            if contract.script is None:
+                code = self._entry(contract)
+            else:
+                # Its descriptor is closed; its number may pass on to others.
+                self._control.detach()
+                is_script = True
         except SystemExit as exit_request:
             asked = exit_request.code
             code = asked if isinstance(asked, int) else WorkerExitCode.FAILED
@@ -240,9 +265,12 @@ class Standby:
         except BaseException as error:  # noqa: BLE001
             _report_failure(error, None if contract is None else contract.error_path)
         finally:
-            programs.flush_streams()
-            # Not sys.exit: clean-up handlers of the standby are not the worker's.
-            os._exit(code)
+            if not is_script:
+                programs.flush_streams()
+                # Not sys.exit: clean-up handlers of the standby are not the worker's.
+                os._exit(code)
+        assert contract is not None
+        raise _ScriptForked(contract)
 
     def _adopt(self, key: str, pid: int) -> None:
         try:
