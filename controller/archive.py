@@ -22,7 +22,7 @@ from urllib.parse import quote
 from checkpoint.storage.storage import Storage
 from controller.core.codec import decode_fact, encode_fact
 from controller.core.facts import Fact, IncidentGrown, IncidentPut, JobPut, NodePut
-from controller.core.incident_cut import IncidentCut, cut_lines, cut_signs
+from controller.core.incident_cut import IncidentCut, cut_findings, cut_lines, cut_signs
 from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.store.curves import StepRow
 from outlast.ids import IncidentId, JobId
@@ -128,7 +128,7 @@ def cut_file(incident: IncidentRecord, cut: IncidentCut) -> tuple[str, bytes]:
             fault_s=incident.fault_s,
             timeline=cut_lines(incident, cut),
             evidence=cut_signs(incident, cut),
-            findings=incident.findings[: cut.findings],
+            findings=cut_findings(incident, cut),
         ),
     )
     # An incident is cut often. The same once more, after a crash, is the same file.

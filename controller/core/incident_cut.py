@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from controller.core.records import Evidence, IncidentRecord, TimelineEntry
-from outlast.ids import IncidentId
+from outlast.ids import IncidentId, NodeId
 
 # Fault, detection, verdict and the first attempts to recover.
 BEGINNING = 100
@@ -17,14 +17,16 @@ BEGINNING = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentCut:
-    """So many lines and signs after the beginning, and so many findings from the first on, are
-    older, or more, than is kept.
+    """So many lines and signs after the beginning are older, or more, than is kept.
+
+    Findings go with the nodes that they are about.
     """
 
     incident: IncidentId
     lines: int
     signs: int
-    findings: int = 0
+    nodes: tuple[NodeId, ...] = ()
+    """Whose findings go."""
 
 
 def cut_lines(incident: IncidentRecord, cut: IncidentCut) -> tuple[TimelineEntry, ...]:
@@ -37,12 +39,18 @@ def cut_signs(incident: IncidentRecord, cut: IncidentCut) -> tuple[Evidence, ...
     return incident.evidence[BEGINNING : BEGINNING + cut.signs]
 
 
+def cut_findings(incident: IncidentRecord, cut: IncidentCut) -> tuple[tuple[NodeId, str], ...]:
+    """The findings that a cut deletes."""
+    gone = frozenset(cut.nodes)
+    return tuple(each for each in incident.findings if each[0] in gone)
+
+
 def shortened(incident: IncidentRecord, cut: IncidentCut) -> IncidentRecord:
     """The incident without them."""
-    lines, signs = incident.timeline, incident.evidence
+    lines, signs, gone = incident.timeline, incident.evidence, frozenset(cut.nodes)
     return replace(
         incident,
         timeline=lines[:BEGINNING] + lines[BEGINNING + cut.lines :],
         evidence=signs[:BEGINNING] + signs[BEGINNING + cut.signs :],
-        findings=incident.findings[cut.findings :],
+        findings=tuple(each for each in incident.findings if each[0] not in gone),
     )

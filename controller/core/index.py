@@ -140,13 +140,16 @@ class Index:
 
     def is_placed(self, attempt: AttemptRecord, node: NodeId) -> bool:
         """Whether a node has a place in the newest attempt of a job."""
+        if attempt.job not in self.live_jobs:
+            return node in attempt.nodes
         return node in self._places_of(attempt)
 
     def _places_of(self, attempt: AttemptRecord) -> dict[NodeId, int]:
         known = self.places.get(attempt.job)
         if known is None or known[0] is not attempt:
             known = (attempt, {name: place for place, name in enumerate(attempt.nodes)})
-            self.places[attempt.job] = known
+            if attempt.job in self.live_jobs:
+                self.places[attempt.job] = known
         return known[1]
 
     def put_incident(self, incident: IncidentRecord) -> None:

@@ -173,12 +173,9 @@ def _cuts(state: State, limits: Retention, now_s: float) -> tuple[IncidentCut, .
         # Hundreds of nodes may be lost at once, and what is decided depends on each of them.
         signs = _num_expired([sign.at_s for sign in incident.evidence], most, now_s - _DAY_S, old_s)
         # Of nodes that nobody knows any more.
-        unknown = takewhile(lambda each: each[0] not in state.nodes, incident.findings[:-most])
-        findings = sum(1 for _ in unknown)
-        if lines or signs or findings:
-            cut = IncidentCut(
-                incident=incident.incident, lines=lines, signs=signs, findings=findings
-            )
+        unknown = tuple(node for node, _ in incident.findings[:-most] if node not in state.nodes)
+        if lines or signs or unknown:
+            cut = IncidentCut(incident=incident.incident, lines=lines, signs=signs, nodes=unknown)
             found.append(cut)
     return tuple(found)
 

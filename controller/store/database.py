@@ -242,10 +242,6 @@ class Database:
                     f"journal; this controller reads versions 1 to {SCHEMA_VERSION}); start that "
                     "version of Outlast again, or give another folder with --state-dir"
                 )
-            elif version < SCHEMA_VERSION:
-                # Rows of older versions stay and are read as they are; the next may be new ones.
-                now = sa.update(CONTROLLER).values(schema_version=SCHEMA_VERSION)
-                connection.execute(now)
 
 
 def _set_up_connection(connection: Any, _record: object) -> None:

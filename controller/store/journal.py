@@ -64,15 +64,37 @@ class DeposedError(FatalError):
     """Another controller has taken over; this one must not write or act any more."""
 
 
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _unreadable(where, error) from error
+
+
 def _decoded(data: Json, where: str) -> Fact:
     try:
         return decode_fact(data)
     except ValueError as error:
-        raise UnreadableJournalError(
-            f"journal: {where} cannot be read: {error}; this controller reads versions 1 to "
-            f"{SCHEMA_VERSION} of the journal. Start the version of Outlast that wrote it, or "
-            "restore a copy of the state directory"
-        ) from error
+        raise _unreadable(where, error) from error
+    except KeyError as error:
+        raise _unreadable(where, f"it has no {error}") from error
+
+
+def _unreadable(where: str, why: ValueError | str) -> UnreadableJournalError:
+    return UnreadableJournalError(
+        f"journal: {where} cannot be read: {why}; this controller reads versions 1 to "
+        f"{SCHEMA_VERSION} of the journal. Start the version of Outlast that wrote it, or "
+        "restore a copy of the state directory"
+    )
+
+
+def _mark_version(connection: sa.Connection) -> None:
+    """From now on the journal has rows of this version; those of older ones stay as they are."""
+    connection.execute(
+        sa.update(CONTROLLER)
+        .where(CONTROLLER.c.schema_version < SCHEMA_VERSION)
+        .values(schema_version=SCHEMA_VERSION)
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,14 +177,16 @@ class Journal:
         begun = 0
         if snapshot is not None:
             begun = snapshot.seq
-            for data in json.loads(snapshot.facts):
-                yield _decoded(data, f"the snapshot at row {begun}")
+            where = f"the snapshot at row {begun}"
+            for data in _parsed(snapshot.facts, where):
+                yield _decoded(data, where)
         rows = connection.execute(
             sa.select(FACTS.c.seq, FACTS.c.fact).where(FACTS.c.seq > begun).order_by(FACTS.c.seq)
         ).yield_per(_READ_ROWS)
         for row in rows:
             self._bytes_since += len(row.fact)
-            yield _decoded(json.loads(row.fact), f"row {row.seq}")
+            where = f"row {row.seq}"
+            yield _decoded(_parsed(row.fact, where), where)
 
     def append(self, facts: Sequence[Fact]) -> None:
         """Make these facts durable, all or none; what is written is what they change together.
@@ -179,6 +203,7 @@ class Journal:
             self._check_term(connection)
             # What comes to nothing in all has no row, and an insert of none would add an empty one.
             if rows:
+                _mark_version(connection)
                 connection.execute(sa.insert(FACTS), rows)
         self._bytes_since += sum(map(len, texts))
         if self._on_commit is not None:
@@ -227,6 +252,7 @@ class Journal:
         values = {"term": self.term, "at_s": self._clock.now_s(), "facts": text}
         with self._database.transaction() as connection:
             self._check_term(connection)
+            _mark_version(connection)
             connection.execute(sa.insert(SNAPSHOTS), {"seq": draft.seq, **values})
             connection.execute(sa.delete(SNAPSHOTS).where(SNAPSHOTS.c.seq < draft.seq))
             connection.execute(sa.delete(FACTS).where(FACTS.c.seq <= draft.seq))

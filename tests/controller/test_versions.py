@@ -45,10 +45,10 @@ def test_journal_of_an_older_version_is_read_and_is_of_this_one_then(
         assert state == fold(decode_fact(json.loads(line)) for line in lines)
         job = next(iter(state.jobs.values()))
         journal.take_over()
+        assert _version(tmp_path / "j") == 1, "the version that wrote it could not go on with it"
         journal.append([JobPut(job=replace(job, reason="after"), before=job)])
         assert journal.load().jobs[job.job_id].reason == "after"
-    with closing(sqlite3.connect(tmp_path / "j")) as database:
-        assert database.execute("SELECT schema_version FROM controller").fetchone() == (2,)
+    assert _version(tmp_path / "j") == 2
 
 
 def test_a_row_that_is_not_known_is_named_and_nothing_is_guessed(tmp_path: Path) -> None:
@@ -59,6 +59,24 @@ def test_a_row_that_is_not_known_is_named_and_nothing_is_guessed(tmp_path: Path)
         pytest.raises(UnreadableJournalError, match=r"row 1 cannot be read: NodeRecord\.mood"),
     ):
         journal.load()
+
+
+def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    for text in ('{"is": "JobPu', '{"is": "IncidentCut"}', "{}"):
+        path = tmp_path / f"{len(text)}"
+        _write_rows(path, [text], schema_version=2)
+        with (
+            opened(path) as journal,
+            pytest.raises(UnreadableJournalError, match="row 1 cannot be read"),
+        ):
+            journal.load()
+
+
+def _version(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as database:
+        (found,) = database.execute("SELECT schema_version FROM controller").fetchone()
+    assert isinstance(found, int)
+    return found
 
 
 def _write_rows(path: Path, rows: list[str], *, schema_version: int) -> None:

@@ -114,6 +114,7 @@ class Edge:
             # It may have been forgotten in the same turn.
             if record is None or record.state in AWAY:
                 self._liveness.forget(node)
+                self._periods_s.pop(node, None)
             else:
                 self._expect(node, now_s)
         return list(changed)

@@ -9,13 +9,14 @@ from dataclasses import replace
 from controller.core import events as ev
 from controller.core.batches import compacted
 from controller.core.codec import decode_fact, encode_fact
+from controller.core.edge.entitled import Reason, refusal
 from controller.core.effects import Persist
 from controller.core.facts import IncidentPut, fold
 from controller.core.incident_cut import BEGINNING
 from controller.core.node_events import NodeReleased
 from controller.core.records import TimelineEntry
 from controller.core.retention import Retention, expired
-from controller.core.states import NodeState
+from controller.core.states import TERMINAL, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import Driver
 
@@ -198,3 +199,26 @@ def test_a_forgotten_node_leaves_nothing_in_jobs_that_go_on() -> None:
     driver.send(ev.RecordsExpired(nodes=(NodeId("n2"),)))
     assert "n2" not in driver.job().held_by
     assert NodeId("n2") not in driver.machine.state.nodes
+
+
+def test_findings_of_unknown_nodes_go_though_a_known_node_was_checked_before_them() -> None:
+    driver = _waiting_job()
+    incident = driver.incident()
+    strangers = tuple((NodeId(f"pod-{number}"), "fail") for number in range(300))
+    driver.machine._ctx.put(replace(incident, findings=((NodeId("n1"), "pass"), *strangers)))
+    driver.machine._ctx.take_batch()
+    (cut,) = expired(driver.machine.state, Retention(incident_lines=200), driver.now_s).cuts
+    driver.send(ev.RecordsExpired(cuts=(cut,)))
+    assert driver.incident().findings == ((NodeId("n1"), "pass"), *strangers[100:])
+
+
+def test_reports_about_an_ended_job_leave_no_table_of_its_nodes() -> None:
+    driver = Driver().running()
+    state = driver.machine.state
+    driver.send(ev.JobCancelRequested(job_id=driver.job().job_id))
+    driver.answer_all("/stop/")
+    job = driver.job()
+    assert job.state in TERMINAL
+    assert refusal(state, NodeId("n1"), job.job_id, job.attempt) is None
+    assert refusal(state, NodeId("n9"), job.job_id, job.attempt) is Reason.NOT_PLACED
+    assert not state.index.places
