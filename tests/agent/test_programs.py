@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -289,3 +290,20 @@ def test_checks_of_an_agent_outlive_its_standby(
     agent.process.terminate()
     agent.process.wait()
     assert not agent.pids()
+
+
+def test_standby_without_a_descriptor_left_starts_no_program_and_lives_on(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, f"--preload={RARE}") as (link, _):
+            await link.wait_ready(DEADLINE_S)
+            standby_pid = link.pid
+            assert standby_pid is not None
+            _, most = resource.prlimit(standby_pid, resource.RLIMIT_NOFILE)
+            # It has as many open: none that is sent with a request arrives.
+            resource.prlimit(standby_pid, resource.RLIMIT_NOFILE, (4, most))
+            assert RARE not in (await facts_of(link, tmp_path))["modules"]
+            resource.prlimit(standby_pid, resource.RLIMIT_NOFILE, (most, most))
+            assert RARE in (await facts_of(link, tmp_path))["modules"]
+            assert link.pid == standby_pid
+
+    asyncio.run(run())

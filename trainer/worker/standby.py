@@ -11,7 +11,8 @@ process per node and asks it, over a socket pair, for every worker:
     standby -> agent  {"event": "ready", "pid": P}
                       {"event": "forked", "key": K, "pid": P, "at_ns": T}
                       {"event": "started", "key": K, "pid": P, "at_ns": T}   (a program)
-                      {"event": "refused", "key": K, "detail": D}
+                      {"event": "refused", "key": K, "detail": D}   (it can never fork again)
+                      {"event": "not_started", "key": K, "detail": D}   (a program)
                       {"event": "exited", "key": K, "pid": P, "status": W}
 
 A fork copies only the calling thread: a child that inherits a locked mutex or
@@ -32,6 +33,7 @@ What does not belong here: anything that a worker does after it is forked.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import importlib
 import json
@@ -201,10 +203,16 @@ class Standby:
         return False
 
     def _run(self, key: str, given: dict[str, Any]) -> None:
-        streams = [self._descriptors.pop(0) for _ in range(_NUM_STREAMS)]
+        streams, self._descriptors = (
+            self._descriptors[:_NUM_STREAMS],
+            self._descriptors[_NUM_STREAMS:],
+        )
         try:
             if not self._may_fork(key):
                 return
+            if len(streams) < _NUM_STREAMS:
+                # The kernel drops those for which this process has no room.
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             program = programs.Program(
                 module=given["module"],
                 arguments=tuple(given["arguments"]),
@@ -215,7 +223,7 @@ class Standby:
             pid = programs.start(program, streams)
             self._tell(event="started", key=key, pid=pid, at_ns=at_ns)
         except OSError as error:
-            self._tell(event="refused", key=key, detail=f"cannot fork: {error}")
+            self._tell(event="not_started", key=key, detail=f"cannot fork: {error}")
         finally:
             for descriptor in streams:
                 os.close(descriptor)

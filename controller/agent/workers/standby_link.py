@@ -355,12 +355,14 @@ class StandbyLink:
                 elif kind == "started":
                     # Whoever asked for this program has been cancelled.
                     kill_stray(forked.pid)
-            case "refused":
+            case "refused" | "not_started" as kind:
                 waiting = self._forks.get(key)
                 if waiting is not None and not waiting.done():
                     waiting.set_exception(StandbyError(str(event["detail"])))
-                # It can never fork again; its children are ours when it is gone.
-                self._kill()
+                # Jobs do not lose it for a program that is started without it.
+                if kind == "refused":
+                    # It can never fork again; its children are ours when it is gone.
+                    self._kill()
             case "exited":
                 self._events.exited(key, _integer(event, "status"))
             case unknown:
