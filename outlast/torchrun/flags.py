@@ -1,6 +1,7 @@
 """What a command line of torchrun asks for, and what in it has no effect here.
 
-`outlast run` takes the place of torchrun: `run_options` reads the same flags and PET_ variables.
+A launcher that takes the place of torchrun reads the same flags and PET_ variables
+(`run_options`).
 How the flags are spelled: `outlast.torchrun.parser`.
 """
 

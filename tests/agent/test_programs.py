@@ -7,7 +7,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ RARE = "colorsys"
 
 
 @pytest.fixture(autouse=True)
-def inherited() -> Iterator[None]:
+def own_children() -> Iterator[Callable[[], list[int]]]:
+    """Children of this process that came with this test: others' may be there before."""
     with inheriting():
-        yield
+        before = frozenset(child_pids())
+        yield lambda: [pid for pid in child_pids() if pid not in before]
 
 
 async def facts_of(standby: Standby, folder: Path, code: int = 0) -> dict[str, Any]:
@@ -82,7 +84,9 @@ def test_forked_programs_have_the_standby_s_imports_and_a_chance_of_their_own(
     assert all(one != other for one, other in zip(first["drawn"], second["drawn"], strict=True))
 
 
-def test_program_that_is_stopped_or_killed_is_known_by_its_end(tmp_path: Path) -> None:
+def test_program_that_is_stopped_or_killed_is_known_by_its_end(
+    tmp_path: Path, own_children: Callable[[], list[int]]
+) -> None:
     async def run() -> None:
         async with running(tmp_path) as (link, _):
             program = await fake(link, tmp_path)
@@ -93,7 +97,7 @@ def test_program_that_is_stopped_or_killed_is_known_by_its_end(tmp_path: Path) -
             assert not program.is_running
             await program.kill()
             program.close()
-            assert child_pids() == [link.pid]
+            assert own_children() == [link.pid]
 
     asyncio.run(run())
 
@@ -112,7 +116,9 @@ def test_program_that_cannot_be_imported_says_so_in_its_log(tmp_path: Path) -> N
     assert "No module named 'no" in log.read_text()
 
 
-def test_many_programs_leave_nothing_in_the_standby_or_here(tmp_path: Path) -> None:
+def test_many_programs_leave_nothing_in_the_standby_or_here(
+    tmp_path: Path, own_children: Callable[[], list[int]]
+) -> None:
     async def run() -> None:
         async with running(tmp_path) as (link, _):
             await facts_of(link, tmp_path)
@@ -121,7 +127,7 @@ def test_many_programs_leave_nothing_in_the_standby_or_here(tmp_path: Path) -> N
             for _ in range(10):
                 await facts_of(link, tmp_path)
             assert [len(list(folder.iterdir())) for folder in folders] == before
-            assert child_pids() == [link.pid]
+            assert own_children() == [link.pid]
             assert process_state(link.pid or 0) == "S"
 
     asyncio.run(run())
@@ -164,7 +170,9 @@ def test_where_no_program_can_be_forked_it_starts_by_itself(
     asyncio.run(run())
 
 
-def test_program_that_nobody_waits_for_any_more_is_not_left_behind(tmp_path: Path) -> None:
+def test_program_that_nobody_waits_for_any_more_is_not_left_behind(
+    tmp_path: Path, own_children: Callable[[], list[int]]
+) -> None:
     async def run() -> None:
         async with running(tmp_path) as (link, _):
             await link.wait_ready(DEADLINE_S)
@@ -192,14 +200,14 @@ def test_program_that_nobody_waits_for_any_more_is_not_left_behind(tmp_path: Pat
             # Answered after the one before.
             await facts_of(link, tmp_path)
             async with asyncio.timeout(DEADLINE_S):
-                while child_pids() != [standby]:
+                while own_children() != [standby]:
                     await asyncio.sleep(0.001)
 
     asyncio.run(run())
 
 
 def test_program_given_up_in_the_moment_of_its_start_is_not_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_children: Callable[[], list[int]]
 ) -> None:
     async def run() -> None:
         async with running(tmp_path) as (link, _):
@@ -218,14 +226,14 @@ def test_program_given_up_in_the_moment_of_its_start_is_not_left_behind(
                 await given_up
             assert started == ["started"]
             async with asyncio.timeout(DEADLINE_S):
-                while child_pids() != [link.pid]:
+                while own_children() != [link.pid]:
                     await asyncio.sleep(0.001)
 
     asyncio.run(run())
 
 
 def test_standby_that_dies_while_it_is_asked_leaves_no_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_children: Callable[[], list[int]]
 ) -> None:
     async def run() -> None:
         async with running(tmp_path) as (link, _):
@@ -241,7 +249,7 @@ def test_standby_that_dies_while_it_is_asked_leaves_no_program(
             await wait_gone(standby)
 
     asyncio.run(run())
-    assert child_pids() == []
+    assert own_children() == []
 
 
 def order_suite(controller: FakeController, suite: str) -> int:

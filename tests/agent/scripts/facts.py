@@ -27,12 +27,15 @@ def _descriptors() -> list[str]:
 
 def facts() -> dict[str, object]:
     main = sys.modules["__main__"]
+    # One that still ran would leave its pipe, and a warning among the names.
+    with os.popen("printenv OUTLAST_TEST") as printed:
+        getenv = printed.read()
     return {
         "argv": sys.argv,
         "orig_argv": sys.orig_argv,
         "cwd": os.getcwd(),
         "environment": dict(os.environ),
-        "getenv": os.popen("printenv OUTLAST_TEST").read(),
+        "getenv": getenv,
         "executable": sys.executable,
         "path": sys.path,
         "name": __name__,
