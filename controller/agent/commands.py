@@ -248,12 +248,13 @@ class Commands:
         return ""
 
     async def _run_step(self, command_id: str, step: Step) -> StepEnded:
+        found = None
         try:
             if step is Step.LEFTOVERS:
                 # The agent's own stops come to it as well, and nobody ordered those.
                 await self._parts.supervisor.wait_for_families()
             else:
-                await self._steps.run(self._orders[command_id], step)
+                found = await self._steps.run(self._orders[command_id], step)
         except Exception as error:  # the controller waits for an answer
             if not isinstance(error, _EXPECTED):
                 logger.exception("command %s failed", command_id)
@@ -263,7 +264,7 @@ class Commands:
                 failure=_failure(error),
                 is_retryable=isinstance(error, OSError | RetryableError),
             )
-        return StepEnded(command_id=command_id, step=step)
+        return StepEnded(command_id=command_id, step=step, found=found)
 
     def _step_ended(self, command_id: str, step: Step, task: asyncio.Task[StepEnded]) -> None:
         self._tasks.pop(command_id, None)

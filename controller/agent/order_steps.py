@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controller.agent.config import AgentConfig
-from controller.agent.core.steps import Step
+from controller.agent.core.steps import StartFacts, Step
 from controller.agent.diagnostics import Suites
 from controller.agent.memory.rank_memory import free_copies, hand_over, stray_folders
-from controller.agent.memory.replicas import Replicas, replica_plan
+from controller.agent.memory.replicas import ReplicaPlan, Replicas, replica_plan
 from controller.agent.memory.uploads import Uploads, delete_job_memory
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.leftovers import delete_old_attempts, delete_old_logs
@@ -35,6 +35,8 @@ class Order:
     command: agents_pb2.Command
     received_ns: int
     spec: JobSpec | None = None
+    device: str = ""
+    copies: ReplicaPlan | None = None
     launches: list[Launch] = field(default_factory=list)
     # Told once and not kept.
     findings: tuple[diagnostics_pb2.Finding, ...] = ()
@@ -63,15 +65,24 @@ class OrderSteps:
         self._parts = parts
         self._preflight = Preflight(parts.config.limits.probe_s, parts.storage_awaited)
 
-    async def run(self, order: Order, step: Step) -> None:
-        """Do a step. Cancelling this gives it up."""
+    async def run(self, order: Order, step: Step) -> StartFacts | None:
+        """Do a step; what it found that other steps depend on. Cancelling this gives it up."""
         match step:
+            case Step.PREFLIGHT:
+                return await self._preflight_of(order)
             case Step.CHECK:
                 self._check(order)
             case Step.STACKS:
                 await self._collect_stacks(order)
-            case Step.PREPARE:
-                await self._prepare(order)
+            case Step.HAND_OVER:
+                await self._hand_over(order)
+            case Step.FOLDERS:
+                self._make_folders(order)
+            case Step.KEEP_COPIES:
+                assert order.copies is not None
+                await self._parts.replicas.begin(order.copies)
+            case Step.FREE_COPIES:
+                await self._free_copies(order)
             case Step.FORK:
                 await self._parts.supervisor.start(order.launches)
             case Step.CLEAN_UP:
@@ -86,6 +97,7 @@ class OrderSteps:
                 await self._push(order)
             case Step.ASK | Step.KILL | Step.LEFTOVERS | Step.FORGET_WORKERS:
                 raise AssertionError(f"{step.value} is no step of an order")
+        return None
 
     def _check(self, order: Order) -> None:
         command, config = order.command, self._parts.config
@@ -115,32 +127,38 @@ class OrderSteps:
         within_s = min(stacks.DEADLINE_S, command.stop_workers.timeout_s)
         order.stacks = tuple(await stacks.collect(workers, within_s=within_s))
 
-    async def _prepare(self, order: Order) -> None:
-        parts, command, spec = self._parts, order.command, order.spec
+    async def _preflight_of(self, order: Order) -> StartFacts:
+        command, spec, config = order.command, order.spec, self._parts.config
         assert spec is not None
-        config, ranks = parts.config, command.start_workers.ranks
-        device = launch.choose_device(spec, len(ranks))
+        ranks = command.start_workers.ranks
+        order.device = launch.choose_device(spec, len(ranks))
         launch.check_host_memory(config, command.job_id, spec, ranks)
         await self._preflight.check(command, spec)
-        memory_dir = config.job_memory_dir(command.job_id)
-        if stray_folders(memory_dir, ranks):
-            await parts.replicas.finish(command.job_id)
-            await parts.uploads.drop(command.job_id)
-            await run_blocking(lambda: hand_over(memory_dir, ranks), "hand-over")
+        order.copies = replica_plan(config, command, spec)
+        strays = stray_folders(config.job_memory_dir(command.job_id), ranks)
+        return StartFacts(has_strays=bool(strays), keeps_copies=order.copies is not None)
+
+    async def _hand_over(self, order: Order) -> None:
+        parts, job_id = self._parts, order.command.job_id
+        memory_dir, ranks = parts.config.job_memory_dir(job_id), order.command.start_workers.ranks
+        await parts.replicas.finish(job_id)
+        await parts.uploads.drop(job_id)
+        await run_blocking(lambda: hand_over(memory_dir, ranks), "hand-over")
+
+    def _make_folders(self, order: Order) -> None:
         order.launches = launch.make_launches(
-            config,
-            command,
-            device=device,
-            rendezvous_fd=parts.rendezvous_fd,
+            self._parts.config,
+            order.command,
+            device=order.device,
+            rendezvous_fd=self._parts.rendezvous_fd,
             requested_ns=order.received_ns,
         )
-        plan = replica_plan(config, command, spec)
-        if plan is not None:
-            await parts.replicas.begin(plan)
-        else:
-            # A smaller size may have nobody to bring copies to.
-            await parts.replicas.finish(command.job_id)
-            await run_blocking(lambda: free_copies(memory_dir), "free-copies")
+
+    async def _free_copies(self, order: Order) -> None:
+        parts, job_id = self._parts, order.command.job_id
+        await parts.replicas.finish(job_id)
+        memory_dir = parts.config.job_memory_dir(job_id)
+        await run_blocking(lambda: free_copies(memory_dir), "free-copies")
 
     async def _clean_up(self, order: Order) -> None:
         config, command = self._parts.config, order.command

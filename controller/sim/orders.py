@@ -39,11 +39,12 @@ from controller.agent.core.inputs import (
 from controller.agent.core.ledger import CommandKind, Result
 from controller.agent.core.machine import AgentMachine
 from controller.agent.core.reports import AttemptKey
-from controller.agent.core.steps import Step
+from controller.agent.core.steps import StartFacts, Step
 from controller.agent.core.workers import WorkerKey
 from controller.agent.wire import answer, command_of, kind_of
 from controller.sim.attempt import Training
 from controller.sim.order import Order
+from controller.sim.order_memory import OrderMemory
 from controller.sim.promises import Promises
 from controller.sim.worker import Worker
 from outlast.failures import ErrorKind
@@ -65,6 +66,7 @@ class Orders:
         self.promises = Promises(agent, machine)
         self._driver = Driver(machine.handle, self._perform, lambda: self._world.now_s)
         self._orders: dict[str, Order] = {}
+        self._memory = OrderMemory(agent, self.promises)
         self._wake_s: float | None = None
 
     def receive(self, message: agents_pb2.Command) -> None:
@@ -145,8 +147,14 @@ class Orders:
             case _:
                 assert_never(action)
 
-    def _step_ended(self, command_id: str, step: Step, failure: Result | None = None) -> None:
-        self.give(StepEnded(command_id=command_id, step=step, failure=failure))
+    def _step_ended(
+        self,
+        command_id: str,
+        step: Step,
+        failure: Result | None = None,
+        found: StartFacts | None = None,
+    ) -> None:
+        self.give(StepEnded(command_id=command_id, step=step, failure=failure, found=found))
 
     def _run_step(self, command_id: str, step: Step) -> None:
         order = self._orders.get(command_id)
@@ -155,15 +163,18 @@ class Orders:
             case Step.LEFTOVERS:
                 self._after_leftovers(command_id, order)
                 return
-            case Step.CHECK | Step.STACKS | Step.CLEAN_UP | Step.DRAIN:
+            case Step.CHECK | Step.STACKS | Step.CLEAN_UP:
                 self._step_ended(command_id, step)
                 return
             case _:
                 assert order is not None
         match step:
-            case Step.PREPARE:
+            case Step.HAND_OVER | Step.FOLDERS | Step.KEEP_COPIES | Step.FREE_COPIES | Step.DRAIN:
+                self._memory.do(order, step)
+                self._step_ended(command_id, step)
+            case Step.PREFLIGHT:
                 standby_s = max(0.0, node.standby_until_s - self._world.now_s)
-                self._after(standby_s + pace.fork_s(), self._prepared, order)
+                self._after(standby_s + pace.fork_s(), self._preflight_done, order)
             case Step.FORK:
                 self._fork(order)
             case Step.SUITE:
@@ -256,11 +267,11 @@ class Orders:
 
     # Starts
 
-    def _prepared(self, order: Order) -> None:
+    def _preflight_done(self, order: Order) -> None:
         if not self._agent.is_alive or order.is_cancelled:
             return
-        refused = self._refusal(order.job)
-        self._step_ended(order.command.command_id, Step.PREPARE, refused)
+        refused, found = self._refusal(order.job), self._memory.facts(order)
+        self._step_ended(order.command.command_id, Step.PREFLIGHT, refused, found)
 
     def _refusal(self, job: JobId) -> Result | None:
         """What preflight says that this node lacks."""
@@ -278,6 +289,7 @@ class Orders:
         training = self._training(order)
         training.peers[self._node.name] = tuple(order.message.start_workers.replica_peers)
         self.promises.forked(order.command)
+        self._memory.check_fork(order)
         workers = [
             Worker(
                 agent=agent,

@@ -83,11 +83,11 @@ class Promises:
         now_s = self._agent.world.now_s
         for command_id, (command, since_s) in self._owed.items():
             if not self._machine.commands.is_under_way(command_id):
-                self._fail(f"{command_id} is not under way and has no answer")
+                self.fail(f"{command_id} is not under way and has no answer")
             if command.kind is CommandKind.STOP:
                 waited_s = now_s - since_s
                 if waited_s > command.timeout_s + STOP_SLACK_S:
-                    self._fail(f"{command_id} has no answer after {waited_s:.0f} s")
+                    self.fail(f"{command_id} has no answer after {waited_s:.0f} s")
 
     def ledger_kept(self) -> None:
         """The ledger is on disk as it is now."""
@@ -99,7 +99,7 @@ class Promises:
     def step_begins(self, command_id: str) -> None:
         """A step of a command is about to be done."""
         if command_id in self._not_kept:
-            self._fail(f"{command_id} begins before it is on disk that it was taken")
+            self.fail(f"{command_id} begins before it is on disk that it was taken")
 
     def answered(self, command: Command, result: Result) -> None:
         """A command is answered."""
@@ -108,11 +108,11 @@ class Promises:
         known = self._answers.get(command_id)
         is_refused = result.error_kind is ErrorKind.STALE
         if command_id not in self._ends_kept and not is_refused:
-            self._fail(f"{command_id} is answered before that is on disk")
+            self.fail(f"{command_id} is answered before that is on disk")
         self._ends_kept.pop(command_id, None)
         may_be_tried_again = command.kind is CommandKind.FORGET
         if known is not None and known != result and not may_be_tried_again:
-            self._fail(f"{command_id} has another answer: {result.detail or result.ok}")
+            self.fail(f"{command_id} has another answer: {result.detail or result.ok}")
         self._answers[command_id] = result
         if len(self._answers) > MAX_ANSWERS:
             del self._answers[next(iter(self._answers))]
@@ -120,38 +120,38 @@ class Promises:
         if command.kind is CommandKind.STOP and result.ok and not node.hides_workers:
             for worker in self._agent.running(job):
                 if worker.attempt <= command.attempt and not worker.is_hidden:
-                    self._fail(f"{command.command_id} is done, and {worker.key} runs")
+                    self.fail(f"{command.command_id} is done, and {worker.key} runs")
 
     def answered_again(self, command_id: str) -> None:
         """There is an answer to a command that has one."""
-        self._fail(f"{command_id} is answered again")
+        self.fail(f"{command_id} is answered again")
 
     def forked(self, command: Command) -> None:
         """Workers of this start are there."""
         if command.attempt <= self._agent.node.stopped.get(JobId(command.job_id), 0):
-            self._fail(f"{command.command_id} starts workers that were stopped here")
+            self.fail(f"{command.command_id} starts workers that were stopped here")
 
     # Workers
 
     def end_reported(self, key: WorkerKey) -> None:
         """The end of a worker is about to be reported."""
         if key in self._ended:
-            self._fail(f"the end of {key} is reported again")
+            self.fail(f"the end of {key} is reported again")
         self._ended[key] = None
 
     def worker_ended(self, key: WorkerKey) -> None:
         """A worker has ended, and the machine has taken it in."""
         if key not in self._ended:
-            self._fail(f"the end of {key} is not reported")
+            self.fail(f"the end of {key} is not reported")
 
     def progress_made(self, key: AttemptKey, completed_step: int, *, is_last: bool) -> None:
         """Progress of an attempt is about to be reported."""
         step = self._progress.get(key, -1)
         is_again = key in self._known
         if completed_step < step or (is_again and completed_step == step):
-            self._fail(f"step {completed_step} of {key} is reported after step {step}")
+            self.fail(f"step {completed_step} of {key} is reported after step {step}")
         if is_again and not is_last:
-            self._fail(f"progress of {key} is reported again in a session, and heartbeats say it")
+            self.fail(f"progress of {key} is reported again in a session, and heartbeats say it")
         self._progress[key] = completed_step
         self._known.add(key)
 
@@ -163,7 +163,7 @@ class Promises:
             if worker is not None and worker.is_hidden:
                 continue  # Seed 450: of one that the node hid, its machine knows no end.
             if not status.running and self._ends.get(key) in self._on_the_way:
-                self._fail(f"hello has the end of {key}, which comes after what it completed")
+                self.fail(f"hello has the end of {key}, which comes after what it completed")
 
     # Events
 
@@ -184,12 +184,12 @@ class Promises:
         buffer = self._machine.line.buffer
         kept = buffer.after(0)
         if kept and kept[0].seq <= seq <= buffer.last_seq:
-            self._fail(f"event {kept[0].seq} is kept, and {seq} was acknowledged")
+            self.fail(f"event {kept[0].seq} is kept, and {seq} was acknowledged")
         if self._on_the_way and not buffer.num_dropped:
             numbers = {event.seq for event in kept}
             for lost in self._on_the_way:
                 if lost not in numbers:
-                    self._fail(f"event {lost} never arrived and is not kept")
+                    self.fail(f"event {lost} never arrived and is not kept")
 
     # Absence
 
@@ -207,14 +207,15 @@ class Promises:
             return
         for worker in self._agent.running():
             if not worker.told:
-                self._fail(f"{worker.key} runs after {absent_s:.0f} s without a controller")
+                self.fail(f"{worker.key} runs after {absent_s:.0f} s without a controller")
 
     def gave_up(self) -> None:
         """Workers are stopped because there is no controller."""
         absent_s = self._agent.world.now_s - self._absent_since_s
         if absent_s < LEAST_ABSENCE_S:
-            self._fail(f"workers are given up after {absent_s:.0f} s without a controller")
+            self.fail(f"workers are given up after {absent_s:.0f} s without a controller")
 
-    def _fail(self, what: str) -> None:
+    def fail(self, what: str) -> None:
+        """The agent breaks its word."""
         hours, node = self._agent.world.hours, self._agent.node.name
         raise Violation(f"invariant 12 at {hours:.4f} h: {node}: {what}")

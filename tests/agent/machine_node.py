@@ -32,7 +32,7 @@ from controller.agent.core.inputs import (
 )
 from controller.agent.core.ledger import CommandKind, CommandLedger, Result
 from controller.agent.core.machine import AgentMachine
-from controller.agent.core.steps import Step
+from controller.agent.core.steps import StartFacts, Step
 from controller.agent.core.workers import WorkerKey
 from outlast.failures import ErrorKind
 
@@ -62,6 +62,9 @@ class Node:
         self.give(AbsenceLimitSet(limit_s=ABSENCE_S))
         self.give(Welcomed())
         self.disk_is_full = False
+        # What preflight finds, and the steps that have ended.
+        self.facts = StartFacts(has_strays=False, keeps_copies=False)
+        self.done: list[Step] = []
         self.steps: dict[str, Step] = {}
         self.cancelled: list[str] = []
         self.answers: list[Answer] = []
@@ -110,8 +113,17 @@ class Node:
         self, command_id: str, failure: Result | None = None, *, again: bool = False
     ) -> None:
         step = self.steps.pop(command_id)
-        ended = StepEnded(command_id=command_id, step=step, failure=failure, is_retryable=again)
-        self.give(ended)
+        found = self.facts if step is Step.PREFLIGHT and failure is None else None
+        self.done.append(step)
+        self.give(
+            StepEnded(
+                command_id=command_id,
+                step=step,
+                failure=failure,
+                is_retryable=again,
+                found=found,
+            )
+        )
 
     def run_to(self, command_id: str, step: Step) -> None:
         while self.steps[command_id] is not step:

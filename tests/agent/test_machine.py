@@ -30,10 +30,44 @@ from controller.agent.core.inputs import (
     WorkersRequested,
 )
 from controller.agent.core.ledger import CommandKind, CommandLedger, Result
-from controller.agent.core.steps import STEPS, Step
+from controller.agent.core.steps import STEPS, StartFacts, Step
 from controller.agent.core.workers import WorkerKey
 from outlast.failures import ErrorKind
 from tests.agent.machine_node import ABSENCE_S, BROKEN, KILL_S, Node, command
+
+
+@pytest.mark.parametrize(
+    ("has_strays", "keeps_copies", "between"),
+    [
+        (False, False, [Step.FOLDERS, Step.FREE_COPIES]),
+        (True, False, [Step.HAND_OVER, Step.FOLDERS, Step.FREE_COPIES]),
+        (False, True, [Step.FOLDERS, Step.KEEP_COPIES]),
+        (True, True, [Step.HAND_OVER, Step.FOLDERS, Step.KEEP_COPIES]),
+    ],
+)
+def test_start_does_with_host_memory_what_preflight_finds_to_be_done(
+    has_strays: bool, keeps_copies: bool, between: list[Step]
+) -> None:
+    node = Node()
+    node.facts = StartFacts(has_strays=has_strays, keeps_copies=keeps_copies)
+    node.start()
+    assert node.done == [
+        Step.CHECK,
+        Step.LEFTOVERS,
+        Step.PREFLIGHT,
+        *between,
+        Step.FORK,
+        Step.CLEAN_UP,
+    ]
+
+
+def test_start_that_preflight_refuses_touches_no_host_memory() -> None:
+    node = Node()
+    node.receive(command(CommandKind.START))
+    node.run_to("start-1", Step.PREFLIGHT)
+    node.end_step("start-1", BROKEN)
+    assert node.steps == {}
+    assert [each.result for each in node.answers] == [BROKEN]
 
 
 def test_graceful_stop_asks_then_kills_at_the_deadline() -> None:
@@ -119,6 +153,7 @@ def test_start_beside_a_worker_that_stays_is_refused() -> None:
 )
 def test_stop_cancels_a_start_at_any_step(step: Step) -> None:
     node = Node()
+    node.facts = StartFacts(has_strays=True, keeps_copies=step is not Step.FREE_COPIES)
     node.receive(command(CommandKind.START))
     node.run_to("start-1", step)
     node.receive(command(CommandKind.STOP))

@@ -186,6 +186,19 @@ def start_is_lost(seed: int) -> None:
     end_world(world)
 
 
+def controller_restarts_in_a_start(seed: int) -> None:
+    """It dies when all nodes of a job but one have reported the first step."""
+    world = _world(seed)
+    training = _begun(world)
+    world.cut(_last(training))
+    _pass(world, STEP_S + 3.0)
+    world.controller.crash_down_s = 4.0
+    world.controller.crash()
+    world.heal(_last(training))
+    _pass(world, HOUR_S / 2)
+    end_world(world)
+
+
 def agent_restarts(seed: int) -> None:
     """The only agent of a job is restarted, and its workers have died with it."""
     world = _world(seed, nodes=1)
@@ -284,6 +297,7 @@ STORIES: tuple[Story, ...] = (
     heartbeats_are_many,
     stop_overtakes_start,
     start_is_lost,
+    controller_restarts_in_a_start,
     agent_restarts,
     events_come_twice,
     records_expire,

@@ -12,9 +12,10 @@ from controller.sim.violation import Violation
 from tests.sim.planted import BUGS as OTHER_BUGS
 from tests.sim.planted import Bug
 from tests.sim.planted_in_copies import REPLICA_BUGS
+from tests.sim.planted_in_starts import START_BUGS
 from tests.sim.stories import STORIES, Story
 
-BUGS = (*OTHER_BUGS, *REPLICA_BUGS)
+BUGS = (*OTHER_BUGS, *REPLICA_BUGS, *START_BUGS)
 LEAST_BUGS = 30
 # Of each story, so many seeds are known to be clean.
 NUM_CLEAN = 2

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from controller.agent.core import steps
 from controller.agent.core.actions import (
     Action,
     Answer,
@@ -41,7 +42,7 @@ from controller.agent.core.inputs import (
     WorkersRequested,
 )
 from controller.agent.core.ledger import CommandKind, CommandLedger, Decision, Result
-from controller.agent.core.steps import STEPS, Step
+from controller.agent.core.steps import STEPS, StartFacts, Step
 from controller.agent.core.workers import WorkerState, WorkerTable
 from outlast.failures import ErrorKind
 
@@ -78,6 +79,8 @@ class _Running:
     # Whom it ends.
     targets: tuple[WorkerState, ...] = ()
     num_tries: int = 0
+    # Of a start, once preflight has found it.
+    facts: StartFacts | None = None
     # A stop has overtaken it: its step is given up.
     is_overtaken: bool = False
 
@@ -237,6 +240,8 @@ class CommandMachine:
                 return False
             case Step.ASK if not command.graceful:
                 return False
+            case _ if not steps.is_needed(step, running.facts):
+                return False
             case Step.ASK | Step.KILL:
                 return self._signal(running, step)
             case Step.FORGET_WORKERS:
@@ -278,6 +283,7 @@ class CommandMachine:
         elif ended.step is Step.LEFTOVERS and running.alive:
             self._failed(running, self._staying(running), is_retryable=True)
         else:
+            running.facts = ended.found or running.facts
             self._enter_next(running)
 
     def _failed(self, running: _Running, failure: Result, *, is_retryable: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.agent.core.ledger import CommandKind, Result
-from controller.agent.core.steps import Step
+from controller.agent.core.steps import StartFacts, Step
 from controller.agent.core.workers import WorkerKey
 
 
@@ -49,6 +49,8 @@ class StepEnded:
     failure: Result | None = None
     # Whether another try may succeed.
     is_retryable: bool = False
+    # What `PREFLIGHT` found.
+    found: StartFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ All others are done by the agent process, one at a time for each command.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.agent.core.ledger import CommandKind
@@ -25,8 +26,16 @@ class Step(StrEnum):
     """Send SIGKILL, and wait for the workers to end."""
     LEFTOVERS = "leftovers"
     """Wait for the ends of what the workers left in their cgroups and process groups."""
-    PREPARE = "prepare"
-    """Preflight, host memory, replicas, launches."""
+    PREFLIGHT = "preflight"
+    """Refuse what does not fit this node just now, and find out what else is to be done."""
+    HAND_OVER = "hand over"
+    """Leave host memory of ranks that are elsewhere now to those that have none, free the rest."""
+    FOLDERS = "folders"
+    """Make the workers' folders."""
+    KEEP_COPIES = "keep copies"
+    """Send and keep copies of host memory, and fetch what this node lacks."""
+    FREE_COPIES = "free copies"
+    """Free the copies of an attempt that had somebody to bring them to."""
     FORK = "fork"
     """Fork all workers or none."""
     FORGET_WORKERS = "forget workers"
@@ -48,7 +57,13 @@ STEPS: Mapping[CommandKind, tuple[Step, ...]] = {
         # must not leave two attempts side by side.
         Step.KILL,
         Step.LEFTOVERS,
-        Step.PREPARE,
+        Step.PREFLIGHT,
+        # The slots of ranks that are elsewhere are nobody's once all workers are gone, and go to
+        # ranks without a folder. Copies come into folders, and ranks wait for them from their fork.
+        Step.HAND_OVER,
+        Step.FOLDERS,
+        Step.KEEP_COPIES,
+        Step.FREE_COPIES,
         Step.FORK,
         Step.FORGET_WORKERS,
         Step.CLEAN_UP,
@@ -65,3 +80,29 @@ STEPS: Mapping[CommandKind, tuple[Step, ...]] = {
     ),
     CommandKind.PUSH: (Step.CHECK, Step.PUSH),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFacts:
+    """What preflight finds on the node, and a start depends on."""
+
+    has_strays: bool
+    """Host memory of the job has slots of ranks that are elsewhere now."""
+    keeps_copies: bool
+    """Other nodes keep copies of what the attempt has in host memory, or have the same."""
+
+
+def is_needed(step: Step, facts: StartFacts | None) -> bool:
+    """Whether a step has anything to do, as far as preflight knows."""
+    if facts is None:
+        return True
+    match step:
+        case Step.HAND_OVER:
+            return facts.has_strays
+        case Step.KEEP_COPIES:
+            return facts.keeps_copies
+        case Step.FREE_COPIES:
+            # A smaller size may have nobody to bring copies to.
+            return not facts.keeps_copies
+        case _:
+            return True
