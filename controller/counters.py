@@ -110,6 +110,9 @@ class Counters:
         job.committed_at_s = at_s
         job.committed_size_bytes = committed.size_bytes
         job.stored_bytes += committed.size_bytes
+        if not committed.total_s:
+            # Found in storage: nobody knows what its upload took.
+            return
         job.upload.add(committed.upload_s)
         job.commit.add(max(0.0, committed.total_s - committed.upload_s))
 

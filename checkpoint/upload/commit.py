@@ -149,13 +149,17 @@ class Coordinator:
         if pending is not None:
             pending.delivered[raw] = part
 
-    def adopt(self) -> None:
-        """Wait for what an earlier coordinator has left uncommitted.
+    def adopt(self) -> CommitRecord | None:
+        """Wait for what an earlier coordinator has left uncommitted; what it committed last.
+
+        Whoever committed that may have ended before anybody heard of it. None where nothing is
+        committed, or its record cannot be read.
 
         Raises:
             StorageUnavailableError: storage cannot be listed.
         """
         newest = max(self._storage.committed_steps(), default=-1)
+        found = self._record_of(newest)
         corrupt = quarantined(self._storage)
         folders = attempt_folders(self._storage)
         # Whoever committed last may have died before it had cleaned up.
@@ -178,6 +182,18 @@ class Coordinator:
                         adopted=True,
                     ),
                 )
+        return found
+
+    def _record_of(self, step: int) -> CommitRecord | None:
+        if step < 0:
+            return None
+        path = names.commit_path(step)
+        try:
+            return CommitRecord.from_json(self._storage.read_bytes(path))
+        except (RecordError, FileNotFoundError) as error:
+            # Whoever loads it says so.
+            logger.warning("commit record not readable: %s: %s", path, error)
+            return None
 
     def give_up(self, step: int, attempt: int) -> None:
         """Stop waiting for a checkpoint: a part of it cannot come. Frees what it takes."""

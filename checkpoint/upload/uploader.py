@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from checkpoint.core import names
+from checkpoint.core.manifest import CommitRecord
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits, backoff_s
 from checkpoint.core.slots import Slot, UploadState
 from checkpoint.errors import (
@@ -51,6 +52,7 @@ _JOIN_S = 5.0
 
 OnCommitted = Callable[[Committed], None]
 OnTrouble = Callable[[int, str, str], None]
+OnFound = Callable[[CommitRecord], None]
 
 
 class Uploader:
@@ -63,7 +65,8 @@ class Uploader:
     Nothing is written to a root that belongs to another than `owner`; None asks nobody.
 
     `on_committed(committed)` and `on_trouble(step, stage, detail)` are called in the
-    uploader's thread.
+    uploader's thread, and so is `on_found(record)`, once: of a coordinator, with the newest
+    checkpoint that was committed before it began.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Uploader:
         on_committed: OnCommitted,
         on_trouble: OnTrouble,
         *,
+        on_found: OnFound = lambda found: None,
         limits: TransferLimits = DEFAULT_LIMITS,
         jitter: Callable[[], float] = random.random,
         owner: Owner | None = None,
@@ -93,6 +97,7 @@ class Uploader:
         self._saver_ranks = tuple(saver_ranks)
         self._on_committed = on_committed
         self._on_trouble = on_trouble
+        self._on_found = on_found
         self._folders = [
             RankFolder(memory_dir / names.memory_folder(rank), rank)
             for rank in sorted(set(local_ranks) & set(saver_ranks))
@@ -184,13 +189,15 @@ class Uploader:
         if self._coordinator is None:
             try:
                 coordinator = Coordinator(self._open(), self._saver_ranks, self._rules)
-                coordinator.adopt()
+                found = coordinator.adopt()
             except StorageUnavailableError as error:
                 # Nothing is lost yet; an upload will meet the same and report it.
                 logger.warning("storage not readable: job=%s %s", self._job_id, error)
                 self._stopping.wait(_RETRY_AFTER_S)
                 return None
             self._coordinator = coordinator
+            if found is not None:
+                self._on_found(found)
         return self._coordinator
 
     def _open(self) -> Storage:

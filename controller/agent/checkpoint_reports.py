@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from checkpoint.core.manifest import CommitRecord
 from checkpoint.stage.damage import Damage
 from checkpoint.upload.commit import Committed
 from controller.agent.core.buffer import Weight
@@ -45,6 +46,13 @@ class CheckpointReports:
         self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=message))
         self.upload_ends["committed"] += 1
         reach(CrashPoint.COMMIT_TOLD)
+
+    def upload_found(self, job_id: str, found: CommitRecord) -> None:
+        """A checkpoint was in storage before this agent looked: nobody may have heard of it."""
+        message = agents_pb2.CheckpointCommitted(
+            step=found.step, size_bytes=found.size_bytes, saved_by_attempt=found.attempt
+        )
+        self._emit_of_job(job_id, agents_pb2.AgentEvent(checkpoint_committed=message))
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
         """A checkpoint did not get to storage; training goes on."""

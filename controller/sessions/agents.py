@@ -70,6 +70,7 @@ class AgentsService(AgentsServicer):
         self._tally = counters
         service.on_refreshed = self._retell_periods
         service.on_restored = sessions.drop_all
+        service.on_forgotten = self._forget
 
     async def Session(
         self, request_iterator: AsyncIterator[agents_pb2.AgentMessage], context: Context
@@ -100,6 +101,11 @@ class AgentsService(AgentsServicer):
                 logger.info("session ended: node=%s", session.node)
                 self._incoming.forget(session.node)
                 self._service.post(NodeDisconnected(node=session.node))
+
+    def _forget(self, node: NodeId) -> None:
+        """Drop what is counted and remembered of a node that was deleted."""
+        self._sessions.forget(node)
+        self._tally.forget_node(node)
 
     def _retell_periods(self, nodes: Sequence[NodeId]) -> None:
         """Tell those of these agents whose job wants more or fewer heartbeats than they send."""
@@ -298,7 +304,10 @@ class AgentsService(AgentsServicer):
                     self._tally.suite_ended(record.command.suite, verdict)
             case "checkpoint_committed" if job_id in state.jobs:
                 reach(CrashPoint.CHECKPOINT_HEARD)
-                self._tally.checkpoint_committed(job_id, event.at_s, event.checkpoint_committed)
+                known_step = state.jobs[job_id].committed_step
+                # A new agent reports what its predecessor may have reported.
+                if known_step is None or event.checkpoint_committed.step > known_step:
+                    self._tally.checkpoint_committed(job_id, event.at_s, event.checkpoint_committed)
             case "checkpoint_trouble" if job_id in state.jobs:
                 self._tally.checkpoint_failed(job_id, event.checkpoint_trouble.stage)
         return []

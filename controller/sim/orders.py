@@ -66,6 +66,8 @@ class Orders:
         self.promises = Promises(agent, machine)
         self._driver = Driver(machine.handle, self._perform, lambda: self._world.now_s)
         self._orders: dict[str, Order] = {}
+        # Jobs whose checkpoints this agent process has looked after.
+        self._uploading: set[JobId] = set()
         self._memory = OrderMemory(agent, self.promises)
         self._wake_s: float | None = None
 
@@ -163,12 +165,16 @@ class Orders:
             case Step.LEFTOVERS:
                 self._after_leftovers(command_id, order)
                 return
-            case Step.CHECK | Step.STACKS | Step.CLEAN_UP:
+            case Step.CHECK | Step.STACKS:
                 self._step_ended(command_id, step)
                 return
             case _:
                 assert order is not None
         match step:
+            case Step.CLEAN_UP:
+                if 0 in order.message.start_workers.ranks:
+                    self._say_what_is_stored(order)
+                self._step_ended(command_id, step)
             case Step.HAND_OVER | Step.FOLDERS | Step.KEEP_COPIES | Step.FREE_COPIES | Step.DRAIN:
                 self._memory.do(order, step)
                 self._step_ended(command_id, step)
@@ -338,6 +344,7 @@ class Orders:
         world, job, command_id = self._world, order.job, order.command.command_id
         # Each node uploads the newest that it has: parts of different steps make no checkpoint.
         step = world.trainings.newest_everywhere(job)
+        self._say_what_is_stored(order)
         if step >= 0 and world.jobs[job].store_up:
             if step not in world.jobs[job].commits:
                 world.jobs[job].commits[step] = order.attempt
@@ -348,6 +355,14 @@ class Orders:
         else:
             failed = Result(ok=False, detail="not committed", error_kind=ErrorKind.RESOURCE)
             self._step_ended(command_id, Step.PUSH, failed)
+
+    def _say_what_is_stored(self, order: Order) -> None:
+        """As an uploader does that begins: its predecessor's report may be lost."""
+        job, commits = order.job, self._world.jobs[order.job].commits
+        if job not in self._uploading and commits:
+            newest = max(commits)
+            self._agent.report_commit(job, order.attempt, newest, commits[newest])
+        self._uploading.add(job)
 
     def _suite_done(self, order: Order) -> None:
         if order.is_cancelled:

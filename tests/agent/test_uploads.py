@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.core.manifest import CommitRecord
 from checkpoint.errors import DamagedMemoryError
 from checkpoint.memory import held_bytes
 from checkpoint.stage.damage import Damage, leave_note
@@ -36,6 +37,7 @@ PLAN = UploadPlan(
     bytes_per_s=None,
     owner="its mark",
 )
+FOUND = CommitRecord(step=0, attempt=1, world_size=2, size_bytes=1000, manifest_sha256="0" * 64)
 COMMITTED = Committed(
     step=50, size_bytes=1000, upload_s=0.5, total_s=2.5, is_behind=False, attempt=1
 )
@@ -50,8 +52,11 @@ class NotingUploader:
         self.name = f"{settings['job_id']}:{settings['local_ranks']}"
         self.insisting = Insisting([], last_step=None, for_s=0.0)
         committed, trouble = settings["on_committed"], settings["on_trouble"]
+        found = settings["on_found"]
         assert callable(committed)
+        assert callable(found)
         assert callable(trouble)
+        self.found: Callable[..., None] = found
         self.committed: Callable[..., None] = committed
         self.trouble: Callable[..., None] = trouble
 
@@ -62,6 +67,7 @@ class NotingUploader:
         thread.join()
 
     def work(self) -> None:
+        self.found(FOUND)
         self.committed(COMMITTED)
         self.trouble(100, "upload", "No space left on device")
 
@@ -79,6 +85,10 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
         self.threads: set[int] = set()
+
+    def upload_found(self, job_id: str, found: CommitRecord) -> None:
+        self.threads.add(threading.get_ident())
+        self.events.append((job_id, found))
 
     def upload_committed(self, job_id: str, committed: Committed) -> None:
         self.threads.add(threading.get_ident())
@@ -150,6 +160,7 @@ def test_what_an_uploader_reports_is_heard_in_the_event_loop(notes: list[str]) -
 
     asyncio.run(run())
     assert heard.events == [
+        ("job", FOUND),
         ("job", COMMITTED),
         ("job", 100, "upload", "No space left on device"),
     ]

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from checkpoint.core.manifest import CommitRecord
 from checkpoint.core.names import memory_folder
 from checkpoint.core.pacing import DEFAULT_LIMITS, TransferLimits
 from checkpoint.core.retention import RetentionPolicy
@@ -93,12 +94,16 @@ class News:
     committed: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     trouble: list[tuple[int, str, str]] = field(default_factory=list)
+    found: list[tuple[int, int]] = field(default_factory=list)
 
     def on_committed(self, committed: Committed) -> None:
         assert committed.upload_s >= 0
         assert committed.total_s >= 0
         self.committed.append(committed.step)
         self.sizes.append(committed.size_bytes)
+
+    def on_found(self, found: CommitRecord) -> None:
+        self.found.append((found.step, found.attempt))
 
     def on_trouble(self, step: int, stage: str, detail: str) -> None:
         self.trouble.append((step, stage, detail))
@@ -141,6 +146,7 @@ def uploading(
         commit_rules(keep=keep, timeout_s=timeout_s, last_step=last_step),
         news.on_committed,
         news.on_trouble,
+        on_found=news.on_found,
         limits=limits,
     )
     uploader.start()

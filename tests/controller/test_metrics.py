@@ -165,6 +165,8 @@ def test_page_tells_of_a_job_from_its_start_to_its_recovery(tmp_path: Path) -> N
             await bench.started(2)
             await bench.train(3, resumed=2)
             await bench.reach(job_id, "RUNNING")
+            # As a new agent reports what it finds in storage.
+            await first.commit(job_id, 2, attempt=2)
             await until(lambda: first.acked_seq == first.sent_seq, "everything is durable")
             page = await asyncio.to_thread(read_page, bench)
         job = {"job_id": job_id}

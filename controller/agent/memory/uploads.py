@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from checkpoint.core.manifest import CommitRecord
 from checkpoint.core.pacing import TransferLimits
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.stage.damage import Damage
@@ -75,6 +76,8 @@ class UploadEvents(Protocol):
     """Hears what becomes of uploads, in the event loop's thread."""
 
     def upload_committed(self, job_id: str, committed: Committed) -> None: ...
+
+    def upload_found(self, job_id: str, found: CommitRecord) -> None: ...
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None: ...
 
@@ -210,6 +213,9 @@ class Uploads:
         def committed(what: Committed) -> None:
             self._later(self._events.upload_committed, plan.job_id, what)
 
+        def found(record: CommitRecord) -> None:
+            self._later(self._events.upload_found, plan.job_id, record)
+
         def trouble(step: int, stage: str, detail: str) -> None:
             self._later(self._events.upload_trouble, plan.job_id, step, stage, detail)
 
@@ -235,6 +241,7 @@ class Uploads:
             ),
             on_committed=committed,
             on_trouble=trouble,
+            on_found=found,
             limits=TransferLimits(memory_bytes=plan.memory_bytes, bytes_per_s=plan.bytes_per_s),
             owner=Owner(job_id=plan.job_id, mark=plan.owner) if plan.owner else None,
         )
