@@ -71,11 +71,6 @@ class Controller:
     effects: Effects
     metrics: ControllerMetrics
 
-    def forget_node(self, node: NodeId) -> None:
-        """Drop what is counted and remembered of a node that was deleted."""
-        self.parts.sessions.forget(node)
-        self.parts.counters.forget_node(node)
-
     def bind(self, address: str) -> str:
         """Take the port for agents and clients; what is listened on.
 

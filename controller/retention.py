@@ -35,12 +35,9 @@ class Keeper:
         service: Service,
         limits: Retention,
         *,
-        forget_node: Callable[[NodeId], None] = lambda node: None,
         open_storage: Callable[[str], Storage] = Storage,
     ) -> None:
-        """`forget_node` is called with each node that was deleted."""
         self._service = service
-        self._forget_node = forget_node
         self._limits = limits
         self._open_storage = open_storage
         self._storage: Storage | None = None
@@ -76,9 +73,6 @@ class Keeper:
                     jobs=due.jobs, incidents=due.incidents, cuts=due.cuts, nodes=due.nodes
                 )
             )
-            for node in due.nodes:
-                if node not in self._service.state.nodes:
-                    self._forget_node(node)
         await self._delete_curves()
         return len(due)
 

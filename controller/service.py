@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from controller.changes import Changes
 from controller.core.edge.edge import Edge
 from controller.core.events import ControllerStarted, Event, TimePassed
-from controller.core.facts import Fact, JobPut, State
+from controller.core.facts import Fact, JobPut, NodeForgotten, State
 from controller.core.machine import Machine
 from controller.core.states import TERMINAL
 from controller.curve_writer import CurveWriter
@@ -67,6 +67,8 @@ class Service:
         self.curves = curves
         # Called with nodes for which other limits may hold than before.
         self.on_refreshed: Callable[[Sequence[NodeId]], None] = _nothing
+        # Called with each node that is on no list any more.
+        self.on_forgotten: Callable[[NodeId], None] = _nothing
         # Called when the machine has forgotten what it saw: agents have to join again.
         self.on_restored: Callable[[], None] = _nothing
         self.guard = Guard()
@@ -282,6 +284,9 @@ class Service:
         changed = self._edge.refresh(facts, now_s)
         if changed:
             self.on_refreshed(changed)
+        for fact in facts:
+            if isinstance(fact, NodeForgotten):
+                self.on_forgotten(fact.node)
 
     def _look_around(self, now_s: float) -> None:
         """Queue what follows from nothing but the passing of time."""

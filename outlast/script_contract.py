@@ -1,6 +1,6 @@
 """What an agent gives to a rank that is a program of the user's own.
 
-What does not belong here: which program that is (`outlast.script.command`), and how a process
+What does not belong here: which program that is (`outlast.script_command`), and how a process
 becomes it (`outlast.script.entry`).
 """
 

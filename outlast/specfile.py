@@ -121,11 +121,10 @@ def _near(path: Path) -> str:
 def _decoded(data: bytes, name: str) -> str:
     is_script = name.endswith(_SCRIPTS) or data.startswith(b"#!")
     if is_script:
-        run = f"python, {name}" if name.endswith(".py") else name
         raise SpecFileError(
-            f"{name} is a script, not a job spec. Give a spec whose workload.command runs it, such "
-            f"as {{name: my-job, workload: {{command: [{run}]}}}}; `outlast schema` prints all "
-            "fields"
+            f"{name} is a script, not a job spec. Scripts of your own cannot be submitted yet: a "
+            "job trains the built-in transformer as its spec says. `outlast schema` prints all "
+            "fields; 'name: my-job' alone is a complete spec"
         )
     kind = next((what for start, what in _BEGINNINGS.items() if data.startswith(start)), None)
     if kind is None and b"\0" in data and data[:2] not in (b"\xff\xfe", b"\xfe\xff"):

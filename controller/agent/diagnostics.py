@@ -28,8 +28,7 @@ from outlast.v1 import diagnostics_pb2
 logger = logging.getLogger(__name__)
 
 # The runner keeps its own deadline and says which checks it did not reach; it is killed
-# only when it fails at that. Importing torch on a busy node is part of it, or the wait for a
-# standby process that does.
+# only when it fails at that. Importing torch on a busy node is part of it.
 KILL_AFTER_S = 50.0
 # Rounds of a run follow each other within seconds; between runs the memory is better free.
 IDLE_S = 30.0
@@ -106,8 +105,9 @@ class Suites:
             findings: list[diagnostics_pb2.Finding] = []
             is_whole = False
             try:
+                # A standby process that is awaited, or does not answer, has deadlines of its own.
+                runner = await self._ready()
                 async with asyncio.timeout(order.deadline_s + KILL_AFTER_S):
-                    runner = await self._ready()
                     await self._carry_out(runner, order, findings, on_finding, on_listening)
                 is_whole = True
             except TimeoutError as error:

@@ -44,7 +44,7 @@ class NodePut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeForgotten:
-    """A person took a node that was given up off the list."""
+    """A node that was given up is on no list any more."""
 
     node: NodeId
 

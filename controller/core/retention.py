@@ -28,6 +28,8 @@ from outlast.ids import IncidentId, JobId, NodeId
 
 # One look prunes so many: each is archived first, and the loop has other things to do.
 MAX_AT_ONCE = 32
+# With an archive each cut is a file: an incident with a new line each minute has three an hour.
+_LEAST_CUT = 20
 _DAY_S = 86_400.0
 
 
@@ -164,7 +166,7 @@ def _expired_incidents(state: State, job: JobRecord, most: int) -> list[Incident
 
 
 def _cuts(state: State, limits: Retention, now_s: float) -> tuple[IncidentCut, ...]:
-    """Of open incidents: the others get no more lines and signs."""
+    """Of open incidents, the longest first: the others get no more lines and signs."""
     old_s = now_s - limits.incident_lines_days * _DAY_S
     found: list[IncidentCut] = []
     for incident in map(state.incidents.__getitem__, state.index.open_incidents):
@@ -174,9 +176,10 @@ def _cuts(state: State, limits: Retention, now_s: float) -> tuple[IncidentCut, .
         signs = _num_expired([sign.at_s for sign in incident.evidence], most, now_s - _DAY_S, old_s)
         # Of nodes that nobody knows any more.
         unknown = tuple(node for node, _ in incident.findings[:-most] if node not in state.nodes)
-        if lines or signs or unknown:
+        if lines + signs + len(unknown) >= _LEAST_CUT:
             cut = IncidentCut(incident=incident.incident, lines=lines, signs=signs, nodes=unknown)
             found.append(cut)
+    found.sort(key=lambda cut: cut.lines + cut.signs + len(cut.nodes), reverse=True)
     return tuple(found)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, UnreadError, changed, shown
+from outlast.script_command import is_python, split_arguments
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
@@ -28,22 +28,17 @@ _TRAINER_SECTIONS = ("loss_scale", "model", "parallel", "data", "optimizer", "ev
 # Of checkpoints, what only the trainer obeys.
 _TRAINER_CHECKPOINTS = ("load", "load_step", "memory_interval_steps", "keep_best")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PYTHON = re.compile(r"python[0-9.]*")
 
 
 def script_index(command: Sequence[str]) -> int | None:
     """Where in a command its script is; None where it is a module, or a program of the path."""
     if not command or not all(isinstance(word, str) for word in command):
         return None
-    if not _PYTHON.fullmatch(PurePath(command[0]).name):
-        return 0 if "/" in command[0] or command[0].endswith(".py") else None
-    for index, word in enumerate(command[1:], start=1):
-        if not word.startswith("-"):
-            return index
-        # What follows is no file; options with a value of their own are not looked into.
-        if word in ("-m", "-c", "-", "-W", "-X"):
-            return None
-    return None
+    program, *arguments = command
+    if not is_python(program):
+        return 0 if "/" in program or program.endswith(".py") else None
+    _, target = split_arguments(arguments)
+    return len(command) - len(target) if target and target[0] != "-m" else None
 
 
 def runs_script(spec: JobSpec) -> bool:
@@ -203,7 +198,7 @@ def _check_words(spec: JobSpec) -> list[FieldProblem]:
 def smaller_sizes(spec: JobSpec) -> list[JobSpec]:
     """The spec at each smaller number of nodes that it allows, largest first.
 
-    Of more than `MAX_SIZES` every so manieth, and the smallest.
+    Of more than `MAX_SIZES` some, evenly spread, and the smallest.
     """
     least, most = spec.workload.min_nodes, spec.workload.max_nodes
     if least is None or most is None or least >= most:

@@ -14,7 +14,8 @@ from outlast.section import Section
 
 
 class WorkloadSpec(Section):
-    """A script of your own, in place of the built-in trainer."""
+    """A script of your own, in place of the built-in trainer. Checked only: agents cannot run
+    scripts yet, so the controller refuses the job."""
 
     command: tuple[str, ...] | None = Field(
         None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outlast.script.command import start_of
+from outlast.script_command import start_of
 from outlast.script_contract import ScriptContract
 from tests.agent import standbys
 from tests.contracts import contract_of

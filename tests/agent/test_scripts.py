@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outlast.script.command import Start, start_of
+from outlast.script_command import Start, start_of
 from outlast.worker_contract import WORKER_MARK
 from tests.agent.scripts_of import FACTS, SCRIPTS, Ended, run_plain, run_script, script_of
 

@@ -24,18 +24,27 @@ from checkpoint.storage.storage import Storage
 from controller import archive, config_file, retention
 from controller.convert import plan_of
 from controller.core import events as ev
-from controller.core.facts import IncidentPut, NodePut
-from controller.core.node_events import NodeFound, WorkerExited
-from controller.core.records import TimelineEntry
-from controller.core.retention import Expired, Retention
+from controller.core.facts import IncidentPut, NodePut, State
+from controller.core.node_events import NodeForgetRequested, NodeFound, WorkerExited
+from controller.core.records import IncidentRecord, TimelineEntry
+from controller.core.retention import MAX_AT_ONCE, Expired, Retention, expired
 from controller.core.states import IncidentState, JobState, NodeState
+from controller.counters import Counters
+from controller.diagnosis.runs import DiagnosticRuns
 from controller.retention import Keeper
+from controller.sessions.agents import AgentsService
+from controller.sessions.incoming import Incoming
+from controller.sessions.logs import LogQueries
+from controller.sessions.session import Sessions, StaleIncarnationError
 from controller.store.curves import StepRow
+from controller.store.database import Database
+from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
 from outlast.cli.errors import ExitCode
+from outlast.clock import SystemClock
 from outlast.errors import RetryableError
 from outlast.failures import ErrorKind, FailureClass
-from outlast.ids import Attempt, CommandId, JobId, NodeId
+from outlast.ids import Attempt, CommandId, IncidentId, JobId, NodeId
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2
 from tests.cli.running import outlast, outlast_json
@@ -376,7 +385,8 @@ def test_former_nodes_and_what_is_cut_of_an_incident_are_archived_first(
                 bench.service.state.apply(fact)
                 bench.journal.append([fact])
             limits = Retention(incident_lines=200, archive_url=url)
-            keeper = Keeper(bench.service, limits, forget_node=forgotten.append)
+            bench.service.on_forgotten = forgotten.append
+            keeper = Keeper(bench.service, limits)
             assert await keeper.look() == 2
             state = bench.service.state
             assert gone.node not in state.nodes
@@ -393,3 +403,74 @@ def test_former_nodes_and_what_is_cut_of_an_incident_are_archived_first(
     (cut,) = (tmp_path / "archive" / "incidents").iterdir()
     document = json.loads(gzip.decompress(cut.read_bytes()))
     assert (document["version"], len(document["cut"]["timeline"])) == (archive.VERSION, 100)
+
+
+def test_of_a_node_that_a_person_forgets_no_session_and_no_count_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with _controller(tmp_path, monkeypatch) as bench:
+            sessions, counters = Sessions(), Counters()
+            diagnoses = Diagnoses(Database(tmp_path / "diagnoses"))
+            AgentsService(
+                service=bench.service,
+                sessions=sessions,
+                edge=bench.edge,
+                logs=LogQueries(bench.service, sessions, bench.edge),
+                runs=DiagnosticRuns(sessions, diagnoses, SystemClock(), counters),
+                counters=counters,
+                incoming=Incoming(bench.service.state),
+            )
+            node = next(iter(bench.service.state.nodes.values()))
+            gone = replace(node, node=NodeId("gone"), state=NodeState.RETIRED)
+            bench.service.state.apply(NodePut(node=gone))
+            bench.journal.append([NodePut(node=gone)])
+            for incarnation in ("old", "new"):
+                sessions.closed(sessions.open(gone.node, incarnation))
+            counters.findings[gone.node, "compute", "fail"] += 1
+            with pytest.raises(StaleIncarnationError):
+                sessions.open(gone.node, "old")
+            await bench.service.tell(NodeForgetRequested(node=gone.node))
+            assert gone.node not in bench.service.state.nodes
+            sessions.open(gone.node, "old")
+            assert not counters.findings
+
+    asyncio.run(scenario())
+
+
+def test_an_incident_that_grows_slowly_is_cut_in_lots() -> None:
+    """Each cut is a file of the archive."""
+    lines = [float(number) for number in range(300)]
+    limits = Retention(incident_lines=200)
+    for surplus, cut in ((19, 0), (20, 20)):
+        state = _with_incident(lines[: 200 + surplus])
+        found = expired(state, limits, 86_400.0).cuts
+        assert [each.lines for each in found] == ([cut] if cut else [])
+
+
+def test_of_many_incidents_the_longest_are_cut_first() -> None:
+    state = State()
+    for number in range(50):
+        _with_incident([float(line) for line in range(250 + number)], state, f"i{number}")
+    found = expired(state, Retention(incident_lines=200), 86_400.0).cuts
+    assert len(found) == MAX_AT_ONCE
+    assert found[0].incident == "i49"
+    assert [cut.lines for cut in found] == sorted((cut.lines for cut in found), reverse=True)
+
+
+def _with_incident(times_s: list[float], state: State | None = None, name: str = "i") -> State:
+    """A state with an open incident whose lines are of these times."""
+    state = State() if state is None else state
+    lines = tuple(TimelineEntry(phase="line", at_s=at_s) for at_s in times_s)
+    incident = IncidentRecord(
+        incident=IncidentId(name),
+        job=JobId("j"),
+        attempt=Attempt(1),
+        state=IncidentState.OPEN,
+        opened_s=0.0,
+        fault_s=0.0,
+        fault_step=0,
+        timeline=lines,
+    )
+    state.apply(IncidentPut(incident=incident))
+    return state

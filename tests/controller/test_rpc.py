@@ -44,6 +44,23 @@ def test_submit_is_idempotent_by_request_id(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_script_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            spec = jobs_pb2.SubmitRequest().spec
+            spec.update({"name": "mine", "workload": {"command": ["python", "train.py"]}})
+            for call in (
+                bench.jobs.Submit(jobs_pb2.SubmitRequest(spec=spec)),
+                bench.jobs.CheckFit(jobs_pb2.CheckFitRequest(spec=spec)),
+            ):
+                error = await failure(call)
+                assert violations(error) == ["workload.command"]
+                assert "agents cannot run scripts yet" in (error.details() or "")
+            assert not (await bench.jobs.ListJobs(jobs_pb2.ListJobsRequest())).jobs
+
+    asyncio.run(scenario())
+
+
 def test_of_jobs_submitted_at_once_under_one_name_one_is_made(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with lab(tmp_path) as bench:

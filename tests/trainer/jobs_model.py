@@ -237,6 +237,11 @@ class LargestTensor(TorchDispatchMode):
         super().__init__()
         self.numel = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler to keep out of its way: a second in every rank.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,11 +29,10 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
-def test_every_file_of_the_newest_checkpoint_matters(
-    ranks: RankPool, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    """Two ranks, two checkpoints: of step 2 and, damaged in one file after the other, of step 4."""
+@pytest.fixture(scope="module")
+def saved(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A job of two ranks, and its folder: checkpoints of steps 2 and 4, and no host memory."""
+    tmp_path = tmp_path_factory.mktemp("saved")
     (tmp_path / "text.txt").write_text(" ".join(f"step {n};" for n in range(2000)))
     spec = parse_spec(
         {
@@ -55,7 +55,18 @@ def test_every_file_of_the_newest_checkpoint_matters(
             assert uploader.drain(DEADLINE_S)
         assert (news.committed, news.trouble) == ([2 * attempt], [])
     shutil.rmtree(whole / "memory")
+    return spec, whole
 
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_every_file_of_the_newest_checkpoint_matters(
+    ranks: RankPool,
+    saved: tuple[dict[str, Any], Path],
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+) -> None:
+    """Two ranks, two checkpoints: of step 2 and, damaged in one file after the other, of step 4."""
+    spec, whole = saved
     store = whole / "store/job-1"
     newest = [store / "commits/00000004.json", *(store / "step-00000004.2").rglob("*")]
     names = [path.relative_to(whole) for path in newest if path.is_file()]

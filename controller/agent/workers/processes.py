@@ -73,11 +73,20 @@ def reap(pid: int) -> int | None:
 
 
 def kill_stray(pid: int) -> None:
-    """Kill a child of ours that nobody looks after, and reap it a moment later."""
+    """Kill a child of ours that nobody looks after, and reap it when it has ended."""
     # It may have ended meanwhile.
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    asyncio.get_running_loop().call_later(_STRAY_GRACE_S, reap, pid)
+    _reap_stray(pid, asyncio.get_running_loop())
+
+
+def _reap_stray(pid: int, loop: asyncio.AbstractEventLoop) -> None:
+    # Whoever else waits for it is first; one that hangs in the kernel ends when it is let go.
+    def look() -> None:
+        if reap(pid) is None and pid in child_pids():
+            _reap_stray(pid, loop)
+
+    loop.call_later(_STRAY_GRACE_S, look)
 
 
 async def reap_group(group: int) -> None:

@@ -35,9 +35,9 @@ def start_of(command: Sequence[str], *, executable: str, python: str = "") -> St
     interpreter = program
     if _INTERPRETER.fullmatch(program):
         interpreter = python or executable
-    if not _is_python(interpreter):
+    if not is_python(interpreter):
         return Start(command=tuple(command))
-    options, target = _split(arguments)
+    options, target = split_arguments(arguments)
     if not target:
         return Start(command=(interpreter, *arguments))
     executed = (interpreter, _UNBUFFERED, *arguments)
@@ -49,7 +49,8 @@ def start_of(command: Sequence[str], *, executable: str, python: str = "") -> St
     return Start(command=executed, python=target)
 
 
-def _is_python(program: str) -> bool:
+def is_python(program: str) -> bool:
+    """Whether a program is an interpreter of Python, by its name."""
     return _INTERPRETER.fullmatch(os.path.basename(program)) is not None
 
 
@@ -63,8 +64,8 @@ def _is_same(program: str, executable: str) -> bool:
     return len(folders) == 1 and os.path.realpath(places[0]) == os.path.realpath(places[1])
 
 
-def _split(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Options of the interpreter, and the script or module with its arguments.
+def split_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Options of the interpreter, and the script, or "-m" and a module, with its arguments.
 
     No target where it is no file: a line of code, standard input, or an option with a value of
     its own that is not known here.
