@@ -71,7 +71,7 @@ waits until the job trains; `num_idle` in the JSON counts faults of both kinds t
 Of `gpu` faults, four fifths (ours) are told by the driver: the worker's exit is `device`, and the
 node is checked at once. Of the others, as of `network` faults, only NCCL's failure is seen, on the
 node and half of the time on a peer as well. With `sdc` the job seems to train on until its loss is
-no number. Nothing that it computed meanwhile counts, and the job goes on from where the corruption
+NaN. Nothing that it computed meanwhile counts, and the job goes on from where the corruption
 began; a real one may find some of it in its newest checkpoint, and have to go further back. The
 step is done again by two replicas, whose bits differ.
 

@@ -1,4 +1,4 @@
-"""Steps whose batch is left out, because training on it gave no number.
+"""Steps whose batch is left out, because training on it gave NaN or Inf.
 
 A step that is left out changes nothing but the step number. After a range of several was
 left out, the states that an earlier attempt had reached within it are undone: they were
@@ -31,7 +31,7 @@ def is_skipped(ranges: Sequence[StepRange], step: int) -> bool:
 def is_undone(ranges: Sequence[StepRange], step: int) -> bool:
     """Whether a state after `step` may belong to a history that was given up.
 
-    Nothing is saved at such a step any more. The last step of a range gave no number in
+    Nothing is saved at such a step any more. The last step of a range gave NaN or Inf in
     any attempt, so a state after it is of the history that leaves the range out.
     """
     return any(each.first <= step < each.last for each in ranges)

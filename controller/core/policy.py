@@ -2,7 +2,7 @@
 
 `decide` is pure and always says why, in words that a user reads in
 `outlast incidents`. It knows nothing of how its verdict is carried out. The rules about steps
-that gave no number are in `reproducing`.
+with a non-finite loss are in `reproducing`.
 """
 
 from __future__ import annotations

@@ -143,10 +143,10 @@ class JobRecord:
     last_fingerprint: str = ""
     last_fault_step: int = -1
     same_failures: int = 0
-    # The step that gave no number and is done again, and the nodes that had a part in it.
+    # The step with a non-finite loss that is done again, and the nodes that had a part in it.
     replayed_step: int | None = None
     replayed_on: tuple[NodeId, ...] = ()
-    # Nodes that had a part in such a step, which was a number when it was done again.
+    # Nodes that had a part in such a step, which was finite when it was done again.
     unreproduced: tuple[NodeId, ...] = ()
     # Steps that are left out, in the order in which that was decided.
     skipped: tuple[StepRange, ...] = ()

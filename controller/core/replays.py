@@ -1,6 +1,6 @@
-"""Steps that gave no number and are done again: what comes of it tells data from hardware.
+"""Steps with a non-finite loss that are done again: what comes of it tells data from hardware.
 
-The same data on the same weights gives the same bits. So a step that is a number when it is
+The same data on the same weights gives the same bits. So a step that is finite when it is
 done again was computed wrong the first time, by one of the nodes that had a part in it; a
 step that is none again is the fault of the data or the settings, and `reproducing` says what then.
 """
@@ -25,7 +25,7 @@ from outlast.skipped import is_skipped
 
 
 def computed_on(job: JobRecord, incident: IncidentRecord) -> tuple[NodeId, ...]:
-    """Nodes one of which computed a loss that is no number, or wrong bits.
+    """Nodes one of which computed a non-finite loss, or wrong bits.
 
     () where that is not known.
     """
@@ -60,7 +60,7 @@ def decided(
 
 
 def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRecord:
-    """See whether the step that gave no number has been passed, and say what that means."""
+    """See whether the step with a non-finite loss has been passed, and say what that means."""
     step = job.replayed_step
     if step is None or event.completed_step < step:
         return job
@@ -85,7 +85,9 @@ def _clear(ctx: Context, job: JobRecord) -> None:
 
 
 def _in_words(step: int, suspects: tuple[NodeId, ...], *, still_here: bool) -> str:
-    words = f"step {step} was done again and is a number now: it did not reproduce, so a device "
+    words = (
+        f"step {step} was done again and its loss is finite now: it did not reproduce, so a device "
+    )
     words += "computed wrong"
     if not suspects:
         return f"{words}; which one is not known"

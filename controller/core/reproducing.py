@@ -1,8 +1,8 @@
-"""Verdicts on steps that gave no number, or too large a one, and on bits that should be equal.
+"""Verdicts on steps with a non-finite loss, or too large a one, and on bits that should be equal.
 
-A step that gave no number is done again first, because the same data on the same weights give the
-same bits: what comes back is the data's, what does not is a device's. What it is done again for,
-and what was learned of nodes by it, is kept by `replays`.
+A step with a non-finite loss is done again first, because the same data on the same weights give
+the same bits: what comes back is the data's, what does not is a device's. What it is done again
+for, and what was learned of nodes by it, is kept by `replays`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SKIPS_IN_A_ROW = 2
 
 
 def bad_step(evidence: tuple[Evidence, ...], fault_step: int) -> int | None:
-    """The step that gave no number, when that is what the fault is about."""
+    """The step with a non-finite loss, when that is what the fault is about."""
     root = root_failure(evidence)
     # The weights were not touched: every rank had completed the step before.
     is_bad = root is not None and root.fault_class in NON_FINITE and fault_step >= 0
@@ -60,7 +60,7 @@ def _other_bits(facts: PolicyInput) -> PolicyVerdict | None:
 
 
 def _not_a_number_again(facts: PolicyInput) -> PolicyVerdict | None:
-    """A step that gave no number gives none again: it is the data or the settings."""
+    """A step's loss is non-finite again: it is the data or the settings."""
     step = bad_step(facts.evidence, facts.fault_step)
     root = root_failure(facts.evidence)
     if step is None or root is None or step != facts.replayed_step or facts.retry_left <= 0:
@@ -68,7 +68,7 @@ def _not_a_number_again(facts: PolicyInput) -> PolicyVerdict | None:
     checks_first = Rung.RESTART not in facts.ladder and Rung.DIAGNOSE in facts.ladder
     if facts.non_finite_again is NonFiniteAgain.FAIL or (checks_first and not facts.findings):
         return None
-    again = f"step {step} was done again, and again it is no number"
+    again = f"step {step} was done again, and its loss is non-finite again"
     what = f"rank {root.rank}: {root.detail}"
     if _skips_in_a_row(facts.skipped, step) >= _MAX_SKIPS_IN_A_ROW:
         return PolicyVerdict(
@@ -161,7 +161,7 @@ def _rollback_in_words(left_out: StepRange) -> str:
 
 
 def _skips_in_a_row(skipped: tuple[StepRange, ...], step: int) -> int:
-    """How many of the steps right before `step` gave no number, one after the other."""
+    """How many of the steps right before `step` had a non-finite loss, one after the other."""
     count = 0
     for each in reversed(skipped):
         if each.last != step - 1 - count:
@@ -171,14 +171,14 @@ def _skips_in_a_row(skipped: tuple[StepRange, ...], step: int) -> int:
 
 
 def _corrupt_again(facts: PolicyInput) -> PolicyVerdict | None:
-    """A node on which a step gave no number that it gave when done again, the second time."""
+    """A node on which a step's loss was non-finite and finite when done again, the second time."""
     step = bad_step(facts.evidence, facts.fault_step)
     known = tuple(node for node in facts.computed_on if node in facts.unreproduced)
     if step is None or step == facts.replayed_step or not known:
         return None
     listed = names(known)
-    why = f"step {step} is no number, and {listed} had a part in it, as in one before that was a "
-    why += "number when it was done again"
+    why = f"the loss of step {step} is non-finite, and {listed} had a part in it, as in one before "
+    why += "that was finite when it was done again"
     if Rung.DIAGNOSE in facts.ladder and not facts.findings:
         return PolicyVerdict(
             action=Action.DIAGNOSE,

@@ -46,10 +46,10 @@ class PolicyInput:
     committed_step: int | None
     # Nodes that had a part in what the rank that failed first computed.
     computed_on: tuple[NodeId, ...] = ()
-    # The step that gave no number before and is done again, and what was left out so far.
+    # The step whose loss was non-finite and that is done again, and what was left out so far.
     replayed_step: int | None = None
     skipped: tuple[StepRange, ...] = ()
-    # Nodes that had a part in such a step which was a number when it was done again.
+    # Nodes that had a part in such a step which was finite when it was done again.
     unreproduced: tuple[NodeId, ...] = ()
     non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
     rollback_steps: int = 100

@@ -43,7 +43,7 @@ class SimJob:
     upload_s: float
     # The user's own mistake strikes whenever this step is computed.
     error_step: int | None = None
-    # The batch of this step gives no number, whoever computes it; that of another a loss that
+    # The batch of this step gives NaN, whoever computes it; that of another a loss that
     # stands out.
     nan_step: int | None = None
     spike_step: int | None = None
@@ -167,7 +167,7 @@ class Training:
     slowness: float = 1.0
     # How often it was planned what is noticed of it when.
     num_plans: int = 0
-    # Up to where steps were reported, and those that gave no number once.
+    # Up to where steps were reported, and those that gave NaN once.
     reported_step: int = -1
     without_number: set[int] = field(default_factory=set)
     frozen: int = -1

@@ -160,7 +160,7 @@ class Campaign:
     def _compute_wrongly(self, name: NodeId, cause: Cause) -> None:
         """Spoil the job, now or when it trains on the node, unless checks come first.
 
-        Nobody sees it until the loss is no number; then the step is done again by two replicas.
+        Nobody sees it until the loss is NaN; then the step is done again by two replicas.
         """
         node, training = self._world.nodes[name], self._training()
         if not is_in_use(self._world, name) or node.sickness != cause.name:

@@ -60,8 +60,8 @@ BREAKER_WINDOW_S = 600.0
 SIGN_LASTS_S = 3 * 3600.0
 # A node that came back so lately may not have had its orders yet.
 ORDERS_S = 60.0
-# Seed 121: a job remembers as long as it lasts who computed what was a number when done again.
-NO_NUMBER = "computed no number"
+# Seed 121: a job remembers as long as it lasts who computed what was finite when done again.
+NO_NUMBER = "computed NaN"
 # Of the edge at one moment.
 MAX_LOOKS = 20
 # Signs that a blind controller sees in everybody.

@@ -13,7 +13,7 @@ from outlast.worker_contract import KILLED
 
 
 def _bad_batch(world: World) -> None:
-    """The next step gives no number, now and whenever its batch is read again."""
+    """The next step gives NaN, now and whenever its batch is read again."""
     training = some_training(world)
     if training is None:
         return
@@ -47,7 +47,7 @@ def _slow_node(world: World) -> None:
 
 
 def _corrupt_node(world: World) -> None:
-    """A node gives no number now and then, and gives it when asked again."""
+    """A node gives NaN now and then, and a finite loss when the step is done again."""
     training = some_training(world)
     if training is None:
         return

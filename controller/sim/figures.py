@@ -1,7 +1,7 @@
 """What simulated ranks report of completed steps: figures, and nothing of what they mean.
 
 A healthy curve falls smoothly, with some noise. What stands out in it is what the training does:
-a batch whose loss is far above the others, one that gives no number, a node that makes all steps
+a batch whose loss is far above the others, one that gives NaN, a node that makes all steps
 slow. The production detectors find it, or do not.
 """
 

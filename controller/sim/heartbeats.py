@@ -9,7 +9,7 @@ would make nothing, and its timers that would find nothing:
 - A job that trains on nodes all of which beat completes a step every few seconds, which is
   shorter than any limit on steps. So it is enough that its ranks are heard when it stops to
   train or one of its nodes to beat, just before the edge looks at the job, and after the steps
-  that the machine is told of.
+  that are events of the machine.
 
 Timers therefore ring for silent nodes, for jobs that do not train and for starts. What the edge
 finds then is what it would have found, but for a heartbeat's period and the length of a step by

@@ -110,7 +110,7 @@ def kept_after(
         common = resumed
         for kept in ranks:
             kept[0] = _slot(0, resumed, sealed=True)
-        # Whoever kept copies before may be gone.
+        # The node that kept copies before may be gone.
         copies.begin(ranks, resumed)
     for step in range(first, done + 1):
         common = _agree(ranks, common)

@@ -1,4 +1,4 @@
-"""What the figures of steps say: spikes, values that are no numbers, and slow decline.
+"""What the figures of steps say: spikes, NaN and Inf, and slow decline.
 
 What does not belong here: where the figures come from, and what to do about it.
 """
@@ -97,7 +97,7 @@ def _in_words(name: str, value: float, before: Sequence[float], limit: str) -> s
 
 
 def not_a_number(step: Step) -> str:
-    """What of this step is no number, in words; "" when all is."""
+    """What of this step is NaN or Inf, in words; "" when all is."""
     figures = (("loss", step.loss), ("gradient norm", step.grad_norm))
     bad = [f"{name} {value}" for name, value in figures if not math.isfinite(value)]
     return f"step {step.step}: {', '.join(bad)}; the step's update was left out" if bad else ""

@@ -220,14 +220,14 @@ def chosen(job: Job) -> list[tuple[str, str]]:
 
 
 def left_out(job: Job) -> list[tuple[str, str]]:
-    """Where the curve has no loss because the batch gave no number twice."""
+    """Where the curve has no loss because the batch gave NaN or Inf twice."""
     if not job.skipped:
         return []
     ranges = ", ".join(
         f"{each.first:,}" if each.first == each.last else f"{each.first:,}-{each.last:,}"
         for each in job.skipped
     )
-    return [("left out", f"the batches of steps {ranges}: they gave no number, twice")]
+    return [("left out", f"the batches of steps {ranges}: their loss was NaN or Inf, twice")]
 
 
 def cost(incident: Incident) -> str:

@@ -59,7 +59,7 @@ def why_not(environment: Mapping[str, str], folders: Sequence[str]) -> str:
         if given != os.environ.get(name):
             return f"{name} is read only by an interpreter that starts"
     if not environment.get("OMP_NUM_THREADS", "1").isdecimal():
-        return "OMP_NUM_THREADS is no number"
+        return "OMP_NUM_THREADS is not a number"
     shadowed = _shadowed(folders)
     if shadowed:
         return f"{shadowed[1]} is in the place of a module that is imported already"

@@ -32,7 +32,7 @@ def flag_parser(environ: Mapping[str, str], prog: str) -> FlagParser:
     """The parser of torchrun's command line, with defaults out of `environ`.
 
     Raises:
-        FlagError: a PET_ variable of a flag without a value is no number.
+        FlagError: a PET_ variable of a flag without a value is not a number.
     """
     parser = FlagParser(prog=prog)
     flags = _Flags(parser, environ)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from controller.agent.mistakes import Mistakes
+from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import become_subreaper
 from controller.agent.workers.standby_link import StandbyError, StandbyEvents, StandbyLink
 
@@ -49,14 +50,8 @@ async def running(
 class NoStandby:
     """Where nothing can be forked."""
 
-    async def run(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: dict[str, str],
-        streams: Sequence[int],
-    ) -> int:
-        raise StandbyError(f"{module}: there is no standby process")
+    async def run(self, program: Program) -> int:
+        raise StandbyError(f"{program.module}: there is no standby process")
 
 
 @contextmanager

@@ -7,13 +7,14 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.agent.workers import standby_link
+from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import child_pids, process_state, wait_gone
 from controller.agent.workers.programs import RunningProgram, Standby, start_program
 from controller.agent.workers.standby_link import StandbyError, StandbyLink
@@ -48,6 +49,13 @@ async def facts_of(standby: Standby, folder: Path, code: int = 0) -> dict[str, A
     found = json.loads(line or b"{}")
     assert isinstance(found, dict)
     return found
+
+
+async def only_child(pid: int | None, own_children: Callable[[], list[int]]) -> None:
+    """Wait until there is no other child."""
+    async with asyncio.timeout(DEADLINE_S):
+        while own_children() != [pid]:
+            await asyncio.sleep(0.001)
 
 
 async def fake(standby: Standby, folder: Path) -> RunningProgram:
@@ -181,15 +189,9 @@ def test_program_that_nobody_waits_for_any_more_is_not_left_behind(
             asked = asyncio.Event()
 
             class Asked:
-                async def run(
-                    self,
-                    module: str,
-                    arguments: Sequence[str],
-                    environment: dict[str, str],
-                    streams: Sequence[int],
-                ) -> int:
+                async def run(self, program: Program) -> int:
                     asked.set()
-                    return await link.run(module, arguments, environment, streams)
+                    return await link.run(program)
 
             os.kill(standby, signal.SIGSTOP)
             given_up = asyncio.create_task(fake(Asked(), tmp_path))
@@ -199,9 +201,7 @@ def test_program_that_nobody_waits_for_any_more_is_not_left_behind(
             os.kill(standby, signal.SIGCONT)
             # Answered after the one before.
             await facts_of(link, tmp_path)
-            async with asyncio.timeout(DEADLINE_S):
-                while own_children() != [standby]:
-                    await asyncio.sleep(0.001)
+            await only_child(standby, own_children)
 
     asyncio.run(run())
 
@@ -225,9 +225,7 @@ def test_program_given_up_in_the_moment_of_its_start_is_not_left_behind(
             with pytest.raises(asyncio.CancelledError):
                 await given_up
             assert started == ["started"]
-            async with asyncio.timeout(DEADLINE_S):
-                while own_children() != [link.pid]:
-                    await asyncio.sleep(0.001)
+            await only_child(link.pid, own_children)
 
     asyncio.run(run())
 
@@ -241,7 +239,10 @@ def test_standby_that_dies_while_it_is_asked_leaves_no_program(
             standby = link.pid
             assert standby is not None
             os.kill(standby, signal.SIGSTOP)
-            asking = asyncio.create_task(link.run(FAKE, (), dict(os.environ), (0, 1, 2)))
+            program = Program(
+                module=FAKE, arguments=(), environment=dict(os.environ), streams=(0, 1, 2)
+            )
+            asking = asyncio.create_task(link.run(program))
             await asyncio.sleep(0)
             os.kill(standby, signal.SIGKILL)
             with pytest.raises(StandbyError, match="died"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from controller.agent import diagnostics
 from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
+from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import child_pids, wait_gone
 from controller.agent.workers.programs import Standby
 from controller.agent.workers.standby_link import StandbyError
@@ -161,8 +162,8 @@ def test_the_runner_is_told_how_to_try_stores_that_are_no_folders(tmp_path: Path
     given: list[str] = []
 
     class Refusing(NoStandby):
-        async def run(self, module: str, arguments: Sequence[str], *rest: object) -> int:
-            given.extend(arguments)
+        async def run(self, program: Program) -> int:
+            given.extend(program.arguments)
             raise StandbyError("not here")
 
     async def run() -> None:
@@ -171,7 +172,7 @@ def test_the_runner_is_told_how_to_try_stores_that_are_no_folders(tmp_path: Path
         await suites.run(order("preflight"))
         arguments = Path(f"/proc/{suites.pid}/cmdline").read_bytes().decode().split("\0")
         await suites.close()
-        # The same, whoever starts it.
+        # The same, forked or started.
         assert arguments[-len(given) - 1 : -1] == given
 
     asyncio.run(run())

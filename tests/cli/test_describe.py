@@ -88,7 +88,9 @@ def test_where_a_person_let_the_job_go_on_is_said() -> None:
 def test_what_was_left_out_is_said_and_is_no_loss() -> None:
     ranges = [common_pb2.StepRange(first=7, last=7), common_pb2.StepRange(first=1100, last=1199)]
     lines = dict(describe.job_lines(job(skipped=ranges, loss=math.nan), NOW_S))
-    assert lines["left out"] == "the batches of steps 7, 1,100-1,199: they gave no number, twice"
+    assert (
+        lines["left out"] == "the batches of steps 7, 1,100-1,199: their loss was NaN or Inf, twice"
+    )
     assert "loss" not in lines["progress"]
     assert "left out" not in dict(describe.job_lines(job(), NOW_S))
 

@@ -82,7 +82,7 @@ def test_a_loss_that_is_no_number_is_replayed_and_checked_before_the_job_fails(
 
 
 def diverge(cluster: Cluster, mode: str) -> str:
-    """Train to the end on losses that are no numbers, with `detectors.non_finite` in this mode."""
+    """Train to the end on NaN losses, with `detectors.non_finite` in this mode."""
     job_id = cluster.submit(
         name=f"diverges-{mode}",
         optimizer={"lr": 1e38, "clip_grad_norm": None},

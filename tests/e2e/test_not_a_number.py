@@ -1,7 +1,7 @@
-"""Batches that give no number or too large a one, in real processes: left out, rolled back, or
+"""Batches that give NaN or too large a loss, in real processes: left out, rolled back, or
 the hardware's fault.
 
-The processes are told from outside at which step a rank's loss is no number (`tests/chaos`).
+The processes are told from outside at which step a rank's loss is NaN (`tests/chaos`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_a_batch_that_reproduces_is_left_out_and_marked(
     incidents = cluster.incidents(job_id)
     assert actions(incidents) == ["restart_in_place", "skip_batch"]
     assert {incident.cause for incident in incidents} == {"non_finite"}
-    assert "step 30 was done again, and again it is no number" in incidents[1].reason
+    assert "step 30 was done again, and its loss is non-finite again" in incidents[1].reason
 
     with cluster.client as client:
         reports = {report.step: report for report in client.get(job_id, with_steps=True)[1]}

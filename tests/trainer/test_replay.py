@@ -1,4 +1,4 @@
-"""Who computed wrong: a gradient that is no number, and a step that two replicas compute.
+"""Who computed wrong: a non-finite gradient, and a step that two replicas compute.
 
 Wrong bits come from a hook on a gradient of one rank; the run without them is the oracle.
 """

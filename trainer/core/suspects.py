@@ -1,6 +1,6 @@
 """Who computed wrong, as far as what ranks hold tells.
 
-Of a gradient that is no number: replicas hold the same sums, so what one of them alone holds
+Of a non-finite gradient: replicas hold the same sums, so what one of them alone holds
 came after the sum.
 
 Of other bits: every replica computes its own part of a step and, once more, that of another one,

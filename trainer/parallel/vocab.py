@@ -97,7 +97,7 @@ class _VocabLoss(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # The scale of a loss may be no number of a 16-bit type, and sums may be too large for it.
+        # The scale of a loss may not be finite in a 16-bit type, and sums may be too large for it.
         of_hidden, of_weight, of_bias = (
             None if saved is None else (saved.to(grad.dtype) * grad).to(ctx.dtype)
             for saved in ctx.saved_tensors

@@ -1,4 +1,4 @@
-"""Whose loss or gradient is no number, so that its rank is heard first.
+"""Whose loss or gradient is NaN or Inf, so that its rank is heard first.
 
 All ranks learn of it in the same moment, from sums. Losses are not spread before they are
 summed; gradients are, so what each rank holds is compared when it has happened, and only then.
@@ -31,7 +31,7 @@ class NonFiniteLossError(FatalError):
 def fail(
     state: TrainState, step: int, *, loss: float, own_loss: Tensor, grad_norm: float
 ) -> NoReturn:
-    """End this rank because the agreed `loss` or `grad_norm` of a step is no number.
+    """End this rank because the agreed `loss` or `grad_norm` of a step is NaN or Inf.
 
     Every rank calls it; `own_loss` is this one's share. Who made it ends first: the first word
     stops all ranks, and one that is killed has not written down what it knows.

@@ -1,4 +1,4 @@
-"""A step that gave no number, done again by two replicas: what differs between them is hardware.
+"""A step with a non-finite loss, done again by two replicas: what differs between them is hardware.
 
 The same samples on the same weights give the same bits, on any node of one kind. So when such
 a step is done again, each replica first computes another one's part of it, then its own; before
@@ -70,7 +70,7 @@ class Replay:
         rank_nodes: Sequence[str],
         suspects: frozenset[str],
     ) -> None:
-        """`suspects` are nodes that had a part in the step when it gave no number."""
+        """`suspects` are nodes that had a part in the step when its loss was non-finite."""
         self.step = step
         self._state = state
         self._box = box

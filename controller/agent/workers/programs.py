@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from controller.agent.workers.environment import program_environment
+from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import reap_group, wait_gone
 from controller.agent.workers.standby_link import StandbyError
 from outlast import private
@@ -30,13 +31,7 @@ logger = logging.getLogger(__name__)
 class Standby(Protocol):
     """What forks programs, as `StandbyLink.run` does."""
 
-    async def run(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: dict[str, str],
-        streams: Sequence[int],
-    ) -> int: ...
+    async def run(self, program: Program) -> int: ...
 
 
 class Child(Protocol):
@@ -139,8 +134,9 @@ async def _start(
     standby: Standby, module: str, arguments: Sequence[str], streams: tuple[int, int, int]
 ) -> Child:
     environment = program_environment(os.environ)
+    program = Program(module=module, arguments=arguments, environment=environment, streams=streams)
     try:
-        return Inherited(await standby.run(module, arguments, environment, streams))
+        return Inherited(await standby.run(program))
     except StandbyError as error:
         logger.info("%s starts without the standby process: %s", module, error)
     stdin, stdout, stderr = streams

@@ -162,8 +162,7 @@ async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
 async def _run(*command: str) -> tuple[int, str, str]:
     """Exit code of a command, what it prints, and the first line of its errors.
 
-    A node that cannot run it now, for want of memory or descriptors, is to stop its workers
-    without it.
+    Without memory or descriptors for it, a stop goes on without stacks.
     """
     try:
         return await _output_of(*command)

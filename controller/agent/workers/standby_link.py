@@ -23,6 +23,7 @@ from typing import IO
 from controller.agent.files import last_words
 from controller.agent.mistakes import Mistakes
 from controller.agent.workers.environment import standby_environment
+from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import how_ended, kill_stray, wait_gone
 from outlast import private
 from outlast.errors import RetryableError
@@ -146,17 +147,11 @@ class StandbyLink:
         request = {"op": "fork", "contract": contract.to_env(), "cgroup": str(cgroup or "")}
         return await self._ask(key, f"worker {key}", request)
 
-    async def run(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: dict[str, str],
-        streams: Sequence[int],
-    ) -> int:
+    async def run(self, program: Program) -> int:
         """Run a module in a fork that is our child, not the standby's, and leads a group; its pid.
 
-        `streams` are its standard input, output and error. Waits for a standby that is starting.
-        Nothing is awaited between the moment when the group is there and the return.
+        Waits for a standby that is starting. Nothing is awaited between the moment when the
+        group is there and the return.
 
         Raises:
             StandbyError: the standby refused, died or did not answer, or cannot start.
@@ -164,15 +159,15 @@ class StandbyLink:
         if not self._failures:
             await self.wait_ready(READY_PATIENCE_S)
         self._num_programs += 1
-        program = {"module": module, "arguments": arguments, "environment": environment}
-        request = {"op": "run", "program": {**program, "parent": os.getpid()}}
-        pid = (await self._ask(f"program {self._num_programs}", module, request, streams)).pid
+        key = f"program {self._num_programs}"
+        request = {"op": "run", "program": program.to_json(parent=os.getpid())}
+        pid = (await self._ask(key, program.module, request, program.streams)).pid
         try:
             # Not before we know it: a group that nobody knows is killed as an orphan's.
             os.setpgid(pid, pid)
         except OSError as error:
             kill_stray(pid)
-            raise StandbyError(f"{module}: no process group: {error}") from error
+            raise StandbyError(f"{program.module}: no process group: {error}") from error
         return pid
 
     async def _ask(
@@ -353,7 +348,7 @@ class StandbyLink:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(forked)
                 elif kind == "started":
-                    # Whoever asked for this program has been cancelled.
+                    # The request for this program was cancelled.
                     kill_stray(forked.pid)
             case "refused" | "not_started" as kind:
                 waiting = self._forks.get(key)

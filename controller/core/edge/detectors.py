@@ -102,7 +102,7 @@ class Detectors:
                 grad_norm=report.grad_norm,
                 duration_s=report.duration_s,
             )
-            # A worker that finds no number has ended by itself when that is to be acted on.
+            # A worker that finds NaN or Inf has ended by itself when that is to be acted on.
             words = not_a_number(step)
             events += self._odd(job, tables, Cause.NON_FINITE, words, report, may_act=False)
             words = tables.spikes.take(step)

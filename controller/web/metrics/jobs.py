@@ -38,7 +38,7 @@ RESTARTS = Counter("outlast_restarts_total", "Starts of the job after its first"
 RETRIES = Gauge("outlast_retries_left", "Faults it may still survive", _BY_JOB)
 SKIPPED = Gauge(
     "outlast_job_skipped_steps",
-    "Steps that are left out because their batch gave no number twice",
+    "Steps that are left out because their batch gave NaN or Inf twice",
     _BY_JOB,
 )
 SECONDS = Gauge(

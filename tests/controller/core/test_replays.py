@@ -1,4 +1,4 @@
-"""A step that gave no number: done again first, and what follows from either outcome."""
+"""A step with a non-finite loss: done again first, and what follows from either outcome."""
 
 from __future__ import annotations
 
