@@ -43,8 +43,7 @@ class SimJob:
     upload_s: float
     # The user's own mistake strikes whenever this step is computed.
     error_step: int | None = None
-    # The batch of this step gives NaN, whoever computes it; that of another a loss that
-    # stands out.
+    # Steps whose batch gives NaN, or a loss far above the others, on every replica.
     nan_step: int | None = None
     spike_step: int | None = None
     # What its detectors may do, by their names.

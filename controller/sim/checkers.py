@@ -61,7 +61,7 @@ SIGN_LASTS_S = 3 * 3600.0
 # A node that came back so lately may not have had its orders yet.
 ORDERS_S = 60.0
 # Seed 121: a job remembers as long as it lasts who computed what was finite when done again.
-NO_NUMBER = "computed NaN"
+NON_FINITE = "computed NaN"
 # Of the edge at one moment.
 MAX_LOOKS = 20
 # Signs that a blind controller sees in everybody.
@@ -300,7 +300,7 @@ class Checkers:
         signs = [
             sign
             for at_s, sign in self._signs.get(node.node, ())
-            if (at_s > now_s - SIGN_LASTS_S or sign == NO_NUMBER) and sign != "lost"
+            if (at_s > now_s - SIGN_LASTS_S or sign == NON_FINITE) and sign != "lost"
         ]
         since_s = self._world.quiet_since(node.node)
         lost = any(sign == "lost" for _, sign in self._signs.get(node.node, ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from controller.sim.checkers import NO_NUMBER
+from controller.sim.checkers import NON_FINITE
 from controller.sim.victims import some_node, some_training
 from controller.sim.world import World
 from outlast.failures import FailureClass
@@ -65,7 +65,7 @@ def _no_number_once(world: World, name: NodeId) -> None:
     for worker in workers[:1]:
         training = world.trainings.get(worker.job_id, worker.attempt)
         if training is not None and training.is_training:
-            world.checkers.suspect(name, NO_NUMBER)
+            world.checkers.suspect(name, NON_FINITE)
             world.trainings.figures.lose_number(worker)
 
 

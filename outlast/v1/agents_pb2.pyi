@@ -896,7 +896,7 @@ class StartWorkers(google.protobuf.message.Message):
     every attempt.
     """
     replayed_step: builtins.int
-    """A step that gave no number and is done again, by two replicas; 0 for none."""
+    """A step with a non-finite loss that is done again, by two replicas; 0 for none."""
     packed_nodes: builtins.bytes
     """Of a job with more than 1,024 ranks in the place of `rank_nodes`: zlib of the nodes' names in
     rank order, a newline between them. Each has world_size / names ranks, side by side.
@@ -919,7 +919,7 @@ class StartWorkers(google.protobuf.message.Message):
 
     @property
     def suspect_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Nodes that had a part in it when it gave none."""
+        """Nodes that had a part in it then."""
 
     @property
     def chosen_starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.ChosenStart]:

@@ -132,7 +132,7 @@ class Job(google.protobuf.message.Message):
 
     @property
     def skipped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.StepRange]:
-        """Steps that are left out because their batch gave no number twice, as it was decided."""
+        """Steps that are left out because their batch gave NaN or Inf twice, as it was decided."""
 
     @property
     def data_left_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:

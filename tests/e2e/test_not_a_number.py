@@ -1,7 +1,7 @@
 """Batches that give NaN or too large a loss, in real processes: left out, rolled back, or
 the hardware's fault.
 
-The processes are told from outside at which step a rank's loss is NaN (`tests/chaos`).
+Tests choose at which step a rank's loss is NaN (`tests/chaos`).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def test_weights_that_give_no_number_fail_the_job(cluster: Cluster, desk: Desk) 
 def test_wrong_bits_in_the_step_that_is_done_again_name_the_node(
     tmp_path: Path, desk: Desk, fault_free: dict[int, float]
 ) -> None:
-    """Its loss is a number again, and wrong in the last digits: another replica says so."""
+    """Its loss is finite again, and wrong in the last digits: another replica says so."""
     with three_nodes(tmp_path / "state", desk) as cluster:
         desk.give((order("nan", 30, attempt=1), order("wrong", 30, attempt=2)))
         job_id = cluster.submit(steps=STEPS)
