@@ -1,6 +1,7 @@
 """Options of the whole suite; pytest takes them from here only."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(_PLACES)
 # instead of leaving the core to another test. All processes of tests inherit these.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# What nohup, or a shell that puts the tests into the background, has them ignore is ignored by
+# every program that they start, but not by one that is forked from a standby process.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        _is_interrupt = _number == signal.SIGINT
+        signal.signal(_number, signal.default_int_handler if _is_interrupt else signal.SIG_DFL)
 
 # A machine that does other things too makes any example slow now and then. The same commit is
 # tried with the same examples; `make test-properties` looks for others.
