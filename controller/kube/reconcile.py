@@ -98,6 +98,10 @@ class Reconciler:
             elif not pod.is_alive:
                 self._shun(view, pod, node)
                 actions.append(_delete(pod, f"it has {pod.phase.lower()} {pod.detail}"))
+            elif pod.probes and pod.host is None:
+                # A trial of one host: it is none too many, however many pods wait for any host.
+                if view.num_wanted == 0 or self._is_late(pod):
+                    actions.append(_delete(pod, "its host need not or cannot be tried"))
             elif node is None or node.state is NodeState.RELEASED:
                 if node is not None and view.incarnations.get(node.node) == node.incarnation:
                     # The agent that was given back; a new one has another incarnation.
@@ -119,8 +123,8 @@ class Reconciler:
         return actions, on_the_way
 
     def _is_late(self, pod: Pod) -> bool:
-        """Whether a pod that was bound long ago never became a node."""
-        if pod.host is None:
+        """Whether a pod that has had its host for long never became a node."""
+        if pod.host is None and not pod.probes:
             return False
         return self._timers.for_s(f"{pod.uid} joins") > self._config.patience.join_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from controller.core.node_events import NodeBack, NodeClosed, NodeGone, NodeUncordonRequested
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
-from controller.kube.actions import DeletePod, PatchHost, ProbeHost
+from controller.kube.actions import Action, DeletePod, PatchHost, ProbeHost
 from controller.kube.observed import Host, Pod, Taint, read_host
 from controller.kube.quarantine import Quarantine, quarantine_patch
 from controller.kube.reconcile import Reconciler
@@ -102,6 +103,36 @@ def test_lost_host_that_works_again_is_tried_once() -> None:
     assert Reconciler(CONFIG).plan(replace(seen, wall_s=5000.0)).actions == ()
     (action,) = reconciler.plan(replace(busy, num_wanted=0)).actions
     assert isinstance(action, DeletePod)
+
+
+def test_trial_that_waits_for_its_host_is_not_one_pod_too_many() -> None:
+    seen = view(
+        num_wanted=2,
+        nodes=(LOST, node("host-2", NodeState.ASSIGNED)),
+        hosts=(quarantined(host("host-1")), host("host-2")),
+        pods=(
+            pod("outlast-agent-0", probes=SESSION),
+            pod("outlast-agent-1", on="host-2", job="gpt-1"),
+            # It waits for a host that nobody has yet.
+            pod("outlast-agent-2"),
+        ),
+    )
+    reconciler = Reconciler(CONFIG)
+    assert not deleted(reconciler.plan(seen).actions)
+    assert deleted(Reconciler(CONFIG).plan(replace(seen, num_wanted=1)).actions) == [
+        "outlast-agent-2"
+    ]
+    assert "outlast-agent-0" in deleted(
+        Reconciler(CONFIG).plan(replace(seen, num_wanted=0)).actions
+    )
+    # One that the scheduler does not take there would wait for ever.
+    late = replace(seen, now_s=CONFIG.patience.join_s + 1.0)
+    assert deleted(reconciler.plan(late).actions) == ["outlast-agent-0"]
+
+
+def deleted(actions: Iterable[Action]) -> list[str]:
+    """Names of the pods that are to go."""
+    return [action.name for action in actions if isinstance(action, DeletePod)]
 
 
 @pytest.mark.parametrize(
