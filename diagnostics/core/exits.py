@@ -33,6 +33,8 @@ _NATIVE = re.compile(r"\.(?:cc|cpp|cu|cuh|h|hpp):\d+|^c10::|^\[enforce fail")
 _ENVIRONMENT = ("OSError", "TimeoutError", "InterruptedError", "BlockingIOError")
 # Modules whose own exception classes say nothing about the user's code.
 _OURS = ("outlast.", "trainer.", "checkpoint.", "controller.", "diagnostics.", "torch.")
+# Before the line with which a program says why it ends itself.
+_ENDED_ITSELF = "SystemExit: "
 # A line of a traceback that names an exception: its own, or one that it came from.
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout)\b.*")
 _FRAME = re.compile(r'^  File "([^"]+)", line', re.MULTILINE)
@@ -57,7 +59,8 @@ class ExitFacts:
 
     # Exit code, or minus the signal number.
     code: int
-    # First exception, as `module.Class` and its message.
+    # First exception, as `module.Class` and its message; `SystemExit` for a program that says in
+    # one line why it ends itself.
     exception_type: str = ""
     exception_message: str = ""
     # Of that exception, with those that it came from.
@@ -125,9 +128,11 @@ def _exception(facts: ExitFacts) -> Classification | None:
     kind = facts.exception_type.removeprefix("builtins.")
     text = f"{kind}: {facts.exception_message}"
     rule = EXITS.first(_ADVICE.sub("", text))
-    reason = text.splitlines()[0][:300]
+    # What a program says as it ends itself is all that there is to say.
+    reason = text.removeprefix(_ENDED_ITSELF).partition("\n")[0][:300]
     if rule is not None:
-        found = _by_rule(rule, Where.EXCEPTION, reason)
+        where = Where.STDERR if text.startswith(_ENDED_ITSELF) else Where.EXCEPTION
+        found = _by_rule(rule, where, reason)
         is_doubtful = _came_of_others(facts) or _is_our_assertion(facts)
         if found.exit_class is FailureClass.PROGRAM_ERROR and is_doubtful:
             return replace(found, exit_class=FailureClass.USER_ERROR)

@@ -16,16 +16,17 @@ from typing import TypeVar
 from controller.agent.core.workers import WorkerKey
 from controller.agent.files import tail
 from controller.agent.mistakes import Mistakes
+from controller.agent.workers.error_reports import ErrorReport, read_report
+from controller.agent.workers.last_words import last_words
 from controller.agent.workers.processes import has_ended, send_signal
 from controller.operations import set_operation
 from outlast import blackbox
 from outlast.blackbox.records import MAX_COUNT
-from outlast.clock import node_time_s
+from outlast.clock import node_time_s, wall_ahead_s
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import (
     STOPPED_CODES,
     EnvironmentField,
-    ErrorField,
     WorkerFiles,
 )
 
@@ -177,14 +178,17 @@ def post_mortem(
 
     `out_of_memory` is what the kernel's counts have to say about it.
     """
-    report = _read_object(worker.paths.error)
+    log = tail(worker.paths.log, max(max_text_bytes, stderr_tail_bytes))
+    report = read_report(_read_object(worker.paths.error))
+    if report is None:
+        report = last_words(log.decode(errors="replace"), code) or ErrorReport()
     present = worker.present()
     found = bare_exit(worker, code)
-    found.exception_type = _text(report, ErrorField.TYPE, max_text_bytes)
-    found.exception_message = _text(report, ErrorField.MESSAGE, max_text_bytes)
-    found.traceback = _text(report, ErrorField.TRACEBACK, max_text_bytes)
-    found.at_s = _moment_s(report.get(ErrorField.AT_S))
-    found.stderr_tail = tail(worker.paths.log, stderr_tail_bytes).decode(errors="replace")
+    found.exception_type = _end_of(report.exception_type, max_text_bytes)
+    found.exception_message = _end_of(report.message, max_text_bytes)
+    found.traceback = _end_of(report.traceback, max_text_bytes)
+    found.at_s = _ended_at_s(report, worker.paths.error)
+    found.stderr_tail = log[max(0, len(log) - stderr_tail_bytes) :].decode(errors="replace")
     found.out_of_memory = out_of_memory
     if present is not None:
         found.completed_step = present.completed_step
@@ -221,11 +225,18 @@ def _skipped_steps(document: object) -> Iterator[tuple[int, str]]:
                 yield step, _note(why)
 
 
-def _moment_s(value: object) -> float:
-    """A time that a worker wrote down, or now when it is none."""
-    if isinstance(value, int | float) and 0 <= value <= MAX_COUNT:
-        return float(value)
-    return node_time_s()
+def _ended_at_s(report: ErrorReport, path: Path) -> float:
+    """When a worker wrote that it ended, or now where that is not known."""
+    if report.at_s is not None:
+        return report.at_s
+    if report.wall_s is None:
+        return node_time_s()
+    wall_s = report.wall_s
+    # Its file is written at once, and has the fraction of the second: of two ranks that fail in
+    # one second, the first one is looked for.
+    with contextlib.suppress(OSError):
+        wall_s = min(max(wall_s, path.stat().st_mtime), wall_s + 1.0)
+    return max(0.0, wall_s - wall_ahead_s())
 
 
 def _read_object(path: Path) -> Mapping[str, object]:
@@ -238,9 +249,9 @@ def _read_object(path: Path) -> Mapping[str, object]:
     return document if isinstance(document, dict) else {}
 
 
-def _text(report: Mapping[str, object], name: str, max_bytes: int) -> str:
+def _end_of(text: str, max_bytes: int) -> str:
     """The end of a text, where a traceback has its point."""
-    return _printable(str(report.get(name, ""))).encode()[-max_bytes:].decode(errors="replace")
+    return _printable(text).encode()[-max_bytes:].decode(errors="replace")
 
 
 def _printable(text: str) -> str:

@@ -1,4 +1,8 @@
-"""Ends of workers by the program itself, as the interpreter tells of them."""
+"""Ends of workers by the program itself, as the interpreter tells of them.
+
+A program that ends itself with a line that says why (argparse, a shell, the interpreter that finds
+no script) has raised `SystemExit`, as the agent reports it, and that line is its message.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +32,70 @@ PROGRAM: tuple[ExitRule, ...] = (
         misses=("RuntimeError: Connection closed by peer",),
     ),
     Rule(
+        name="arguments",
+        means=ExitMeaning(fault_class=FailureClass.PROGRAM_ERROR, in_stderr=False),
+        pattern=re.compile(r"^SystemExit: (?:\S.*: )?[Ee]rror: "),
+        matches=(
+            "SystemExit: train.py: error: argument --lr: invalid float value: 'fast'",
+            "SystemExit: python -m train: error: the following arguments are required: --data",
+            "SystemExit: Error: Invalid value for '--lr': 'fast' is not a valid float.",
+        ),
+        misses=(
+            "SystemExit: 3",
+            "SystemExit: /venv/bin/python3: No module named train",
+            "RuntimeError: train.py: error: argument --lr",
+        ),
+    ),
+    Rule(
         name="not there",
         means=ExitMeaning(fault_class=FailureClass.MISSING, in_stderr=False),
         pattern=re.compile(
             r"^(?:FileNotFoundError|PermissionError|IsADirectoryError|NotADirectoryError|"
-            r"ImportError|ModuleNotFoundError)\b"
+            r"ImportError|ModuleNotFoundError)\b|"
+            r"^SystemExit: \S+: (?:can't open file |No module named |Error while finding module )|"
+            r"^SystemExit: .*: (?:No such file or directory|Not a directory|"
+            r"(?:command )?not found)$"
         ),
         matches=(
             "FileNotFoundError: [Errno 2] No such file or directory: 'train.txt'",
             "PermissionError: [Errno 13] Permission denied: '/data/train.txt'",
             "ModuleNotFoundError: No module named 'flash_attn'",
             "ImportError: libcudart.so.12: cannot open shared object file",
+            "SystemExit: /venv/bin/python: can't open file '/job/train.py': [Errno 2] No such file "
+            "or directory",
+            "SystemExit: /venv/bin/python: can't open file '/job/train.py': [Errno 13] Permission "
+            "denied",
+            "SystemExit: /venv/bin/python: No module named train",
+            "SystemExit: /venv/bin/python: Error while finding module specification for 'a.train' "
+            "(ModuleNotFoundError: No module named 'a')",
+            "SystemExit: outlast: cannot start 'train.sh': No such file or directory",
+            "SystemExit: bash: line 1: no-such-program: command not found",
+            "SystemExit: sh: 1: no-such-program: not found",
         ),
         misses=(
             "OSError: [Errno 5] Input/output error",
             "ValueError: FileNotFoundError in a message",
+            "SystemExit: the data was not found",
+        ),
+    ),
+    Rule(
+        name="cannot be executed",
+        means=ExitMeaning(fault_class=FailureClass.CONFIG, in_stderr=False),
+        pattern=re.compile(
+            r"^SystemExit: .*: (?:Permission denied|Exec format error|Is a directory|"
+            r"Argument list too long)$"
+        ),
+        matches=(
+            "SystemExit: outlast: cannot start './train.sh': Permission denied",
+            "SystemExit: outlast: cannot start './train': Exec format error",
+            "SystemExit: bash: line 1: ./train.sh: Permission denied",
+            "SystemExit: bash: line 1: ./job: Is a directory",
+        ),
+        misses=(
+            "SystemExit: outlast: cannot start './train.sh': No such file or directory",
+            # It may be written at this moment.
+            "SystemExit: outlast: cannot start './train': Text file busy",
+            "PermissionError: [Errno 13] Permission denied: 'train.txt'",
         ),
     ),
     Rule(
