@@ -110,7 +110,8 @@ def classify(facts: ExitFacts) -> Classification:
     # What the worker wrote about itself came before the signal, which may be no
     # more than the agent's own clean-up.
     for found in (exception, tail):
-        if found is not None and found.exit_class is FailureClass.CASCADE:
+        # Also an exception of which it is known that no peer is its cause.
+        if found is not None and found.rule:
             return found
     if facts.code < 0:
         name = _signal_name(-facts.code)

@@ -22,7 +22,7 @@ from outlast.failures import FailureClass
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
-from tests.agent.script_ends.expected import AMBIGUOUS, CASCADES, EXPECTED, KINDS, NETWORK, SILENT
+from tests.agent.script_ends.expected import AMBIGUOUS, CASCADES, EXPECTED, KINDS, SILENT
 from tests.agent.script_ends.record import RECORDED
 
 ENDS: Mapping[str, Any] = json.loads(RECORDED.read_text())
@@ -59,7 +59,7 @@ def class_of(exit_: agents_pb2.WorkerExit) -> tuple[FailureClass, str]:
 
 
 def test_every_recorded_end_is_expected() -> None:
-    of_both = (*SILENT, *CASCADES, *NETWORK)
+    of_both = (*SILENT, *CASCADES)
     known = {f"{kind} {name}" for kind in KINDS for name in of_both}
     assert {*EXPECTED, *AMBIGUOUS, *known} == ENDS.keys()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -242,3 +243,25 @@ def test_what_a_node_or_the_moment_can_cause_is_no_certain_error_of_the_program(
 ) -> None:
     facts = ExitFacts(code=1, exception_type=kind, exception_message="x")
     assert classify(facts).exit_class is exit_class
+
+
+def test_a_service_out_of_reach_is_no_peer_s_doing() -> None:
+    """Whatever stands in the log: it is not looked for on other ranks, and tried again."""
+    message = "<urlopen error [Errno 111] Connection refused>"
+    facts = ExitFacts(
+        code=1,
+        exception_type="urllib.error.URLError",
+        exception_message=message,
+        stderr_tail="ConnectionRefusedError: [Errno 111] Connection refused\n",
+    )
+    found = classify(facts)
+    assert (found.exit_class, found.where) == (FailureClass.UNKNOWN, Where.EXCEPTION)
+    ecc = "CUDA error: uncorrectable ECC error encountered\n"
+    assert classify(replace(facts, stderr_tail=ecc)).exit_class is FailureClass.DEVICE
+
+
+def test_what_a_program_says_as_it_ends_itself_is_the_reason() -> None:
+    line = "train.py: error: argument --lr: invalid float value: 'fast'"
+    found = classify(ExitFacts(code=2, exception_type="SystemExit", exception_message=line))
+    assert (found.exit_class, found.reason) == (FailureClass.PROGRAM_ERROR, line)
+    assert found.where is Where.STDERR

@@ -12,4 +12,4 @@ from diagnostics.core.rules.exits_peers import PEERS
 from diagnostics.core.rules.exits_program import PROGRAM
 from diagnostics.core.rules.table import Table
 
-EXITS = Table(name="exits", version=5, rules=(*NODE, *NUMBERS, *PEERS, *PROGRAM))
+EXITS = Table(name="exits", version=6, rules=(*NODE, *NUMBERS, *PEERS, *PROGRAM))

@@ -1,4 +1,4 @@
-"""Ends of workers by their peers, by storage and by the collective library."""
+"""Ends of workers by their peers, by storage and services, and by the collective library."""
 
 from __future__ import annotations
 
@@ -45,6 +45,45 @@ PEERS: tuple[ExitRule, ...] = (
         misses=(
             "FileNotFoundError: [Errno 2] No such file or directory: 'train.txt'",
             "RuntimeError: Connection closed by peer",
+        ),
+    ),
+    Rule(
+        name="service out of reach",
+        # Not a cascade: nothing that a peer did, and another try may reach it.
+        means=ExitMeaning(fault_class=FailureClass.UNKNOWN, in_stderr=False),
+        pattern=re.compile(
+            r"^socket\.(?:gaierror|herror): |^ssl\.SSL\w*Error|^urllib\.error\.URLError|"
+            r"^http\.client\.(?:RemoteDisconnected|IncompleteRead|BadStatusLine)|"
+            r"^urllib3\.exceptions\.|^requests\.exceptions\.(?:\w*Connection|\w*Timeout|SSL|Proxy|"
+            r"ChunkedEncoding)|^(?:httpx|httpcore)\.\w*(?:Connect|Read|Write|Network|Timeout|"
+            r"Protocol)\w*|^aiohttp\.client_exceptions\.(?:ClientConn|ClientOS|Server)|"
+            r"^botocore\.exceptions\.\w*(?:Connect|Timeout)\w*|^[\w.]+LocalEntryNotFoundError: |"
+            r"^[\w.]+HTTPError: (?:HTTP Error )?(?:429|5\d\d)\b"
+        ),
+        matches=(
+            "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+            "socket.gaierror: [Errno -2] Name or service not known",
+            "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
+            "urllib.error.HTTPError: HTTP Error 503: Service Unavailable",
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', "
+            "port=443): Max retries exceeded with url: /gpt2 (Caused by NewConnectionError('...: "
+            "Failed to establish a new connection: [Errno 111] Connection refused'))",
+            "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='x', port=443): Read timed "
+            "out. (read timeout=10)",
+            "huggingface_hub.errors.HfHubHTTPError: 504 Server Error: Gateway Time-out for url",
+            "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to "
+            "locate the file on the Hub and we cannot find the requested files in the local cache.",
+            "httpx.ConnectError: [Errno -2] Name or service not known",
+            "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
+            "ssl.SSLEOFError: EOF occurred in violation of protocol (_ssl.c:1006)",
+        ),
+        misses=(
+            # These are answers, and come again.
+            "urllib.error.HTTPError: HTTP Error 404: Not Found",
+            "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://x",
+            "requests.exceptions.MissingSchema: Invalid URL 'x': No scheme supplied.",
+            "botocore.exceptions.NoCredentialsError: Unable to locate credentials",
+            "ConnectionResetError: [Errno 104] Connection reset by peer",
         ),
     ),
     Rule(

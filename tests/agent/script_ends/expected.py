@@ -58,6 +58,16 @@ BY_EXCEPTION = {
         PROGRAM,
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)",
     ),
+    "no_name": (
+        "socket.gaierror",
+        FailureClass.UNKNOWN,
+        "socket.gaierror: [Errno -2] Name or service not known",
+    ),
+    "no_service": (
+        "urllib.error.URLError",
+        FailureClass.UNKNOWN,
+        "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
+    ),
     "error_with_peer": ("__main__.DataError", USER, "__main__.DataError: 3 rows are bad:"),
     "error_in_progress": ("builtins.ValueError", PROGRAM, f"ValueError: {NUMBER}"),
     "error_and_noise": ("builtins.KeyError", PROGRAM, "KeyError: 'label'"),
@@ -145,4 +155,3 @@ EXPECTED = {
 # A message with a traceback of its own looks as if it went on with that.
 AMBIGUOUS = ("plain told_traceback",)
 CASCADES = ("lost_peer", "no_store")
-NETWORK = ("no_name", "no_service")
