@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,21 @@ import pytest
 from controller.agent.workers.worker import Worker, post_mortem
 from controller.core.edge.reports import worker_exited
 from controller.core.program_error import plain
+from controller.core.states import JobState
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
-from tests.agent.script_ends.expected import AMBIGUOUS, CASCADES, EXPECTED, KINDS, SILENT
+from tests.agent.script_ends.expected import (
+    AMBIGUOUS,
+    CASCADES,
+    EXPECTED,
+    KINDS,
+    NUMBER,
+    SILENT,
+)
 from tests.agent.script_ends.record import RECORDED
+from tests.controller.core.driver import JOB, Driver
 
 ENDS: Mapping[str, Any] = json.loads(RECORDED.read_text())
 
@@ -100,6 +110,51 @@ def test_an_exception_that_did_not_end_the_script_is_not_its_end(
             )
         case code:
             assert (code, class_of(found)[1]) == (-2, "killed by SIGINT")
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "reason"),
+    [
+        (
+            "plain wrong argument",
+            JobState.FAILED,
+            "the job's own program failed before the first step, on rank 0: train.py: error: "
+            "argument --lr: invalid float value: 'fast'; it would fail again, so it is not retried",
+        ),
+        (
+            "forked no program",
+            JobState.FAILED,
+            "the job's own program failed: missing on every node of the job (n1, n2): outlast: "
+            "cannot start './no-such-program': No such file or directory",
+        ),
+        (
+            "forked program that is a text",
+            JobState.FAILED,
+            "the job cannot start as it is written: outlast: cannot start './notes.txt': "
+            "Permission denied",
+        ),
+        (
+            "recorded value_error",
+            JobState.FAILED,
+            f"the job's own program failed before the first step, on rank 0: ValueError: {NUMBER}; "
+            "it would fail again, so it is not retried",
+        ),
+        ("plain no_name", JobState.STARTING, "restarting in place"),
+        ("plain exit_code", JobState.STARTING, "restarting in place"),
+    ],
+)
+def test_what_another_start_would_repeat_is_not_retried(
+    tmp_path: Path, name: str, state: JobState, reason: str
+) -> None:
+    driver = Driver().starting(spares=0)
+    driver.answer_all("/start/")
+    attempt = driver.job().attempt
+    for rank in (0, 1):
+        left = recorded_end(tmp_path, name)
+        exited = worker_exited(driver.exited(rank).node, JOB, attempt, rank, left)
+        driver.send(replace(exited, at_s=driver.now_s))
+    driver.answer_all("/stop/")
+    assert (driver.job().state, driver.job().reason) == (state, reason)
 
 
 ROWS = "3 rows are bad:\nrow 7: no label\n\nrow 9: no text\nError: see above"
