@@ -19,7 +19,7 @@ from controller.core.records import JobPlan, Size
 from controller.store.curves import StepRow
 from diagnostics.core.finding import Finding
 from outlast.ids import JobId
-from outlast.rules.elastic import smaller_sizes
+from outlast.rules import elastic, workload
 from outlast.spec import JobSpec
 from outlast.v1 import agents_pb2, common_pb2, diagnostics_pb2
 
@@ -28,16 +28,17 @@ def plan_of(spec: JobSpec) -> JobPlan:
     """The part of a spec that the machine needs."""
     recovery = spec.recovery
     wanted = _size_of(spec)
-    smaller = tuple(map(_size_of, smaller_sizes(spec)))
+    sizes = workload.smaller_sizes if spec.is_script else elastic.smaller_sizes
+    smaller = tuple(map(_size_of, sizes(spec)))
     return JobPlan(
         nodes=spec.num_nodes,
         workers_per_node=spec.workers_per_node,
         standby=spec.resources.standby,
-        total_steps=spec.steps,
+        total_steps=None if spec.is_script else spec.steps,
         retry_budget=recovery.retry_budget,
         in_place_restarts=recovery.in_place_restarts,
         first_step_timeout_s=recovery.first_step_timeout_s,
-        stop_timeout_s=recovery.stop_timeout_s,
+        stop_timeout_s=_stop_timeout_s(spec),
         preflight_timeout_s=recovery.preflight_timeout_s,
         diagnose_timeout_s=recovery.diagnose_timeout_s,
         ladder=tuple(Rung(rung) for rung in recovery.ladder),
@@ -50,13 +51,13 @@ def plan_of(spec: JobSpec) -> JobPlan:
         shrink_after_s=recovery.elastic.after_s,
         grow_after_s=recovery.elastic.grow_after_s,
         need=wanted.need,
-        last_checkpoint_s=spec.checkpoint.last_timeout_s,
+        last_checkpoint_s=0.0 if spec.is_script else spec.checkpoint.last_timeout_s,
     )
 
 
 def _size_of(spec: JobSpec) -> Size:
     # Without names a node is called by its place.
-    placement = placement_of(spec)
+    placement = None if spec.is_script else placement_of(spec)
     return Size(
         dp=spec.parallel.dp,
         nodes=spec.num_nodes,
@@ -76,8 +77,15 @@ def _need_of(spec: JobSpec, placement: Placement | None) -> NodeNeed:
     per_node = spec.workers_per_node
     return NodeNeed(
         gpus=per_node if spec.resources.device == "cuda" else 0,
-        host_memory_bytes=placed_host_memory_bytes(spec, placement),
+        # What a script keeps in host memory is not known before it runs.
+        host_memory_bytes=0 if spec.is_script else placed_host_memory_bytes(spec, placement),
     )
+
+
+def _stop_timeout_s(spec: JobSpec) -> float:
+    """Workers are killed after half of it; a script has its grace until then."""
+    given_s = spec.recovery.stop_timeout_s
+    return max(given_s, 2 * spec.workload.stop_grace_s) if spec.is_script else given_s
 
 
 def capacity_message(capacity: Capacity) -> common_pb2.NodeCapacity:

@@ -37,11 +37,14 @@ def is_undone(ranges: Sequence[StepRange], step: int) -> bool:
     return any(each.first <= step < each.last for each in ranges)
 
 
-def num_skipped(ranges: Sequence[StepRange], step: int) -> int:
-    """How many steps up to `step`, itself included, are left out; ranges may overlap."""
+def num_skipped(ranges: Sequence[StepRange], step: int | None = None) -> int:
+    """How many steps up to `step`, itself included, are left out; ranges may overlap.
+
+    All of them, where no step is given.
+    """
     count, end = 0, 0
     for each in sorted(ranges, key=lambda each: each.first):
-        first, last = max(each.first, end + 1), min(each.last, step)
+        first, last = max(each.first, end + 1), each.last if step is None else min(each.last, step)
         count += max(0, last - first + 1)
         end = max(end, each.last)
     return count

@@ -122,9 +122,8 @@ def _decoded(data: bytes, name: str) -> str:
     is_script = name.endswith(_SCRIPTS) or data.startswith(b"#!")
     if is_script:
         raise SpecFileError(
-            f"{name} is a script, not a job spec. Scripts of your own cannot be submitted yet: a "
-            "job trains the built-in transformer as its spec says. `outlast schema` prints all "
-            "fields; 'name: my-job' alone is a complete spec"
+            f"{name} is a script, not a job spec. A spec that runs it: 'name: my-job' and "
+            f"'workload: {{command: [python, {name}]}}'; `outlast schema` prints all fields"
         )
     kind = next((what for start, what in _BEGINNINGS.items() if data.startswith(start)), None)
     if kind is None and b"\0" in data and data[:2] not in (b"\xff\xfe", b"\xfe\xff"):

@@ -46,6 +46,7 @@ from controller.agent.worker_reports import WorkerReports
 from controller.agent.workers.cgroups import WorkerCgroups
 from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.rendezvous import listen
+from controller.agent.workers.script_store import ScriptStore
 from controller.agent.workers.standby_link import StandbyEvents, StandbyLink
 from controller.agent.workers.supervisor import Supervisor, WorkerEvents
 from controller.agent.workers.worker import Worker
@@ -88,6 +89,7 @@ class Agent:
         )
         self._uploads = Uploads(self._checkpoints)
         self._replicas = Replicas(config, self._checkpoints)
+        self._store = self._make_store()
         self._commands = self._make_commands()
         self._session = self._make_session()
         self._stall_watch = StallWatch(self._supervisor.workers, self._session.beat_now)
@@ -184,6 +186,7 @@ class Agent:
             self._commands.close,
             self._suites.close,
             self._supervisor.stop_all,
+            self._store.close,
             lambda: self._standby.stop(timeout_s),
             self._cgroups.close,
             lambda: self._orphans.end(timeout_s),
@@ -266,6 +269,7 @@ class Agent:
             replicas=self._replicas,
             suites=self._suites,
             rendezvous_fd=self._rendezvous.fileno(),
+            store=self._store,
             storage_awaited=self._checkpoints.storage_awaited,
             mistakes=self._mistakes,
         )
@@ -276,6 +280,14 @@ class Agent:
             report_end=lambda worker, is_last: self._workers.report_end(worker, is_last=is_last),
             send_events=lambda: self._session.wake(),
             save_ledger=self._state.save_ledger,
+        )
+
+    def _make_store(self) -> ScriptStore:
+        return ScriptStore(
+            self._standby,
+            rendezvous_fd=self._rendezvous.fileno(),
+            host=self._config.address,
+            log_path=self._config.state_dir / "store.log",
         )
 
     def _make_standby(self) -> StandbyLink:
@@ -370,7 +382,7 @@ class Agent:
         self._checks.cancel_all()
 
     def _own_pids(self) -> Iterator[int]:
-        for pid in (self._standby.pid, self._suites.pid):
+        for pid in (self._standby.pid, self._suites.pid, self._store.pid):
             if pid is not None:
                 yield pid
 

@@ -59,6 +59,7 @@ from controller.agent.memory.uploads import PushError
 from controller.agent.observe.reporter import Emit
 from controller.agent.order_steps import Order, OrderSteps, Parts
 from controller.agent.workers import launch
+from controller.agent.workers.script_store import StoreError
 from controller.agent.workers.standby_link import StandbyError
 from controller.agent.workers.worker import Worker
 from outlast.clock import node_time_ns, node_time_s
@@ -252,7 +253,7 @@ class Commands:
         try:
             if step is Step.LEFTOVERS:
                 # The agent's own stops come to it as well, and nobody ordered those.
-                await self._parts.supervisor.wait_for_families()
+                await self._steps.end_leftovers(self._orders.get(command_id))
             else:
                 found = await self._steps.run(self._orders[command_id], step)
         except Exception as error:  # the controller waits for an answer
@@ -295,14 +296,14 @@ class Commands:
         self._emit(event, Weight.LASTING)
 
 
-_EXPECTED = (launch.StartRefusedError, PushError, StandbyError, SuiteError, OSError)
+_EXPECTED = (launch.StartRefusedError, PushError, StandbyError, StoreError, SuiteError, OSError)
 
 
 def _failure(error: Exception) -> Result:
     match error:
         case launch.StartRefusedError(kind=kind):
             return Result(ok=False, detail=str(error), error_kind=kind)
-        case PushError() | OSError():
+        case PushError() | StoreError() | OSError():
             return Result(ok=False, detail=str(error), error_kind=ErrorKind.RESOURCE)
         case StandbyError() | SuiteError():
             return Result(ok=False, detail=str(error), error_kind=ErrorKind.INTERNAL)

@@ -19,6 +19,8 @@ from controller.agent.observe.leftovers import delete_old_attempts, delete_old_l
 from controller.agent.threads import run_blocking
 from controller.agent.workers import launch, stacks
 from controller.agent.workers.preflight import Preflight
+from controller.agent.workers.script_launch import as_scripts, check_places
+from controller.agent.workers.script_store import ScriptStore
 from controller.agent.workers.supervisor import Launch, Supervisor
 from diagnostics.core.orders import Order as CheckOrder
 from diagnostics.core.orders import OrderKind
@@ -53,6 +55,7 @@ class Parts:
     replicas: Replicas
     suites: Suites
     rendezvous_fd: int
+    store: ScriptStore
     # A job's start waits for its storage, and why.
     storage_awaited: Callable[[str, str], None]
     mistakes: Mistakes
@@ -84,7 +87,7 @@ class OrderSteps:
             case Step.FREE_COPIES:
                 await self._free_copies(order)
             case Step.FORK:
-                await self._parts.supervisor.start(order.launches)
+                await self._fork(order)
             case Step.CLEAN_UP:
                 await self._clean_up(order)
             case Step.DRAIN:
@@ -106,10 +109,6 @@ class OrderSteps:
             return
         start = command.start_workers
         order.spec = launch.read_spec(start.spec_json)
-        if order.spec.is_script:
-            raise launch.StartRefusedError(
-                ErrorKind.CONFIG, "workload.command is given, which this agent cannot run yet"
-            )
         if len(start.ranks) > config.workers:
             raise launch.StartRefusedError(
                 ErrorKind.MISFIT,
@@ -132,6 +131,9 @@ class OrderSteps:
         assert spec is not None
         ranks = command.start_workers.ranks
         order.device = launch.choose_device(spec, len(ranks))
+        if spec.is_script:
+            await run_blocking(lambda: check_places(spec), "preflight")
+            return StartFacts(has_strays=False, keeps_copies=False)
         launch.check_host_memory(config, command.job_id, spec, ranks)
         await self._preflight.check(command, spec)
         order.copies = replica_plan(config, command, spec)
@@ -146,13 +148,17 @@ class OrderSteps:
         await run_blocking(lambda: hand_over(memory_dir, ranks), "hand-over")
 
     def _make_folders(self, order: Order) -> None:
-        order.launches = launch.make_launches(
+        assert order.spec is not None
+        launches = launch.make_launches(
             self._parts.config,
             order.command,
             device=order.device,
             rendezvous_fd=self._parts.rendezvous_fd,
             requested_ns=order.received_ns,
         )
+        if order.spec.is_script:
+            launches = as_scripts(launches, order.spec, order.command.start_workers)
+        order.launches = launches
 
     async def _free_copies(self, order: Order) -> None:
         parts, job_id = self._parts, order.command.job_id
@@ -165,7 +171,25 @@ class OrderSteps:
         assert order.spec is not None
         job_dir = config.attempt_dir(command.job_id, command.attempt).parent
         await run_blocking(lambda: delete_old_attempts(job_dir), "delete-old-attempts")
+        if order.spec.is_script:
+            return
         await self._parts.uploads.follow(launch.upload_plan(config, command, order.spec))
+
+    async def _fork(self, order: Order) -> None:
+        command = order.command
+        assert order.spec is not None
+        if order.spec.is_script and 0 in command.start_workers.ranks:
+            await self._parts.store.start(command.job_id)
+        await self._parts.supervisor.start(order.launches)
+
+    async def end_leftovers(self, order: Order | None) -> None:
+        """Wait for the ends of what workers left, with the store that they met at.
+
+        Nobody ordered the agent's own stops; what these leave ends with the next start.
+        """
+        await self._parts.supervisor.wait_for_families()
+        if order is not None:
+            await self._parts.store.end_of(order.command.job_id)
 
     async def _run_suite(self, order: Order) -> None:
         suite = order.command.run_suite

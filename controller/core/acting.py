@@ -11,7 +11,7 @@ from controller.core.kinds import Action, Cause, Wanted
 from controller.core.policy import decide
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.states import IncidentState, JobState, NodeState
-from controller.core.verdict import BLAMED_BEFORE, PolicyInput, PolicyVerdict
+from controller.core.verdict import BLAMED_BEFORE, STEADY_S, PolicyInput, PolicyVerdict
 from outlast.ids import NodeId, incident_id
 
 
@@ -61,6 +61,8 @@ def _charged(
         and verdict.fingerprint == job.last_fingerprint
         and incident.fault_step <= job.last_fault_step
     )
+    if _was_overcome(job, incident, verdict):
+        job = replace(job, retry_left=job.plan.retry_budget, faults_in_row=0)
     return ctx.put(
         replace(
             job,
@@ -72,6 +74,16 @@ def _charged(
             high_step=max(0, incident.fault_step),
         )
     )
+
+
+def _was_overcome(job: JobRecord, incident: IncidentRecord, verdict: PolicyVerdict) -> bool:
+    """Whether a script had put the faults before this one behind it.
+
+    It may commit no checkpoint that would say so. One that fails in the same way each time has
+    not, however long it runs until then.
+    """
+    is_same = verdict.fingerprint != "" and verdict.fingerprint == job.last_fingerprint
+    return job.plan.is_script and incident.ran_s >= STEADY_S and not is_same
 
 
 def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> PolicyInput:
@@ -89,6 +101,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Policy
         blamed_before=_blamed_before(ctx, job),
         fault_step=incident.fault_step,
         total_steps=job.plan.total_steps,
+        ran_s=incident.ran_s,
         last_fingerprint=job.last_fingerprint,
         last_fault_step=job.last_fault_step,
         same_failures=job.same_failures,

@@ -16,7 +16,7 @@ from controller.core.facts import CheckpointStored, CheckpointWaited, IncidentPu
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.orders import ForgetJob
 from controller.core.records import Evidence, IncidentRecord, JobRecord, TimelineEntry
-from controller.core.states import TERMINAL, IncidentState, JobState
+from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 from outlast.chosen import is_given_up
 from outlast.ids import NodeId, incident_id
 
@@ -99,7 +99,13 @@ def advanced(ctx: Context, job: JobRecord, event: JobAdvanced) -> None:
         )
     is_past = event.completed_step >= max(incident.fault_step, job.replayed_step or 0)
     if incident.state is IncidentState.VERIFYING and is_past:
-        close_for(ctx, job, f"training is past step {incident.fault_step} again")
+        close_for(ctx, job, _is_past(job, incident))
+
+
+def _is_past(job: JobRecord, incident: IncidentRecord) -> str:
+    if job.plan.is_script and incident.fault_step < 1:
+        return "its script runs again"
+    return f"training is past step {incident.fault_step} again"
 
 
 def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> bool:
@@ -220,7 +226,8 @@ def _trouble_in_words(job: JobRecord, event: CheckpointFailed) -> str:
             f"host memory is not on another node ({event.detail}); training goes on, but what is "
             "in memory on one node only is lost with it, and then storage is next"
         )
-    if event.step >= job.plan.total_steps and job.plan.last_checkpoint_s > 0:
+    last = job.plan.total_steps
+    if last is not None and event.step >= last and job.plan.last_checkpoint_s > 0:
         return (
             f"the last checkpoint could not be stored ({event.detail}); its upload is tried again "
             f"for {job.plan.last_checkpoint_s:g} s (checkpoint.last_timeout_s)"
@@ -275,6 +282,7 @@ def _new(
         opened_s=ctx.now_s,
         fault_s=min(evidence.at_s, ctx.now_s),
         fault_step=-1,
+        ran_s=max(0.0, ctx.now_s - job.since_s) if job.state in AT_WORK else 0.0,
         evidence=(evidence,),
         timeline=(
             TimelineEntry(

@@ -35,7 +35,7 @@ from controller.core.orders import (
     StartWorkers,
     StopWorkers,
 )
-from controller.core.records import Evidence, JobRecord
+from controller.core.records import Evidence, JobPlan, JobRecord
 from controller.core.states import (
     AT_WORK,
     LIVE,
@@ -58,7 +58,7 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
     # Quick where it matters: thousands of ranks end at once.
     if nodes.placed(ctx, job, event.node) is None and event.node not in job.nodes:
         return
-    if event.code == 0 and event.completed_step >= job.plan.total_steps:
+    if _is_done(job.plan, event):
         done = ctx.state.done.get(job.job_id, {})
         if event.rank in done:
             # Told again, as in every hello: it prolongs nothing.
@@ -80,13 +80,28 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
         detail=event.detail,
         at_s=event.at_s,
         fault_class=event.fault_class,
-        fingerprint=event.fingerprint,
+        fingerprint=event.fingerprint or _code_of(job.plan, event),
         traceback=event.traceback,
     )
-    if event.code == 0:
+    if event.code == 0 and job.plan.total_steps is not None:
         sign = program_error.ended_early(sign, event.completed_step, job.plan.total_steps)
     fault(ctx, job, sign)
     incidents.reached(ctx, ctx.state.jobs[job.job_id], event.completed_step)
+
+
+def _is_done(plan: JobPlan, event: WorkerExited) -> bool:
+    """Whether a rank has done all that it was to do.
+
+    Only a script decides that by itself; one that is asked to stop may end in the same way.
+    """
+    if plan.total_steps is None:
+        return event.code == 0 and not event.stopped
+    return event.code == 0 and event.completed_step >= plan.total_steps
+
+
+def _code_of(plan: JobPlan, event: WorkerExited) -> str:
+    """Whatever a script means by an exit code, it means the same each time."""
+    return f"exit code {event.code}" if plan.is_script and event.code > 0 else ""
 
 
 def advanced(ctx: Context, event: JobAdvanced) -> None:
@@ -96,13 +111,20 @@ def advanced(ctx: Context, event: JobAdvanced) -> None:
         return
     if job.state is JobState.STARTING:
         attempts.close_starts(ctx, job)
-        reason = f"training since step {event.resumed_step + 1}{elastic.in_words(job)}"
+        reason = f"{_since(job, event)}{elastic.in_words(job)}"
         # What was in use there is free now.
         fitting = tuple(known for known in job.misfits if known.node not in job.nodes)
         begun = len(job.chosen)
         job = ctx.move_job(replace(job, misfits=fitting, num_begun=begun), JobState.RUNNING, reason)
         job = _note_environment(ctx, job, event)
     incidents.advanced(ctx, replays.advanced(ctx, job, event), event)
+
+
+def _since(job: JobRecord, event: JobAdvanced) -> str:
+    if job.plan.is_script and event.completed_step < 1:
+        ranks = job.plan.world_size
+        return "its script runs" if ranks == 1 else f"its script runs on all {ranks} ranks"
+    return f"training since step {event.resumed_step + 1}"
 
 
 def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRecord:

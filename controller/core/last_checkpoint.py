@@ -23,7 +23,8 @@ from outlast.ids import CommandId
 
 def all_steps_done(ctx: Context, job: JobRecord) -> None:
     """Every rank has ended well: the job has succeeded, or waits for its last checkpoint."""
-    job = ctx.put(replace(job, high_step=job.plan.total_steps))
+    if job.plan.total_steps is not None:
+        job = ctx.put(replace(job, high_step=job.plan.total_steps))
     if is_stored(job) or job.plan.last_checkpoint_s <= 0:
         _succeed(ctx, job)
         return
@@ -55,7 +56,8 @@ def is_awaited(ctx: Context, job: JobRecord) -> bool:
 
 def is_stored(job: JobRecord) -> bool:
     """Whether the checkpoint of the last step is committed."""
-    return job.committed_step is not None and job.committed_step >= job.plan.total_steps
+    last = job.plan.total_steps
+    return last is not None and job.committed_step is not None and job.committed_step >= last
 
 
 def succeed_if_stored(ctx: Context, job: JobRecord) -> bool:
@@ -80,7 +82,7 @@ def not_stored(ctx: Context, job: JobRecord) -> Evidence:
         kind=EvidenceKind.CHECKPOINT,
         node=None,
         rank=None,
-        detail=f"all {job.plan.total_steps} steps are done, but the last checkpoint is not in "
+        detail=f"{_all_done(job)}, but the last checkpoint is not in "
         f"{job.checkpoint_url} after {job.plan.last_checkpoint_s:g} s "
         f"(checkpoint.last_timeout_s): {_why(job)}",
         at_s=ctx.now_s,
@@ -152,7 +154,7 @@ def close_pushes(ctx: Context, job: JobRecord, why: str) -> None:
 
 
 def _succeed(ctx: Context, job: JobRecord) -> None:
-    reason = f"all {job.plan.total_steps} steps are done"
+    reason = _all_done(job)
     if job.plan.last_checkpoint_s > 0:
         reason += f"; checkpoint {job.committed_step} is committed in {job.checkpoint_url}"
     attempts.finish(ctx, job, JobState.SUCCEEDED, reason)
@@ -162,7 +164,13 @@ _MARK = "waiting for the last checkpoint"
 
 
 def _waiting(job: JobRecord, why: str) -> str:
-    return f"all {job.plan.total_steps} steps are done; {_MARK}: {why}"
+    return f"{_all_done(job)}; {_MARK}: {why}"
+
+
+def _all_done(job: JobRecord) -> str:
+    if job.plan.is_script:
+        return "every rank ended with exit code 0"
+    return f"all {job.plan.total_steps} steps are done"
 
 
 def _why(job: JobRecord) -> str:

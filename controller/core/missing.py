@@ -41,9 +41,9 @@ def decide(facts: PolicyInput) -> PolicyVerdict | None:
     if not found:
         return None
     nodes = tuple(dict.fromkeys(item.node for item in found if item.node is not None))
-    has_trained = facts.fault_step >= 1 or facts.last_fault_step >= 1 or bool(facts.committed_step)
+    has_trained = facts.came_late or facts.last_fault_step >= 1 or bool(facts.committed_step)
     is_repeated = any(item.fingerprint == facts.last_fingerprint != "" for item in found)
-    if facts.fault_step >= 1 and not is_repeated and not _all_answered(found):
+    if facts.came_late and not is_repeated and not _all_answered(found):
         # It was there for a while: a mount that went away may be back, as after other errors.
         return None
     is_everywhere = len(nodes) >= facts.num_nodes or (

@@ -98,8 +98,7 @@ def _repeated(facts: PolicyInput) -> PolicyVerdict | None:
         return None
     if root.fault_class in causes.OF_HARDWARE:
         return None
-    no_progress = facts.fault_step <= facts.last_fault_step
-    if root.fingerprint != facts.last_fingerprint or not no_progress:
+    if root.fingerprint != facts.last_fingerprint or facts.has_progress:
         return None
     times = facts.same_failures + 2
     if times < (2 if causes.is_deterministic(root.fault_class) else 3):
@@ -110,7 +109,7 @@ def _repeated(facts: PolicyInput) -> PolicyVerdict | None:
         action=_last_resort(facts) if cause is Cause.STORAGE else Action.FAIL,
         cause=cause,
         reason=f"rank {root.rank} failed in the same way {times} times "
-        f"{program_error.when(facts.fault_step)}: {program_error.plain(root.detail)}",
+        f"{program_error.when(facts)}: {program_error.plain(root.detail)}",
         fingerprint=root.fingerprint,
         error=root.traceback or root.detail,
     )
@@ -127,7 +126,7 @@ def _limit_too_short(facts: PolicyInput) -> PolicyVerdict | None:
     if sign is None or sign.fingerprint != facts.last_fingerprint:
         return None
     what, remedy, most_steps = _LIMITS[sign.fingerprint]
-    has_progress = facts.fault_step > facts.last_fault_step + most_steps
+    has_progress = facts.fault_step > facts.last_fault_step + most_steps or facts.was_steady
     if sign.fingerprint == NO_STEP_IN_TIME and blame.has_suspects(facts):
         return None
     may_check = Rung.DIAGNOSE in facts.ladder and blame.has_suspects(facts) and not facts.findings

@@ -23,9 +23,11 @@ def plain(detail: str) -> str:
     return _SOURCE.sub("", detail)
 
 
-def when(fault_step: int) -> str:
-    """How far training was."""
-    return "before the first step" if fault_step < 1 else f"after step {fault_step}"
+def when(facts: PolicyInput) -> str:
+    """How far training was; of a script that says nothing of its steps, how long it ran."""
+    if facts.fault_step >= 1:
+        return f"after step {facts.fault_step}"
+    return f"after {facts.ran_s:.0f} s" if facts.is_script else "before the first step"
 
 
 def ended_early(sign: Evidence, completed_step: int, total_steps: int) -> Evidence:
@@ -46,13 +48,18 @@ def decide(facts: PolicyInput) -> PolicyVerdict | None:
     Of some exceptions that is known whenever they come (class `program_error`: a missing key, a
     wrong type or value, a failed assertion), but for what `_need_not_come_again` leaves out. Any
     other exception of the program counts only before the job has ever completed a step; later it
-    may be a matter of the moment, and is tried once more, in `policy`.
+    may be a matter of the moment, and is tried once more, in `policy`. Of a script it is not known
+    what it has done: what it raises early and whenever it comes ends the job, all else is tried
+    once more.
     """
     root = root_failure(facts.evidence)
     if root is None or root.kind is not EvidenceKind.WORKER_EXIT or not root.fingerprint:
         return None
     if root.fault_class is FailureClass.PROGRAM_ERROR:
-        is_certain = not _need_not_come_again(facts, root)
+        is_late = facts.is_script and facts.came_late
+        is_certain = not is_late and not _need_not_come_again(facts, root)
+    elif facts.is_script:
+        is_certain = False
     else:
         may_be = root.fault_class in (FailureClass.USER_ERROR, FailureClass.ENDED_EARLY)
         has_trained = max(facts.fault_step, facts.last_fault_step) >= 1 or facts.committed_step
@@ -63,7 +70,7 @@ def decide(facts: PolicyInput) -> PolicyVerdict | None:
     return PolicyVerdict(
         action=Action.FAIL,
         cause=Cause.USER_ERROR,
-        reason=f"the job's own program failed {when(facts.fault_step)}, on rank {root.rank}: "
+        reason=f"the job's own program failed {when(facts)}, on rank {root.rank}: "
         f"{plain(root.detail)}; it would fail again, so it is not retried{checked}",
         fingerprint=root.fingerprint,
         error=root.traceback or plain(root.detail),

@@ -41,7 +41,8 @@ class JobPlan:
     nodes: int
     workers_per_node: int
     standby: int
-    total_steps: int
+    # None: a script, which is done when all of its ranks have ended with exit code 0.
+    total_steps: int | None
     retry_budget: int
     in_place_restarts: int
     first_step_timeout_s: float
@@ -69,6 +70,11 @@ class JobPlan:
     @property
     def world_size(self) -> int:
         return self.nodes * self.workers_per_node
+
+    @property
+    def is_script(self) -> bool:
+        """Whether its ranks are a program of the user's own."""
+        return self.total_steps is None
 
     @property
     def wanted_nodes(self) -> int:
@@ -302,6 +308,8 @@ class IncidentRecord:
     # When the fault happened: the earliest evidence.
     fault_s: float
     fault_step: int
+    # How long the job had been starting or running, whichever the fault ended.
+    ran_s: float = 0.0
     cause: Cause = Cause.UNKNOWN
     action: Action | None = None
     reason: str = ""

@@ -145,7 +145,9 @@ def _left_out_for_spike(facts: PolicyInput) -> StepRange | None:
     """
     gone = (EvidenceKind.NODE_LOST, EvidenceKind.NOT_STOPPED)
     is_lost = any(item.kind in gone for item in facts.evidence)
-    last = min(facts.fault_step + 1 + is_lost, facts.total_steps)
+    last = facts.fault_step + 1 + is_lost
+    if facts.total_steps is not None:
+        last = min(last, facts.total_steps)
     return _rolled_back(facts, last) if last > facts.fault_step else None
 
 

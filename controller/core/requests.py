@@ -56,7 +56,8 @@ def cancel_requested(ctx: Context, event: JobCancelRequested) -> None:
     last_checkpoint.close_pushes(ctx, job, "the job is cancelled")
     job = ctx.put(replace(job, wanted=Wanted.CANCEL, needs_person=False))
     if job.state in AT_WORK:
-        attempts.suspend(ctx, job, "cancelled by the user", graceful=False)
+        # Nobody needs the state of a trainer that is cancelled; a script may have to clean up.
+        attempts.suspend(ctx, job, "cancelled by the user", graceful=job.plan.is_script)
     elif job.state is not JobState.SUSPENDING:
         attempts.finish(ctx, job, JobState.CANCELLED, "cancelled by the user")
 

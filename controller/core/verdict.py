@@ -15,6 +15,11 @@ from outlast.skipped import StepRange
 
 # How many faults before this one `PolicyInput.blamed_before` looks back on.
 BLAMED_BEFORE = 2
+# A script that ran for so long did what it is to do: its imports, its data and its first steps
+# are behind it.
+STEADY_S = 600.0
+# What a script raises before that, it raises of its own start: a wrong argument, a missing key.
+EARLY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,10 @@ class PolicyInput:
     # Nodes on which each of the last faults before this one began, if machines made them all.
     blamed_before: tuple[NodeId, ...] = ()
     fault_step: int
-    total_steps: int = 0
+    # None: of a script.
+    total_steps: int | None = None
+    # How long the job had been starting or running.
+    ran_s: float = 0.0
     last_fingerprint: str
     last_fault_step: int
     # How often in a row the last failure had come back before this time.
@@ -62,6 +70,25 @@ class PolicyInput:
     # How many nodes the job has, and those that a file was missing on before.
     num_nodes: int = 1
     lacking_before: tuple[NodeId, ...] = ()
+
+    @property
+    def is_script(self) -> bool:
+        return self.total_steps is None
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether the job came further than it was at the last fault, as far as can be told."""
+        return self.fault_step > self.last_fault_step or self.was_steady
+
+    @property
+    def came_late(self) -> bool:
+        """Whether the fault came after a start that went well."""
+        return self.fault_step >= 1 or (self.is_script and self.ran_s >= EARLY_S)
+
+    @property
+    def was_steady(self) -> bool:
+        """Whether a script, which need not say what it has done, ran for long before the fault."""
+        return self.is_script and self.ran_s >= STEADY_S
 
     @property
     def nothing_failed(self) -> bool:

@@ -89,10 +89,11 @@ class _Place:
             step = next(iter(steps), None) if wanted is None else wanted
             if step is None or step not in steps:
                 raise self._absent(storage, step, steps)
-            if step >= self.job.plan.total_steps:
+            last = self.job.plan.total_steps
+            if last is not None and step >= last:
                 raise ChoiceError(
                     self.field,
-                    f"is {step}, and training ends with step {self.job.plan.total_steps}: nothing "
+                    f"is {step}, and training ends with step {last}: nothing "
                     f"would be left to train; committed in {storage.url}: {_listed(steps)}",
                 )
             _, manifest = storage.read_commit(step)

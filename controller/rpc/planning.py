@@ -15,28 +15,20 @@ from controller.convert import plan_of
 from controller.core.records import JobPlan
 from controller.grpc_errors import Context, abort, bad_request
 from controller.rpc.views import document_of
-from outlast.problems import FieldProblem, SpecError
+from outlast.problems import SpecError
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 
 # A client waits for 30 s.
 PLAN_S = 20.0
-_NO_SCRIPTS = FieldProblem(
-    field="workload.command",
-    message="is given, and agents cannot run scripts yet; without it the job trains the built-in "
-    "transformer",
-)
 
 
 async def parsed(document: struct_pb2.Struct, context: Context) -> JobSpec:
-    """The spec of a request; one that is wrong, or that no agent could run, ends the call."""
+    """The spec of a request; one that is wrong ends the call."""
     try:
-        spec = parse_spec(document_of(document))
-        if spec.is_script:
-            raise SpecError((_NO_SCRIPTS,))
+        return parse_spec(document_of(document))
     except SpecError as error:
         await bad_request(context, error)
-    return spec
 
 
 async def planned(spec: JobSpec, context: Context) -> JobPlan:

@@ -43,7 +43,7 @@ def brief_job(
         finished_s=job.finished_s,
         attempt=job.attempt,
         step=0 if last is None else last.step,
-        total_steps=job.plan.total_steps,
+        total_steps=job.plan.total_steps or 0,
         loss=None if last is None else last.loss,
         tokens_per_s=speed,
         committed_step=job.committed_step,

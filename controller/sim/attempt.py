@@ -69,6 +69,12 @@ class SimJob:
     trained_s: float = 0.0
 
     @property
+    def last_step(self) -> int:
+        """The step after which it is done."""
+        assert self.plan.total_steps is not None, "scripts are not simulated"
+        return self.plan.total_steps
+
+    @property
     def most_ahead(self) -> int:
         """How many steps beyond that all ranks may find: of a rank that was ahead, as its twins."""
         return 1 if self.replicas and not self.dp_is_sharded else 0
@@ -211,7 +217,7 @@ class Training:
 
     def _reached(self, now_s: float) -> int:
         steps = int((now_s - self.paced_s) / self.step_s + 1e-9)
-        return min(self.job.plan.total_steps, self.paced_step + steps)
+        return min(self.job.last_step, self.paced_step + steps)
 
     def seen_step(self, now_s: float) -> int:
         """The same as it seems: an attempt that computes what is worth nothing seems to go on."""

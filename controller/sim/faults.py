@@ -274,7 +274,7 @@ def _user_error(world: World) -> None:
     training = some_training(world)
     if training is not None and training.job.error_step is None:
         step = training.completed(world.now_s) + 2
-        training.job.error_step = min(step, training.job.plan.total_steps)
+        training.job.error_step = min(step, training.job.last_step)
         training.joined[0].end(KILLED, FailureClass.KILLED_BY_SIGNAL)
 
 

@@ -19,7 +19,7 @@ def _bad_batch(world: World) -> None:
         return
     job = training.job
     step = training.completed(world.now_s) + 2
-    if job.nan_step is None and step <= job.plan.total_steps:
+    if job.nan_step is None and step <= job.last_step:
         job.nan_step = step
         training.joined[0].end(KILLED, FailureClass.KILLED_BY_SIGNAL)
 
@@ -30,7 +30,7 @@ def _spike(world: World) -> None:
     if training is not None and training.job.spike_step is None:
         # There must be enough steps before it for it to stand out from.
         step = training.completed(world.now_s) + world.random.randint(40, 80)
-        if step <= training.job.plan.total_steps:
+        if step <= training.job.last_step:
             training.job.spike_step = step
             world.trainings.plan_anew(training)
 

@@ -163,7 +163,7 @@ class Memory:
         )
         for rank, node_id in enumerate(training.rank_nodes):
             memory = self._world.nodes[node_id].memory.setdefault(job.job_id, {})
-            ahead = rank and done < job.plan.total_steps and random.random() < 0.3
+            ahead = rank and done < job.last_step and random.random() < 0.3
             steps = kept.of(rank, ahead=bool(ahead))
             self._world.checkers.sealed(training, rank, steps, kept.common)
             before = memory.get((training.world_size, rank), ())

@@ -186,7 +186,7 @@ class Trainings:
         self._memory.resumed(training)
         world.checkers.resumed(training)
         world.trace("train", training.job.job_id, f"a{training.attempt} from {training.resumed}")
-        last = training.job.plan.total_steps
+        last = training.job.last_step
         waits_for_last = training.job.plan.last_checkpoint_s > 0
         if training.resumed >= last and waits_for_last and last not in training.job.commits:
             uploads.upload(self._world, training, last)
@@ -227,10 +227,10 @@ class Trainings:
         job, done = training.job, training.completed(self._world.now_s)
         first = training.resumed + 1
         for step in sorted({first, first + 1, job.high_step, job.high_step + 1}):
-            if done < step <= job.plan.total_steps:
+            if done < step <= job.last_step:
                 self._at(training, step, 0.01, self._begins if step == first else self._goes_on)
         self._plan_commit(training, done)
-        self._at(training, job.plan.total_steps, 0.02, self._finish)
+        self._at(training, job.last_step, 0.02, self._finish)
         if job.error_step is not None and job.error_step > done:
             self._at(training, job.error_step, -0.01, self._user_error)
         self._plan_batch(training, training.replayed_step, done, -0.02, self._compare)
@@ -338,7 +338,7 @@ class Trainings:
 
     def _plan_commit(self, training: Training, after_step: int) -> None:
         every = training.job.commit_every
-        step = min((after_step // every + 1) * every, training.job.plan.total_steps)
+        step = min((after_step // every + 1) * every, training.job.last_step)
         if step > after_step:
             self._at(training, step, 0.005, partial(self._commit_due, step))
 

@@ -36,7 +36,7 @@ def _commit(world: World, training: Training, step: int, agents: list[object]) -
         why = "No space left on device" if not job.store_up else "parts are missing"
         coordinator.report_trouble(job.job_id, training.attempt, step, why)
         # Agents insist on the last step, as long as the job waits for it.
-        if step == job.plan.total_steps and not job.store_up:
+        if step == job.last_step and not job.store_up:
             waited_s = world.now_s - training.reaches_s(step)
             if waited_s < job.plan.last_checkpoint_s:
                 world.timeline.after(30.0, _commit, world, training, step, agents)

@@ -33,10 +33,22 @@ _MEANING = {
     "CANCELLED": "It was cancelled.",
 }
 
+# Where a script differs.
+_SCRIPT_MEANING = {
+    "STARTING": "It is about to run: its ranks are started.",
+    "RUNNING": "It is running.",
+    "SUCCEEDED": "It has finished: every rank ended with exit code 0.",
+}
+
 
 def is_training(job: Job) -> bool:
     """Whether steps are being completed now."""
     return job.state == "RUNNING" and not _waits_for_last_checkpoint(job)
+
+
+def is_script(job: Job) -> bool:
+    """Whether it runs a script, of which nobody knows how many steps it will do."""
+    return job.total_steps == 0
 
 
 def _waits_for_last_checkpoint(job: Job) -> bool:
@@ -45,6 +57,8 @@ def _waits_for_last_checkpoint(job: Job) -> bool:
 
 def headline(job: Job) -> str:
     """One sentence: is it training, and if not, what is it doing?"""
+    if is_script(job) and job.state in _SCRIPT_MEANING:
+        return _SCRIPT_MEANING[job.state]
     if _waits_for_last_checkpoint(job):
         return "It is not training: all steps are done, and the last checkpoint is being stored."
     return _MEANING.get(job.state, f"It is {job.state}.")
@@ -59,7 +73,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
         ("reason", job.reason or "none given"),
         ("progress", progress(job)),
     ]
-    if is_training(job):
+    if is_training(job) and not (is_script(job) and job.step < 1):
         lines.append(("rate", rate(job)))
         lines += [("last step", last_step(job)), ("model FLOPs", model_flops(job))]
         lines += use_lines(job)
@@ -83,10 +97,12 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
 
 def progress(job: Job) -> str:
     """How far a job is: step, share and loss."""
-    share = 100 * job.step / job.total_steps if job.total_steps else 0.0
     # A step that was left out has none.
     has_loss = job.HasField("loss") and not math.isnan(job.loss)
     loss = f", training loss {job.loss:.4f}" if has_loss else ""
+    if is_script(job):
+        return f"step {job.step:,}{loss}" if job.step > 0 else "its script reports no steps"
+    share = 100 * job.step / job.total_steps
     return f"step {max(job.step, 0):,} of {job.total_steps:,} ({share:.0f} %){loss}"
 
 
@@ -115,10 +131,11 @@ def job_nodes(job: Job) -> str:
 def rate(job: Job) -> str:
     """Tokens per second and when the job will be done at that rate."""
     left_s = eta_s(job)
-    if left_s is None:
+    if left_s is None and not (is_script(job) and job.tokens_per_s > 0):
         return "not known yet"
     each = f" ({job.tokens_per_s / job.ranks:,.0f} a rank)" if job.ranks > 1 else ""
-    return f"{job.tokens_per_s:,.0f} tokens/s{each}; done in about {duration(left_s)}"
+    left = "" if left_s is None else f"; done in about {duration(left_s)}"
+    return f"{job.tokens_per_s:,.0f} tokens/s{each}{left}"
 
 
 def last_step(job: Job) -> str:
@@ -165,7 +182,7 @@ def use_lines(job: Job) -> list[tuple[str, str]]:
 def eta_s(job: Job) -> float | None:
     """Seconds to the last step at the present rate; None while there is no rate."""
     per_step = tokens_per_step(job)
-    if not is_training(job) or per_step is None or job.tokens_per_s <= 0:
+    if is_script(job) or not is_training(job) or per_step is None or job.tokens_per_s <= 0:
         return None
     return (job.total_steps - job.step) * per_step / job.tokens_per_s
 

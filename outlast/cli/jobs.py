@@ -164,10 +164,16 @@ def _row(job: Job, now_s: float) -> tuple[str, ...]:
         job.job_id,
         job.state,
         describe.duration(now_s - job.state_since_s),
-        f"{max(job.step, 0):,}/{job.total_steps:,}",
+        _step(job),
         f"{job.loss:.4f}" if job.HasField("loss") else "-",
         job.reason,
     )
+
+
+def _step(job: Job) -> str:
+    if describe.is_script(job):
+        return f"{job.step:,}" if job.step > 0 else "-"
+    return f"{max(job.step, 0):,}/{job.total_steps:,}"
 
 
 def _print_job(job: Job, json: bool) -> None:

@@ -174,7 +174,9 @@ def _loop(follower: Follower, tick: Callable[[Snapshot], None] | None) -> Snapsh
 
 
 def _tenth(snapshot: Snapshot) -> int:
-    return _PLAIN_SHARES * snapshot.job.step // max(1, snapshot.job.total_steps)
+    job = snapshot.job
+    # Of a script nobody knows how far it is.
+    return 0 if describe.is_script(job) else _PLAIN_SHARES * job.step // job.total_steps
 
 
 def _job_panel(snapshot: Snapshot, now_s: float) -> RenderableType:
@@ -191,7 +193,7 @@ def _job_panel(snapshot: Snapshot, now_s: float) -> RenderableType:
     lines: list[RenderableType] = [
         state,
         Text(job.reason, style="dim", overflow="ellipsis", no_wrap=True),
-        _bar(job.step / max(1, job.total_steps)),
+        *([] if describe.is_script(job) else [_bar(job.step / job.total_steps)]),
         Text(
             f"{describe.progress(job)}   {describe.rate(job) if describe.is_training(job) else ''}"
         ),

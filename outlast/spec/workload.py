@@ -14,8 +14,7 @@ from outlast.section import Section
 
 
 class WorkloadSpec(Section):
-    """A script of your own, in place of the built-in trainer. Checked only: agents cannot run
-    scripts yet, so the controller refuses the job."""
+    """A script of your own, in place of the built-in trainer, started as torchrun starts it."""
 
     command: tuple[str, ...] | None = Field(
         None,

@@ -240,10 +240,11 @@ def test_repeated_command_is_applied_once(controller: FakeController, agent: Age
         ),
         (
             start_command(
-                job_id="j6", spec_json='{"name": "job", "workload": {"command": ["true"]}}'
+                job_id="j6",
+                spec_json='{"name": "job", "workload": {"command": ["python", "/nowhere/x.py"]}}',
             ),
-            "config",
-            "workload.command is given, which this agent cannot run yet",
+            "missing",
+            "workload.command has '/nowhere/x.py', which is not there",
         ),
     ],
     ids=["ranks", "job-id", "json", "spec", "memory", "storage", "script"],

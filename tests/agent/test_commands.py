@@ -78,6 +78,7 @@ def make_commands(
         replicas=unused,
         suites=unused,
         rendezvous_fd=-1,
+        store=unused,
         storage_awaited=unused,
         mistakes=Mistakes(),
     )

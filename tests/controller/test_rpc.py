@@ -44,19 +44,16 @@ def test_submit_is_idempotent_by_request_id(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_script_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_script_is_taken_with_its_size_and_no_end_that_is_known(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with lab(tmp_path) as bench:
             spec = jobs_pb2.SubmitRequest().spec
-            spec.update({"name": "mine", "workload": {"command": ["python", "train.py"]}})
-            for call in (
-                bench.jobs.Submit(jobs_pb2.SubmitRequest(spec=spec)),
-                bench.jobs.CheckFit(jobs_pb2.CheckFitRequest(spec=spec)),
-            ):
-                error = await failure(call)
-                assert violations(error) == ["workload.command"]
-                assert "agents cannot run scripts yet" in (error.details() or "")
-            assert not (await bench.jobs.ListJobs(jobs_pb2.ListJobsRequest())).jobs
+            workload = {"command": ["python", "train.py"], "workers_per_node": 4}
+            spec.update({"name": "mine", "workload": workload, "resources": {"nodes": 3}})
+            fit = await bench.jobs.CheckFit(jobs_pb2.CheckFitRequest(spec=spec))
+            assert fit.needed == 3
+            job = (await bench.jobs.Submit(jobs_pb2.SubmitRequest(spec=spec))).job
+            assert (job.ranks, job.total_steps) == (12, 0)
 
     asyncio.run(scenario())
 

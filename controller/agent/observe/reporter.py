@@ -37,6 +37,14 @@ _PARTS = (
 Emit = Callable[[agents_pb2.AgentEvent, Weight], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Standing:
+    """How far a rank is, and since when."""
+
+    step: int
+    at_ns: int
+
+
 @dataclass(slots=True)
 class _Rank:
     """What was read from one rank's box so far."""
@@ -51,6 +59,17 @@ class _Rank:
     # The rank has ended and everything it left was read.
     is_read: bool = False
     last_steps: LastSteps = field(default_factory=LastSteps)
+
+    def standing(self) -> _Standing | None:
+        """How far it is; None before its first step.
+
+        A script need not say anything of its steps: it is at step 0 from the moment it runs.
+        """
+        if self.last is not None:
+            return _Standing(step=self.last.step, at_ns=self.last.end_ns)
+        if self.worker.is_script and self.worker.present() is not None:
+            return _Standing(step=0, at_ns=self.worker.forked_ns)
+        return None
 
     def look(self, *, is_connected: bool) -> None:
         """Take in the steps completed since the last look."""
@@ -249,10 +268,9 @@ class Reporter:
 
     def _send_progress(self, key: AttemptKey, attempt: _Attempt, *, is_last: bool = False) -> None:
         """Say how far the slowest local rank is, if that is due."""
-        lasts = [rank.last for rank in attempt.ranks.values() if rank.last is not None]
-        if len(lasts) < len(attempt.ranks):
+        slowest = _slowest(attempt)
+        if slowest is None:
             return
-        slowest = min(lasts, key=lambda record: (record.step, -record.end_ns))
         is_first = self._reports.is_first_progress(key)
         if not self._reports.is_progress_due(key, slowest.step, is_last=is_last):
             return
@@ -262,7 +280,7 @@ class Reporter:
         progress = agents_pb2.ProgressMade(
             completed_step=slowest.step,
             resumed_step=min(rank.resumed_step for rank in attempt.ranks.values()),
-            completed_at_s=slowest.end_ns / 1e9,
+            completed_at_s=slowest.at_ns / 1e9,
             start_split_s=_start_split(attempt),
             environment=attempt.environment(),
             environment_changes=attempt.environment_changes(),
@@ -272,6 +290,15 @@ class Reporter:
             job_id=job_id, attempt=number, at_s=node_time_s(), progress=progress
         )
         self._emit(event, Weight.PROGRESS)
+
+
+def _slowest(attempt: _Attempt) -> _Standing | None:
+    """Of the local ranks; None before each has done a step."""
+    standings = [rank.standing() for rank in attempt.ranks.values()]
+    known = [standing for standing in standings if standing is not None]
+    if len(known) < len(standings):
+        return None
+    return min(known, key=lambda standing: (standing.step, -standing.at_ns))
 
 
 def _age_s(now_ns: int, then_ns: int) -> float:
@@ -299,6 +326,10 @@ def _start_split(attempt: _Attempt) -> dict[str, float]:
     The parts add up to the time from the start command to the end of that step.
     """
     ends = [(r.first.end_ns, r.worker) for r in attempt.ranks.values() if r.first is not None]
+    if not ends:
+        # Of scripts that report no steps.
+        workers = [rank.worker for rank in attempt.ranks.values()]
+        return {"fork": max(_age_s(one.forked_ns, one.requested_ns) for one in workers)}
     first_step_ns, worker = max(ends, key=lambda end: end[0])
     marks = worker.look(Reader.marks) or {}
     split = {"fork": _age_s(worker.forked_ns, worker.requested_ns)}

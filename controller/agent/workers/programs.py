@@ -74,12 +74,10 @@ class Inherited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningProgram:
-    """A program that has been started, and our ends of its pipes."""
+class Started:
+    """A program that has been started; it leads a process group."""
 
     child: Child
-    stdin: io.FileIO
-    stdout: io.FileIO
 
     @property
     def pid(self) -> int:
@@ -103,6 +101,14 @@ class RunningProgram:
             logger.info("program killed: pid=%d", self.pid)
         await reap_group(self.pid)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningProgram(Started):
+    """A program with our ends of its pipes."""
+
+    stdin: io.FileIO
+    stdout: io.FileIO
+
     def close(self) -> None:
         """Let go of the pipes."""
         for pipe in (self.stdin, self.stdout):
@@ -125,14 +131,21 @@ async def start_program(
         their_stdin, our_stdin = _pipe(theirs, ours)
         our_stdout, their_stdout = _pipe(ours, theirs)
         streams = (their_stdin.fileno(), their_stdout.fileno(), log.fileno())
-        child = await _start(standby, module, arguments, streams)
+        child = await start_child(standby, module, arguments, streams)
         ours.pop_all()
         return RunningProgram(child=child, stdin=our_stdin, stdout=our_stdout)
 
 
-async def _start(
+async def start_child(
     standby: Standby, module: str, arguments: Sequence[str], streams: tuple[int, int, int]
 ) -> Child:
+    """Start a module of ours with these descriptors as its standard input, output and error.
+
+    Nothing is awaited between the moment when it leads its group and the return.
+
+    Raises:
+        OSError: it cannot be started.
+    """
     environment = program_environment(os.environ)
     program = Program(module=module, arguments=arguments, environment=environment, streams=streams)
     try:

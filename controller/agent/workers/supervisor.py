@@ -34,6 +34,7 @@ from outlast.clock import node_time_ns
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import (
     KILLED,
+    STOP_SIGNAL,
     WorkerContract,
     WorkerExitCode,
     WorkerFiles,
@@ -56,6 +57,9 @@ class Launch:
     stage: int = 0
     """Of the pipeline."""
     total_steps: int = MAX_COUNT
+    stop_signal: signal.Signals = STOP_SIGNAL
+    silent_limit_s: float | None = None
+    """As `Worker` has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +142,8 @@ class Supervisor:
                     mistakes=self._mistakes,
                     stage=launch.stage,
                     total_steps=launch.total_steps,
+                    stop_signal=launch.stop_signal,
+                    silent_limit_s=launch.silent_limit_s,
                 ),
                 launch,
             )
@@ -154,7 +160,7 @@ class Supervisor:
         """Signal those of these workers that run, now or as soon as there is a process."""
         for worker in self._named(keys):
             if worker.is_running:
-                worker.signal(number)
+                worker.signal(worker.stop_signal if number is STOP_SIGNAL else number)
 
     async def wait_for_families(self) -> None:
         """Wait for the ends of what dead workers left: it may hold a device or a port."""

@@ -25,6 +25,7 @@ from outlast.blackbox.records import MAX_COUNT
 from outlast.clock import node_time_s, wall_ahead_s
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import (
+    STOP_SIGNAL,
     STOPPED_CODES,
     EnvironmentField,
     WorkerFiles,
@@ -68,6 +69,11 @@ class Worker:
     stage: int = 0
     # Of the job: a step beyond them is none.
     total_steps: int = MAX_COUNT
+    # Of a script, what asks it to stop.
+    stop_signal: signal.Signals = STOP_SIGNAL
+    # Of a script that reports no steps: for how long it may show no sign of life. None: a worker
+    # of the trainer.
+    silent_limit_s: float | None = None
     # Its own, where the agent may make one.
     cgroup: Path | None = None
     pid: int | None = None
@@ -89,6 +95,11 @@ class Worker:
     def identity(self) -> WorkerKey:
         """What the worker is called inside the agent."""
         return WorkerKey(self.job_id, self.attempt, self.rank)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a program of the user's own."""
+        return self.silent_limit_s is not None
 
     @property
     def is_running(self) -> bool:
@@ -167,7 +178,8 @@ def bare_exit(worker: Worker, code: int) -> agents_pb2.WorkerExit:
         code=code,
         at_s=node_time_s(),
         completed_step=-1,
-        stopped=worker.stopped_by is not None and code in STOPPED_CODES,
+        # A script that is asked to stop ends with whatever code it likes.
+        stopped=worker.stopped_by is not None and (worker.is_script or code in STOPPED_CODES),
     )
 
 

@@ -59,7 +59,8 @@ def is_present(state: State, job_id: JobId, attempt: int) -> bool:
 def is_within(state: State, job_id: JobId, *steps: int) -> bool:
     """Whether a job that exists has such steps."""
     total_steps = state.jobs[job_id].plan.total_steps
-    return max(steps) <= total_steps
+    # Where a script ends is not known.
+    return total_steps is None or max(steps) <= total_steps
 
 
 def may_stop_unknown(state: State, node: NodeId) -> bool:

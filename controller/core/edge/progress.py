@@ -115,9 +115,13 @@ class ProgressTable:
             self._tracks[job.job_id] = _Track(attempt=job.attempt, changed_s=now_s)
 
     def due_s(self, job: JobRecord, limit_s: float) -> float | None:
-        """When it stands still for too long without a step; None when that was reported."""
+        """When it stands still for too long without a step; None when that was reported, or no
+        step is expected."""
         track = self._tracks.get(job.job_id)
         if track is None or track.attempt != job.attempt or track.told_stalled:
+            return None
+        # A script need not say a word of its steps; its agents look at whether it is alive.
+        if job.plan.is_script and track.common_step < 1:
             return None
         return track.changed_s + limit_s
 

@@ -70,13 +70,12 @@ def collect(sources: Sources) -> Iterator[Metric]:
         for node in job.nodes
         if node is not None and job.finished_s is None
     )
-    yield TARGET.of(((job.job_id,), job.plan.total_steps) for job in jobs)
+    targets = [(job, job.plan.total_steps) for job in jobs]
+    yield TARGET.of(((job.job_id,), last) for job, last in targets if last is not None)
     yield ATTEMPT.of(((job.job_id,), job.attempt) for job in jobs)
     yield RESTARTS.of(((job.job_id,), job.restarts) for job in jobs)
     yield RETRIES.of(((job.job_id,), job.retry_left) for job in jobs)
-    yield SKIPPED.of(
-        ((job.job_id,), num_skipped(job.skipped, job.plan.total_steps)) for job in jobs
-    )
+    yield SKIPPED.of(((job.job_id,), num_skipped(job.skipped, last)) for job, last in targets)
     yield from _accounts(jobs, sources.clock.now_s())
 
 

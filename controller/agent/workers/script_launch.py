@@ -1,0 +1,154 @@
+"""From a start command of a script to what each rank runs, and what must be there before.
+
+What does not belong here: the trainer's workers (`launch`), and how a fork becomes the script
+(`outlast.script.entry`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from controller.agent.workers.launch import StartRefusedError
+from controller.agent.workers.supervisor import Launch
+from outlast.failures import ErrorKind
+from outlast.problems import FieldProblem
+from outlast.rules.workload import script_index
+from outlast.script_command import start_of
+from outlast.script_contract import ScriptContract
+from outlast.spec import JobSpec
+from outlast.torchrun.environment import RanksOfRun, rank_arguments, rank_environment
+from outlast.v1 import agents_pb2
+from outlast.worker_contract import WorkerContract
+
+# What an agent is told, and what its workers tell it, is no business of a script.
+_OURS = "OUTLAST_"
+_PATH = "PYTHONPATH"
+
+
+def check_places(spec: JobSpec) -> None:
+    """Refuse what is not on this node: another node may have it.
+
+    Raises:
+        StartRefusedError: with every problem that was found.
+    """
+    problems = [*_program(spec), *_folders(spec)]
+    if problems:
+        said = "; ".join(f"{problem.field} {problem.message}" for problem in problems)
+        raise StartRefusedError(ErrorKind.MISSING, said)
+
+
+def as_scripts(
+    launches: Sequence[Launch], spec: JobSpec, start: agents_pb2.StartWorkers
+) -> list[Launch]:
+    """The launches of a start command with what each rank runs, which is not the trainer."""
+    run = _run_of(spec, start, launches[0].contract)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+    return [
+        replace(
+            launch,
+            contract=replace(
+                launch.contract,
+                # Its store is hosted beside it.
+                rendezvous_fd=None,
+                script=_script(spec, run, launch, inherited),
+            ),
+            stop_signal=signal.Signals[spec.workload.stop_signal],
+            silent_limit_s=spec.recovery.hang_timeout_s,
+        )
+        for launch in launches
+    ]
+
+
+def _run_of(spec: JobSpec, start: agents_pb2.StartWorkers, contract: WorkerContract) -> RanksOfRun:
+    return RanksOfRun(
+        run_id=contract.job_id,
+        num_nodes=start.world_size // spec.workers_per_node,
+        workers_per_node=spec.workers_per_node,
+        master_addr=start.rendezvous_host,
+        master_port=start.rendezvous_port,
+        restart_count=contract.attempt - 1,
+        max_restarts=spec.recovery.retry_budget,
+    )
+
+
+def _script(
+    spec: JobSpec, run: RanksOfRun, launch: Launch, inherited: Mapping[str, str]
+) -> ScriptContract:
+    """What one rank runs; `inherited` is the agent's environment, as far as it is a script's."""
+    workload, contract = spec.workload, launch.contract
+    found = start_of(
+        workload.command or (), executable=sys.executable, python=workload.python or ""
+    )
+    environment = dict(inherited) | rank_environment(
+        run,
+        node_index=contract.rank // spec.workers_per_node,
+        local_rank=contract.local_rank,
+        error_file=str(launch.paths.error),
+        inherited=inherited,
+    )
+    environment |= workload.env
+    if workload.python_path:
+        known = environment.get(_PATH)
+        environment[_PATH] = os.pathsep.join([*workload.python_path, *([known] if known else [])])
+    is_preloaded = workload.preload != "off"
+    return ScriptContract(
+        command=rank_arguments(found.command, contract.local_rank),
+        python=rank_arguments(found.python, contract.local_rank) if is_preloaded else (),
+        note=found.note if is_preloaded else "",
+        environment=environment,
+        cwd=workload.working_dir or str(launch.paths.log.parent),
+        stop_signal=signal.Signals[workload.stop_signal],
+    )
+
+
+def _program(spec: JobSpec) -> list[FieldProblem]:
+    workload = spec.workload
+    command = workload.command or ()
+    found = start_of(command, executable=sys.executable, python=workload.python or "").command[0]
+    where = Path(workload.working_dir or "/")
+    problems = []
+    # As the kernel does it: a name is looked for in the path, all else from the folder.
+    path = str(where / found) if "/" in found else found
+    script = script_index(command)
+    if shutil.which(path, path=workload.env.get("PATH")) is None and script != 0:
+        field = "python" if workload.python == found else "command"
+        problems.append(_wrong(f"workload.{field}", found, _why_no_program(path)))
+    if script is not None:
+        place = where / command[script]
+        if not place.is_file():
+            problems.append(_wrong("workload.command", command[script], "is not there"))
+        elif script == 0 and not os.access(place, os.X_OK):
+            problems.append(_wrong("workload.command", command[script], _NOT_EXECUTABLE))
+        elif not os.access(place, os.R_OK):
+            problems.append(_wrong("workload.command", command[script], "cannot be read"))
+    return problems
+
+
+_NOT_EXECUTABLE = "is not executable; put python before it, or make it executable (chmod +x)"
+
+
+def _why_no_program(path: str) -> str:
+    if "/" not in path:
+        return "is no program of this node's PATH"
+    return "is not executable" if Path(path).exists() else "is not there"
+
+
+def _folders(spec: JobSpec) -> list[FieldProblem]:
+    workload, problems = spec.workload, []
+    if workload.working_dir is not None and not Path(workload.working_dir).is_dir():
+        problems.append(_wrong("workload.working_dir", workload.working_dir, "is no folder"))
+    for each in workload.python_path:
+        if not Path(each).exists():
+            problems.append(_wrong("workload.python_path", each, "is not there"))
+    return problems
+
+
+def _wrong(field: str, value: str, why: str) -> FieldProblem:
+    # Whole: the end of a path says most.
+    return FieldProblem(field=field, message=f"has {value!r}, which {why}")

@@ -1,0 +1,194 @@
+"""Scripts of users in real processes: started as torchrun does, restarted after real faults.
+
+The script saves and loads its own checkpoints; its losses must not show that anything happened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.v1 import jobs_pb2
+from tests.controller.processes import ROOT, Controller, controller
+from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.losing import lose_node
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 60
+DDP = ROOT / "examples" / "scripts" / "ddp.py"
+RAISING = Path(__file__).with_name("raising.py")
+_STEP = re.compile(r"^step (\d+) loss (\S+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    """A controller with a node more than a job has."""
+    state_dir = tmp_path_factory.mktemp("scripts") / "state"
+    with controller(state_dir, "--local-nodes", "3", "--workers-per-node", "1") as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def cluster(process: Controller) -> Cluster:
+    cluster = Cluster(process.state_dir, lambda: process.grpc)
+    cluster.wait_nodes(3)
+    return cluster
+
+
+def submit(cluster: Cluster, *command: str, nodes: int = 2, **more: Any) -> str:
+    document = {
+        "name": "script",
+        "workload": {"command": list(command), **more.pop("workload", {})},
+        "resources": {"nodes": nodes},
+        "recovery": {
+            "heartbeat_period_s": 0.5,
+            "heartbeat_late_s": 2,
+            "heartbeat_lost_s": 4,
+            "heartbeat_silent_s": 15,
+            "stop_timeout_s": 10,
+        },
+        **more,
+    }
+    with cluster.client as client:
+        return client.submit(document).job_id
+
+
+def ddp(cluster: Cluster, folder: Path) -> str:
+    arguments = ["--checkpoint", f"{folder}/ddp.pt", "--steps", f"{STEPS}", "--hidden", "64"]
+    return submit(cluster, "python", str(RAISING), str(DDP), *arguments)
+
+
+def log_of(cluster: Cluster, job_id: str, rank: int = 0) -> str:
+    """Of all attempts, in their order."""
+    pattern = f"nodes/*/jobs/{job_id}/a*/rank-{rank:05d}.log"
+    paths = sorted(cluster.state_dir.glob(pattern), key=lambda path: path.parent.name)
+    return "".join(path.read_text() for path in paths)
+
+
+def losses(cluster: Cluster, job_id: str) -> dict[int, str]:
+    """What the script printed of each step, the newest time that it was done."""
+    return {int(step): loss for step, loss in _STEP.findall(log_of(cluster, job_id))}
+
+
+def wait_step(cluster: Cluster, job_id: str, step: int) -> None:
+    wait_for(lambda: step in losses(cluster, job_id), f"the script to print step {step}")
+
+
+def succeeded(cluster: Cluster, job_id: str) -> jobs_pb2.Job:
+    job = cluster.wait_state(job_id, "SUCCEEDED")
+    assert job.reason == "every rank ended with exit code 0"
+    return job
+
+
+@pytest.fixture(scope="module")
+def fault_free(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """Losses of the script when nothing happens."""
+    job_id = ddp(cluster, tmp_path_factory.mktemp("fault-free"))
+    assert succeeded(cluster, job_id).restarts == 0
+    found = losses(cluster, job_id)
+    assert list(found) == list(range(1, STEPS + 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (signal.SIGKILL, "worker_killed"),
+        (signal.SIGSTOP, "hang"),
+        (signal.SIGUSR1, "user_error"),
+    ],
+    ids=["killed", "stopped", "raising"],
+)
+def test_a_script_goes_on_from_its_own_checkpoint_after_a_fault(
+    cluster: Cluster,
+    tmp_path: Path,
+    fault_free: dict[int, str],
+    number: signal.Signals,
+    cause: str,
+) -> None:
+    job_id = ddp(cluster, tmp_path)
+    wait_step(cluster, job_id, 12)
+    os.kill(cluster.presents(job_id, 1)[1].pid, number)
+    job = succeeded(cluster, job_id)
+    assert (job.attempt, job.restarts) == (2, 1)
+    (incident,) = cluster.incidents(job_id)
+    assert incident.cause == cause, incident.reason
+    if number is signal.SIGUSR1:
+        assert "raised by the test" in incident.reason
+        assert "in _raise" in incident.evidence[0].traceback
+    else:
+        assert "rank 1" in incident.reason
+    assert losses(cluster, job_id) == fault_free
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "-c", "import no_such_module"], "No module named 'no_such_module'"),
+        (["python", "-c", "raise ValueError('world size 1 does not divide 3')"], "does not divide"),
+    ],
+    ids=["module", "value"],
+)
+def test_what_a_script_raises_at_once_ends_the_job_with_its_traceback(
+    cluster: Cluster, command: list[str], words: str
+) -> None:
+    job_id = submit(cluster, *command, nodes=1)
+    job = wait_for(lambda: failed(cluster, job_id), "the job to fail")
+    assert job.attempt == 1, job.reason
+    assert words in job.reason
+    assert "Traceback (most recent call last)" in job.error
+
+
+def failed(cluster: Cluster, job_id: str) -> jobs_pb2.Job | None:
+    job = cluster.job(job_id)
+    assert job.state != "SUCCEEDED"
+    return job if job.state == "FAILED" else None
+
+
+def test_a_script_is_asked_to_stop_with_its_own_signal_and_has_its_grace(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "careful.py"
+    script.write_text(
+        "import signal, sys\n"
+        "print('up', flush=True)\n"
+        "print('asked by', signal.sigwait([signal.SIGUSR2]), flush=True)\n"
+        "sys.exit(3)\n"
+    )
+    workload = {"stop_signal": "SIGUSR2", "stop_grace_s": 60}
+    command = ["python", "-c", _BLOCKED + script.read_text()]
+    job_id = submit(cluster, *command, nodes=1, workload=workload)
+    wait_for(lambda: "up" in log_of(cluster, job_id), "the script to run")
+    with cluster.client as client:
+        client.pause(job_id)
+    job = cluster.wait_state(job_id, "PAUSED")
+    assert "asked by 12" in log_of(cluster, job_id)
+    assert (job.restarts, len(cluster.incidents(job_id))) == (0, 0)
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
+
+
+_BLOCKED = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\n"
+
+
+def test_a_lost_node_is_replaced_and_the_script_goes_on(
+    cluster: Cluster, process: Controller, tmp_path: Path, fault_free: dict[int, str]
+) -> None:
+    job_id = ddp(cluster, tmp_path)
+    wait_step(cluster, job_id, 12)
+    # That of rank 0, which has the store.
+    lost = cluster.job(job_id).nodes[0]
+    lose_node(process.state_dir, lost)
+    job = succeeded(cluster, job_id)
+    assert lost not in job.nodes
+    (incident,) = cluster.incidents(job_id)
+    assert (incident.cause, list(incident.culprit_nodes)) == ("node_lost", [lost])
+    assert losses(cluster, job_id) == fault_free
