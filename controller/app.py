@@ -29,6 +29,8 @@ from outlast.startup import stop_signals
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_BROKEN, EXIT_REFUSED = 0, 1, 2
+# Read at a time of standard input, which is expected to be empty.
+_STDIN_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ async def run(
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
+    if options.stop_with_stdin:
+        _stop_with_stdin(loop, stop)
     async with AsyncExitStack() as stack:
         lock = state_dir.open_state_dir(options.state_dir)
         stack.callback(lock.close)
@@ -163,6 +167,8 @@ class _Life:
         if self._cluster is not None:
             # Agents say goodbye, and that is journalled: no fault of theirs at the next start.
             await self._cluster.stop_all()
+        if isinstance(self._cluster, LocalCluster) and self._options.stop_with_stdin:
+            self._cluster.forget_memory()
         self._service.stop()
         self._file.unlink(missing_ok=True)
 
@@ -176,6 +182,28 @@ class _Life:
         for task in self._others:
             task.cancel()
         await asyncio.gather(*self._vital, *self._others, return_exceptions=True)
+
+
+def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Set `stop` when standard input ends.
+
+    Raises:
+        FatalError: it is no pipe and no terminal.
+    """
+    number = sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(number, _STDIN_BYTES):
+            loop.remove_reader(number)
+            stop.set()
+
+    try:
+        loop.add_reader(number, look)
+    # A file, or /dev/null.
+    except PermissionError as error:
+        raise FatalError(
+            "--stop-with-stdin takes a pipe or a terminal as standard input"
+        ) from error
 
 
 async def _until(stop: asyncio.Event) -> None:

@@ -30,6 +30,9 @@ class Options:
     """The Kubernetes cluster that nodes come from; it has none of local nodes then."""
     fresh: bool = False
     """Forget the jobs, end what runs, and empty the host memory of local nodes first."""
+    stop_with_stdin: bool = False
+    """Stop when standard input ends, as it does with the program that started this one, and leave
+    nothing in the host memory of local nodes."""
     join_token_file: Path | None = None
     """What agents must show; made when it is missing. With local nodes there is always one."""
     settings: Settings = field(default_factory=Settings)

@@ -10,23 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from demo.processes import command_line, kill, kill_sessions, session_of
 from outlast.blackbox import Present, Reader
-from outlast.cli.errors import CliError, ExitCode
-from outlast.startup import python_command
+from outlast.cli.embedded import EmbeddedController
 from outlast.worker_contract import WorkerFiles
-
-START_TIMEOUT_S = 60.0
-# `outlast up` stops its nodes itself; whatever is left after this is killed.
-STOP_TIMEOUT_S = 15.0
-_POLL_S = 0.05
-_LOG_TAIL_LINES = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +34,10 @@ class Host:
 
     def __init__(self, state_dir: Path, *, nodes: int, workers_per_node: int, standby: int) -> None:
         self.state_dir = state_dir
-        self._arguments = [
-            *("--nodes", str(nodes)),
-            *("--workers-per-node", str(workers_per_node)),
-            *("--standby", str(standby)),
-            *("--state-dir", str(state_dir)),
-            *("--grpc", "127.0.0.1:0"),
-            *("--http", "127.0.0.1:0"),
-            "--fresh",
-        ]
-        self._log = state_dir.with_name(f"{state_dir.name}.log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._controller = EmbeddedController(
+            state_dir, nodes=nodes, workers_per_node=workers_per_node, standby=standby
+        )
         self._sessions: dict[int, None] = {}
-        self._memory_dirs: dict[Path, None] = {}
 
     def start(self) -> str:
         """Start everything; the controller's address.
@@ -63,34 +45,9 @@ class Host:
         Raises:
             CliError: it did not come up; the message has the end of its log.
         """
-        self.state_dir.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
-            # Its own session: Ctrl-C in the terminal reaches the demo alone, which
-            # then stops things in order.
-            self._process = subprocess.Popen(
-                [*python_command("outlast.cli.main"), "up", *self._arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._sessions[self._process.pid] = None
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            if self._process.poll() is not None:
-                raise CliError(
-                    f"the controller ended with code {self._process.returncode}:\n"
-                    f"{self._log_tail()}",
-                    ExitCode.JOB_FAILED,
-                )
-            address = self._address()
-            if address:
-                return address
-            time.sleep(_POLL_S)
-        raise CliError(
-            f"the controller was not up after {START_TIMEOUT_S:.0f} s:\n{self._log_tail()}",
-            ExitCode.JOB_FAILED,
-        )
+        self._controller.start()
+        self._sessions[self._controller.pid] = None
+        return self._controller.wait_address()
 
     def node(self, node: str) -> NodeProcesses | None:
         """The processes of a node; None when its agent does not run."""
@@ -102,11 +59,10 @@ class Host:
         if session is None or str(self.state_dir) not in " ".join(arguments):
             return None
         memory_dir = Path(arguments[arguments.index("--memory-dir") + 1])
-        assert session not in (os.getsid(0), self._own_session()), (
+        assert session not in (os.getsid(0), self._controller.pid), (
             f"{node} shares its session with the controller or with us"
         )
         self._sessions[session] = None
-        self._memory_dirs[memory_dir] = None
         return NodeProcesses(node=node, session=session, memory_dir=memory_dir)
 
     def note_nodes(self) -> None:
@@ -144,34 +100,9 @@ class Host:
 
     def stop(self) -> None:
         """End everything that was started here, whatever state it is in."""
-        process = self._process
-        if process is None:
-            return
         self.note_nodes()
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        self.note_nodes()
+        self._controller.stop()
         kill_sessions(self._sessions)
-        process.wait()
-        for memory_dir in self._memory_dirs:
-            shutil.rmtree(memory_dir.parent, ignore_errors=True)
-        self._process = None
-
-    def _own_session(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def _address(self) -> str:
-        found = self._read(self.state_dir / "controller.json")
-        return str(found["grpc"]) if found.get("pid") == self._own_session() else ""
-
-    def _log_tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
-        return "\n".join(f"  {line}" for line in lines[-_LOG_TAIL_LINES:])
 
     @staticmethod
     def _read(path: Path) -> dict[str, str | int]:

@@ -196,10 +196,18 @@ class LocalCluster:
 
     async def forget_everything(self) -> None:
         """End whatever still runs on any node, and drop all that nodes keep."""
+        await self.end_left_over()
+        shutil.rmtree(self._config.state_dir / "nodes", ignore_errors=True)
+        self.forget_memory()
+
+    async def end_left_over(self) -> None:
+        """End whatever still runs on any node, whoever started it."""
         found = [self._find(name) for name in self._names_on_disk()]
         sessions = [process.pid for process in found if process is not None]
         await kill_sessions(sessions, timeout_s=KILL_TIMEOUT_S)
-        shutil.rmtree(self._config.state_dir / "nodes", ignore_errors=True)
+
+    def forget_memory(self) -> None:
+        """Drop what nodes hold in host memory; none runs."""
         shutil.rmtree(self._config.memory_dir, ignore_errors=True)
 
     def _left_over(self) -> list[NodeId]:
@@ -316,6 +324,14 @@ class LocalCluster:
         draft = self._pid_file(name).with_suffix(".tmp")
         private.write_text(draft, json.dumps(document))
         draft.replace(self._pid_file(name))
+
+
+async def end_nodes(state_dir: Path) -> None:
+    """End what a controller that is gone has left of its local nodes; logs stay."""
+    config = LocalConfig(state_dir=state_dir, nodes=0, workers_per_node=1, controller_address="")
+    cluster = LocalCluster(config, lambda *_: None)
+    await cluster.end_left_over()
+    cluster.forget_memory()
 
 
 def _pid(node: _Node) -> int:

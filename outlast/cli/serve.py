@@ -88,6 +88,14 @@ def up(
         bool,
         typer.Option("--observe", help="Start Prometheus beside it, where it is installed."),
     ] = False,
+    stop_with_stdin: Annotated[
+        bool,
+        typer.Option(
+            "--stop-with-stdin",
+            help="Stop when standard input ends, which it does with the program that has started "
+            "this one with a pipe; leave nothing in host memory.",
+        ),
+    ] = False,
 ) -> None:
     """Start a controller and local nodes in the foreground.
 
@@ -99,6 +107,7 @@ def up(
         local_nodes=nodes,
         workers_per_node=workers_per_node,
         standby=standby,
+        stop_with_stdin=stop_with_stdin,
     )
     _run(options, observe=observe)
 
