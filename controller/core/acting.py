@@ -11,7 +11,13 @@ from controller.core.kinds import Action, Cause, Wanted
 from controller.core.policy import decide
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.states import IncidentState, JobState, NodeState
-from controller.core.verdict import BLAMED_BEFORE, STEADY_S, PolicyInput, PolicyVerdict
+from controller.core.verdict import (
+    BLAMED_BEFORE,
+    STEADY_S,
+    PolicyInput,
+    PolicyVerdict,
+    root_failure,
+)
 from outlast.ids import NodeId, incident_id
 
 
@@ -34,7 +40,10 @@ def act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         return
     job = _charged(ctx, job, incident, verdict)
     if verdict.action is Action.FAIL:
-        attempts.finish(ctx, job, JobState.FAILED, verdict.reason, error=verdict.error)
+        root = root_failure(incident.evidence)
+        code = None if root is None else root.exit_code
+        failed = replace(job, error=verdict.error, exit_code=code)
+        attempts.finish(ctx, failed, JobState.FAILED, verdict.reason)
         return
     if verdict.action is Action.PAUSE:
         job = ctx.put(replace(job, wanted=Wanted.PAUSE, needs_person=True))

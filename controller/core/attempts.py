@@ -162,11 +162,11 @@ def stops_pending(ctx: Context, job: JobRecord) -> Iterator[CommandRecord]:
             yield command
 
 
-def finish(ctx: Context, job: JobRecord, state: JobState, reason: str, *, error: str = "") -> None:
+def finish(ctx: Context, job: JobRecord, state: JobState, reason: str) -> None:
     close_starts(ctx, job)
     _close_checks(ctx, job, reason)
     job = incidents.close_for(ctx, job, reason)
-    job = ctx.move_job(replace(job, error=error, finished_s=ctx.now_s, unchecked=()), state, reason)
+    job = ctx.move_job(replace(job, finished_s=ctx.now_s, unchecked=()), state, reason)
     for node_id in job.held_by:
         forget_on(ctx, job, node_id)
     _release_nodes(ctx, job)

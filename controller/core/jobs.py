@@ -82,6 +82,7 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
         fault_class=event.fault_class,
         fingerprint=event.fingerprint or _code_of(job.plan, event),
         traceback=event.traceback,
+        exit_code=event.code,
     )
     if event.code == 0 and job.plan.total_steps is not None:
         sign = program_error.ended_early(sign, event.completed_step, job.plan.total_steps)

@@ -168,6 +168,8 @@ class JobRecord:
     # Nodes that ran some attempt and have not been ordered to forget the job.
     held_by: tuple[NodeId, ...] = ()
     error: str = ""
+    # Of the rank whose end made it fail.
+    exit_code: int | None = None
     finished_s: float | None = None
     # What its time went into so far.
     account: Account = NOTHING_YET
@@ -275,6 +277,8 @@ class Evidence:
     traceback: str = ""
     # How many nodes it is about; where it is more than one, `node` is at most the first of them.
     num_nodes: int = 1
+    # Of a rank's end, as Python counts it: a signal is negative.
+    exit_code: int | None = None
 
     @property
     def is_cascade(self) -> bool:

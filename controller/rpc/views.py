@@ -51,6 +51,7 @@ def brief_job(
         open_incident=job.incident or "",
         restarts=job.restarts,
         error=job.error,
+        exit_code=job.exit_code,
         environment=job.environment,
         environment_changes=job.environment_changes,
         data_left_out=job.data_left_out,

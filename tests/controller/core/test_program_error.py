@@ -25,6 +25,15 @@ def fail(driver: Driver, **changes: object) -> None:
     driver.answer_all("/stop/")
 
 
+def test_a_failed_job_has_the_exit_code_of_the_rank_that_failed_first() -> None:
+    driver = Driver().starting(spares=0)
+    driver.answer_all("/start/")
+    assert driver.job().exit_code is None
+    driver.send(driver.exited(0, code=1, fault_class="cascade", completed_step=-1))
+    fail(driver, code=3)
+    assert (driver.job().state, driver.job().exit_code) == (JobState.FAILED, 3)
+
+
 @pytest.mark.parametrize("fault_class", ["program_error", "user_error"])
 def test_an_error_before_the_first_step_fails_the_job_at_once_in_plain_words(
     fault_class: str,
