@@ -40,13 +40,11 @@ class Lines:
         times = [first_s, *([at_s] * len(whole))]
         return [_line(rank, line, line_s) for line, line_s in zip(whole, times, strict=False)]
 
-    def rest(self) -> list[str]:
-        """Last lines that never ended."""
-        return [
-            _line(rank, begun.text, begun.at_s)
-            for rank, begun in sorted(self._begun.items())
-            if begun.text
-        ]
+    def rest(self, only: int | None = None) -> list[str]:
+        """Last lines that never ended, of all ranks or of one; they are no longer held back."""
+        ranks = sorted(self._begun) if only is None else [only]
+        ended = [(rank, self._begun.pop(rank, _Begun())) for rank in ranks]
+        return [_line(rank, begun.text, begun.at_s) for rank, begun in ended if begun.text]
 
 
 class Missing:

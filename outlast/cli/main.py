@@ -27,6 +27,7 @@ from outlast.cli import (
     serve,
 )
 from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.run import command as running
 from outlast.cli.simulation import command as simulation
 from outlast.cli.usage import Commands, UsageError, print_usage_error
 from outlast.startup import ShadowedError, check_packages
@@ -85,6 +86,7 @@ def _root(
     pass
 
 
+running.register(app)
 serve.register(app)
 jobs.register(app)
 incidents.register(app)

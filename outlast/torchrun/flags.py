@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import Literal
 
-from outlast.torchrun.parser import FlagError, flag_parser
+from outlast.torchrun.parser import PREFIX, FlagError, add_own_flags, flag_parser
 
 PROGRAM = "outlast run"
 # By whichever machine the ranks run on; numbers are not.
@@ -25,7 +25,7 @@ _STREAMS_BY_RANK = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
 # What is said of a flag that was given, and does not do here what it does with torchrun.
 _OUTLAST_MEETS = "ranks meet at a store that the agent of rank 0 hosts"
 _PLACES = "ranks are placed by the controller: give the command once, not once on each node"
-_NO_EFFECT = {
+NO_EFFECT = {
     "rdzv_backend": _OUTLAST_MEETS,
     "rdzv_endpoint": _OUTLAST_MEETS,
     "rdzv_conf": _OUTLAST_MEETS,
@@ -39,9 +39,12 @@ _NO_EFFECT = {
     "logs_specs": "output is kept by the agent of each node",
     "duplicate_stdout_filters": "filter the output with `outlast logs`",
     "duplicate_stderr_filters": "filter the output with `outlast logs`",
+    "virtual_local_rank": "ranks see all GPUs of their node",
     "numa_binding": "ranks are not bound to CPUs",
     "signals_to_handle": "SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job",
 }
+# Whether they were given makes a difference.
+_NOT_BY_DEFAULT = ("nnodes", "max_restarts")
 # The backend that --standalone implies, and the one that a single machine needs no more than that.
 _USUAL_BACKENDS = ("static", "c10d")
 
@@ -74,7 +77,8 @@ class RunOptions:
     min_nodes: int
     max_nodes: int
     workers_per_node: int | Counted
-    max_restarts: int
+    max_restarts: int | None
+    """None unless given: torchrun's own default, none at all, is for Outlast to override."""
     standalone: bool
     run_id: str | None
     """Of TORCHELASTIC_RUN_ID, as --rdzv-id gives it; None where it is made up."""
@@ -92,11 +96,14 @@ class RunOptions:
     tee: StreamChoice
     shown_local_ranks: tuple[int, ...]
     """Whose output is shown; empty: of all."""
-    virtual_local_rank: bool
     stop_grace_s: int | None
     """How long ranks may take to stop before they are killed; None: as the job says."""
     warnings: tuple[str, ...]
     """Flags that were given and have no effect, a line each, with the reason."""
+    local_nodes: int
+    """Nodes to start on this machine, where no server is given: `max_nodes` and spares."""
+    server: str
+    """host:port of the controller to run under; "" for one of its own."""
 
 
 def run_options(argv: Sequence[str], environ: Mapping[str, str], prog: str = PROGRAM) -> RunOptions:
@@ -104,9 +111,13 @@ def run_options(argv: Sequence[str], environ: Mapping[str, str], prog: str = PRO
 
     Raises:
         FlagError: torchrun would refuse them; or a value is none that it could run with.
+        HelpWantedError: they ask for help.
     """
     parser = flag_parser(environ, prog)
-    given = parser.parse_args(list(argv))
+    add_own_flags(parser)
+    # What is set already keeps its value unless the flag is given.
+    unset = {name: None for name in _NOT_BY_DEFAULT if f"{PREFIX}{name.upper()}" not in environ}
+    given = parser.parse_args(list(argv), Namespace(**unset))
     usual = flag_parser({}, prog).parse_args(["script"])
     try:
         return _options(given, _warnings(given, usual))
@@ -117,7 +128,7 @@ def run_options(argv: Sequence[str], environ: Mapping[str, str], prog: str = PRO
 
 
 def _options(given: Namespace, warnings: tuple[str, ...]) -> RunOptions:
-    min_nodes, max_nodes = _nodes(given.nnodes)
+    local_nodes, min_nodes, max_nodes = _sizes(given)
     if given.no_python and given.module and not given.run_path:
         raise ValueError("--no-python and --module exclude each other")
     if given.run_path and given.module:
@@ -126,7 +137,11 @@ def _options(given: Namespace, warnings: tuple[str, ...]) -> RunOptions:
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         workers_per_node=_workers(given.nproc_per_node),
-        max_restarts=_at_least("--max-restarts", given.max_restarts, 0),
+        max_restarts=(
+            None
+            if given.max_restarts is None
+            else _at_least("--max-restarts", given.max_restarts, 0)
+        ),
         standalone=given.standalone,
         run_id=_run_id(given),
         role=given.role,
@@ -139,21 +154,38 @@ def _options(given: Namespace, warnings: tuple[str, ...]) -> RunOptions:
         redirects=_streams("--redirects", given.redirects),
         tee=_streams("--tee", given.tee),
         shown_local_ranks=_local_ranks(given.local_ranks_filter),
-        virtual_local_rank=given.virtual_local_rank,
         stop_grace_s=_grace(given.shutdown_timeout),
         warnings=warnings,
+        local_nodes=local_nodes,
+        server=given.server,
     )
+
+
+def _sizes(given: Namespace) -> tuple[int, int, int]:
+    """Nodes to start here, and the fewest and the most that the script runs on."""
+    nodes = None if given.nodes is None else _at_least("--nodes", given.nodes, 1)
+    if given.nnodes is None:
+        return (nodes or 1,) * 3
+    least, most = _nodes(given.nnodes)
+    if nodes is None:
+        return most, least, most
+    if given.server:
+        raise ValueError("--nodes and --nnodes mean the same with --server; give one of them")
+    if nodes < least:
+        raise ValueError(f"--nodes is {nodes}, and --nnodes {given.nnodes} needs {least} of them")
+    return nodes, least, min(most, nodes)
 
 
 def _warnings(given: Namespace, usual: Namespace) -> tuple[str, ...]:
     found = []
-    for name, why in _NO_EFFECT.items():
+    for name, why in NO_EFFECT.items():
         value = getattr(given, name)
         is_usual = name == "rdzv_backend" and value in _USUAL_BACKENDS
         if value != getattr(usual, name) and not is_usual:
             shown = ",".join(value) if isinstance(value, list) else value
             flag = f"--{name.replace('_', '-')}"
-            found.append(f"{flag} {shown} has no effect with {PROGRAM}: {why}")
+            given_as = flag if value is True else f"{flag} {shown}"
+            found.append(f"{given_as} has no effect with {PROGRAM}: {why}")
     return tuple(found)
 
 
@@ -187,7 +219,7 @@ def _run_id(given: Namespace) -> str | None:
         given.rdzv_backend == "static"
         and not given.rdzv_endpoint
         and given.master_port is None
-        and _nodes(given.nnodes)[1] == 1
+        and _sizes(given)[2] == 1
     )
     return None if is_made_up else str(given.rdzv_id)
 

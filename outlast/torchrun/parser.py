@@ -18,14 +18,25 @@ _BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
 
 class FlagError(ValueError):
-    """A command line that torchrun would refuse; the message is argparse's, with the usage."""
+    """A command line that torchrun would refuse; as text with the usage before it."""
+
+    def __init__(self, usage: str, prog: str, message: str) -> None:
+        super().__init__(f"{usage}{prog}: error: {message}")
+        self.message = message
+
+
+class HelpWantedError(Exception):
+    """The command line asks for help."""
 
 
 class FlagParser(ArgumentParser):
     """An argument parser that raises what it would print and exit with."""
 
     def error(self, message: str) -> NoReturn:
-        raise FlagError(f"{self.format_usage()}{self.prog}: error: {message}")
+        raise FlagError(self.format_usage(), self.prog, message)
+
+    def print_help(self, file: object = None) -> NoReturn:
+        raise HelpWantedError
 
 
 def flag_parser(environ: Mapping[str, str], prog: str) -> FlagParser:
@@ -34,7 +45,8 @@ def flag_parser(environ: Mapping[str, str], prog: str) -> FlagParser:
     Raises:
         FlagError: a PET_ variable of a flag without a value is not a number.
     """
-    parser = FlagParser(prog=prog)
+    usage = f"{prog} [options] SCRIPT [arguments of the script]"
+    parser = FlagParser(prog=prog, usage=usage)
     flags = _Flags(parser, environ)
     _add_size(flags)
     _add_rendezvous(flags)
@@ -44,6 +56,25 @@ def flag_parser(environ: Mapping[str, str], prog: str) -> FlagParser:
     parser.add_argument("training_script", help="the script, or the module with -m")
     parser.add_argument("training_script_args", nargs=REMAINDER, help="arguments of the script")
     return parser
+
+
+def add_own_flags(parser: FlagParser) -> None:
+    """Flags that torchrun does not have."""
+    flags = _Flags(parser, {})
+    flags.value(
+        "nodes",
+        kind=int,
+        reads_environ=False,
+        help="play so many nodes on this machine; what --nnodes leaves over are spares. With "
+        "--server the same as --nnodes",
+    )
+    flags.value(
+        "server",
+        "",
+        reads_environ=False,
+        help="run on the nodes of this controller (gRPC); by default on this machine, with a "
+        "controller that ends with the command",
+    )
 
 
 class _Flags:
@@ -101,7 +132,7 @@ def comma_separated(text: str) -> list[str]:
 
 def _add_size(flags: _Flags) -> None:
     flags.value("nnodes", "1:1", help="number of nodes, or MIN:MAX for an elastic job")
-    flags.value("nproc_per_node", "1", help="ranks on each node: a number, gpu, cpu, xpu or auto")
+    flags.value("nproc_per_node", "1", help="ranks on each node: a number, or as many as it has")
 
 
 def _add_rendezvous(flags: _Flags) -> None:
@@ -113,7 +144,12 @@ def _add_rendezvous(flags: _Flags) -> None:
 
 
 def _add_launch(flags: _Flags) -> None:
-    flags.value("max_restarts", 0, kind=int, help="how often ranks are started again")
+    flags.value(
+        "max_restarts",
+        0,
+        kind=int,
+        help="faults to survive without a checkpoint in between; 10 unless given",
+    )
     flags.value("monitor_interval", 0.1, kind=float, help="without effect here")
     methods = ("spawn", "fork", "forkserver")
     flags.value("start_method", "spawn", choices=methods, help="without effect here")
@@ -125,10 +161,14 @@ def _add_launch(flags: _Flags) -> None:
 
 
 def _add_output(flags: _Flags) -> None:
-    flags.value("log_dir", help="folder for the output of ranks")
-    streams = "0: none, 1: stdout, 2: stderr, 3: both; or by local rank, as in 0:1,1:3"
-    flags.value("redirects", "0", short="-r", help=f"streams that go to files only ({streams})")
-    flags.value("tee", "0", short="-t", help=f"streams that go to files, too ({streams})")
+    flags.value("log_dir", help="folder for --tee and --redirects; a temporary one by default")
+    flags.value(
+        "redirects",
+        "0",
+        short="-r",
+        help="write output to files only: 3, or as in 0:3,1:3 of some local ranks; 0: none",
+    )
+    flags.value("tee", "0", short="-t", help="the same, and show it, too")
     flags.value("local_ranks_filter", "", help="show the output of these local ranks only")
     without = "without effect here"
     flags.value("duplicate_stdout_filters", [], kind=comma_separated, help=without)
@@ -145,4 +185,4 @@ def _add_rest(flags: _Flags) -> None:
     signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     flags.value("signals_to_handle", signals, help="without effect here")
     flags.value("shutdown_timeout", kind=int, help="seconds that ranks have to stop in")
-    flags.switch("virtual_local_rank", help="each rank sees its own GPU only, and LOCAL_RANK is 0")
+    flags.switch("virtual_local_rank", help="without effect here")

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.api import to_map
 from torch.distributed.run import get_args_parser
 
 from outlast.torchrun.flags import RunOptions, Streams, run_options
-from outlast.torchrun.parser import FlagError, flag_parser
+from outlast.torchrun.parser import FlagError, HelpWantedError, flag_parser
 
 
 def theirs(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, object] | None:
@@ -144,7 +144,8 @@ def test_a_run_id_is_made_up_where_torchrun_makes_it_up(line: str, run_id: str |
 
 def test_flags_without_an_effect_are_named_once_each_with_the_reason() -> None:
     found = options(
-        "--rdzv-backend c10d --rdzv-endpoint host:1 --node-rank 1 --numa-binding node train.py",
+        "--rdzv-backend c10d --rdzv-endpoint host:1 --node-rank 1 --numa-binding node "
+        "--virtual-local-rank train.py",
         PET_MONITOR_INTERVAL="5",
     )
     first_words = [line.partition(" has no effect")[0] for line in found.warnings]
@@ -152,9 +153,17 @@ def test_flags_without_an_effect_are_named_once_each_with_the_reason() -> None:
         "--rdzv-endpoint host:1",
         "--node-rank 1",
         "--monitor-interval 5.0",
+        "--virtual-local-rank",
         "--numa-binding node",
     ]
     assert all(line.partition(": ")[2] for line in found.warnings)
+
+
+@pytest.mark.parametrize("line", ["--help", "-h train.py", "--nnodes 2 --help"])
+def test_help_is_asked_for_before_the_script_only(line: str) -> None:
+    with pytest.raises(HelpWantedError):
+        options(line)
+    assert options("train.py --help").script_args == ("--help",)
 
 
 @pytest.mark.parametrize("text", ["0", "3", "0:1,1:3", "2:2"])
@@ -173,6 +182,9 @@ REFUSED = (
     ("--nproc-per-node tpu train.py", "allowed: a number, or one of auto, cpu, gpu, xpu"),
     ("--nproc-per-node 0 train.py", "allowed: 1 or more"),
     ("--max-restarts -1 train.py", "allowed: 0 or more"),
+    ("--nodes 0 train.py", "--nodes is 0; allowed: 1 or more"),
+    ("--nodes 2 --nnodes 3 train.py", "--nodes is 2, and --nnodes 3 needs 3 of them"),
+    ("--server h:1 --nodes 2 --nnodes 2 train.py", "mean the same with --server"),
     ("--no-python -m train.py", "--no-python and --module exclude each other"),
     ("--run-path -m train.py", "--run-path and --module exclude each other"),
     ("--tee 4 train.py", "--tee is '4'"),

@@ -1,0 +1,80 @@
+"""The job that a command line of torchrun asks for, as a document that can be submitted.
+
+What does not belong here: whether the script is there, and how many ranks `gpu` or `auto` means on
+a machine; whoever submits the document looks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from outlast.torchrun.flags import RunOptions
+
+# A person is not there to resume a paused job: the command that runs it must end.
+_LADDER = ("restart", "diagnose", "replace")
+# One machine has no other to take a bad one's place, and looks at its own health in vain.
+_LOCAL_LADDER = ("restart",)
+# Of a job's name, what is left for the script's beside a suffix.
+_MAX_NAME = 40
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
+
+
+def spec_of_run(
+    options: RunOptions, *, name: str, working_dir: str, workers_per_node: int
+) -> dict[str, Any]:
+    """The job spec of a run; `options.workers_per_node` is counted by now.
+
+    A script with a relative path is below `working_dir`, where its ranks run, as with torchrun.
+    """
+    workload: dict[str, Any] = {
+        "command": list(command_of(options)),
+        "working_dir": working_dir,
+        "workers_per_node": workers_per_node,
+    }
+    env = _environment(options)
+    if env:
+        workload["env"] = env
+    if options.min_nodes < options.max_nodes:
+        workload["min_nodes"] = options.min_nodes
+        workload["max_nodes"] = options.max_nodes
+    if options.stop_grace_s is not None:
+        workload["stop_grace_s"] = float(options.stop_grace_s)
+    recovery: dict[str, Any] = {"ladder": list(_LADDER if options.server else _LOCAL_LADDER)}
+    if options.max_restarts is not None:
+        recovery["retry_budget"] = options.max_restarts
+    return {
+        "name": name,
+        "workload": workload,
+        "resources": {"nodes": options.max_nodes},
+        "recovery": recovery,
+    }
+
+
+def command_of(options: RunOptions) -> tuple[str, ...]:
+    """What each rank runs."""
+    if options.is_program:
+        return (options.script, *options.script_args)
+    if options.is_module:
+        return ("python", "-m", options.script, *options.script_args)
+    return ("python", options.script, *options.script_args)
+
+
+def job_name(script: str, suffix: str) -> str:
+    """The name of the job of a script or module: `train-3f2a9c` of `/a/train.py`.
+
+    `suffix` tells it from other runs of the same script.
+    """
+    stem = script.rstrip("/").rpartition("/")[2].removesuffix(".py").lower()
+    plain = _NOT_IN_NAMES.sub("-", stem).strip("-")[:_MAX_NAME].rstrip("-")
+    return f"{plain or 'run'}-{suffix}"
+
+
+def _environment(options: RunOptions) -> dict[str, str]:
+    """What torchrun sets by its flags, and a job's own id or default would be otherwise."""
+    env = {}
+    if options.run_id is not None:
+        env["TORCHELASTIC_RUN_ID"] = options.run_id
+    if options.role != "default":
+        env["ROLE_NAME"] = options.role
+    return env
