@@ -30,6 +30,8 @@ of an id; of several jobs with one name, the one that has not finished is meant.
 | 3 | no controller answers |
 | 130 | interrupted by Ctrl-C |
 
+`run` ends with its script's own exit code, or 128 + N where signal N ended it.
+
 Where the controller is: `--controller HOST:PORT`, else `OUTLAST_CONTROLLER`,
 else what `controller.json` in `--state-dir` (or `OUTLAST_STATE_DIR`) says.
 """

@@ -101,7 +101,9 @@ def problem(words: list[str]) -> str:
         for parameter in each.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     } | {"--help"}
-    for word in words:
+    # What stands behind a script is its own.
+    scripts = [number for number, word in enumerate(words) if word.endswith(".py")]
+    for word in words[: scripts[0] if name == "run" and scripts else None]:
         flag = _FLAG.match(word)
         if flag and flag.group() not in known:
             return f"{name or 'outlast'} has no {flag.group()}"

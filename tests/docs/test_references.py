@@ -121,6 +121,8 @@ def wrong_words(line: str) -> list[str]:
             is_word = re.fullmatch(r"[a-z][a-z-]*", names[-1]) is not None
             return [f"no command: {' '.join(names)}"] if is_word else []
         group = known
+    if names == ["run"]:
+        words = _before_script(words)
     options = {
         option
         for parameter in group.params
@@ -128,6 +130,14 @@ def wrong_words(line: str) -> list[str]:
     } | {"--help", "--version", "--install-completion", "--show-completion"}
     given = [word.partition("=")[0] for word in _own(words) if re.match(r"--?[a-z]", word)]
     return [f"{' '.join(names)}: no option {each}" for each in given if each not in options]
+
+
+def _before_script(words: list[str]) -> list[str]:
+    """What a script or a module is given is its own."""
+    for number, word in enumerate(words):
+        if word.endswith(".py") or (number and words[number - 1] == "-m"):
+            return words[:number]
+    return words
 
 
 def _own(words: list[str]) -> Iterator[str]:
@@ -171,6 +181,9 @@ def test_make_targets_exist(page: Path) -> None:
         ("outlast submt job.yaml", ["no command: submt"]),
         ("outlast ckpt ls JOB --fast", ["ckpt ls: no option --fast"]),
         ("outlast status JOB | head --lines 3", []),
+        ("outlast run --nproc-per-node 2 train.py --lr 1", []),
+        ("outlast run -m my.package --lr 1", []),
+        ("outlast run --lr 1 train.py", ["run: no option --lr"]),
     ],
 )
 def test_what_does_not_exist_is_found(line: str, says: list[str]) -> None:

@@ -69,12 +69,12 @@ def _here(options: RunOptions, working_dir: str) -> int:
     )
     is_kept = False
     try:
-        controller.begin()
+        controller.start()
         # What takes time to import, while it starts.
         from outlast.cli.connect import connector, controller_of
         from outlast.cli.run.attend import Attendance
 
-        address = controller.address(lambda: stops.is_asked)
+        address = controller.wait_address(lambda: stops.is_asked)
         with controller_of(address, controller.state_dir) as client:
             job = client.submit(document, wait_for_nodes=True)
         is_kept = True
