@@ -11,10 +11,6 @@ from typing import Any
 
 from outlast.torchrun.flags import RunOptions
 
-# A person is not there to resume a paused job: the command that runs it must end.
-_LADDER = ("restart", "diagnose", "replace")
-# One machine has no other to take a bad one's place, and looks at its own health in vain.
-_LOCAL_LADDER = ("restart",)
 # Of a job's name, what is left for the script's beside a suffix.
 _MAX_NAME = 40
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
@@ -40,7 +36,7 @@ def spec_of_run(
         workload["max_nodes"] = options.max_nodes
     if options.stop_grace_s is not None:
         workload["stop_grace_s"] = float(options.stop_grace_s)
-    recovery: dict[str, Any] = {"ladder": list(_LADDER if options.server else _LOCAL_LADDER)}
+    recovery: dict[str, Any] = {"ladder": _ladder(options)}
     if options.max_restarts is not None:
         recovery["retry_budget"] = options.max_restarts
     return {
@@ -49,6 +45,14 @@ def spec_of_run(
         "resources": {"nodes": options.max_nodes},
         "recovery": recovery,
     }
+
+
+def _ladder(options: RunOptions) -> list[str]:
+    """What may be done about a fault. Never a pause: the command must end, and nobody resumes."""
+    if options.server:
+        return ["restart", "diagnose", "replace"]
+    # A machine looks at its own health in vain; a node that it plays may have a spare one.
+    return ["restart", "replace"] if options.local_nodes > options.min_nodes else ["restart"]
 
 
 def command_of(options: RunOptions) -> tuple[str, ...]:

@@ -89,9 +89,16 @@ def test_nodes_are_those_of_the_job_and_spares(
 
 
 def test_nobody_is_waited_for_by_a_command_that_must_end() -> None:
-    assert document("train.py")["recovery"]["ladder"] == ["restart"]
-    under_a_server = document("--server host:7070 train.py")["recovery"]["ladder"]
-    assert under_a_server == ["restart", "diagnose", "replace"]
+    ladders = {
+        line: document(f"{line} train.py")["recovery"]["ladder"]
+        for line in ("--nodes 2", "--nodes 2 --nnodes 1", "--nnodes 1:2", "--server host:7070")
+    }
+    assert ladders == {
+        "--nodes 2": ["restart"],
+        "--nodes 2 --nnodes 1": ["restart", "replace"],
+        "--nnodes 1:2": ["restart", "replace"],
+        "--server host:7070": ["restart", "diagnose", "replace"],
+    }
 
 
 def test_what_torchrun_sets_by_flags_is_set() -> None:
