@@ -103,11 +103,17 @@ class Attendance:
         # Nothing of it may come between what is said now.
         with contextlib.suppress(OSError):
             self._sink.end()
+        self._say_last_faults()
         code, messages = end_of(job)
         if self._stops.is_asked and job.state == "CANCELLED":
             return self._stops.code
         say(messages)
         return code
+
+    def _say_last_faults(self) -> None:
+        """Those that the follower has not looked at: they are a second old at most."""
+        with contextlib.suppress(OutlastError), self._connect() as client:
+            say(self._notes.take(client.incidents(self._job.job_id, brief=True)))
 
     def _stop_in_order(self, job: Job) -> None:
         """One step further to the end of a job that its user has asked for."""
