@@ -123,8 +123,8 @@ def _decoded(data: bytes, name: str) -> str:
     if is_script:
         raise SpecFileError(
             f"{name} is a script, not a job spec; `outlast run {name}` runs it. A spec that does: "
-            f"'name: my-job' and 'workload: {{command: [python, {name}]}}'; `outlast schema` prints "
-            "all fields"
+            f"'name: my-job' and 'workload: {{command: [python, {name}]}}'; `outlast schema` "
+            "prints all fields"
         )
     kind = next((what for start, what in _BEGINNINGS.items() if data.startswith(start)), None)
     if kind is None and b"\0" in data and data[:2] not in (b"\xff\xfe", b"\xfe\xff"):

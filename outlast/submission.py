@@ -49,7 +49,9 @@ def _resolve_workload(resolved: dict[str, Any], written: dict[str, str], folder:
     script = script_index(command) if isinstance(command, list) else None
     if isinstance(command, list) and script is not None:
         given = command[script]
-        if _is_relative("workload", given):
+        if _is_relative("workload", given) and not _is_found_as_written(
+            inside, given, folder, written
+        ):
             path = os.path.normpath(folder / os.path.expanduser(given))
             inside = {**inside, "command": [*command[:script], path, *command[script + 1 :]]}
             written["workload.command"] = given
@@ -63,6 +65,16 @@ def _resolve_workload(resolved: dict[str, Any], written: dict[str, str], folder:
         if relative:
             written["workload.python_path"] = ", ".join(relative)
     resolved["workload"] = inside
+
+
+def _is_found_as_written(
+    workload: Mapping[str, Any], script: str, folder: Path, written: Mapping[str, str]
+) -> bool:
+    """Whether ranks run in this very folder by the full path that was given: then a relative path
+    of the script can stay as it is, as sys.argv[0] does with torchrun."""
+    is_given_whole = "workload.working_dir" not in written
+    is_here = workload.get("working_dir") == os.path.normpath(folder)
+    return is_given_whole and is_here and not script.startswith("~")
 
 
 def _is_text(given: object) -> TypeGuard[str]:

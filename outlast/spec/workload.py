@@ -21,7 +21,8 @@ class WorkloadSpec(Section):
         min_length=1,
         description="What each rank runs, such as [python, train.py, --lr, '1e-3']; the trainer "
         "unless given. A relative path of the script is below the submitter's folder, and the file "
-        "must be there. The sections of the trainer may not be given with it.",
+        "must be there; it stays as it is where working_dir is the full path of that folder. The "
+        "sections of the trainer may not be given with it.",
     )
     env: dict[str, str] = Field(
         {}, description="Variables of ranks, over those of the agent and of torchrun."

@@ -91,7 +91,11 @@ def test_everything_wrong_with_a_spec_is_said_at_once(
 
 
 FILES: list[tuple[str, bytes, str]] = [
-    ("train.py", b"import torch\n", "train.py is a script, not a job spec. A spec that runs it"),
+    (
+        "train.py",
+        b"import torch\n",
+        "train.py is a script, not a job spec; `outlast run train.py` runs",
+    ),
     ("run", b"#!/bin/sh\n", "run is a script, not a job spec"),
     ("model.pt", b"PK\x03\x04" + bytes(99), "model.pt is a ZIP archive (a torch.save file is one)"),
     ("job", b"\x7fELF\x02\x01" + bytes(99), "job is a program, not a job spec"),

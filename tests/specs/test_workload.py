@@ -189,6 +189,22 @@ def test_relative_paths_are_below_the_folder_of_the_submitter() -> None:
     assert given["workload"]["command"][1] == "src/train.py"
 
 
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ({"working_dir": "/home/me"}, "train.py"),
+        ({"working_dir": "/home"}, "/home/me/train.py"),
+        ({}, "/home/me/train.py"),
+    ],
+)
+def test_a_script_in_the_folder_that_ranks_run_in_keeps_its_relative_path(
+    where: dict[str, str], found: str
+) -> None:
+    given = script(command=["python", "train.py"], **where)
+    resolved, _ = resolve_places(given, Path("/home/me"))
+    assert resolved["workload"]["command"] == ["python", found]
+
+
 def spec_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "job.yaml"
