@@ -28,15 +28,16 @@ from bench.recovery.setting import wait_for
 from bench.results import Claim
 from bench.trainer.launch import run_ranks
 from bench.trainer.quiet import NoBox
+from checkpoint.restore.loaders import InPlace
 from checkpoint.restore.peers import Alone
 from checkpoint.restore.restore import Node, StorageUnavailableError, load_storage
+from checkpoint.restore.resume import Sources, restore
+from checkpoint.restore.storage_prefetch import StoragePrefetch
 from checkpoint.stage.copy_stream import HostCopyStream
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh
-from trainer.recovery.resume import Sources, restore
-from trainer.recovery.storage_prefetch import StoragePrefetch
 
 _PROGRAM = "bench.checkpoint.rank"
 _WORLDS = (4, 8)
@@ -164,7 +165,7 @@ class _Resume:
             join=join,
             node=self._node,
         )
-        assert restore(self._tensors, self._mesh, sources) is not None
+        assert restore(InPlace(self._tensors), self._mesh, sources) is not None
 
 
 def _read_alone(url: str, tensors: list[NamedTensor]) -> None:

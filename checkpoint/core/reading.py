@@ -138,16 +138,18 @@ def plan_reading(
     rank: int,
     *,
     unit_bytes: int = UNIT_BYTES,
+    is_whole: bool = True,
 ) -> tuple[Unit, ...]:
     """The units that `rank` needs, in the order in which all ranks handle them.
 
-    `wanted[r]` is what rank r wants filled, which together is the whole model. A unit
-    has at most `unit_bytes`, or is a single block.
+    `wanted[r]` is what rank r wants filled; together that is all that was saved, unless
+    `is_whole` says otherwise: then nothing else is read. A unit has at most `unit_bytes`, or is a
+    single block.
 
     Raises:
         LayoutMismatchError: the checkpoint is of another model.
     """
-    check_same_model(tiles, wanted)
+    check_same_model(tiles, wanted, is_whole=is_whole)
     requests = _Requests(wanted)
     blocks = _own_blocks(tiles, wanted[rank])
     copies: dict[_Block, list[Copy]] = {block: [] for block in blocks}
@@ -161,7 +163,7 @@ def plan_reading(
                     if (part, index) in blocks:
                         copies[part, index].append(copy)
     firsts = _first_numbers(tiles.manifest)
-    for part, index in tiles.idle_blocks():
+    for part, index in tiles.idle_blocks() if is_whole else ():
         if (firsts[part] + index) % len(wanted) == rank:
             copies[part, index] = []
     return _deal(tiles.manifest, copies, rank, unit_bytes)
@@ -184,7 +186,8 @@ class _Requests:
 
     def copies(self, tile: Tile) -> Iterator[Copy]:
         """What of a tile goes where."""
-        for box, targets in self._by_name[tile.tensor.name].near(tile.box):
+        wanted = self._by_name.get(tile.tensor.name)
+        for box, targets in wanted.near(tile.box) if wanted is not None else ():
             for span in tile.strided_ranges(box):
                 yield Copy(targets=targets, span=span)
 

@@ -121,7 +121,7 @@ class Tiles:
             )
 
 
-def check_same_model(tiles: Tiles, wanted: Sequence[Sequence[Wanted]]) -> None:
+def check_same_model(tiles: Tiles, wanted: Sequence[Sequence[Wanted]], *, is_whole: bool) -> None:
     """Raise LayoutMismatchError unless the ranks together want the tensors that were saved."""
     step = tiles.manifest.step
     needed = {tensor[:3] for tensors in wanted for tensor in tensors}
@@ -140,7 +140,7 @@ def check_same_model(tiles: Tiles, wanted: Sequence[Sequence[Wanted]]) -> None:
             )
     names = {name for name, _, _ in needed}
     surplus = sorted(name for name in tiles.saved if name not in names)
-    if surplus:
+    if surplus and is_whole:
         raise LayoutMismatchError(
             f"checkpoint step {step} holds {len(surplus)} tensors that this model has not, first "
             f"{surplus[0]}: it is of another model; load it with the model section that saved it"

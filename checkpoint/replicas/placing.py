@@ -22,7 +22,9 @@ def placement_of(spec: JobSpec, rank_nodes: Sequence[str] = ()) -> Placement | N
     nodes = rank_nodes or [
         name for name in map(str, range(spec.num_nodes)) for _ in range(per_node)
     ]
-    return place_replicas(layout, nodes, dp_is_sharded=spec.parallel.zero.level > 0)
+    # Of a script's ranks nobody knows which have the same.
+    dp_is_sharded = spec.is_script or spec.parallel.zero.level > 0
+    return place_replicas(layout, nodes, dp_is_sharded=dp_is_sharded)
 
 
 def partner_places(placement: Placement, workers_per_node: int) -> tuple[tuple[int, ...], ...]:

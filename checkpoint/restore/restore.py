@@ -55,6 +55,7 @@ __all__ = [
     "StorageUnavailableError",
     "load_memory",
     "load_storage",
+    "manifest_for_all",
     "read_manifest",
     "sealed_steps",
 ]
@@ -137,6 +138,7 @@ def load_storage(
     *,
     node: Node | None = None,
     manifest_of: Callable[[int], Manifest] | None = None,
+    is_whole: bool = True,
 ) -> dict[str, object]:
     """Fill `tensors` from the committed checkpoint of `step`; returns what was saved as `extra`.
 
@@ -144,15 +146,16 @@ def load_storage(
     rectangles: each byte that anybody needs is read by one of them and passed on, to ranks of
     its `node` through memory that they share. After an error the tensors hold anything.
     `manifest_of` is asked on rank 0 instead of `read_manifest`: it may have read it before.
+    `is_whole`: the ranks together want all that was saved.
 
     Raises, on every rank alike:
         CorruptCheckpointError: a file is missing, short or does not fit its checksum.
         LayoutMismatchError: the checkpoint is of another model.
         StorageUnavailableError: storage did not answer.
     """
-    manifest = _manifest_for_all(step, peers, manifest_of or partial(read_manifest, storage))
+    manifest = manifest_for_all(step, peers, manifest_of or partial(read_manifest, storage))
     tiles = Tiles(manifest)
-    units = plan_reading(tiles, _wanted_by_all(tensors, peers), peers.rank)
+    units = plan_reading(tiles, _wanted_by_all(tensors, peers), peers.rank, is_whole=is_whole)
     own = [unit for unit in units if unit.reader == peers.rank]
     neighbours = Neighbours.meet(peers, node, own)
     source = ReadAhead(storage, manifest, own, neighbours.pool)
@@ -182,8 +185,12 @@ def read_manifest(storage: Storage, step: int) -> Manifest:
     return manifest
 
 
-def _manifest_for_all(step: int, peers: Peers, manifest_of: Callable[[int], Manifest]) -> Manifest:
-    """The manifest of a checkpoint, read by rank 0."""
+def manifest_for_all(step: int, peers: Peers, manifest_of: Callable[[int], Manifest]) -> Manifest:
+    """The manifest of a checkpoint on all ranks, read by rank 0 with `manifest_of`.
+
+    Raises, on every rank alike:
+        CorruptCheckpointError, StorageUnavailableError: as `read_manifest` does.
+    """
     found = outcome(partial(manifest_of, step)) if peers.rank == 0 else None
     agree(peers, step, found if isinstance(found, Exception) else None)
     raw = found.to_json() if isinstance(found, Manifest) else b""

@@ -26,6 +26,16 @@ class NamedTensor:
     offsets: tuple[int, ...]
     owned: bool = True
 
+    def is_like(self, other: NamedTensor) -> bool:
+        """Whether it is the same rectangle, though it may lie elsewhere."""
+        about = (self.name, self.owned, self.global_shape, self.offsets)
+        tensor, known = self.tensor, other.tensor
+        return (
+            about == (other.name, other.owned, other.global_shape, other.offsets)
+            and (tensor.dtype, tensor.shape) == (known.dtype, known.shape)
+            and tensor.device == known.device
+        )
+
 
 def make_table(rank: int, world_size: int, tensors: Sequence[NamedTensor]) -> ShardTable:
     """Where each of these tensors lies in the payload of a rank."""

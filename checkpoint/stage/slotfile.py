@@ -33,7 +33,7 @@ from pathlib import Path
 
 from checkpoint.checksums import CHECKSUM, block_checksum
 from checkpoint.core.blocks import num_blocks
-from checkpoint.core.checked_json import RecordError
+from checkpoint.core.checked_json import RecordError, canonical
 from checkpoint.core.shards import ALIGNMENT_BYTES, ShardTable
 from checkpoint.core.slots import NUM_SLOTS_WITH_REPLICAS, ReplicaState, Slot, UploadState
 from checkpoint.stage.fence import fence
@@ -269,6 +269,19 @@ class SlotFile:
 
 _UPLOAD_STATES = frozenset(UploadState)
 _REPLICA_STATES = frozenset(ReplicaState)
+
+
+def text_of(extra: dict[str, object]) -> bytes:
+    """`extra` as a slot holds it.
+
+    Raises:
+        TypeError: it holds what JSON cannot say.
+        ValueError: it is longer than a slot has room for.
+    """
+    text = canonical(extra)
+    if len(text) > EXTRA_BYTES:
+        raise ValueError(f"extra: {len(text)} bytes of JSON; at most {EXTRA_BYTES}")
+    return text
 
 
 def write_first_header(handle: int, table: ShardTable) -> None:

@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint.core.checked_json import canonical
 from checkpoint.core.slots import (
     NUM_SLOTS,
     NUM_SLOTS_WITH_REPLICAS,
@@ -163,7 +162,7 @@ class Stager:
             TypeError: `extra` holds what JSON cannot say.
             ValueError: `extra` is longer than a slot has room for.
         """
-        text = _text_of(extra)
+        text = slotfile.text_of(extra)
         self.finish()
         if not self._has_resumed:
             self.resumed(step - 1)
@@ -187,6 +186,34 @@ class Stager:
         else:
             self._seal(saving)
         return True
+
+    def rebind(self, tensors: Sequence[NamedTensor]) -> bool:
+        """Save these from now on, which are as those before but for where they lie.
+
+        False where they are not: then nothing has changed.
+        """
+        if len(tensors) != len(self._tensors) or any(
+            not one.is_like(other) for one, other in zip(tensors, self._tensors, strict=True)
+        ):
+            return False
+        self.finish()
+        self._tensors = tuple(tensors)
+        self._last_within.clear()
+        return True
+
+    def order_behind(self) -> None:
+        """Let whatever is computed from now on come after the copies of the last save.
+
+        Where nobody asks `wait_before_write`. A GPU waits by itself, and not the host.
+        """
+        if self._saving is not None:
+            for copied in self._saving.copies:
+                copied.wait_before_write()
+
+    def want_upload(self, step: int) -> None:
+        """Have a step that is sealed, or about to be, go to storage."""
+        self.finish()
+        self._is_sealed_already(step, wanted=True)
 
     def wait_before_write(self, tensor: Tensor) -> None:
         """Before `tensor` changes: let that come after the copies of what lies in its memory."""
@@ -357,13 +384,6 @@ class Stager:
                     slot.set_upload(UploadState.NONE)
                     reach(CrashPoint.UPLOAD_WITHDRAWN)
                 slot.unlock()
-
-
-def _text_of(extra: dict[str, object]) -> bytes:
-    text = canonical(extra)
-    if len(text) > slotfile.EXTRA_BYTES:
-        raise ValueError(f"extra: {len(text)} bytes of JSON; at most {slotfile.EXTRA_BYTES}")
-    return text
 
 
 def _batches(tensors: Sequence[NamedTensor]) -> list[slice]:

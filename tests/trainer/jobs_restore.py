@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from checkpoint.restore import storage_prefetch
+from checkpoint.restore.loaders import InPlace
 from checkpoint.restore.readahead import ReadAhead
+from checkpoint.restore.resume import Sources, restore
 from checkpoint.restore.sharing import Buffer
 from checkpoint.storage.local import LocalFolder
 from checkpoint.storage.storage import Storage
@@ -23,8 +26,6 @@ from tests.trainer.jobs import Silent
 from tests.trainer.ranks import RankContext
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
-from trainer.recovery import storage_prefetch
-from trainer.recovery.resume import Sources, restore
 from trainer.worker.state import build_state
 
 
@@ -39,7 +40,7 @@ def resumed_state(context: RankContext, folder: Path, spec: dict[str, Any]) -> d
     state = build_state(parsed, mesh, folder / "data")
     tensors = state.named_tensors()
     read_bytes = _counting_reads()
-    restored = restore(tensors, mesh, _sources(context, folder, store, timeout_s=20.0))
+    restored = restore(InPlace(tensors), mesh, _sources(context, folder, store, timeout_s=20.0))
     assert restored is not None
     return {
         "step": restored.step,
@@ -75,7 +76,7 @@ def restore_with_trouble(
         _break_reads(trouble)
     try:
         sources = _sources(context, folder, store, timeout_s=3.0, patience_s=patience_s)
-        restored = restore(state.named_tensors(), mesh, sources)
+        restored = restore(InPlace(state.named_tensors()), mesh, sources)
     except (OutlastError, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
     assert restored is not None

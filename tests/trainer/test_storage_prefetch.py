@@ -9,9 +9,9 @@ import pytest
 
 from checkpoint.core.names import COMMITS, attempt_folder
 from checkpoint.errors import CorruptCheckpointError
+from checkpoint.restore.storage_prefetch import StoragePrefetch
 from checkpoint.storage.storage import Storage
 from tests.checkpoint.helpers import commit_steps
-from trainer.recovery.storage_prefetch import StoragePrefetch
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from checkpoint.core.slots import common_step
+from checkpoint.core.saving import Held, SavePlan
 from outlast.blackbox import Phase, StartMark, StepRecord, Writer
 from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
@@ -69,10 +69,7 @@ class Agreed:
 
     grad_norm: float
     loss: float
-    common_step: int
-    upload_busy: bool
-    newest_replicated: int
-    replica_busy: bool
+    held: Held
     stop: bool
 
 
@@ -97,25 +94,23 @@ class TrainLoop:
         self._skipped = skipped
         self._replay = replay
         self._stop_requested = stop_requested
-        self._upload_due = False
-        # Of which all ranks were last asked to bring a copy to another node.
-        self._replicating_step = -1
-        # The newest of which all have brought one.
-        self._replicated_step = -1
+        settings = state.spec.checkpoint
+        self._plan = SavePlan(
+            storage_interval_steps=settings.storage_interval_steps,
+            memory_interval_steps=settings.memory_interval_steps,
+            is_replicated=saver.is_replicated,
+        )
         # The newest one of this attempt: what a checkpoint is rated by.
         self._evaluation: dict[str, Any] | None = None
         self._first = True
         # This rank's share of the loss of the present step.
         self._own_loss = torch.zeros((), dtype=torch.float64)
-        self._common_step = -1
         # Micro-batch losses are sums over tokens; this makes them parts of the global mean.
         self._tokens = self._spec.data.global_batch * self._spec.model.seq_len
 
     def run(self, resumed_step: int) -> bool:
         """Train on from `resumed_step`; True when all steps are done."""
-        self._replicating_step = resumed_step
-        # Where it came out of host memory, every rank holds it.
-        self._common_step = resumed_step
+        self._plan.resumed(resumed_step)
         for step in range(resumed_step + 1, self._spec.steps + 1):
             if is_skipped(self._skipped, step):
                 agreed = self._leave_out(step)
@@ -293,18 +288,20 @@ class TrainLoop:
         )
         numbers = self._read(mesh.fold(row, _combine))
         square, scaled_loss, lowest, minus_highest, busy, replicated, copying, stop = numbers
-        self._common_step = common_step(
-            lowest=int(lowest), highest=-int(minus_highest), known=self._common_step
+        held = Held(
+            lowest_sealed=int(lowest),
+            highest_sealed=-int(minus_highest),
+            upload_busy=busy < 0,
+            newest_replicated=int(replicated),
+            replica_busy=copying < 0,
         )
+        self._plan.agreed(held)
         norm = math.sqrt(square) / scale
         return Agreed(
             # An overflow gives infinities or their differences: one name for both.
             grad_norm=norm if math.isfinite(norm) else math.inf,
             loss=scaled_loss / scale,
-            common_step=self._common_step,
-            upload_busy=busy < 0,
-            newest_replicated=int(replicated),
-            replica_busy=copying < 0,
+            held=held,
             stop=stop < 0,
         )
 
@@ -343,48 +340,20 @@ class TrainLoop:
         return loss
 
     def _checkpoint(self, step: int, agreed: Agreed) -> None:
-        settings = self._spec.checkpoint
-        last = step == self._spec.steps
-        stopping = agreed.stop or last
-        # What a graceful stop leaves in storage, any node and any layout can go on from.
-        if step % settings.storage_interval_steps == 0 or stopping:
-            self._upload_due = True
-        # An upload that is due waits for the one under way, except after the last step and
-        # before a stop: there is no later step to take its place.
-        upload = self._upload_due and (stopping or not agreed.upload_busy)
-        if not (upload or stopping or step % settings.memory_interval_steps == 0):
+        stopping = agreed.stop or step == self._spec.steps
+        order = self._plan.order(step, agreed.held, stopping=stopping)
+        if order is None:
             return
         self._box.phase(Phase.CHECKPOINT)
         extra = {**self._state.extra(step), "evaluation": self._evaluation}
-        replicate = self._replicates(step, agreed)
-        saved = self._saver.save(
-            step,
-            extra,
-            upload=upload,
-            common_step=agreed.common_step,
-            replicate=replicate,
-            replicated_step=self._replicated_step,
+        if self._saver.save(step, extra, **asdict(order)):
+            self._plan.saved(order)
+            return
+        print(
+            f"step {step}: not saved to host memory: uploads hold every spare slot",
+            file=sys.stderr,
+            flush=True,
         )
-        if not saved:
-            print(
-                f"step {step}: not saved to host memory: uploads hold every spare slot",
-                file=sys.stderr,
-                flush=True,
-            )
-        if upload and saved:
-            self._upload_due = False
-
-    def _replicates(self, step: int, agreed: Agreed) -> bool:
-        """Whether a copy of `step` is to go to another node: one at a time, on all ranks alike."""
-        saver = self._saver
-        if not saver.is_replicated or agreed.replica_busy:
-            return False
-        # Every rank was asked for this one and no rank for a later one: where the least of
-        # what they have is as new, all have it.
-        if agreed.newest_replicated >= self._replicating_step:
-            self._replicated_step = self._replicating_step
-        self._replicating_step = step
-        return True
 
 
 def _combine(rows: Tensor) -> Tensor:

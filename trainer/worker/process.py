@@ -35,8 +35,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
 from checkpoint.memory_check import check_host_memory
 from checkpoint.replicas.placing import placement_of
 from checkpoint.restore.fetching import await_fetched
+from checkpoint.restore.loaders import InPlace
 from checkpoint.restore.peers import Peers
 from checkpoint.restore.restore import Node
+from checkpoint.restore.resume import OtherJob, Sources, restore
+from checkpoint.restore.storage_prefetch import StoragePrefetch
 from checkpoint.stage.copy_stream import copy_stream_for
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slotfile import TABLE_FILE, read_table
@@ -58,8 +61,6 @@ from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
 from trainer.recovery.replay import Replay
-from trainer.recovery.resume import OtherJob, Sources, restore
-from trainer.recovery.storage_prefetch import StoragePrefetch
 from trainer.worker import evidence, warmup
 from trainer.worker.assignment import Assignment
 from trainer.worker.device import set_up_device
@@ -283,7 +284,7 @@ def _restore(
         # What is left of a start's time is for loading.
         patience_s=assignment.spec.recovery.first_step_timeout_s / 2,
     )
-    restored = restore(tensors, mesh, sources)
+    restored = restore(InPlace(tensors), mesh, sources)
     at = mesh.at
     who = f"rank {mesh.rank} (pp {at.pp}, dp {at.dp}, tp {at.tp}), attempt {assignment.attempt}"
     if restored is None:

@@ -219,7 +219,7 @@ def _patch_upload(module: ModuleType) -> None:
 
 
 def _patch_resume(module: ModuleType) -> None:
-    def begins(tensors: Any, mesh: Any, sources: Any) -> None:
+    def begins(loader: Any, ranks: Any, sources: Any) -> None:
         _reach("restore", _here["rank"], _here["attempt"], None)
 
     _before(module, "restore", begins)
@@ -311,7 +311,7 @@ _PATCHES = {
     "trainer.worker.process": _patch_worker,
     "trainer.worker.loop": _patch_loop,
     "trainer.parallel.pipeline": _patch_pipeline,
-    "trainer.recovery.resume": _patch_resume,
+    "checkpoint.restore.resume": _patch_resume,
     "checkpoint.stage.stager": _patch_stage,
     "checkpoint.upload.part": _patch_upload,
     "checkpoint.storage.storage": _patch_storage,

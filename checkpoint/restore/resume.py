@@ -34,17 +34,15 @@ from torch import Tensor
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.pacing import backoff_s
 from checkpoint.errors import LayoutMismatchError, NoCheckpointError, StorageUnavailableError
+from checkpoint.restore.loaders import Loader, Ranks
 from checkpoint.restore.peers import agree, outcome
 from checkpoint.restore.restore import (
     CorruptCheckpointError,
     Node,
     Peers,
     SealedStep,
-    load_memory,
-    load_storage,
-    sealed_steps,
 )
-from checkpoint.stage.payload import NamedTensor
+from checkpoint.restore.storage_prefetch import StoragePrefetch
 from checkpoint.storage.leases import reading
 from checkpoint.storage.storage import Storage
 from checkpoint.upload.cleaning import committed_by
@@ -52,8 +50,6 @@ from outlast.chosen import ChosenStart, is_given_up
 from outlast.crashpoints import CrashPoint, reach
 from outlast.errors import FatalError, SettingError
 from outlast.skipped import StepRange, is_undone
-from trainer.parallel.mesh import Mesh
-from trainer.recovery.storage_prefetch import StoragePrefetch
 
 # Numbers that ranks compare: step and attempt of each host-memory slot, of which there
 # are three or four.
@@ -137,8 +133,8 @@ class Sources:
         return self.committed_step > 0 and self.counts(self.committed_step)
 
 
-def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Restored | None:
-    """Load the newest common state into `tensors`; None when there is none at all.
+def restore(loader: Loader, ranks: Ranks, sources: Sources) -> Restored | None:
+    """Load the newest common state; None when there is none at all.
 
     Raises:
         NoCheckpointError: the job's own were committed, and none of them can be loaded; or the
@@ -147,24 +143,24 @@ def restore(tensors: Sequence[NamedTensor], mesh: Mesh, sources: Sources) -> Res
             another model.
         StorageUnavailableError: storage refuses, or still does not answer.
     """
-    in_memory = _common(mesh, sealed_steps(sources.memory_dir, tensors))
+    in_memory = _common(ranks, loader.sealed_steps(sources.memory_dir))
     loads = [
-        (sealed.step, partial(load_memory, sources.memory_dir, sealed, tensors))
+        (sealed.step, partial(loader.load_memory, sources.memory_dir, sealed))
         for sealed in in_memory
         if sources.may_load(sealed)
     ]
-    restored, _ = _first_loadable(mesh, loads, "host memory")
+    restored, _ = _first_loadable(ranks, loads, "host memory")
     if restored is not None:
         return restored
     peers = sources.join()
 
     def from_storage() -> Restored | None:
-        restored = _from_own(tensors, mesh, peers, sources)
+        restored = _from_own(loader, ranks, peers, sources)
         if restored is None and sources.other is not None:
-            restored = _from_other(tensors, mesh, peers, sources.other, sources.node)
+            restored = _from_other(loader, ranks, peers, sources.other, sources.node)
         if sources.chosen or sources.skipped:
             # Only now: where nothing can be loaded, a person may choose again.
-            _set_aside(mesh, peers, sources)
+            _set_aside(ranks, peers, sources)
         return restored
 
     return _patiently(peers, sources.patience_s, from_storage)
@@ -202,18 +198,16 @@ def _pause_s(num_failures: int, left_s: float) -> float:
     return min(backoff_s(num_failures, random.random()), left_s)
 
 
-def _from_own(
-    tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, sources: Sources
-) -> Restored | None:
+def _from_own(loader: Loader, ranks: Ranks, peers: Peers, sources: Sources) -> Restored | None:
     """The newest checkpoint of this job that can be loaded; None when it has none."""
     with _opened(peers, sources.own) as (storage, committed, manifest_of):
         over = _given_up(storage, committed, peers, sources)
         steps = [step for step in committed if step not in over and sources.counts(step)]
         if sources.only_step is not None:
             steps = [step for step in steps if step == sources.only_step]
-        loads = _loads(storage, manifest_of, steps, tensors, peers, sources.node)
-        drop = partial(_quarantine, storage, mesh, peers)
-        restored, skipped = _first_loadable(mesh, loads, "storage", drop=drop)
+        loads = _loads(storage, manifest_of, steps, loader, peers, sources.node)
+        drop = partial(_quarantine, storage, ranks, peers)
+        restored, skipped = _first_loadable(ranks, loads, "storage", drop=drop)
     if restored is not None:
         return replace(restored, skipped=skipped)
     if steps or sources.is_stored:
@@ -225,7 +219,7 @@ def _from_own(
     return None
 
 
-def _set_aside(mesh: Mesh, peers: Peers, sources: Sources) -> None:
+def _set_aside(ranks: Ranks, peers: Peers, sources: Sources) -> None:
     """Make checkpoints of a history that is over not exist, before training goes on.
 
     Retention would keep them instead of those that can be gone back to.
@@ -234,13 +228,13 @@ def _set_aside(mesh: Mesh, peers: Peers, sources: Sources) -> None:
         over = _given_up(storage, committed, peers, sources)
         for step in committed:
             if step in over or not sources.counts(step):
-                _quarantine(storage, mesh, peers, step)
+                _quarantine(storage, ranks, peers, step)
 
 
-def _quarantine(storage: Storage, mesh: Mesh, peers: Peers, step: int) -> None:
+def _quarantine(storage: Storage, ranks: Ranks, peers: Peers, step: int) -> None:
     """Put a checkpoint out of the way, so that its step can be committed again."""
     problem = None
-    if mesh.rank == 0:
+    if ranks.rank == 0:
         problem = outcome(partial(storage.quarantine_step, step))
         reach(CrashPoint.RESTORE_SET_ASIDE)
     agree(peers, step, problem)
@@ -266,7 +260,7 @@ def _given_up(
 
 
 def _from_other(
-    tensors: Sequence[NamedTensor], mesh: Mesh, peers: Peers, other: OtherJob, node: Node | None
+    loader: Loader, ranks: Ranks, peers: Peers, other: OtherJob, node: Node | None
 ) -> Restored:
     """The checkpoint this job was given to begin with; there must be such a checkpoint."""
     prefetch = StoragePrefetch(other.url, lists=peers.rank == 0)
@@ -278,9 +272,9 @@ def _from_other(
                 f"{other.last_step}; raise steps, or say an earlier load_step"
             )
         # It is not ours: a corrupt one is left as it is.
-        loads = _loads(storage, manifest_of, steps, tensors, peers, node)
+        loads = _loads(storage, manifest_of, steps, loader, peers, node)
         try:
-            restored, skipped = _first_loadable(mesh, loads, storage.url)
+            restored, skipped = _first_loadable(ranks, loads, storage.url)
         except LayoutMismatchError as error:
             raise other.failure(f"{storage.url}: {error}") from error
     if restored is None:
@@ -320,7 +314,7 @@ def _loads(
     storage: Storage,
     manifest_of: Callable[[int], Manifest],
     steps: Sequence[int],
-    tensors: Sequence[NamedTensor],
+    loader: Loader,
     peers: Peers,
     node: Node | None,
 ) -> list[tuple[int, Load]]:
@@ -328,13 +322,13 @@ def _loads(
         # One lease is enough to keep all of it from being deleted.
         lease = reading(storage, step) if peers.rank == 0 else nullcontext()
         with lease:
-            return load_storage(storage, step, tensors, peers, node=node, manifest_of=manifest_of)
+            return loader.load_storage(storage, step, peers, node=node, manifest_of=manifest_of)
 
     return [(step, partial(load, step)) for step in steps]
 
 
 def _first_loadable(
-    mesh: Mesh,
+    ranks: Ranks,
     loads: Sequence[tuple[int, Load]],
     source: str,
     *,
@@ -349,7 +343,7 @@ def _first_loadable(
             extra = load()
         except CorruptCheckpointError as error:
             problem = error.what
-        if _all_ranks(mesh, problem == ""):
+        if _all_ranks(ranks, problem == ""):
             # Where none can be loaded, people may repair one: so they stay until here.
             for damaged, _ in skipped if drop is not None else ():
                 assert drop is not None
@@ -367,11 +361,11 @@ def _first_loadable(
     return None, tuple(skipped)
 
 
-def _common(mesh: Mesh, sealed: Sequence[SealedStep]) -> list[SealedStep]:
+def _common(ranks: Ranks, sealed: Sequence[SealedStep]) -> list[SealedStep]:
     """What every rank has, newest first."""
 
     def pack(steps: Sequence[SealedStep]) -> Tensor:
-        return _pack([number for step in steps for number in step], mesh.device)
+        return _pack([number for step in steps for number in step], ranks.device)
 
     def unpack(row: Tensor) -> list[SealedStep]:
         numbers = _unpack(row)
@@ -381,12 +375,12 @@ def _common(mesh: Mesh, sealed: Sequence[SealedStep]) -> list[SealedStep]:
         first, *others = [unpack(row) for row in rows]
         return pack([step for step in first if all(step in other for other in others)])
 
-    return unpack(mesh.fold(pack(sealed), intersect))
+    return unpack(ranks.fold(pack(sealed), intersect))
 
 
-def _all_ranks(mesh: Mesh, ok: bool) -> bool:
-    row = torch.tensor([int(ok)], dtype=torch.int64, device=mesh.device)
-    return bool(mesh.fold(row, lambda rows: rows.amin(dim=0)).item())
+def _all_ranks(ranks: Ranks, ok: bool) -> bool:
+    row = torch.tensor([int(ok)], dtype=torch.int64, device=ranks.device)
+    return bool(ranks.fold(row, lambda rows: rows.amin(dim=0)).item())
 
 
 def _pack(numbers: Sequence[int], device: torch.device) -> Tensor:
