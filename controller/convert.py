@@ -57,7 +57,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
 
 def _size_of(spec: JobSpec) -> Size:
     # Without names a node is called by its place.
-    placement = None if spec.is_script else placement_of(spec)
+    placement = placement_of(spec)
     return Size(
         dp=spec.parallel.dp,
         nodes=spec.num_nodes,

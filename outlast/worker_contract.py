@@ -28,6 +28,8 @@ from outlast.skipped import StepRange
 WORKER_MARK = "OUTLAST_WORKER"
 # Gloo's own variable: the network interface that it uses. The agent sets it, the worker reads it.
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+# In the environment of a script: the file with the contract of its rank, less the script.
+SESSION_FILE = "OUTLAST_SESSION_FILE"
 # Asks a worker to stop after its step, with that step saved in host memory.
 STOP_SIGNAL = signal.SIGTERM
 
@@ -100,6 +102,8 @@ class WorkerFiles:
     blackbox: Path
     environment: Path
     """What decides the bits of its arithmetic."""
+    session: Path
+    """Of a script only, written by the agent: the rank's contract, for `outlast.session`."""
 
     @classmethod
     def below(cls, attempt_dir: Path, rank: int) -> WorkerFiles:
@@ -109,6 +113,7 @@ class WorkerFiles:
             error=attempt_dir / f"{rank_name(rank)}.error.json",
             blackbox=attempt_dir / f"{rank_name(rank)}.blackbox",
             environment=attempt_dir / f"{rank_name(rank)}.environment.json",
+            session=attempt_dir / f"{rank_name(rank)}.session.json",
         )
 
 

@@ -132,10 +132,11 @@ class OrderSteps:
         ranks = command.start_workers.ranks
         order.device = launch.choose_device(spec, len(ranks))
         if spec.is_script:
+            # What it will keep in host memory is known when its session makes room for it.
             await run_blocking(lambda: check_places(spec), "preflight")
-            return StartFacts(has_strays=False, keeps_copies=False)
-        launch.check_host_memory(config, command.job_id, spec, ranks)
-        await self._preflight.check(command, spec)
+        else:
+            launch.check_host_memory(config, command.job_id, spec, ranks)
+            await self._preflight.check(command, spec)
         order.copies = replica_plan(config, command, spec)
         strays = stray_folders(config.job_memory_dir(command.job_id), ranks)
         return StartFacts(has_strays=bool(strays), keeps_copies=order.copies is not None)
@@ -171,8 +172,6 @@ class OrderSteps:
         assert order.spec is not None
         job_dir = config.attempt_dir(command.job_id, command.attempt).parent
         await run_blocking(lambda: delete_old_attempts(job_dir), "delete-old-attempts")
-        if order.spec.is_script:
-            return
         await self._parts.uploads.follow(launch.upload_plan(config, command, order.spec))
 
     async def _fork(self, order: Order) -> None:

@@ -23,22 +23,24 @@ pytestmark = pytest.mark.timeout(300)
 
 STEPS = 60
 DDP = ROOT / "examples" / "scripts" / "ddp.py"
+DDP_SESSION = DDP.with_name("ddp_session.py")
+FSDP2_SESSION = DDP.with_name("fsdp2_session.py")
 RAISING = Path(__file__).with_name("raising.py")
 _STEP = re.compile(r"^step (\d+) loss (\S+)$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    """A controller with a node more than a job has."""
+    """A controller with two nodes more than a job has."""
     state_dir = tmp_path_factory.mktemp("scripts") / "state"
-    with controller(state_dir, "--local-nodes", "3", "--workers-per-node", "1") as it:
+    with controller(state_dir, "--local-nodes", "4", "--workers-per-node", "1") as it:
         yield it
 
 
 @pytest.fixture(scope="module")
 def cluster(process: Controller) -> Cluster:
     cluster = Cluster(process.state_dir, lambda: process.grpc)
-    cluster.wait_nodes(3)
+    cluster.wait_nodes(4)
     return cluster
 
 
@@ -128,6 +130,59 @@ def test_a_script_goes_on_from_its_own_checkpoint_after_a_fault(
     assert losses(cluster, job_id) == fault_free
 
 
+@pytest.fixture(scope="module")
+def fault_free_session(cluster: Cluster) -> dict[int, str]:
+    """Losses of the script with `outlast.session` when nothing happens."""
+    job_id = with_session(cluster)
+    assert succeeded(cluster, job_id).step == STEPS
+    found = losses(cluster, job_id)
+    assert list(found) == list(range(1, STEPS + 1))
+    return found
+
+
+def with_session(cluster: Cluster, script: Path = DDP_SESSION, **more: Any) -> str:
+    arguments = ["--steps", f"{STEPS}", "--hidden", "1024"]
+    return submit(cluster, "python", str(RAISING), str(script), *arguments, **more)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1], ids=["killed", "stopped", "raising"]
+)
+def test_a_script_with_a_session_goes_on_from_host_memory_a_step_back_at_most(
+    cluster: Cluster, fault_free_session: dict[int, str], number: signal.Signals
+) -> None:
+    job_id = with_session(cluster)
+    wait_step(cluster, job_id, 12)
+    os.kill(cluster.presents(job_id, 1)[1].pid, number)
+    job = succeeded(cluster, job_id)
+    assert (job.attempt, job.restarts, job.step) == (2, 1, STEPS)
+    (incident,) = cluster.incidents(job_id)
+    assert incident.fault_step >= 12
+    assert incident.resumed_step >= incident.fault_step - 1
+    assert "from host memory" in log_of(cluster, job_id)
+    assert losses(cluster, job_id) == fault_free_session
+    # The curve is the script's own.
+    assert cluster.losses(job_id) == {
+        step: pytest.approx(float(loss)) for step, loss in fault_free_session.items()
+    }
+
+
+def test_a_paused_script_goes_on_where_all_its_ranks_stopped(
+    cluster: Cluster, fault_free_session: dict[int, str]
+) -> None:
+    job_id = with_session(cluster)
+    wait_step(cluster, job_id, 12)
+    with cluster.client as client:
+        client.pause(job_id)
+    cluster.wait_state(job_id, "PAUSED")
+    assert not cluster.incidents(job_id)
+    with cluster.client as client:
+        client.resume(job_id)
+    succeeded(cluster, job_id)
+    assert len(_STEP.findall(log_of(cluster, job_id))) == STEPS, "no step was done twice"
+    assert losses(cluster, job_id) == fault_free_session
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -192,3 +247,22 @@ def test_a_lost_node_is_replaced_and_the_script_goes_on(
     (incident,) = cluster.incidents(job_id)
     assert (incident.cause, list(incident.culprit_nodes)) == ("node_lost", [lost])
     assert losses(cluster, job_id) == fault_free
+
+
+def test_a_script_with_copies_on_other_nodes_goes_on_from_them_when_its_node_is_lost(
+    cluster: Cluster, process: Controller
+) -> None:
+    copied = {"replicas": 1}
+    undisturbed = with_session(cluster, FSDP2_SESSION, checkpoint=copied)
+    succeeded(cluster, undisturbed)
+    job_id = with_session(cluster, FSDP2_SESSION, checkpoint=copied)
+    wait_step(cluster, job_id, 12)
+    lost = cluster.job(job_id).nodes[1]
+    lose_node(process.state_dir, lost)
+    job = succeeded(cluster, job_id)
+    assert lost not in job.nodes
+    (incident,) = cluster.incidents(job_id)
+    assert (incident.cause, list(incident.culprit_nodes)) == ("node_lost", [lost])
+    assert "from host memory" in log_of(cluster, job_id)
+    assert incident.resumed_step > 1, "nothing was in storage"
+    assert losses(cluster, job_id) == losses(cluster, undisturbed)

@@ -84,7 +84,9 @@ class Reports:
         if reported is None:
             return False
         is_last_news = is_last and completed_step > reported.completed_step
-        if reported.is_known and not is_last_news:
+        # A script is at step 0 until it has said something of its steps.
+        is_first_step = reported.completed_step < 1 <= completed_step
+        if reported.is_known and not (is_last_news or is_first_step):
             return False
         reported.completed_step, reported.is_known = completed_step, True
         return True

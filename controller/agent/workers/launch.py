@@ -217,7 +217,7 @@ def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec)
         keep_best=spec.checkpoint.keep_best,
         memory_bytes=spec.checkpoint.upload_memory_bytes,
         bytes_per_s=spec.checkpoint.upload_bytes_per_s,
-        last_step=spec.steps,
+        last_step=None if spec.is_script else spec.steps,
         last_timeout_s=spec.checkpoint.last_timeout_s,
         owner=start.owner,
         chosen=chosen_of(start),

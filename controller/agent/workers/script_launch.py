@@ -6,6 +6,7 @@ What does not belong here: the trainer's workers (`launch`), and how a fork beco
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from controller.agent.workers.launch import StartRefusedError
 from controller.agent.workers.supervisor import Launch
+from outlast import private
+from outlast.blackbox.records import MAX_COUNT
 from outlast.failures import ErrorKind
 from outlast.problems import FieldProblem
 from outlast.rules.workload import script_index
@@ -24,7 +27,7 @@ from outlast.script_contract import ScriptContract
 from outlast.spec import JobSpec
 from outlast.torchrun.environment import RanksOfRun, rank_arguments, rank_environment
 from outlast.v1 import agents_pb2
-from outlast.worker_contract import WorkerContract
+from outlast.worker_contract import SESSION_FILE, WorkerContract
 
 # What an agent is told, and what its workers tell it, is no business of a script.
 _OURS = "OUTLAST_"
@@ -49,20 +52,25 @@ def as_scripts(
     """The launches of a start command with what each rank runs, which is not the trainer."""
     run = _run_of(spec, start, launches[0].contract)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+    for launch in launches:
+        # What the script asks of us by way of `outlast.session`.
+        private.write_text(launch.paths.session, json.dumps(_own(launch.contract).to_env()))
     return [
         replace(
             launch,
-            contract=replace(
-                launch.contract,
-                # Its store is hosted beside it.
-                rendezvous_fd=None,
-                script=_script(spec, run, launch, inherited),
-            ),
+            contract=replace(_own(launch.contract), script=_script(spec, run, launch, inherited)),
+            # Where it ends is its own affair.
+            total_steps=MAX_COUNT,
             stop_signal=signal.Signals[spec.workload.stop_signal],
             silent_limit_s=spec.recovery.hang_timeout_s,
         )
         for launch in launches
     ]
+
+
+def _own(contract: WorkerContract) -> WorkerContract:
+    """Of a rank whose store is hosted beside it."""
+    return replace(contract, rendezvous_fd=None)
 
 
 def _run_of(spec: JobSpec, start: agents_pb2.StartWorkers, contract: WorkerContract) -> RanksOfRun:
@@ -92,7 +100,7 @@ def _script(
         error_file=str(launch.paths.error),
         inherited=inherited,
     )
-    environment |= workload.env
+    environment |= {SESSION_FILE: str(launch.paths.session), **workload.env}
     if workload.python_path:
         known = environment.get(_PATH)
         environment[_PATH] = os.pathsep.join([*workload.python_path, *([known] if known else [])])

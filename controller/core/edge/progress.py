@@ -91,6 +91,9 @@ class ProgressTable:
         if track.told_first and not caught_up:
             return []
         resumed = max(track.resumed.values())
+        if job.plan.is_script and track.common_step < 1 <= job.high_step:
+            # It has said something of its steps before, and will again.
+            return []
         if not track.told_first and track.common_step <= resumed:
             return []
         track.told_first = True

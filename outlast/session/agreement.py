@@ -1,0 +1,117 @@
+"""What the ranks of a script tell each other from save to save: a few numbers, of which the
+smallest counts.
+
+A round begins with one save and is read at the next, by when it has ended as a rule: nobody waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from checkpoint.restore.peers import Peers
+from outlast.blackbox import Group, Op, OpRecord
+from outlast.session.process import TIMEOUT_S, Session
+
+# A process that ends while it is in a round would take the others' results with it.
+_END_S = 5.0
+
+
+class Unrecorded:
+    """Takes what the session's own operations say: they are not the script's."""
+
+    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
+        return 0
+
+    def leave(self) -> None:
+        return
+
+    def stands_in(self, operation: OpRecord) -> None:
+        return
+
+    def ended(self, operation: OpRecord) -> None:
+        return
+
+
+class Rounds:
+    """One rank's part in them; alone, it agrees with itself."""
+
+    def __init__(self, backend: Any) -> None:
+        """`backend` is gloo's, of all ranks; None where there is one rank."""
+        self._backend = backend
+        self._row: Tensor | None = None
+        self._work: Any = None
+        atexit.register(self._finish)
+
+    def begin(self, numbers: Sequence[int]) -> None:
+        """Tell the others these."""
+        self._row = torch.tensor(numbers, dtype=torch.int64)
+        if self._backend is None:
+            return
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # two names of one type
+        self._work = self._backend.allreduce([self._row], options)
+
+    def result(self) -> list[int] | None:
+        """The smallest of each of what all ranks told in the last round; None before the first."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        if self._row is None:
+            return None
+        found: list[int] = self._row.tolist()
+        return found
+
+    def _finish(self) -> None:
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError):
+                self._work.wait(timedelta(seconds=_END_S))
+
+
+class RanksOf:
+    """All ranks, as a restore asks them: they are on hosts, whatever their device."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    @property
+    def rank(self) -> int:
+        return self._peers.rank
+
+    def fold(self, row: Tensor, combine: Callable[[Tensor], Tensor]) -> Tensor:
+        raw = self._peers.gather(row.contiguous().numpy().tobytes())
+        rows = [torch.frombuffer(bytearray(each), dtype=row.dtype) for each in raw]
+        return combine(torch.stack(rows)).view(row.shape)
+
+
+def rounds_of(session: Session, store: Any) -> Rounds:
+    """The rounds of a session's ranks."""
+    from trainer.parallel.gloo_network import lazy_gloo
+
+    contract = session.contract
+    if contract.world_size == 1:
+        return Rounds(None)
+    return Rounds(
+        lazy_gloo(
+            dist.PrefixStore("rounds/", store),  # type: ignore[attr-defined]  # a re-export
+            contract.rank,
+            contract.world_size,
+            timeout=timedelta(seconds=TIMEOUT_S),
+            interface=interface_of(session),
+        )
+    )
+
+
+def interface_of(session: Session) -> str:
+    """The network interface for gloo; "" for the host's default."""
+    host = session.contract.rendezvous_host
+    return "lo" if host.startswith("127.") or host in ("localhost", "::1") else ""

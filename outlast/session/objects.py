@@ -1,0 +1,127 @@
+"""The objects of a script whose states a checkpoint holds, taken apart and brought back."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from outlast.session.shards import Sharding, sharding_of
+from outlast.session.tree import Flat, TensorOf, flatten, rebuild
+
+# What the session adds by itself.
+_RANDOM = "random"
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold, as torch's modules, optimizers and schedulers are."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
+
+
+class RandomStates:
+    """The generators of random numbers of this process: Python's, numpy's and torch's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            found["cuda"] = torch.cuda.get_rng_state()
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None:
+            found["numpy"] = numpy.get_state()
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        random.setstate(state_dict["python"])
+        torch.set_rng_state(state_dict["torch"])
+        if "cuda" in state_dict and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state_dict["cuda"])
+        if "numpy" in state_dict:
+            import numpy as np
+
+            np.random.set_state(state_dict["numpy"])
+
+
+class Objects:
+    """The objects of one checkpoint, by the names that the script gives them."""
+
+    def __init__(self, given: Mapping[str, Stateful]) -> None:
+        """Raises TypeError: one has no state that could be saved."""
+        for name, each in given.items():
+            missing = [
+                method for method in ("state_dict", "load_state_dict") if not hasattr(each, method)
+            ]
+            if missing:
+                raise TypeError(
+                    f"session.checkpoint({name}=...) is a {type(each).__qualname__}, which has no "
+                    f"{' and no '.join(missing)}; a loader that has them is torchdata's "
+                    "StatefulDataLoader"
+                )
+        if _RANDOM in given:
+            raise TypeError(f"session.checkpoint({_RANDOM}=...): the session saves it by itself")
+        self._objects = dict(given)
+        self._random = RandomStates()
+
+    def flatten(self) -> Flat:
+        """The present states, taken apart."""
+        states = {name: each.state_dict() for name, each in self._objects.items()}
+        own = [name for name in (*states, _RANDOM) if self.is_own(name)]
+        return flatten({**states, _RANDOM: self._random.state_dict()}, own)
+
+    def is_own(self, path: str) -> bool:
+        """Whether each rank has its own of a tensor that is not sharded, by the object it is of."""
+        owner = self._objects.get(path.partition(".")[0])
+        return not isinstance(owner, nn.Module | torch.optim.Optimizer)
+
+    def shardings(self) -> Callable[[str, tuple[int, ...]], Sharding | None]:
+        """How the tensor of a path and a shape is spread, as far as the objects say.
+
+        An optimizer that has done no step has no state yet: that of a parameter is spread as the
+        parameter is.
+        """
+        known = {
+            path: sharding
+            for path, tensor in self.flatten().tensors.items()
+            if (sharding := sharding_of(tensor)) is not None
+        }
+        parameters = {
+            f"{name}.state.{index}.": parameter
+            for name, each in self._objects.items()
+            if isinstance(each, torch.optim.Optimizer)
+            for index, parameter in enumerate(
+                parameter for group in each.param_groups for parameter in group["params"]
+            )
+        }
+
+        def found(path: str, shape: tuple[int, ...]) -> Sharding | None:
+            if path in known:
+                return known[path]
+            parameter = parameters.get(path.rpartition(".")[0] + ".")
+            if parameter is None or tuple(parameter.shape) != shape:
+                return None
+            return sharding_of(parameter)
+
+        return found
+
+    def load(self, text: str, inline: bytes, tensor_of: TensorOf) -> None:
+        """Bring the states back that `flatten` took apart.
+
+        Raises:
+            ValueError: there is none for an object of the script.
+        """
+        states = rebuild(text, inline, tensor_of)
+        missing = sorted(self._objects.keys() - states.keys())
+        if missing:
+            raise ValueError(
+                f"the checkpoint has no state of {', '.join(missing)}; it was saved of "
+                f"{', '.join(sorted(states.keys() - {_RANDOM}))}"
+            )
+        for name, each in self._objects.items():
+            each.load_state_dict(states[name])
+        self._random.load_state_dict(states[_RANDOM])

@@ -1,0 +1,111 @@
+"""Scripts with a session, as ranks of an attempt that no agent looks after."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+from outlast.spec.parse import parse_spec
+from outlast.torchrun.environment import RanksOfRun, rank_environment
+from outlast.worker_contract import SESSION_FILE
+from tests.checkpoint.helpers import uploading
+from tests.contracts import contract_of
+
+DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """How a rank ended."""
+
+    code: int
+    log: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the script printed as JSON in its last line."""
+        found: dict[str, Any] = json.loads(self.log.splitlines()[-1])
+        return found
+
+
+def run(
+    folder: Path,
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    world_size: int = 2,
+    attempt: int = 1,
+    checkpoint: Mapping[str, Any] | None = None,
+    **contract: Any,
+) -> list[Done]:
+    """Run a script in these ranks, which have a store; `contract` changes fields of theirs."""
+    attempt_dir = folder / f"a{attempt}"
+    attempt_dir.mkdir(parents=True)
+    spec = parse_spec(
+        {
+            "name": "job",
+            "workload": {"command": ["python", str(script)]},
+            "resources": {"nodes": world_size},
+            "checkpoint": checkpoint or {},
+        }
+    )
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run_of = RanksOfRun(
+        run_id="job",
+        num_nodes=1,
+        workers_per_node=world_size,
+        master_addr="127.0.0.1",
+        master_port=store.port,
+        restart_count=attempt - 1,
+    )
+    with ExitStack() as opened:
+        processes = []
+        for rank in range(world_size):
+            session_file = attempt_dir / f"{rank}.json"
+            made = contract_of(
+                attempt_dir,
+                rank,
+                world_size=world_size,
+                attempt=attempt,
+                spec_json=spec.canonical_json(),
+                rendezvous_port=store.port,
+                checkpoint_url=f"file://{folder}/store",
+                memory_dir=folder / "memory" / "job-1" / f"rank-{rank:05d}",
+                **contract,
+            )
+            session_file.write_text(json.dumps(made.to_env()))
+            environment = {
+                **os.environ,
+                **rank_environment(
+                    run_of, node_index=0, local_rank=rank, error_file="", inherited=os.environ
+                ),
+                SESSION_FILE: str(session_file),
+                "GLOO_SOCKET_IFNAME": "lo",
+            }
+            log = opened.enter_context((attempt_dir / f"{rank}.out").open("wb"))
+            command = [sys.executable, str(script), *arguments]
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            opened.callback(process.kill)
+            processes.append(process)
+        codes = [process.wait(DEADLINE_S) for process in processes]
+    logs = [(attempt_dir / f"{rank}.out").read_text() for rank in range(world_size)]
+    return [Done(code=code, log=log) for code, log in zip(codes, logs, strict=True)]
+
+
+@contextmanager
+def uploaded(folder: Path, world_size: int) -> Iterator[None]:
+    """Beside the block, bring to storage what the session wants there; all of it, at its end."""
+    ranks = tuple(range(world_size))
+    url, memory = f"file://{folder}/store", folder / "memory" / "job-1"
+    with uploading(url, memory, local=ranks, savers=ranks) as (uploader, news):
+        yield
+        assert uploader.drain(DEADLINE_S), news.trouble
