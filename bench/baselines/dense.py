@@ -81,7 +81,7 @@ class Training:
         torch.manual_seed(spec.seed)
         self._spec = spec
         self.model = Gpt(spec)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), spec.optimizer.lr)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), spec.optimizer.lr)
         self._checkpoint = Path(os.environ["CHECKPOINT"])
 
     def load(self) -> int:
@@ -90,14 +90,14 @@ class Training:
             return 0
         saved = torch.load(self._checkpoint, weights_only=True)
         self.model.load_state_dict(saved["model"])
-        self._optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.load_state_dict(saved["optimizer"])
         return int(saved["step"])
 
     def save(self, step: int) -> None:
         """Replace the checkpoint as a whole."""
         state = {
             "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "step": step,
         }
         draft = self._checkpoint.with_suffix(".tmp")
@@ -114,7 +114,7 @@ class Training:
         tokens = torch.randint(0, spec.model.vocab_size, shape, generator=generator)
         logits = wrapped(tokens[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self._optimizer.step()
+        self.optimizer.step()

@@ -23,6 +23,17 @@ from outlast.spec import JobSpec
 Event = dict[str, Any]
 
 
+# What a script writes down of its start, and the times that end with it.
+PARTS = (
+    ("started", "detect_stop_spawn"),
+    ("imported", "import"),
+    ("groups", "groups"),
+    ("model", "model"),
+    ("restored", "restore"),
+    ("step", "first_step"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
     """Commands to run side by side, each with its own environment, and what they write down.
@@ -44,14 +55,7 @@ def torchrun() -> Launcher:
     return Launcher(
         name="torchrun",
         commands=[(command, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})],
-        parts=(
-            ("started", "detect_stop_spawn"),
-            ("imported", "import"),
-            ("groups", "groups"),
-            ("model", "model"),
-            ("restored", "restore"),
-            ("step", "first_step"),
-        ),
+        parts=PARTS,
     )
 
 
@@ -89,17 +93,17 @@ def in_process(*, fastest: bool) -> Launcher:
 def kill(launcher: Launcher, spec: JobSpec, folder: Path) -> dict[str, Any]:
     """SIGKILL of a rank; the row of its recovery."""
     folder.mkdir(parents=True)
-    journal = _Journal(folder / "events.jsonl")
+    journal = Journal(folder / "events.jsonl")
     with _running(launcher, spec, folder, journal):
         pid = wait_for(journal.victim, f"first steps of {launcher.name}")
         killed_s = time.time()
         os.kill(pid, signal.SIGKILL)
         before = journal.read()
         after = wait_for(lambda: journal.recovered(before), f"next step of {launcher.name}")
-    return _row(launcher, killed_s, before, after)
+    return row(launcher.name, launcher.parts, killed_s, before, after)
 
 
-class _Journal:
+class Journal:
     """The events that all ranks append to one file."""
 
     def __init__(self, path: Path) -> None:
@@ -131,7 +135,7 @@ def _start(event: Event) -> tuple[int, int]:
 
 
 @contextmanager
-def _running(launcher: Launcher, spec: JobSpec, folder: Path, journal: _Journal) -> Iterator[None]:
+def _running(launcher: Launcher, spec: JobSpec, folder: Path, journal: Journal) -> Iterator[None]:
     memory = Path(tempfile.mkdtemp(prefix="outlast-bench-", dir="/dev/shm"))
     (folder / "spec.json").write_text(spec.canonical_json())
     shared = {
@@ -158,7 +162,7 @@ def _running(launcher: Launcher, spec: JobSpec, folder: Path, journal: _Journal)
         yield
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], journal: _Journal) -> None:
+def _end(processes: Sequence[subprocess.Popen[bytes]], journal: Journal) -> None:
     for process in processes:
         # Its own session: whatever it has started goes with it.
         try:
@@ -175,9 +179,15 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], journal: _Journal) -> Non
         process.wait()
 
 
-def _row(
-    launcher: Launcher, killed_s: float, before: list[Event], after: list[Event]
+def row(
+    launcher: str,
+    parts: Sequence[tuple[str, str]],
+    killed_s: float,
+    before: list[Event],
+    after: list[Event],
 ) -> dict[str, Any]:
+    """A recovery from what was written `before` the signal and `after` it."""
+
     def last(name: str) -> float:
         firsts: dict[int, float] = {}
         for line in after:
@@ -187,13 +197,13 @@ def _row(
 
     split = {}
     before_s = killed_s
-    for event, part in launcher.parts:
+    for event, part in parts:
         split[part] = round(last(event) - before_s, 4)
         before_s = last(event)
     reached = max(line["step"] for line in before if line["event"] == "step")
     resumed = min(line["step"] for line in after if line["event"] == "restored")
     return {
-        "launcher": launcher.name,
+        "launcher": launcher,
         "signal": signal.SIGKILL.name,
         "recovery_s": before_s - killed_s,
         "steps_redone": max(0, reached - resumed),

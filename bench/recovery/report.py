@@ -32,7 +32,7 @@ _BASELINES = {
 _HANG_FLOOR_S = 2.0
 
 
-def report(rows: Sequence[Row]) -> None:
+def report(rows: Sequence[Row], cost: dict[str, float]) -> None:
     """Print the split of each kind, with its floors, and write the claims."""
     kinds: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -48,7 +48,8 @@ def report(rows: Sequence[Row]) -> None:
         for (launcher, _), found in kinds.items()
         if launcher in _BASELINES
     ]
-    write("recovery", list(rows), [*claims, *_own_claims(ours, stopped)])
+    scripts = _script_claims(kinds, cost)
+    write("recovery", list(rows), [*claims, *_own_claims(ours, stopped), *scripts])
 
 
 def _floor(rows: Sequence[Row], part: str) -> str:
@@ -95,4 +96,37 @@ def _own_claims(killed: Sequence[Row], stopped: Sequence[Row]) -> list[Claim]:
     return [
         Claim(claim=claim, value=value, unit=unit, goal=goal, baseline="none", how=_HOW)
         for claim, value, unit, goal in figures
+    ]
+
+
+def _script_claims(kinds: dict[tuple[str, str], list[Row]], cost: dict[str, float]) -> list[Claim]:
+    """torchrun's own script under Outlast, and what a session costs it."""
+    killed, with_session = kinds["run", "SIGKILL"], kinds["session", "SIGKILL"]
+    stopped = kinds["session", "SIGSTOP"]
+    hang_steps = [max(0.0, row["detect_s"] - _HANG_FLOOR_S) / row["step_s"] for row in stopped]
+    _, _, baseline = _BASELINES["torchrun"]
+    theirs = kinds["torchrun", "SIGKILL"]
+    figures = (
+        (
+            "session_steps_lost",
+            max(row["steps_redone"] for row in (*with_session, *stopped)),
+            "steps",
+            "<= 1",
+        ),
+        (
+            "session_hang_detection_steps",
+            statistics.median(hang_steps),
+            f"steps + {_HANG_FLOOR_S:g} s",
+            "<= 3",
+        ),
+        ("session_step", cost["step_us"], "us", "<= 20"),
+        ("session_save_vs_copy", cost["save_vs_copy"], "x", "<= 1.1"),
+    )
+    return [
+        _ratio("kill_torchrun_vs_run", ">= 3", baseline, theirs, killed),
+        _ratio("kill_torchrun_vs_session", ">= 8", baseline, theirs, with_session),
+        *(
+            Claim(claim=claim, value=value, unit=unit, goal=goal, baseline="none", how=_HOW)
+            for claim, value, unit, goal in figures
+        ),
     ]
