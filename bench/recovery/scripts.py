@@ -66,6 +66,8 @@ def _running(
             "command": ["python", "-m", MODULES[kind]],
             "working_dir": str(_ROOT),
             "workers_per_node": 2,
+            # torch's optimizers import it when the first is made, which takes seconds.
+            "preload": ["torch", "torch._dynamo"],
             "env": {
                 "EVENTS": str(journal.path),
                 "SPEC": str(folder / "spec.json"),

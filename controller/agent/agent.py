@@ -47,7 +47,8 @@ from controller.agent.workers.cgroups import WorkerCgroups
 from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.rendezvous import listen
 from controller.agent.workers.script_store import ScriptStore
-from controller.agent.workers.standby_link import StandbyEvents, StandbyLink
+from controller.agent.workers.standby_events import StandbyEvents
+from controller.agent.workers.standby_link import StandbyLink
 from controller.agent.workers.supervisor import Supervisor, WorkerEvents
 from controller.agent.workers.worker import Worker
 from outlast.clock import node_time_s

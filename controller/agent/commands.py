@@ -60,7 +60,7 @@ from controller.agent.observe.reporter import Emit
 from controller.agent.order_steps import Order, OrderSteps, Parts
 from controller.agent.workers import launch
 from controller.agent.workers.script_store import StoreError
-from controller.agent.workers.standby_link import StandbyError
+from controller.agent.workers.standby_events import StandbyError
 from controller.agent.workers.worker import Worker
 from outlast.clock import node_time_ns, node_time_s
 from outlast.errors import RetryableError

@@ -5,6 +5,7 @@ What comes before what, and what is given up when, `core/commands` decides.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from controller.agent.observe.leftovers import delete_old_attempts, delete_old_l
 from controller.agent.threads import run_blocking
 from controller.agent.workers import launch, stacks
 from controller.agent.workers.preflight import Preflight
+from controller.agent.workers.preload import preload_of
 from controller.agent.workers.script_launch import as_scripts, check_places
 from controller.agent.workers.script_store import ScriptStore
 from controller.agent.workers.supervisor import Launch, Supervisor
@@ -177,6 +179,7 @@ class OrderSteps:
     async def _fork(self, order: Order) -> None:
         command = order.command
         assert order.spec is not None
+        await self._parts.supervisor.prepare(preload_of(order.spec, sys.executable))
         if order.spec.is_script and 0 in command.start_workers.ranks:
             await self._parts.store.start(command.job_id)
         await self._parts.supervisor.start(order.launches)

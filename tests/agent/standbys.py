@@ -11,7 +11,8 @@ from pathlib import Path
 from controller.agent.mistakes import Mistakes
 from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import become_subreaper
-from controller.agent.workers.standby_link import StandbyError, StandbyEvents, StandbyLink
+from controller.agent.workers.standby_events import StandbyError, StandbyEvents
+from controller.agent.workers.standby_link import StandbyLink
 
 FAST = ("--entry=tests.agent.entry:run", "--preload=")
 _PR_SET_CHILD_SUBREAPER = 36

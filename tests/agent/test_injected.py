@@ -18,7 +18,8 @@ from controller.agent.observe.oom import OomKills
 from controller.agent.workers import launch, supervisor
 from controller.agent.workers.cgroups import WorkerCgroups
 from controller.agent.workers.processes import process_state
-from controller.agent.workers.standby_link import StandbyError, StandbyEvents, StandbyLink
+from controller.agent.workers.standby_events import StandbyError, StandbyEvents
+from controller.agent.workers.standby_link import StandbyLink
 from controller.agent.workers.supervisor import Supervisor, WorkerEvents
 from tests.agent.harness import DEADLINE_S, start_command
 

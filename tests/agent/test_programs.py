@@ -17,7 +17,8 @@ from controller.agent.workers import standby_link
 from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import child_pids, process_state, wait_gone
 from controller.agent.workers.programs import RunningProgram, Standby, start_program
-from controller.agent.workers.standby_link import StandbyError, StandbyLink
+from controller.agent.workers.standby_events import StandbyError
+from controller.agent.workers.standby_link import StandbyLink
 from outlast.v1 import agents_pb2
 from tests.agent.harness import DEADLINE_S, AgentProcess, FakeController, start_job, wait_for
 from tests.agent.standbys import NoStandby, inheriting, running

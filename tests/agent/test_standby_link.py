@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from controller.agent.workers import standby_link
-from controller.agent.workers.standby_link import StandbyError
+from controller.agent.workers.standby_events import StandbyError
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import DEADLINE_S, FakeController, start_command, wait_for
 from tests.agent.standbys import running

@@ -17,7 +17,7 @@ from controller.agent.diagnostics import SuiteError, SuitePlace, Suites
 from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import child_pids, wait_gone
 from controller.agent.workers.programs import Standby
-from controller.agent.workers.standby_link import StandbyError
+from controller.agent.workers.standby_events import StandbyError
 from diagnostics.core.orders import Order, OrderKind
 from outlast.v1 import diagnostics_pb2
 from tests.agent.standbys import NoStandby, inheriting, running

@@ -134,7 +134,7 @@ def _receive(pipe: Any) -> Any:
 def _serve() -> None:
     """The helper: import everything, then fork ranks on request."""
     from trainer.worker.hugepages import gather_pages
-    from trainer.worker.standby import PRELOADED_MODULES
+    from trainer.worker.standby_options import PRELOADED_MODULES
 
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     for path in sorted(Path(__file__).parent.glob("jobs*.py")):

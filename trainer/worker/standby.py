@@ -8,7 +8,7 @@ process per node and asks it, over a socket pair, for every worker:
                       {"op": "adopt", "key": K, "pid": P}   (a child of a standby that died)
                       {"op": "run", "key": K, "program": {...}}   (with three descriptors)
                       {"op": "exit"}
-    standby -> agent  {"event": "ready", "pid": P}
+    standby -> agent  {"event": "ready", "pid": P, "left_out": {MODULE: WHY}}
                       {"event": "forked", "key": K, "pid": P, "at_ns": T}
                       {"event": "started", "key": K, "pid": P, "at_ns": T}   (a program)
                       {"event": "refused", "key": K, "detail": D}   (it can never fork again)
@@ -32,7 +32,6 @@ What does not belong here: anything that a worker does after it is forked.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import gc
 import importlib
@@ -43,7 +42,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,23 +61,21 @@ from outlast.worker_contract import (
 )
 from trainer.worker import programs
 from trainer.worker.hugepages import gather_pages
+from trainer.worker.preloading import preload
+from trainer.worker.standby_options import Options, parse
 
-# The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
-# with torch's own optimizers and compiler, and the trainer uses neither.
-PRELOADED_MODULES = ("numpy", "numpy.random", "torch", "torch.distributed")
 # Input, output and error of a program.
 _NUM_STREAMS = 3
-ENTRY = "trainer.worker.process:run"
-
 Entry = Callable[[WorkerContract], int]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Import, report ready, then fork and reap until the agent goes."""
-    options = _parse(arguments)
+    options = parse(arguments)
     check_packages()
     for module in options.preload:
         importlib.import_module(module)
+    left_out = _preload_extras(options)
     module_name, _, function_name = options.entry.partition(":")
     entry: Entry = getattr(importlib.import_module(module_name), function_name)
     # Ctrl-C goes to a whole foreground group; the agent decides what stops when.
@@ -91,12 +88,32 @@ def main(arguments: list[str] | None = None) -> int:
     control = socket.socket(fileno=options.control_fd)
     control.set_inheritable(False)
     try:
-        return Standby(control, options.rendezvous_fd, entry).serve()
+        return Standby(control, options.rendezvous_fd, entry, left_out).serve()
     except _ScriptForked as forked:
         contract = forked.contract
+    _say_left_out(contract, left_out)
     # Out of all frames of the standby: a script ends as a program does, handlers and threads
     # included, and no exception of ours is the context of its own.
     return script_entry.run(contract, {*PACKAGES, module_name.partition(".")[0]})
+
+
+def _preload_extras(options: Options) -> Mapping[str, str]:
+    """Import what the job's script wants; by module, why it was left out.
+
+    Does not return where a module has spoiled the process: it begins anew without that.
+    """
+    done = preload(options.extras, options.folders, options.left_out)
+    if done.spoiled_by:
+        again = [*sys.orig_argv, "--left-out", json.dumps(done.left_out)]
+        os.execv(sys.executable, [sys.executable, *again[1:]])
+    return done.left_out
+
+
+def _say_left_out(contract: WorkerContract, left_out: Mapping[str, str]) -> None:
+    script = contract.script
+    assert script is not None
+    for module, why in left_out.items() if contract.local_rank == 0 and script.python else ():
+        sys.stderr.write(f"outlast: {module} is not imported beforehand: {why}\n")
 
 
 class _ScriptForked(BaseException):
@@ -105,29 +122,6 @@ class _ScriptForked(BaseException):
     def __init__(self, contract: WorkerContract) -> None:
         super().__init__()
         self.contract = contract
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    control_fd: int
-    rendezvous_fd: int
-    entry: str
-    preload: tuple[str, ...]
-
-
-def _parse(arguments: list[str] | None) -> _Options:
-    parser = argparse.ArgumentParser(prog="python -m trainer.worker.standby", description=__doc__)
-    parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--rendezvous-fd", type=int, required=True)
-    parser.add_argument("--entry", default=ENTRY)
-    parser.add_argument("--preload", default=",".join(PRELOADED_MODULES))
-    given = parser.parse_args(arguments)
-    return _Options(
-        control_fd=given.control_fd,
-        rendezvous_fd=given.rendezvous_fd,
-        entry=given.entry,
-        preload=tuple(name for name in given.preload.split(",") if name),
-    )
 
 
 @dataclass(slots=True)
@@ -143,10 +137,17 @@ class _Child:
 class Standby:
     """Forks workers on request and reports how they end."""
 
-    def __init__(self, control: socket.socket, rendezvous_fd: int, entry: Entry) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        rendezvous_fd: int,
+        entry: Entry,
+        left_out: Mapping[str, str],
+    ) -> None:
         self._control = control
         self._rendezvous_fd = rendezvous_fd
         self._entry = entry
+        self._left_out = left_out
         self._children: dict[int, _Child] = {}  # by pidfd
         self._poll = select.poll()
         self._unread = b""
@@ -156,7 +157,7 @@ class Standby:
     def serve(self) -> int:
         """Work until the agent says exit or its end of the socket closes."""
         self._poll.register(self._control, select.POLLIN)
-        self._tell(event="ready", pid=os.getpid())
+        self._tell(event="ready", pid=os.getpid(), left_out=dict(self._left_out))
         while True:
             for handle, _ in self._poll.poll():
                 if handle != self._control.fileno():

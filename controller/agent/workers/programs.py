@@ -21,7 +21,7 @@ from typing import IO, Protocol
 from controller.agent.workers.environment import program_environment
 from controller.agent.workers.forked_program import Program
 from controller.agent.workers.processes import reap_group, wait_gone
-from controller.agent.workers.standby_link import StandbyError
+from controller.agent.workers.standby_events import StandbyError
 from outlast import private
 from outlast.startup import python_command
 

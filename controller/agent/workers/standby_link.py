@@ -15,8 +15,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,9 +23,10 @@ from controller.agent.files import last_words
 from controller.agent.mistakes import Mistakes
 from controller.agent.workers.environment import standby_environment
 from controller.agent.workers.forked_program import Program
+from controller.agent.workers.preload import NOTHING, Preload
 from controller.agent.workers.processes import how_ended, kill_stray, wait_gone
+from controller.agent.workers.standby_events import Forked, StandbyError, StandbyEvents
 from outlast import private
-from outlast.errors import RetryableError
 from outlast.startup import python_command
 from outlast.worker_contract import WorkerContract
 
@@ -43,32 +43,6 @@ _RESTART_DELAYS_S = (0.0, 0.5, 2.0, 10.0)
 _SHORT_LIFE_S = 5.0
 # A standby that could not start so often in a row will not in the time of a start command.
 _FAILURES_TOLD = 2
-
-
-class StandbyError(RetryableError):
-    """The standby process could not fork."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forked:
-    """A process that has just come to life."""
-
-    pid: int
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyEvents:
-    """What the supervisor wants to hear."""
-
-    started: Callable[[], None]
-    """A standby process was started; its pid is new."""
-    died: Callable[[], None]
-    """It is gone; workers go on."""
-    exited: Callable[[str, int], None]
-    """A worker (key) ended with a wait status."""
-    running: Callable[[], Iterable[tuple[str, int]]]
-    """Workers (key, pid) that live now, for a new standby to take over."""
 
 
 class StandbyLink:
@@ -102,6 +76,9 @@ class StandbyLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._forks: dict[str, asyncio.Future[Forked]] = {}
         self._num_programs = 0
+        self._preload = NOTHING
+        # By module, why the process that runs now could not import it.
+        self.left_out: Mapping[str, str] = {}
         self._task: asyncio.Task[None] | None = None
         self.num_restarts = 0
 
@@ -113,6 +90,15 @@ class StandbyLink:
     def start(self) -> None:
         """Start the process in the background, and again whenever it ends."""
         self._task = asyncio.create_task(self._keep_running(), name="standby")
+
+    def use(self, preload: Preload) -> None:
+        """Have the process import these; one that has imported others is started anew."""
+        if preload == self._preload:
+            return
+        logger.info("standby process begins anew to import %s", preload.modules or "nothing else")
+        self._preload = preload
+        self._ready.clear()
+        self._kill()
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Return when forks can be served.
@@ -315,6 +301,7 @@ class StandbyLink:
             *("--control-fd", str(control.fileno())),
             *("--rendezvous-fd", str(self._rendezvous_fd)),
             *self._arguments,
+            *self._preload.arguments(),
         ]
         with contextlib.ExitStack() as opened:
             log = self._open_log()
@@ -322,7 +309,9 @@ class StandbyLink:
                 opened.enter_context(log)
             return subprocess.Popen(
                 command,
-                env=standby_environment(os.environ, is_loopback=self._is_loopback),
+                env=standby_environment(
+                    {**os.environ, **self._preload.environment}, is_loopback=self._is_loopback
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -336,6 +325,10 @@ class StandbyLink:
             case "ready":
                 for worker, pid in self._events.running():
                     self._tell(op="adopt", key=worker, pid=pid)
+                left_out = event.get("left_out")
+                self.left_out = left_out if isinstance(left_out, dict) else {}
+                for module, why in self.left_out.items():
+                    logger.warning("not imported before forks: %s: %s", module, why)
                 self._ready.set()
                 for ready in self._waiting:
                     if not ready.done():

@@ -20,6 +20,7 @@ from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.oom import OomKills
 from controller.agent.workers.cgroups import WorkerCgroups
+from controller.agent.workers.preload import Preload
 from controller.agent.workers.processes import (
     child_pids,
     kill_stray,
@@ -27,7 +28,8 @@ from controller.agent.workers.processes import (
     reap_group,
     zombie_status,
 )
-from controller.agent.workers.standby_link import StandbyError, StandbyLink
+from controller.agent.workers.standby_events import StandbyError
+from controller.agent.workers.standby_link import StandbyLink
 from controller.agent.workers.worker import Worker, bare_exit, post_mortem
 from outlast.blackbox.records import MAX_COUNT
 from outlast.clock import node_time_ns
@@ -121,6 +123,15 @@ class Supervisor:
             )
             for worker in self._workers.values()
         ]
+
+    async def prepare(self, preload: Preload) -> None:
+        """Have what is to be imported before the fork imported.
+
+        Raises:
+            StandbyError: it is not, in time.
+        """
+        self._standby.use(preload)
+        await self._standby.wait_ready(self._limits.standby_ready_s)
 
     async def start(self, launches: Iterable[Launch]) -> None:
         """Fork all of these workers; all or none.

@@ -1,0 +1,116 @@
+"""Modules of a script that the standby process imports before it forks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.agent.workers.preload import NOTHING, Preload, preload_of
+from outlast.spec.parse import parse_spec
+from tests.agent import standbys
+from tests.agent.harness import DEADLINE_S
+from tests.agent.scripts_of import script_of
+from tests.contracts import contract_of
+
+EXECUTABLE = "/env/bin/python"
+
+
+def wanted(**workload: Any) -> Preload:
+    workload = {"command": ["python", "/job/train.py"], **workload}
+    return preload_of(parse_spec({"name": "job", "workload": workload}), EXECUTABLE)
+
+
+def test_what_the_standby_has_anyway_takes_no_other_standby() -> None:
+    assert wanted() == NOTHING
+    assert wanted(preload=["torch", "numpy"]) == NOTHING
+    assert wanted(preload="off") == NOTHING
+    assert preload_of(parse_spec({"name": "job"}), EXECUTABLE) == NOTHING
+
+
+def test_modules_are_looked_for_where_the_script_finds_them() -> None:
+    found = wanted(preload=["torch", "mine"], python_path=["/lib"], env={"A": "1"})
+    assert found == Preload(modules=("mine",), folders=("/job", "/lib"), environment={"A": "1"})
+    module = wanted(command=["python", "-m", "mine"], preload=["mine"], working_dir="/here")
+    assert module.folders == ("/here",)
+
+
+def test_another_interpreter_shares_no_imports() -> None:
+    assert wanted(preload=["mine"], python="/other/bin/python") == NOTHING
+    assert wanted(command=["bash", "train.sh"], preload=["mine"]) == NOTHING
+
+
+MODULES = {
+    "good": "import os\nLOADED_BY = os.getpid()\nSET = os.environ.get('OF_JOB')\n",
+    "threaded": "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n",
+    "connected": "import socket\nlistening = socket.create_server(('127.0.0.1', 0))\n",
+    "failing": "raise RuntimeError('no')\n",
+    "leaving": "raise SystemExit(3)\n",
+    "last": "import os\nLOADED_BY = os.getpid()\n",
+}
+REASONS = {
+    "threaded": "it starts 1 thread",
+    "connected": "it opens a socket",
+    "failing": "RuntimeError: no",
+    "leaving": "SystemExit: 3",
+    "absent": "ModuleNotFoundError: No module named 'absent'",
+    "trainer": "Outlast has a package of that name",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "script.py").write_text(
+        "import json, os, good, last\n"
+        "facts = [good.LOADED_BY != os.getpid(), last.LOADED_BY != os.getpid(), good.SET]\n"
+        "print('facts', json.dumps(facts))\n"
+    )
+    return tmp_path
+
+
+def test_what_would_hang_in_a_fork_is_left_out_and_the_rest_is_there(folder: Path) -> None:
+    preload = Preload(
+        modules=("good", *REASONS, "last"), folders=(str(folder),), environment={"OF_JOB": "7"}
+    )
+
+    async def scenario() -> str:
+        loop = asyncio.get_running_loop()
+        status: asyncio.Future[int] = loop.create_future()
+        async with standbys.running(folder, exited=lambda key, code: status.set_result(code)) as (
+            standby,
+            _,
+        ):
+            await standby.wait_ready(DEADLINE_S)
+            first = standby.pid
+            standby.use(preload)
+            await standby.wait_ready(DEADLINE_S)
+            assert standby.pid != first
+            assert standby.left_out == REASONS
+            script = script_of(["python", "script.py"], folder)
+            contract = replace(contract_of(folder), script=script)
+            await standby.fork("job/1/0", contract)
+            async with asyncio.timeout(DEADLINE_S):
+                assert await status == 0
+            # The same again is no reason to begin anew, and nothing at all is.
+            second = standby.pid
+            standby.use(preload)
+            await standby.wait_ready(DEADLINE_S)
+            assert standby.pid == second
+            standby.use(NOTHING)
+            await standby.wait_ready(DEADLINE_S)
+            assert standby.pid != second
+            assert not standby.left_out
+        return contract.log_path.read_text()
+
+    log = asyncio.run(scenario())
+    facts = next(line for line in log.splitlines() if line.startswith("facts"))
+    assert json.loads(facts.removeprefix("facts")) == [True, True, "7"]
+    for module, why in REASONS.items():
+        assert f"outlast: {module} is not imported beforehand: {why}" in log
