@@ -10,6 +10,9 @@ of an attempt, which may find kernels compiled one time and compile them the nex
 a restore, which may come from memory one time and from storage the next: the job's own
 `recovery.hang_timeout_s` and `recovery.first_step_timeout_s` hold for them.
 
+A script that reports no steps moves when it shows a sign of life (`activity`); nothing is
+learned of it, and `recovery.hang_timeout_s` is its limit for silence.
+
 A process that was stopped by a signal does not go on by itself, so nothing need be
 known of it.
 
@@ -73,6 +76,8 @@ class Look:
     starved_s: float = 0.0
     # By a signal.
     is_stopped: bool = False
+    # Of a script that has reported no step and no operation: for how long it may be silent.
+    silent_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +141,8 @@ class Pace:
         return limit_s, source
 
     def _learned(self, look: Look) -> tuple[float | None, str]:
+        if look.silent_limit_s is not None:
+            return look.silent_limit_s, f"recovery.hang_timeout_s is {look.silent_limit_s:g} s"
         name = look.phase.name.lower()
         passes = self._passes.get(look.phase, ())
         if not passes or not _is_learnable(look.phase, look):

@@ -369,6 +369,7 @@ class RankSummary(google.protobuf.message.Message):
     STAND_LIMIT_SOURCE_FIELD_NUMBER: builtins.int
     ENTERED_FIELD_NUMBER: builtins.int
     PROCESS_STATE_FIELD_NUMBER: builtins.int
+    REPORTS_NO_STEPS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     attempt: builtins.int
     rank: builtins.int
@@ -387,6 +388,10 @@ class RankSummary(google.protobuf.message.Message):
     stand_limit_source: builtins.str
     process_state: builtins.str
     """State letter of its process, as ps shows it."""
+    reports_no_steps: builtins.bool
+    """Whether it is a script that has reported neither a step nor an operation. It then stands
+    since its last sign of life: output, or CPU time of its processes.
+    """
     @property
     def last_operation(self) -> global___Operation:
         """Absent before the first."""
@@ -417,9 +422,10 @@ class RankSummary(google.protobuf.message.Message):
         stand_limit_source: builtins.str = ...,
         entered: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         process_state: builtins.str = ...,
+        reports_no_steps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["last_operation", b"last_operation", "use", b"use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "entered", b"entered", "job_id", b"job_id", "last_op_age_s", b"last_op_age_s", "last_operation", b"last_operation", "phase", b"phase", "process_state", b"process_state", "rank", b"rank", "resumed_step", b"resumed_step", "stand_limit_s", b"stand_limit_s", "stand_limit_source", b"stand_limit_source", "stands_s", b"stands_s", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "entered", b"entered", "job_id", b"job_id", "last_op_age_s", b"last_op_age_s", "last_operation", b"last_operation", "phase", b"phase", "process_state", b"process_state", "rank", b"rank", "reports_no_steps", b"reports_no_steps", "resumed_step", b"resumed_step", "stand_limit_s", b"stand_limit_s", "stand_limit_source", b"stand_limit_source", "stands_s", b"stands_s", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
 
 global___RankSummary = RankSummary
 

@@ -241,3 +241,49 @@ def test_a_rank_stands_for_too_long_only_when_its_limit_is_known() -> None:
     assert over.is_over
     assert not within.is_over
     assert not unknown.is_over
+
+
+def silent(at_s: float, place: tuple[int, ...], **changes: object) -> Look:
+    """A look at a script that has reported nothing and may be silent for 60 s."""
+    begun = Look(
+        at_s=at_s, place=place, phase=Phase.STARTING, num_steps=0, phases_s={}, silent_limit_s=60.0
+    )
+    return last_look([begun], **changes)
+
+
+def silent_for(pace: Pace, length_s: float, *, place: tuple[int, ...] = (1,)) -> Stall:
+    number = int(length_s / PERIOD_S)
+    return [pace.look(silent(at * PERIOD_S, place)) for at in range(number + 1)][-1]
+
+
+def test_a_script_without_steps_has_the_limit_of_its_job() -> None:
+    within, over = silent_for(Pace(), 59.0), silent_for(Pace(), 61.0)
+    assert (within.is_over, over.is_over) == (False, True)
+    assert within.limit_s == 60.0
+    assert within.source == "recovery.hang_timeout_s is 60 s"
+
+
+def test_a_script_that_moves_is_not_silent() -> None:
+    pace = Pace()
+    assert silent_for(pace, 59.0).stands_s > 58.0
+    moved = pace.look(silent(59.2, (2,)))
+    assert moved.stands_s == 0.0
+
+
+def test_a_stopped_script_is_found_at_once() -> None:
+    pace = Pace()
+    stalls = [pace.look(silent(at * PERIOD_S, (1,), is_stopped=True)) for at in range(20)]
+    assert stalls[-1].is_over
+    assert stalls[-1].limit_s == STOPPED_S
+    assert "stopped by a signal" in stalls[-1].source
+
+
+def test_a_script_that_reports_steps_is_held_against_what_was_learned() -> None:
+    pace = Pace()
+    silent_for(pace, 30.0)
+    seen = list(looks(steps(60, 1.0)))
+    stalls = replay(pace, iter(seen))
+    assert not any(standing.is_over for standing in stalls)
+    after_s = detected_after_s(pace, seen[-1])
+    assert after_s is not None
+    assert after_s <= GOAL_STEPS * 1.0 + GOAL_S

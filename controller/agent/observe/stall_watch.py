@@ -1,8 +1,9 @@
 """Looks at local ranks a few times a second, and says at once when one stands for too long.
 
 The black boxes say where the ranks are, the kernel whether they are run at all. What is
-too long is learned (`diagnostics.core.pace`). A rank that crosses its limit, or moves
-again, has a heartbeat sent now; healthy ones cost nothing.
+too long is learned (`diagnostics.core.pace`). Of a script that reports nothing in its box,
+signs of life say whether it moves. A rank that crosses its limit, or moves again, has a
+heartbeat sent now; healthy ones cost nothing.
 
 What does not belong here: deciding that the job hangs. One rank proves nothing, and the
 controller hears of all of them.
@@ -16,10 +17,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from controller.agent.observe.signs_of_life import SignsOfLife
 from controller.agent.workers.processes import process_state
 from controller.agent.workers.worker import Worker
 from diagnostics.core.pace import STOPPED_STATE, Look, Pace, Stall
-from outlast.blackbox import Reader
+from outlast.blackbox import Op, Present, Reader
 from outlast.v1 import agents_pb2
 
 LOOK_PERIOD_S = 0.2
@@ -36,6 +38,7 @@ class StallWatch:
         # What is learned outlives an attempt.
         self._paces: dict[tuple[str, int], tuple[int, Pace]] = {}
         self._stalls: dict[str, Stall] = {}
+        self._signs = SignsOfLife()
 
     async def run(self) -> None:
         """Look for as long as the agent lives."""
@@ -49,6 +52,7 @@ class StallWatch:
         over = self._keys_over()
         running = [worker for worker in workers if worker.is_running]
         self._stalls = dict(self._look_at(running, now_s))
+        self._signs.keep_only(running)
         if self._keys_over() != over:
             self._crossed()
         jobs = {worker.job_id for worker in workers}
@@ -58,10 +62,13 @@ class StallWatch:
     def describe(self, worker: Worker, summary: agents_pb2.RankSummary) -> None:
         """Add to a rank's summary how it stands, when that is worth telling."""
         stall = self._stalls.get(worker.key)
-        if stall is None or stall.stands_s < _WORTH_TELLING_S:
-            return
-        present = worker.present()
+        stands = stall is not None and stall.stands_s >= _WORTH_TELLING_S
+        # Of a script it is told in any case whether it has reported anything.
+        present = worker.present() if stands or worker.is_script else None
         if present is None:
+            return
+        summary.reports_no_steps = _reports_nothing(worker, present)
+        if stall is None or not stands:
             return
         summary.stands_s = stall.stands_s
         summary.stand_limit_s = stall.limit_s or 0.0
@@ -81,9 +88,34 @@ class StallWatch:
                 # Of one that moves, the kernel need not be asked.
                 stands = before is not None and before.stands_s >= _WORTH_TELLING_S
                 is_stopped = stands and process_state(worker.pid) == STOPPED_STATE
-                look = worker.look(partial(_look, worker.pid, now_s, is_stopped))
+                look = worker.look(partial(self._look, worker, now_s, is_stopped))
                 if look is not None:
                     yield worker.key, self._pace_of(worker).look(look)
+
+    def _look(self, worker: Worker, now_s: float, is_stopped: bool, reader: Reader) -> Look:
+        assert worker.pid is not None
+        present = reader.present()
+        place: tuple[int, ...] = (
+            present.completed_step,
+            present.phase,
+            present.phase_since_ns,
+            present.group,
+            present.op_seq,
+            present.op_left_ns,
+        )
+        is_silent = _reports_nothing(worker, present)
+        if is_silent:
+            place = (*place, self._signs.num_moves(worker, now_s))
+        return Look(
+            at_s=now_s,
+            place=place,
+            phase=present.phase,
+            num_steps=max(0, present.completed_step - max(0, present.resumed_step)),
+            phases_s=reader.time_use().phases_s,
+            starved_s=_starved_s(worker.pid),
+            is_stopped=is_stopped,
+            silent_limit_s=worker.silent_limit_s if is_silent else None,
+        )
 
     def _pace_of(self, worker: Worker) -> Pace:
         key = (worker.job_id, worker.rank)
@@ -94,24 +126,9 @@ class StallWatch:
         return pace
 
 
-def _look(pid: int, now_s: float, is_stopped: bool, reader: Reader) -> Look:
-    present = reader.present()
-    return Look(
-        at_s=now_s,
-        place=(
-            present.completed_step,
-            present.phase,
-            present.phase_since_ns,
-            present.group,
-            present.op_seq,
-            present.op_left_ns,
-        ),
-        phase=present.phase,
-        num_steps=max(0, present.completed_step - max(0, present.resumed_step)),
-        phases_s=reader.time_use().phases_s,
-        starved_s=_starved_s(pid),
-        is_stopped=is_stopped,
-    )
+def _reports_nothing(worker: Worker, present: Present) -> bool:
+    """Whether it is a script that has reported neither a step nor an operation."""
+    return worker.is_script and present.completed_step <= 0 and present.op is Op.NONE
 
 
 def _starved_s(pid: int) -> float:

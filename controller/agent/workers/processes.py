@@ -105,14 +105,21 @@ async def reap_group(group: int) -> None:
             await asyncio.sleep(_REAP_PAUSE_S)
 
 
-def child_pids() -> list[int]:
-    """Our children, dead ones included; none where the kernel does not tell."""
+def child_pids(pid: int | None = None) -> list[int]:
+    """Children of a process, by default ours, dead ones included.
+
+    None where the kernel does not list them, or the process is gone.
+    """
     found: list[int] = []
+    try:
+        tasks = list(Path(f"/proc/{'self' if pid is None else pid}/task").iterdir())
+    except FileNotFoundError:
+        return found
     # A process's children are listed under the thread that made or inherited them.
-    for task in Path("/proc/self/task").iterdir():
+    for task in tasks:
         try:
-            found.extend(int(pid) for pid in (task / "children").read_text().split())
-        except FileNotFoundError:
+            found.extend(int(child) for child in (task / "children").read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
             continue
     return found
 

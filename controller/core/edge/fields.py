@@ -146,6 +146,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "stand_limit_source": _LINE,
         "entered": Pairs(keys=_TITLE, values=_STEP, most=256),
         "process_state": Name(_STATE, instead="", reason=Reason.UNKNOWN_WORD),
+        "reports_no_steps": Flag(),
     },
     "RankUse": {
         "split": Part(),
