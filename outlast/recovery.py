@@ -59,9 +59,10 @@ class RecoverySpec(Section):
         gt=0,
         description="No step completed for so long: the job hangs, whatever detectors.hang has "
         "learned. Longer than any step with its evaluation, and 10 s at least; found later by what "
-        "heartbeat_period_s is above 2 s. With workload.command 600 s unless given, and only "
-        "once the script has reported a step. Passed twice in a row though no rank holds the "
-        "others up, it pauses the job.",
+        "heartbeat_period_s is above 2 s. With workload.command 600 s unless given; until the "
+        "script has reported a step, the time for which all its ranks may show no sign of life "
+        "(output, CPU time). Passed twice in a row though no rank holds the others up, it pauses "
+        "the job.",
     )
     first_step_timeout_s: float = Field(
         1800.0,

@@ -9,22 +9,41 @@ from outlast.blackbox.records import Group, Op, Operation
 
 # Of runs of ranks in one sentence: what fits a line, where one rank in eight differs.
 _MAX_RUNS = 16
+# Of a process that shows no sign of life, by the letter that `ps` has for it.
+_STATES = {"S": ", asleep", "D": ", in the kernel, not to be woken"}
 
 
 def where_all_stand(ranks: Sequence[RankFacts]) -> list[str]:
     """Each place at which ranks stand, with the ranks: one line per place, the rarest first."""
     places: dict[tuple[object, ...], list[RankFacts]] = {}
     for facts in sorted(ranks, key=lambda facts: facts.rank):
-        at = (facts.op, facts.group, facts.seq, facts.root, facts.inside)
+        at: tuple[object, ...] = (facts.op, facts.group, facts.seq, facts.root, facts.inside)
+        if facts.reports_no_steps:
+            at = (*at, _is_silent(facts), facts.process_state)
         places.setdefault((*at, facts.phase, facts.is_stopped), []).append(facts)
     lines: dict[str, list[int]] = {}
     for alike in places.values():
-        first = alike[0]
+        # Of silent ones, who is silent for the shortest: "for so long" is true of all.
+        first = min(alike, key=lambda facts: facts.stands_s)
         stopped = ", stopped" if first.is_stopped else ""
-        place = f"{where(first)} ({first.phase.name.lower()}{stopped})"
+        place = f"{where(first)} ({state_of(first)}{stopped})"
         lines.setdefault(place, []).extend(facts.rank for facts in alike)
     rarest_first = sorted(lines, key=lambda place: (len(lines[place]), sorted(lines[place])))
     return [f"{name(lines[place])} {place}" for place in rarest_first]
+
+
+def state_of(facts: RankFacts) -> str:
+    """What is known of a rank beside its operation: its phase, or its signs of life."""
+    if not facts.reports_no_steps:
+        return facts.phase.name.lower()
+    if not _is_silent(facts):
+        return "it reports no steps"
+    state = _STATES.get(facts.process_state, "")
+    return f"no output and hardly any CPU time for {facts.stands_s:.0f} s{state}"
+
+
+def _is_silent(facts: RankFacts) -> bool:
+    return facts.reports_no_steps and facts.stands_s > 0.0
 
 
 def shared_group(groups: Mapping[Group, tuple[int, ...]], ranks: Sequence[int]) -> str:
@@ -47,6 +66,8 @@ def shared_group(groups: Mapping[Group, tuple[int, ...]], ranks: Sequence[int]) 
 
 def where(facts: RankFacts) -> str:
     """A rank's last operation, in words."""
+    if facts.reports_no_steps:
+        return "at an operation that is not known"
     if facts.op is Op.NONE:
         return "before its first operation"
     root = facts.root

@@ -14,6 +14,17 @@ Following these edges from any stuck rank ends
 
 The rank that complains loudest, or first, is nearly always a victim.
 
+Scripts that report no operations leave less to go by, and mostly no rank is named:
+
+- A rank that the kernel does not run is the culprit, whoever else stands idle.
+- A silent rank that waits in the kernel, where no signal reaches it (storage or a device that does
+  not answer), is the culprit while other ranks are asleep.
+- Where all are asleep, which fell silent first says nothing: ranks may enter a collective and wait
+  there while the one that will hang still works. Their stacks may say more.
+- Where one rank is silent and the others use a CPU, it may wait for them while they work, or they
+  may spin in a collective and wait for it. That is not known to be a hang, and no analysis of it
+  is asked for.
+
 What does not belong here: deciding *that* a job hangs, and reading stacks.
 """
 
@@ -24,7 +35,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
-from diagnostics.core.describe_ranks import name, shared_group, where
+from diagnostics.core.describe_ranks import name, shared_group, state_of, where
 from diagnostics.core.rank_facts import POINT_TO_POINT, Groups, RankFacts
 from diagnostics.core.waits import Waits, by_targets, first_circle, waits_of
 from outlast.blackbox.records import Group, Op
@@ -44,6 +55,8 @@ class HangKind(StrEnum):
     BUSY_ELSEWHERE = "busy_elsewhere"  # waited-for ranks that are in no operation
     ORDER_MISMATCH = "order_mismatch"  # a cycle of waits
     OPERATION_MISMATCH = "operation_mismatch"  # one place, different operations
+    IN_KERNEL = "in_kernel"  # silent ranks that wait where no signal reaches them
+    UNREPORTED = "unreported"  # ranks that report no operations
     TRANSPORT = "transport"  # all entered, none comes out
     NOT_WAITING = "not_waiting"  # no rank waits for another
 
@@ -87,9 +100,7 @@ def analyse(
     if stopped:
         return _stopped(facts, stopped, waiting)
     if not waiting:
-        return _verdict(
-            HangKind.NOT_WAITING, (), (), "no rank is inside an operation that waits for another"
-        )
+        return _none_waits(facts)
     waits = waits_of(facts, waiting)
     for find in (_operation_mismatch, _busy_elsewhere, _order_mismatch):
         verdict = find(facts, waiting, waits)
@@ -109,6 +120,25 @@ def _stopped(
         f"{shared_group(first.members, stopped)}"
     )
     return _verdict(HangKind.STOPPED, stopped, waiting, reason)
+
+
+def _none_waits(facts: Mapping[int, RankFacts]) -> HangVerdict:
+    """No rank is known to wait for another."""
+    silent = [rank for rank in facts if facts[rank].reports_no_steps]
+    if not silent:
+        reason = "no rank is inside an operation that waits for another"
+        return _verdict(HangKind.NOT_WAITING, (), (), reason)
+    unwakable = tuple(rank for rank in silent if facts[rank].is_unwakable)
+    if unwakable and len(unwakable) < len(facts):
+        reason = (
+            f"{name(unwakable)} in the kernel, not to be woken: storage or a device that does not "
+            f"answer ({state_of(facts[unwakable[0]])}); the others may wait for it"
+            f"{shared_group(facts[unwakable[0]].members, unwakable)}"
+        )
+        return _verdict(HangKind.IN_KERNEL, unwakable, (), reason)
+    does = "does" if len(silent) == 1 else "do"
+    reason = f"{name(silent)} {does} not report operations: what each waits for is not known"
+    return _verdict(HangKind.UNREPORTED, (), (), reason)
 
 
 def _operation_mismatch(
@@ -168,14 +198,20 @@ def _busy_elsewhere(
         return None
     culprits = tuple(sorted(waiters, key=lambda rank: (facts[rank].since_s, rank)))
     parts = [
-        f"rank {rank} is in no operation (phase {facts[rank].phase.name.lower()}, "
-        f"{where(facts[rank])}) and {name([*chain(*waiters[rank])])} wait for it"
+        f"rank {rank} is in no operation ({_whereabouts(facts[rank])}) "
+        f"and {name([*chain(*waiters[rank])])} wait for it"
         for rank in culprits[:_MAX_TOLD]
     ]
     if len(culprits) > _MAX_TOLD:
         parts.append(f"so it is with {name(culprits[_MAX_TOLD:])}")
     reason = "; ".join(parts) + shared_group(facts[culprits[0]].members, culprits)
     return _verdict(HangKind.BUSY_ELSEWHERE, culprits, waiting, reason)
+
+
+def _whereabouts(facts: RankFacts) -> str:
+    if facts.reports_no_steps:
+        return state_of(facts)
+    return f"phase {state_of(facts)}, {where(facts)}"
 
 
 def _order_mismatch(

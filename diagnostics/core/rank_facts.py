@@ -15,6 +15,7 @@ POINT_TO_POINT = (Op.SEND, Op.RECV)
 _NO_OPERATION = Operation(op=Op.NONE, group=Group.WORLD, seq=0, is_inside=False)
 # Stopped by a signal, or by a debugger.
 _STOPPED_STATES = ("T", "t")
+_UNWAKABLE_STATE = "D"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,16 @@ class RankFacts:
     entered: Mapping[Group, int] = field(default_factory=dict)
     # State letter of its process, as `ps` shows it; "" when unknown.
     process_state: str = ""
+    # Whether it is a script that has reported neither a step nor an operation: `phase` and `op`
+    # say nothing then.
+    reports_no_steps: bool = False
+    # For how long it has not moved; of such a script: shown no sign of life.
+    stands_s: float = 0.0
+
+    @property
+    def is_unwakable(self) -> bool:
+        """Whether it waits in the kernel, where no signal reaches it."""
+        return self.process_state == _UNWAKABLE_STATE
 
     @property
     def is_stopped(self) -> bool:
@@ -114,6 +125,8 @@ def facts_of(
     since_s: float = 0.0,
     entered: Mapping[Group, int] | None = None,
     process_state: str = "",
+    reports_no_steps: bool = False,
+    stands_s: float = 0.0,
 ) -> RankFacts:
     """The facts in a heartbeat.
 
@@ -132,4 +145,6 @@ def facts_of(
         since_s=since_s,
         entered=entered or {},
         process_state=process_state,
+        reports_no_steps=reports_no_steps,
+        stands_s=stands_s,
     )

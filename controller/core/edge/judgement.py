@@ -110,6 +110,9 @@ class HangJudgement:
         if self.stalled_s is not None:
             return self.stalled_s, self.limit
         least = min(self.stopped or self.summaries.values(), key=lambda each: each.stands_s)
+        if least.reports_no_steps and not self.stopped:
+            # A limit of the spec, and known as that where a job passes it again and again.
+            return least.stands_s, least.stand_limit_source
         limit = f"at most {least.stand_limit_s:.1f} s: {least.stand_limit_source}"
         return least.stands_s, limit
 
@@ -158,6 +161,8 @@ def rank_facts(
                     since_s=wall_s - summary.last_op_age_s,
                     entered={member(Group, name): seq for name, seq in summary.entered.items()},
                     process_state=summary.process_state,
+                    reports_no_steps=summary.reports_no_steps,
+                    stands_s=summary.stands_s,
                 )
             )
         except ValueError as error:
