@@ -26,6 +26,7 @@ DDP = ROOT / "examples" / "scripts" / "ddp.py"
 DDP_SESSION = DDP.with_name("ddp_session.py")
 FSDP2_SESSION = DDP.with_name("fsdp2_session.py")
 RAISING = Path(__file__).with_name("raising.py")
+SILENT = RAISING.with_name("silent.py")
 _STEP = re.compile(r"^step (\d+) loss (\S+)$", re.MULTILINE)
 
 
@@ -266,3 +267,22 @@ def test_a_script_with_copies_on_other_nodes_goes_on_from_them_when_its_node_is_
     assert "from host memory" in log_of(cluster, job_id)
     assert incident.resumed_step > 1, "nothing was in storage"
     assert losses(cluster, job_id) == losses(cluster, undisturbed)
+
+
+def test_a_script_whose_ranks_all_fall_silent_is_restarted(cluster: Cluster) -> None:
+    """It reports no steps: nothing but its silence says that it hangs."""
+    job_id = submit(
+        cluster,
+        "python",
+        str(SILENT),
+        recovery={"heartbeat_period_s": 0.5, "hang_timeout_s": 10, "stop_timeout_s": 10},
+    )
+    assert succeeded(cluster, job_id).restarts == 1
+    (incident,) = cluster.incidents(job_id)
+    assert incident.cause == "hang"
+    assert "(recovery.hang_timeout_s is 10 s)" in incident.reason
+    assert "ranks 0, 1 do not report operations" in incident.reason
+    (stood,) = [entry for entry in incident.timeline if entry.phase == "last_operations"]
+    assert "at an operation that is not known (no output and hardly any CPU time" in stood.detail
+    # Rank 0 may have lost its connection before its own agent came to look.
+    assert ("stacks", 1) in [(item.kind, item.rank) for item in incident.evidence]
