@@ -383,9 +383,8 @@ class Agent:
         self._checks.cancel_all()
 
     def _own_pids(self) -> Iterator[int]:
-        for pid in (self._standby.pid, self._suites.pid, self._store.pid):
-            if pid is not None:
-                yield pid
+        pids = (self._standby.pid, self._suites.pid, self._store.pid)
+        return (pid for pid in pids if pid is not None)
 
     def _running_pids(self) -> Iterator[tuple[str, int]]:
         for worker in self._supervisor.running():
