@@ -83,10 +83,12 @@ class Agent:
         oom_kills = OomKills()
         self._cgroups = WorkerCgroups(config.state_dir, is_wanted=config.cgroups)
         self._supervisor = self._make_supervisor(oom_kills)
+        running = self._supervisor.running
+        self._orphans = Orphans(running, self._own_pids)
         self._checkpoints = CheckpointReports(
             self._emit,
             newest_attempt=lambda job_id: self._commands.newest_attempt(job_id),
-            running=self._supervisor.running,
+            running=running,
         )
         self._uploads = Uploads(self._checkpoints)
         self._replicas = Replicas(config, self._checkpoints)
@@ -102,7 +104,6 @@ class Agent:
         )
         self._metrics = Metrics(self._reading, folders)
         max_log_bytes = config.rank_log_bytes
-        running = self._supervisor.running
         self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=max_log_bytes)
         self._pruning = Pruning(
             config.state_dir,
@@ -110,7 +111,6 @@ class Agent:
             Bounds(max_bytes=config.state_bytes, max_age_s=config.state_age_s),
             max_log_bytes=max_log_bytes,
         )
-        self._orphans = Orphans(running, self._own_pids)
         self._metrics_address = ""
         self._capacity = NodeCapacity(config.memory_dir)
 
@@ -263,19 +263,19 @@ class Agent:
         )
 
     def _make_commands(self) -> Commands:
-        parts = Parts(
-            config=self._config,
-            supervisor=self._supervisor,
-            uploads=self._uploads,
-            replicas=self._replicas,
-            suites=self._suites,
-            rendezvous_fd=self._rendezvous.fileno(),
-            store=self._store,
-            storage_awaited=self._checkpoints.storage_awaited,
-            mistakes=self._mistakes,
-        )
         return Commands(
-            parts,
+            Parts(
+                config=self._config,
+                supervisor=self._supervisor,
+                orphans=self._orphans,
+                uploads=self._uploads,
+                replicas=self._replicas,
+                suites=self._suites,
+                rendezvous_fd=self._rendezvous.fileno(),
+                store=self._store,
+                storage_awaited=self._checkpoints.storage_awaited,
+                mistakes=self._mistakes,
+            ),
             self._machine,
             emit=self._emit,
             report_end=lambda worker, is_last: self._workers.report_end(worker, is_last=is_last),

@@ -19,6 +19,7 @@ from controller.agent.mistakes import Mistakes
 from controller.agent.observe.leftovers import delete_old_attempts, delete_old_logs
 from controller.agent.threads import run_blocking
 from controller.agent.workers import launch, stacks
+from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.preflight import Preflight
 from controller.agent.workers.preload import preload_of
 from controller.agent.workers.script_launch import as_scripts, check_places
@@ -53,6 +54,7 @@ class Parts:
 
     config: AgentConfig
     supervisor: Supervisor
+    orphans: Orphans
     uploads: Uploads
     replicas: Replicas
     suites: Suites
@@ -190,6 +192,8 @@ class OrderSteps:
         Nobody ordered the agent's own stops; what these leave ends with the next start.
         """
         await self._parts.supervisor.wait_for_families()
+        # What has left its worker's group, too: it may hold a device or a port.
+        await self._parts.orphans.end(self._parts.config.limits.kill_s)
         if order is not None:
             await self._parts.store.end_of(order.command.job_id)
 

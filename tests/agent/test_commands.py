@@ -17,6 +17,7 @@ from controller.agent.core.machine import AgentMachine
 from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.order_steps import Parts
+from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.supervisor import Supervisor
 from controller.agent.workers.worker import Worker
 from outlast.v1 import agents_pb2
@@ -44,6 +45,9 @@ class Workers:
 
     async def wait_for_families(self) -> None:
         self.num_waits += 1
+
+    async def end(self, timeout_s: float) -> None:
+        """Of what they left behind, which is nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,7 @@ def make_commands(
             workers=2,
         ),
         supervisor=cast("Supervisor", workers),
+        orphans=cast("Orphans", workers),
         uploads=unused,
         replicas=unused,
         suites=unused,

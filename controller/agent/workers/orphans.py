@@ -41,7 +41,8 @@ class Orphans:
     ) -> None:
         self._running = running
         self._own_pids = own_pids
-        self.num_killed = 0
+        # Pids, at the last look.
+        self._killed: set[int] = set()
 
     async def run(self) -> None:
         """Look for as long as the agent lives."""
@@ -50,25 +51,27 @@ class Orphans:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     def look(self) -> int:
-        """Reap the dead, kill those whose worker has ended; how many still live."""
+        """Reap the dead, kill those whose worker has ended; how many both were."""
         running = {worker.key for worker in self._running()}
-        num_alive = 0
+        killed_before, self._killed = self._killed, set()
+        num_ended = 0
         for orphan in list(self._found()):
             if orphan.is_dead:
+                num_ended += 1
                 reap(orphan.pid)
-                continue
-            num_alive += 1
-            if not running or _mark_of(orphan.pid) not in ("", *running):
-                logger.warning("killing what an ended worker left behind: pid=%d", orphan.pid)
-                self.num_killed += 1
+            elif not running or _mark_of(orphan.pid) not in ("", *running):
+                num_ended += 1
+                if orphan.pid not in killed_before:
+                    logger.warning("killing what an ended worker left behind: pid=%d", orphan.pid)
+                self._killed.add(orphan.pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan.pid, signal.SIGKILL)
-        return num_alive
+        return num_ended
 
     async def end(self, timeout_s: float) -> None:
-        """Kill and reap all; those that hang in the kernel are left behind."""
+        """Kill and reap what ended workers left; what hangs in the kernel is left behind."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        # Again: the children of one that was killed are ours next.
+        # Until there is none: the children of one that was killed are ours next.
         while self.look() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(_END_PAUSE_S)
 
