@@ -45,6 +45,7 @@ LONGEST = (
     "tests/unit/test_nearest.py",
     "tests/unit/test_chosen.py",
     "tests/e2e/test_faults.py",
+    "tests/e2e/test_examples.py",
     "tests/e2e/test_hangs.py",
     "tests/e2e/test_choosing.py",
     "tests/e2e/test_elastic.py",

@@ -32,16 +32,17 @@ class Controller:
     def __init__(self, state_dir: Path, *arguments: str) -> None:
         self.state_dir = state_dir
         self.arguments = arguments
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        # A file: nobody reads while tests run, and a pipe that is full would hold the controller.
+        self.stderr = state_dir.with_name(f"{state_dir.name}.stderr")
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        self.process = subprocess.Popen(
-            command(self.state_dir, *self.arguments),
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.stderr.parent.mkdir(parents=True, exist_ok=True)
+        with self.stderr.open("ab") as log:
+            self.process = subprocess.Popen(
+                command(self.state_dir, *self.arguments), cwd=ROOT, stderr=log
+            )
         wait_for(lambda: self.file().get("pid") == self.pid, "it listens", lambda: self._check())
 
     @property
@@ -90,14 +91,11 @@ class Controller:
     def _check(self) -> None:
         assert self.process is not None
         if self.process.poll() is not None:
-            assert self.process.stderr is not None
-            raise AssertionError(f"the controller ended: {self.process.stderr.read()}")
+            raise AssertionError(f"the controller ended: {self.stderr.read_text()}")
 
     def _reap(self) -> None:
         assert self.process is not None
         self.process.wait()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
         self.process = None
 
 

@@ -59,8 +59,6 @@ class Scene:
         assert died is not None
         assert await asyncio.to_thread(died.wait, DEADLINE_S) == -signal.SIGKILL
         await until(lambda: not any(agent.is_connected for agent in self.agents), "it is away")
-        assert died.stderr is not None
-        died.stderr.close()
         await asyncio.to_thread(self.process.start)
         self.address = self.process.grpc
         await self._connected()

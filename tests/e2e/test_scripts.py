@@ -1,12 +1,11 @@
-"""Scripts of users in real processes: started as torchrun does, restarted after real faults.
+"""Scripts of users in real processes: with `outlast.session`, silent, stopped, or wrong.
 
-The script saves and loads its own checkpoints; its losses must not show that anything happened.
+Those that know nothing of Outlast are in `test_examples`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,19 +14,26 @@ from typing import Any
 import pytest
 
 from outlast.v1 import jobs_pb2
-from tests.controller.processes import ROOT, Controller, controller
+from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.losing import lose_node
+from tests.e2e.script_jobs import (
+    EXAMPLES,
+    RAISING,
+    STEP_LINE,
+    log_of,
+    losses,
+    submit,
+    succeeded,
+    wait_step,
+)
 
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = 60
-DDP = ROOT / "examples" / "scripts" / "ddp.py"
-DDP_SESSION = DDP.with_name("ddp_session.py")
-FSDP2_SESSION = DDP.with_name("fsdp2_session.py")
-RAISING = Path(__file__).with_name("raising.py")
+DDP_SESSION = EXAMPLES / "ddp_session.py"
+FSDP2_SESSION = EXAMPLES / "fsdp2_session.py"
 SILENT = RAISING.with_name("silent.py")
-_STEP = re.compile(r"^step (\d+) loss (\S+)$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -43,92 +49,6 @@ def cluster(process: Controller) -> Cluster:
     cluster = Cluster(process.state_dir, lambda: process.grpc)
     cluster.wait_nodes(4)
     return cluster
-
-
-def submit(cluster: Cluster, *command: str, nodes: int = 2, **more: Any) -> str:
-    document = {
-        "name": "script",
-        "workload": {"command": list(command), **more.pop("workload", {})},
-        "resources": {"nodes": nodes},
-        "recovery": {
-            "heartbeat_period_s": 0.5,
-            "heartbeat_late_s": 2,
-            "heartbeat_lost_s": 4,
-            "heartbeat_silent_s": 15,
-            "stop_timeout_s": 10,
-        },
-        **more,
-    }
-    with cluster.client as client:
-        return client.submit(document).job_id
-
-
-def ddp(cluster: Cluster, folder: Path) -> str:
-    arguments = ["--checkpoint", f"{folder}/ddp.pt", "--steps", f"{STEPS}", "--hidden", "64"]
-    return submit(cluster, "python", str(RAISING), str(DDP), *arguments)
-
-
-def log_of(cluster: Cluster, job_id: str, rank: int = 0) -> str:
-    """Of all attempts, in their order."""
-    pattern = f"nodes/*/jobs/{job_id}/a*/rank-{rank:05d}.log"
-    paths = sorted(cluster.state_dir.glob(pattern), key=lambda path: path.parent.name)
-    return "".join(path.read_text() for path in paths)
-
-
-def losses(cluster: Cluster, job_id: str) -> dict[int, str]:
-    """What the script printed of each step, the newest time that it was done."""
-    return {int(step): loss for step, loss in _STEP.findall(log_of(cluster, job_id))}
-
-
-def wait_step(cluster: Cluster, job_id: str, step: int) -> None:
-    wait_for(lambda: step in losses(cluster, job_id), f"the script to print step {step}")
-
-
-def succeeded(cluster: Cluster, job_id: str) -> jobs_pb2.Job:
-    job = cluster.wait_state(job_id, "SUCCEEDED")
-    assert job.reason == "every rank ended with exit code 0"
-    return job
-
-
-@pytest.fixture(scope="module")
-def fault_free(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """Losses of the script when nothing happens."""
-    job_id = ddp(cluster, tmp_path_factory.mktemp("fault-free"))
-    assert succeeded(cluster, job_id).restarts == 0
-    found = losses(cluster, job_id)
-    assert list(found) == list(range(1, STEPS + 1))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("number", "cause"),
-    [
-        (signal.SIGKILL, "worker_killed"),
-        (signal.SIGSTOP, "hang"),
-        (signal.SIGUSR1, "user_error"),
-    ],
-    ids=["killed", "stopped", "raising"],
-)
-def test_a_script_goes_on_from_its_own_checkpoint_after_a_fault(
-    cluster: Cluster,
-    tmp_path: Path,
-    fault_free: dict[int, str],
-    number: signal.Signals,
-    cause: str,
-) -> None:
-    job_id = ddp(cluster, tmp_path)
-    wait_step(cluster, job_id, 12)
-    os.kill(cluster.presents(job_id, 1)[1].pid, number)
-    job = succeeded(cluster, job_id)
-    assert (job.attempt, job.restarts) == (2, 1)
-    (incident,) = cluster.incidents(job_id)
-    assert incident.cause == cause, incident.reason
-    if number is signal.SIGUSR1:
-        assert "raised by the test" in incident.reason
-        assert "in _raise" in incident.evidence[0].traceback
-    else:
-        assert "rank 1" in incident.reason
-    assert losses(cluster, job_id) == fault_free
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +100,7 @@ def test_a_paused_script_goes_on_where_all_its_ranks_stopped(
     with cluster.client as client:
         client.resume(job_id)
     succeeded(cluster, job_id)
-    assert len(_STEP.findall(log_of(cluster, job_id))) == STEPS, "no step was done twice"
+    assert len(STEP_LINE.findall(log_of(cluster, job_id))) == STEPS, "no step was done twice"
     assert losses(cluster, job_id) == fault_free_session
 
 
@@ -233,21 +153,6 @@ def test_a_script_is_asked_to_stop_with_its_own_signal_and_has_its_grace(
 
 
 _BLOCKED = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\n"
-
-
-def test_a_lost_node_is_replaced_and_the_script_goes_on(
-    cluster: Cluster, process: Controller, tmp_path: Path, fault_free: dict[int, str]
-) -> None:
-    job_id = ddp(cluster, tmp_path)
-    wait_step(cluster, job_id, 12)
-    # That of rank 0, which has the store.
-    lost = cluster.job(job_id).nodes[0]
-    lose_node(process.state_dir, lost)
-    job = succeeded(cluster, job_id)
-    assert lost not in job.nodes
-    (incident,) = cluster.incidents(job_id)
-    assert (incident.cause, list(incident.culprit_nodes)) == ("node_lost", [lost])
-    assert losses(cluster, job_id) == fault_free
 
 
 def test_a_script_with_copies_on_other_nodes_goes_on_from_them_when_its_node_is_lost(
