@@ -16,10 +16,13 @@ from pathlib import Path
 def main() -> None:
     del sys.argv[0]
     folder = Path(sys.argv.pop(0))
-    noted = [pid for path in folder.glob("*.pids") for pid in path.read_text().split()]
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    # The other rank of this attempt may have noted its own by now.
+    earlier = [path for path in folder.glob("*.pids") if not path.name.startswith(f"{attempt}-")]
+    noted = [pid for path in earlier for pid in path.read_text().split()]
     print("still there:", *(pid for pid in noted if os.path.exists(f"/proc/{pid}")), flush=True)
     started = [daemon(), forked_daemon()]
-    name = f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
+    name = f"{attempt}-{os.environ['RANK']}"
     (folder / f"{name}.pids").write_text(" ".join(map(str, started)))
     runpy.run_path(sys.argv[0], run_name="__main__")
 
