@@ -201,7 +201,7 @@ class LocalCluster:
         self.forget_memory()
 
     async def end_left_over(self) -> None:
-        """End whatever still runs on any node, whoever started it."""
+        """Stop all that still runs on local nodes, those that an earlier controller started too."""
         found = [self._find(name) for name in self._names_on_disk()]
         sessions = [process.pid for process in found if process is not None]
         await kill_sessions(sessions, timeout_s=KILL_TIMEOUT_S)

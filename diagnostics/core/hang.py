@@ -16,7 +16,7 @@ The rank that complains loudest, or first, is nearly always a victim.
 
 Scripts that report no operations leave less to go by, and mostly no rank is named:
 
-- A rank that the kernel does not run is the culprit, whoever else stands idle.
+- A rank that is stopped, so that the kernel does not run it, is the culprit, even if others idle.
 - A silent rank that waits in the kernel, where no signal reaches it (storage or a device that does
   not answer), is the culprit while other ranks are asleep.
 - Where all are asleep, which fell silent first says nothing: ranks may enter a collective and wait

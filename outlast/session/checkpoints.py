@@ -5,6 +5,7 @@ It is the trainer's own way: the same slots, uploads, copies on other nodes and 
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -45,6 +46,8 @@ class Checkpoints:
         self._last_step = -1
         self._text_bytes = 0
         self._is_stopping = False
+        # A process that ends would leave the copies of its last save half done.
+        atexit.register(self._finish)
 
     def restore(self) -> int:
         """Load the newest state that all ranks can; the step after which it was saved, 0: none.
@@ -113,7 +116,7 @@ class Checkpoints:
             self._stager.want_upload(self._last_step)
         return True
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Return once the last save is whole."""
         if self._stager is not None:
             self._stager.finish(TIMEOUT_S)

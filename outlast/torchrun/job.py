@@ -1,7 +1,7 @@
 """The job that a command line of torchrun asks for, as a document that can be submitted.
 
 What does not belong here: whether the script is there, and how many ranks `gpu` or `auto` means on
-a machine; whoever submits the document looks.
+a machine; the caller checks these.
 """
 
 from __future__ import annotations

@@ -75,6 +75,8 @@ def test_a_rank_that_comes_before_the_store_waits_for_it(
             await store.start("job")
             rank = await early
             await asyncio.to_thread(rank.set, "key", "value")
+            other = await asyncio.to_thread(client, listening)
+            assert await asyncio.to_thread(other.get, "key") == b"value"
             await store.close()
 
     asyncio.run(scenario())

@@ -201,7 +201,7 @@ def test_a_script_that_prints_is_silent_only_after_its_last_line(tmp_path: Path)
         assert len(watch.crossed) == 1
         script.print_line()
         watch.pass_time(1.2)
-        assert len(watch.crossed) == 2, "that it moves again is told, too"
+        assert len(watch.crossed) == 2, "that it moves again is reported, too"
         assert not is_over(watch.summary(script.worker))
 
 

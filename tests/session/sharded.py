@@ -59,7 +59,8 @@ def main() -> None:
     resumed = checkpoint.restore()
     for step in range(resumed + 1, int(sys.argv[1]) + 1):
         generator = torch.Generator().manual_seed(step)
-        inputs = torch.randn(12, 7, generator=generator).chunk(world_size)[rank]
+        with session.box("data"):
+            inputs = torch.randn(12, 7, generator=generator).chunk(world_size)[rank]
         loss = model(inputs).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.storage.storage import Storage
+from outlast.blackbox import Phase, Reader
 from tests.session.ranks import run, uploaded
 
 SHARDED = Path(__file__).with_name("sharded.py")
@@ -21,6 +22,12 @@ def test_a_state_comes_back_from_memory_and_from_storage_as_it_was(tmp_path: Pat
         first = run(tmp_path, SHARDED, ["4"], checkpoint=every)
     assert [done.code for done in first] == [0, 0], first[0].log
     whole = run(tmp_path / "undisturbed", SHARDED, ["6"], checkpoint=every)
+
+    # The black box has the steps, and the phase that the script names.
+    box = Reader(tmp_path / "a1" / "rank-00000.blackbox")
+    assert [record.step for record in box.new_steps()] == [1, 2, 3, 4]
+    assert box.time_use().phases_s[Phase.DATA] > 0
+    box.close()
 
     # From host memory, in the same layout.
     second = run(tmp_path, SHARDED, ["4"], attempt=2, checkpoint=every)

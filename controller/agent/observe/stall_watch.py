@@ -63,7 +63,7 @@ class StallWatch:
         """Add to a rank's summary how it stands, when that is worth telling."""
         stall = self._stalls.get(worker.key)
         stands = stall is not None and stall.stands_s >= _WORTH_TELLING_S
-        # Of a script it is told in any case whether it has reported anything.
+        # A script's summary always says whether it has reported anything.
         present = worker.present() if stands or worker.is_script else None
         if present is None:
             return

@@ -29,7 +29,7 @@ from outlast.torchrun.environment import RanksOfRun, rank_arguments, rank_enviro
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import SESSION_FILE, WorkerContract
 
-# What an agent is told, and what its workers tell it, is no business of a script.
+# Variables of Outlast's own are not passed on to scripts.
 _OURS = "OUTLAST_"
 _PATH = "PYTHONPATH"
 

@@ -1,8 +1,8 @@
 """The store at which the ranks of a script meet.
 
 torchrun's agent hosts it for its ranks, and so does ours on the node of rank 0: a program of its
-own for each attempt, on the listening socket that the agent keeps. So an attempt finds no key of
-one before it, and whoever connects before the store is there waits for it.
+own for each attempt, on the listening socket that the agent keeps. So no attempt sees keys of an
+earlier one, and a rank that connects before the store is up waits for it.
 """
 
 from __future__ import annotations

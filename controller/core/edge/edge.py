@@ -53,7 +53,7 @@ class Edge:
         self._settings = SettingsTable(settings_of)
         self._liveness = LivenessTable()
         self._advances = AdvanceTable()
-        self._hangs = HangTable(self._settings)
+        self._hangs = HangTable(self._settings, lambda job: state.done.get(job, {}))
         self._detectors = Detectors(state, self._settings)
         # The interval between heartbeats that each node's agent was given.
         self._periods_s: dict[NodeId, float] = {}

@@ -9,7 +9,7 @@ What does not belong here: limits on steps that are not completed, whatever rank
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controller.core.edge.judgement import HangJudgement, HangSign, is_over, is_stopped
@@ -33,8 +33,14 @@ class _Over:
 class HangTable:
     """The newest summary of each rank of live jobs, and which attempts were said to hang."""
 
-    def __init__(self, settings: SettingsTable) -> None:
+    def __init__(
+        self,
+        settings: SettingsTable,
+        done_of: Callable[[JobId], Collection[int]] = lambda job: (),
+    ) -> None:
+        """`done_of` gives the ranks of a job that have done all they were to do, and ended."""
         self._settings = settings
+        self._done_of = done_of
         self._ranks: dict[JobId, dict[int, agents_pb2.RankSummary]] = {}
         self._over: dict[JobId, _Over] = {}
         # The attempt of each job that was last said to hang.
@@ -127,6 +133,7 @@ class HangTable:
         limit: str = "",
         stopped: Sequence[agents_pb2.RankSummary] = (),
     ) -> None:
+        done = self._done_of(job.job_id)
         is_of_ranks = sign in (HangSign.STOPPED, HangSign.ALL_STAND)
         self._judgements.append(
             HangJudgement(
@@ -135,7 +142,12 @@ class HangTable:
                 sign=sign,
                 world_size=job.plan.world_size,
                 layout=self._settings.of(job).layout,
-                summaries=self.summaries(job),
+                summaries={
+                    rank: summary
+                    for rank, summary in self.summaries(job).items()
+                    if rank not in done
+                },
+                done=tuple(done),
                 wall_s=wall_s,
                 stalled_s=stalled_s,
                 limit=limit,
@@ -178,11 +190,14 @@ class HangTable:
 
     def _all_stand(self, job: JobRecord) -> bool:
         over = self._over.get(job.job_id)
-        return (
-            over is not None
-            and over.attempt == job.attempt
-            and len(over.ranks) >= job.plan.world_size
-        )
+        if over is None or over.attempt != job.attempt or not over.ranks:
+            return False
+        done, world_size = self._done_of(job.job_id), job.plan.world_size
+        if not done:
+            return len(over.ranks) >= world_size
+        # The others wait for one that has left them. What it said last counts no more.
+        num_over = len(over.ranks.difference(done))
+        return num_over > 0 and num_over + len(done) >= world_size
 
     def _num_moved(self, job: JobRecord) -> int:
         over = self._over.get(job.job_id)

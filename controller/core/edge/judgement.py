@@ -17,7 +17,7 @@ from enum import StrEnum
 from controller.core.edge.operations import operation_of
 from controller.core.events import Detected, JobStalled
 from controller.core.kinds import Cause
-from diagnostics.core.describe_ranks import where_all_stand
+from diagnostics.core.describe_ranks import name, where_all_stand
 from diagnostics.core.hang import HangVerdict, analyse
 from diagnostics.core.pace import STOPPED_STATE
 from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
@@ -54,6 +54,8 @@ class HangJudgement:
     # How long it has stood and may stand; without them the rank that has stood least says so.
     stalled_s: float | None = None
     limit: str = ""
+    # Ranks that have done all they were to do, and ended: they hold nobody up by a fault of theirs.
+    done: Sequence[int] = ()
     # Ranks that the kernel does not run: what the others do decides nothing, they wait for these.
     stopped: Sequence[agents_pb2.RankSummary] = ()
     # Its job wants hangs to be logged only.
@@ -67,7 +69,7 @@ class HangJudgement:
         """The event for the machine. Slow where there are many ranks; pure."""
         facts, left_out = rank_facts(self.summaries.values(), self.layout, self.wall_s)
         verdict = self._verdict(facts)
-        stood = [*where_all_stand(facts), *left_out]
+        stood = [*where_all_stand(facts), *left_out, *self._ended()]
         stalled_s, limit = self._standing()
         if self.is_logged:
             places = "; ".join(stood[:_MAX_PLACES])
@@ -99,10 +101,16 @@ class HangJudgement:
             limit=limit,
         )
 
+    def _ended(self) -> list[str]:
+        if not self.done:
+            return []
+        return [f"{name(sorted(self.done))} ended with exit code 0"]
+
     def _verdict(self, facts: list[RankFacts]) -> HangVerdict:
         if self.stopped:
             return analyse(rank_facts(self.stopped, self.layout, self.wall_s)[0])
-        missing = [rank for rank in range(self.world_size) if rank not in self.summaries]
+        known = {*self.summaries, *self.done}
+        missing = [rank for rank in range(self.world_size) if rank not in known]
         return analyse(facts, missing, layout=self.layout)
 
     def _standing(self) -> tuple[float, str]:

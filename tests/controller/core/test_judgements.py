@@ -11,7 +11,7 @@ from controller.core.edge.edge import BEFORE_DEADLINE_S, Edge
 from controller.core.edge.judgement import HangJudgement, HangSign
 from controller.core.edge.settings import JobSettings
 from controller.core.events import Event, JobStalled
-from controller.core.facts import JobPut, State
+from controller.core.facts import JobPut, RanksDone, State
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from outlast.ids import Attempt, NodeId
@@ -206,3 +206,17 @@ def test_a_late_start_is_told_though_another_answer_was_awaited_when_its_moment_
     assert training.found(judgement) == []
     list(training.edge.wake(62.0, 99.6))
     assert training.judgement().sign is HangSign.NO_FIRST_STEP
+
+
+def test_ranks_that_stand_after_another_has_ended_well_hang() -> None:
+    """They wait for one that has left them, and no heartbeat will ever tell of it again."""
+    training = _Training()
+    training.beat(N1, 9.0, stands_s=0.0)
+    training.state.apply(RanksDone(job_id=JOB, ranks=(0,)))
+    training.beat(N2, 10.0, stands_s=0.0)
+    assert not training.edge.has_judgements
+    training.beat(N2, 20.0, stands_s=OVER_S)
+    (event,) = training.found(training.judgement())
+    assert isinstance(event, JobStalled)
+    assert event.stalled_s == OVER_S
+    assert "rank 0 ended with exit code 0" in event.stood
