@@ -2,7 +2,8 @@
 
 Python puts the current folder before everything that is installed, so a user's `trainer.py`
 or `checkpoint/` there would be imported in the place of ours. Every process that we start gets
-`-P`, which leaves the folder out; `PYTHONPATH` stays as it is. Each one checks, too.
+`-P`, which leaves the folder out, or does the same itself where scripts of users are forked from
+it; `PYTHONPATH` stays as it is. Each one checks, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ from outlast.errors import FatalError
 
 PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
 
+# As `python -P -m MODULE`, with the module as the first argument. `-P` would be in the `sys.flags`
+# of forks, which nothing changes later, and so in the options of interpreters that these start.
+_RUN_MODULE = """
+import sys
+if not sys.flags.safe_path:
+    del sys.path[0]
+import runpy
+runpy._run_module_as_main(sys.argv.pop(1))
+"""
+
 
 class ShadowedError(FatalError):
     """A package of ours would be imported from a place of somebody else's."""
@@ -25,6 +36,11 @@ class ShadowedError(FatalError):
 def python_command(module: str, *, executable: str = sys.executable) -> tuple[str, ...]:
     """The start of a command that runs one of our modules, whatever the current folder holds."""
     return (executable, "-P", "-m", module)
+
+
+def forking_command(module: str) -> tuple[str, ...]:
+    """`python_command` of a module whose forks become scripts: with no option that they see."""
+    return (sys.executable, "-c", _RUN_MODULE, module)
 
 
 def check_packages(packages: Iterable[str] = PACKAGES) -> None:

@@ -122,7 +122,8 @@ def be_fresh(
     time.tzset()
     restore_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_IGN)
     _reseed()
     _set_threads(environment.get("OMP_NUM_THREADS"))
     _be_main_process()

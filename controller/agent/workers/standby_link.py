@@ -27,7 +27,7 @@ from controller.agent.workers.preload import NOTHING, Preload
 from controller.agent.workers.processes import how_ended, kill_stray, wait_gone
 from controller.agent.workers.standby_events import Forked, StandbyError, StandbyEvents
 from outlast import private
-from outlast.startup import python_command
+from outlast.startup import forking_command
 from outlast.worker_contract import WorkerContract
 
 logger = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class StandbyLink:
 
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
         command = [
-            *python_command("trainer.worker.standby"),
+            *forking_command("trainer.worker.standby"),
             *("--control-fd", str(control.fileno())),
             *("--rendezvous-fd", str(self._rendezvous_fd)),
             *self._arguments,

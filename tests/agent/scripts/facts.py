@@ -48,8 +48,9 @@ def facts() -> dict[str, object]:
         "unbuffered": sys.stdout.write_through,
         "signals": {
             name: str(signal.getsignal(getattr(signal, name)))
-            for name in ("SIGINT", "SIGTERM", "SIGPIPE", "SIGHUP", "SIGUSR1", "SIGCHLD")
+            for name in ("SIGINT", "SIGTERM", "SIGPIPE", "SIGXFSZ", "SIGHUP", "SIGUSR1", "SIGCHLD")
         },
+        "flags": str(sys.flags),
         "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "leads a group": os.getpgrp() == os.getpid(),
         "descriptors": sorted(_descriptors()),
