@@ -52,6 +52,7 @@ LONGEST = (
     "tests/e2e/test_replicas.py",
     "tests/e2e/test_blame.py",
     "tests/e2e/test_not_a_number.py",
+    "tests/torchrun/test_conformance.py",
     "tests/test_demo.py",
     "tests/e2e/test_damage.py",
     "tests/sim/test_planted_bugs.py",

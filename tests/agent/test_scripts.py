@@ -13,11 +13,8 @@ from outlast.script_command import Start, start_of
 from outlast.worker_contract import WORKER_MARK
 from tests.agent.scripts_of import FACTS, SCRIPTS, Ended, run_plain, run_script, script_of
 
-# What differs, and why: `docs/reference/scripts.md` lists the same.
-DIFFERS = {
-    # Of this process and its chance.
-    "random",
-}
+# By chance.
+DIFFERS = {"random"}
 
 
 def environment(**more: str) -> dict[str, str]:
