@@ -106,6 +106,7 @@ class Controller:
             controller_address=grpc,
             join_token_file=options.token_file,
             agent_command=options.agent_command,
+            can_come_back=not options.stop_with_stdin,
         )
         return LocalCluster(config, gone)
 

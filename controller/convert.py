@@ -52,6 +52,8 @@ def plan_of(spec: JobSpec) -> JobPlan:
         grow_after_s=recovery.elastic.grow_after_s,
         need=wanted.need,
         last_checkpoint_s=0.0 if spec.is_script else spec.checkpoint.last_timeout_s,
+        preflight=recovery.preflight,
+        retry_program_errors=recovery.retry_program_errors,
     )
 
 

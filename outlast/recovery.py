@@ -75,10 +75,18 @@ class RecoverySpec(Section):
         gt=0,
         description="A node that has not stopped its workers by then is a suspect. 2 s at least.",
     )
+    preflight: bool = Field(
+        True, description="Check each node before the job first uses it; takes some seconds."
+    )
     preflight_timeout_s: float = Field(300.0, gt=0, description="Checks of one node.")
     diagnose_timeout_s: float = Field(600.0, gt=0, description="Checks after a fault.")
     retry_budget: int = Field(
         10, ge=0, description="Faults survived without a newer committed checkpoint in between."
+    )
+    retry_program_errors: bool = Field(
+        False,
+        description="Restart after errors of the job's own program, too, which as a rule would "
+        "come again, until retry_budget is spent, as torchrun does. Without, they end the job.",
     )
     ladder: tuple[Literal["restart", "diagnose", "replace", "pause"], ...] = Field(
         ("restart", "diagnose", "replace", "pause"),

@@ -118,6 +118,7 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Policy
         ladder=job.plan.ladder,
         in_place_restarts=job.plan.in_place_restarts,
         retry_left=job.retry_left,
+        retry_program_errors=job.plan.retry_program_errors,
         committed_step=job.committed_step,
         computed_on=replays.computed_on(job, incident),
         replayed_step=job.replayed_step,

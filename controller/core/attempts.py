@@ -40,6 +40,8 @@ def fill_places(ctx: Context, job: JobRecord) -> JobRecord:
             _place(ctx, job, free.pop(chosen))
             places[place] = chosen
             unchecked.append(chosen)
+    if not job.plan.preflight:
+        unchecked = []
     return ctx.put(replace(job, nodes=tuple(places), unchecked=tuple(unchecked)))
 
 

@@ -104,7 +104,9 @@ def _pass_preflight(ctx: Context, job: JobRecord) -> bool:
     if attempts.away(ctx, job):
         ctx.move_job(job, JobState.PROVISIONING, "an agent is away before the start")
         return True
-    attempts.start(ctx, job, "every node passed its checks")
+    attempts.start(
+        ctx, job, "every node passed its checks" if job.plan.preflight else "nodes are free"
+    )
     return True
 
 

@@ -38,7 +38,7 @@ def lacks(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
 def decide(facts: PolicyInput) -> PolicyVerdict | None:
     """What to do where files are missing; None where nothing is, or it may have come back."""
     found = lacks(facts.evidence)
-    if not found:
+    if not found or (facts.retry_program_errors and not _all_answered(found)):
         return None
     nodes = tuple(dict.fromkeys(item.node for item in found if item.node is not None))
     has_trained = facts.came_late or facts.last_fault_step >= 1 or bool(facts.committed_step)

@@ -93,6 +93,8 @@ def _repeated(facts: PolicyInput) -> PolicyVerdict | None:
 
     An error of the user's code gets one confirming restart, any other exception two.
     """
+    if facts.retry_program_errors:
+        return None
     root = blame.initiating(facts)
     if root is None or root.is_cascade or not root.fingerprint:
         return None
@@ -169,13 +171,15 @@ def _exhausted(facts: PolicyInput) -> PolicyVerdict | None:
     if facts.retry_left > 0 or facts.nothing_failed:
         return None
     root = root_failure(facts.evidence)
+    what = blame.describe(facts, root)
     since = "the start" if facts.committed_step is None else f"checkpoint {facts.committed_step}"
     return PolicyVerdict(
         action=_last_resort(facts),
         cause=blame.cause(facts),
         reason=f"the retry budget is spent: {facts.faults_in_row + 1} faults since {since}, the "
-        f"last one: {blame.describe(facts, root)}; raise recovery.retry_budget or commit "
-        "checkpoints more often",
+        f"last one: {what}; raise recovery.retry_budget or commit checkpoints more often"
+        if facts.faults_in_row
+        else f"{what}; recovery.retry_budget is 0",
         error=blame.describe(facts, None) if root is None else root.traceback or root.detail,
     )
 

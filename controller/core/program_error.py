@@ -55,6 +55,8 @@ def decide(facts: PolicyInput) -> PolicyVerdict | None:
     root = root_failure(facts.evidence)
     if root is None or root.kind is not EvidenceKind.WORKER_EXIT or not root.fingerprint:
         return None
+    if facts.retry_program_errors:
+        return None
     if root.fault_class is FailureClass.PROGRAM_ERROR:
         is_late = facts.is_script and facts.came_late
         is_certain = not is_late and not _need_not_come_again(facts, root)

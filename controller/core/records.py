@@ -66,6 +66,10 @@ class JobPlan:
     need: NodeNeed = NOTHING_NEEDED
     # How long the last checkpoint may take after the last step; 0: it is not waited for.
     last_checkpoint_s: float = 0.0
+    # Whether nodes are checked before the job first uses them.
+    preflight: bool = True
+    # Whether errors of the job's own program are retried like any other fault.
+    retry_program_errors: bool = False
 
     @property
     def world_size(self) -> int:

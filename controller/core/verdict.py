@@ -48,6 +48,8 @@ class PolicyInput:
     # How often in a row the last failure had come back before this time.
     same_failures: int
     faults_in_row: int
+    # Errors of the job's own program count as any other fault does.
+    retry_program_errors: bool = False
     ladder: tuple[Rung, ...]
     in_place_restarts: int
     retry_left: int

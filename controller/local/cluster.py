@@ -56,7 +56,7 @@ KILL_TIMEOUT_S = 5.0
 _LOG_TAIL_BYTES = 2_000
 
 # Nodes whose agents still run keep a dead one from being started again.
-_REMEDY = "`outlast up` brings it back once it is stopped with Ctrl-C and started again"
+_REMEDY = "; `outlast up` brings it back once it is stopped with Ctrl-C and started again"
 
 GoneCallback = Callable[[NodeId, str, float], None]
 
@@ -75,6 +75,8 @@ class LocalConfig:
     """What agents show the controller."""
     agent_command: tuple[str, ...] = python_command("controller.agent")
     memory_root: Path = SHARED_MEMORY
+    can_come_back: bool = True
+    """Whether a later start of the controller on the same state brings dead nodes back."""
 
     @property
     def memory_dir(self) -> Path:
@@ -292,7 +294,7 @@ class LocalCluster:
             return
         code = None if node.child is None else node.child.wait()
         how = "it ended" if code is None else how_ended(code)
-        await self._died(node, f"its agent is gone: {how}; {_REMEDY}")
+        await self._died(node, f"its agent is gone: {how}{self._remedy}")
 
     async def _find_dead(self, node: _Node) -> None:
         """Its death is news only if no earlier controller was there to tell it."""
@@ -301,7 +303,7 @@ class LocalCluster:
             logger.info("local node is still dead: node=%s %s", node.name, told)
             self._on_gone(node.name, told, time.time())
         else:
-            await self._died(node, f"its agent ended while the controller was away; {_REMEDY}")
+            await self._died(node, f"its agent ended while the controller was away{self._remedy}")
 
     async def _died(self, node: _Node, detail: str) -> None:
         assert node.process is not None
@@ -312,6 +314,10 @@ class LocalCluster:
         # A dead machine runs nothing and remembers nothing.
         await kill_sessions([node.process.pid], timeout_s=KILL_TIMEOUT_S)
         shutil.rmtree(self._config.memory_dir / node.name, ignore_errors=True)
+
+    @property
+    def _remedy(self) -> str:
+        return _REMEDY if self._config.can_come_back else ""
 
     def _folder(self, name: NodeId) -> Path:
         return self._config.state_dir.resolve() / "nodes" / name

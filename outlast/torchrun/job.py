@@ -17,10 +17,16 @@ _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 
 
 def spec_of_run(
-    options: RunOptions, *, name: str, working_dir: str, workers_per_node: int
+    options: RunOptions,
+    *,
+    name: str,
+    working_dir: str,
+    workers_per_node: int,
+    checkpoint_url: str | None = None,
 ) -> dict[str, Any]:
     """The job spec of a run; `options.workers_per_node` is counted by now.
 
+    `checkpoint_url` is the folder of the checkpoints that a script has Outlast save for it.
     A script with a relative path is below `working_dir`, where its ranks run, as with torchrun.
     """
     workload: dict[str, Any] = {
@@ -38,13 +44,20 @@ def spec_of_run(
         workload["stop_grace_s"] = float(options.stop_grace_s)
     recovery: dict[str, Any] = {"ladder": _ladder(options)}
     if options.max_restarts is not None:
-        recovery["retry_budget"] = options.max_restarts
-    return {
+        # Who asks for so many means that many, whatever fails.
+        recovery |= {"retry_budget": options.max_restarts, "retry_program_errors": True}
+    if not options.server:
+        # On this machine the script itself finds out sooner than checks of the node do.
+        recovery["preflight"] = False
+    spec: dict[str, Any] = {
         "name": name,
         "workload": workload,
         "resources": {"nodes": options.max_nodes},
         "recovery": recovery,
     }
+    if checkpoint_url is not None:
+        spec["checkpoint"] = {"url": checkpoint_url}
+    return spec
 
 
 def _ladder(options: RunOptions) -> list[str]:

@@ -53,8 +53,14 @@ def flag_parser(environ: Mapping[str, str], prog: str) -> FlagParser:
     _add_launch(flags)
     _add_output(flags)
     _add_rest(flags)
-    parser.add_argument("training_script", help="the script, or the module with -m")
-    parser.add_argument("training_script_args", nargs=REMAINDER, help="arguments of the script")
+    parser.add_argument(
+        "training_script", metavar="SCRIPT", help="the script, or the module with -m"
+    )
+    arguments = parser.add_argument(
+        "training_script_args", nargs=REMAINDER, help="arguments of the script"
+    )
+    # Else a command line without a script lacks them, too.
+    arguments.required = False
     return parser
 
 

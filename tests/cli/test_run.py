@@ -10,6 +10,7 @@ import pytest
 
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.run.checks import workers_here, workers_there
+from outlast.cli.run.folders import RunFolders, checkpoint_root
 from outlast.cli.run.notes import Notes, end_of
 from outlast.cli.run.output import FILE_NAME, Output, Wanted
 from outlast.cli.run.stops import Stops, exit_code
@@ -211,7 +212,9 @@ def test_what_stops_nothing_and_what_the_end_says_are_no_notes() -> None:
         (Job(name="j", state="FAILED", reason="why", exit_code=-9), 137, ["j failed: why"]),
         # It ended too early.
         (Job(name="j", state="FAILED", reason="why", exit_code=0), 1, ["j failed: why"]),
-        (Job(name="j", state="FAILED", error="T:\n E\n"), 1, ["T:\n E", "j failed: "]),
+        (Job(name="j", state="FAILED", error="T:\n E\n", ranks=2), 1, ["T:\n E", "j failed: "]),
+        # Its only rank has printed it.
+        (Job(name="j", state="FAILED", error="T:\n E\n", ranks=1), 1, ["j failed: "]),
         (Job(name="j", state="FAILED", reason="why", error="E"), 1, ["j failed: why"]),
         (Job(name="j", state="CANCELLED", reason="why"), 1, ["j was cancelled: why"]),
         (Job(name="j", state="PAUSED", reason="why"), 1, ["j is PAUSED: why"]),
@@ -230,3 +233,30 @@ def test_the_first_signal_decides_the_exit_code() -> None:
     stops.ask(signal.SIGINT)
     assert (stops.count, stops.code) == (2, 143)
     assert [exit_code(code) for code in (0, 3, -9)] == [0, 3, 137]
+
+
+def test_checkpoints_outlive_the_run_and_empty_folders_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = checkpoint_root(tmp_path)
+    for job_id, has_saved in (("train-1", True), ("train-2", False)):
+        folders = RunFolders(root)
+        folders.state.mkdir()
+        step = root / job_id / "step-7"
+        step.mkdir(parents=True)
+        if has_saved:
+            (step / "shard").write_text("state")
+        folders.close(job_id, is_kept=False)
+        assert not folders.base.exists()
+    assert [path.name for path in tmp_path.rglob("*")] == [
+        "outlast-runs",
+        "train-1",
+        "step-7",
+        "shard",
+    ]
+    assert capsys.readouterr().err == f"outlast: checkpoints are kept in {root / 'train-1'}\n"
+
+
+def test_a_reason_has_the_flag_in_place_of_the_field_of_a_spec() -> None:
+    job = Job(name="j", state="FAILED", reason="exit code 7; recovery.retry_budget is 0")
+    assert end_of(job)[1] == ["j failed: exit code 7; --max-restarts is 0"]

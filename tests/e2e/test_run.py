@@ -171,7 +171,7 @@ def test_a_signal_stops_the_script_in_order_and_leaves_nothing(
     out, err = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 128 + number
     assert out == "stopping\n"
-    assert "outlast: the script is asked to stop" in err
+    assert "outlast: stopping the script; Ctrl-C once more kills it" in err
     assert not runner.processes()
     assert runner.states == []
 

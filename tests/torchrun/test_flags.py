@@ -191,7 +191,7 @@ REFUSED = (
     ("--local-ranks-filter a train.py", "--local-ranks-filter is 'a'"),
     ("--shutdown-timeout -1 train.py", "--shutdown-timeout is -1"),
     ("--unknown train.py", "unrecognized arguments"),
-    ("", "the following arguments are required: training_script"),
+    ("", "the following arguments are required: SCRIPT"),
 )
 
 

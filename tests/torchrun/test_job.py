@@ -28,7 +28,7 @@ def test_a_script_is_run_with_python_where_the_user_stands() -> None:
             "workers_per_node": 4,
         },
         "resources": {"nodes": 2},
-        "recovery": {"ladder": ["restart"]},
+        "recovery": {"ladder": ["restart"], "preflight": False},
     }
 
 
@@ -60,7 +60,9 @@ def test_restarts_are_as_many_as_were_asked_for_or_those_of_outlast(
 ) -> None:
     found = document(line, **environ)
     assert found["recovery"].get("retry_budget") == budget
-    assert parse_spec(found).recovery.retry_budget == (10 if budget is None else budget)
+    read = parse_spec(found).recovery
+    assert read.retry_budget == (10 if budget is None else budget)
+    assert read.retry_program_errors == (budget is not None)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,11 @@ def test_nobody_is_waited_for_by_a_command_that_must_end() -> None:
         "--nnodes 1:2": ["restart", "replace"],
         "--server host:7070": ["restart", "diagnose", "replace"],
     }
+
+
+def test_nodes_of_a_controller_are_checked_first_and_those_of_this_machine_are_not() -> None:
+    assert not parse_spec(document("train.py")).recovery.preflight
+    assert parse_spec(document("--server host:7070 train.py")).recovery.preflight
 
 
 def test_what_torchrun_sets_by_flags_is_set() -> None:

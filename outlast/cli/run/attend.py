@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from outlast.cli import output
 from outlast.cli.follow import RETRY_S, Follower, Snapshot
@@ -43,15 +43,18 @@ class Attendance:
         sink: Output,
         stops: Stops,
         *,
+        is_local: bool = False,
         least_nodes: int = 0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check` raises what ends the job's controller. Where no node can take the place of
-        another one, `least_nodes` are those without which the job cannot go on."""
+        """`is_local`: the nodes end with this command. `check` raises what ends the job's
+        controller. Where no node can take the place of another one, the job cannot go on without
+        `least_nodes`."""
         self._connect = connect
         self._job = job
         self._sink = sink
         self._stops = stops
+        self._is_local = is_local
         self._least_nodes = least_nodes
         self._check = check
         self._follower = Follower(connect, job)
@@ -59,7 +62,7 @@ class Attendance:
         self._is_over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="run-output")
         self._lost_s: float | None = None
-        self._asked: dict[str, None] = {}
+        self._is_cancelled = False
 
     def to_end(self) -> int:
         """Follow the job to its end; the exit code.
@@ -81,11 +84,10 @@ class Attendance:
             say(self._notes.take(snapshot.incidents))
             if snapshot.is_finished or self._is_left(snapshot.job):
                 return self._end(snapshot.job)
-            if self._stops.count > 1:
-                self._ask("cancel")
-                return self._stops.code
             if self._stops.is_asked:
-                self._stop_in_order(snapshot.job)
+                self._cancel()
+            if self._stops.count > 1:
+                return self._stops.code
             if self._is_short_of_nodes(snapshot):
                 needed = f"the script needs {self._least_nodes}"
                 say([f"a node of this machine is lost for good, and {needed}; it is given up"])
@@ -115,24 +117,20 @@ class Attendance:
         with contextlib.suppress(OutlastError), self._connect() as client:
             say(self._notes.take(client.incidents(self._job.job_id, brief=True)))
 
-    def _stop_in_order(self, job: Job) -> None:
-        """One step further to the end of a job that its user has asked for."""
-        if "pause" not in self._asked:
-            say(["the script is asked to stop; once more kills it at once"])
-            # The script gets its signal and its time; a cancelled job is killed at once.
-            self._ask("pause")
-        elif job.state == "PAUSED":
-            self._ask("cancel")
-
-    def _ask(self, what: Literal["pause", "cancel"]) -> None:
-        if what in self._asked:
+    def _cancel(self) -> None:
+        """Have the script asked to stop, once; it is killed when its grace has passed."""
+        if self._is_cancelled:
             return
-        self._asked[what] = None
+        self._is_cancelled = True
+        # Whoever closed our output, or ended our terminal, reads no advice.
+        if self._stops.is_by_hand:
+            again = "kills it" if self._is_local else "leaves that to the controller"
+            say([f"stopping the script; Ctrl-C once more {again}"])
         try:
             with self._connect() as client:
-                (client.pause if what == "pause" else client.cancel)(self._job.job_id)
+                client.cancel(self._job.job_id)
         except OutlastError as error:
-            say([f"the controller cannot {what} the job: {error}"])
+            say([f"the job cannot be cancelled: {error}"])
 
     def _is_short_of_nodes(self, snapshot: Snapshot) -> bool:
         connected = sum(node.connected for node in snapshot.nodes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,18 +55,20 @@ def _here(options: RunOptions, working_dir: str) -> int:
     """Run on this machine; the exit code."""
     from outlast.cli.embedded import EmbeddedController, StartCancelledError
     from outlast.cli.run import checks
+    from outlast.cli.run.folders import RunFolders, checkpoint_root
     from outlast.cli.run.stops import Stops
 
     per_node = checks.workers_here(options.workers_per_node, os.environ)
-    document = _document(options, working_dir, per_node)
+    checkpoints = checkpoint_root(Path(working_dir))
+    document = _document(options, working_dir, per_node, checkpoints)
     sink = _sink(options, per_node)
     stops = Stops()
     stops.install()
-    folder = Path(tempfile.mkdtemp(prefix="outlast-run-"))
+    folders = RunFolders(checkpoints)
     controller = EmbeddedController(
-        folder / "state", nodes=options.local_nodes, workers_per_node=per_node
+        folders.state, nodes=options.local_nodes, workers_per_node=per_node
     )
-    is_kept = False
+    is_kept, job_id = False, ""
     try:
         controller.start()
         # What takes time to import, while it starts.
@@ -77,12 +78,13 @@ def _here(options: RunOptions, working_dir: str) -> int:
         address = controller.wait_address(lambda: stops.is_asked)
         with controller_of(address, controller.state_dir) as client:
             job = client.submit(document, wait_for_nodes=True)
-        is_kept = True
+        is_kept, job_id = True, job.job_id
         code = Attendance(
             connector(address, controller.state_dir),
             job,
             sink,
             stops,
+            is_local=True,
             least_nodes=options.min_nodes,
             check=controller.check,
         ).to_end()
@@ -92,10 +94,7 @@ def _here(options: RunOptions, working_dir: str) -> int:
     finally:
         # The job has ended, or is not wanted any more: nothing is left to be done in order.
         controller.kill()
-        if is_kept:
-            output.print_message(f"outlast: logs and state are kept in {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        folders.close(job_id, is_kept=is_kept)
     return code
 
 
@@ -122,7 +121,9 @@ def _under_a_server(options: RunOptions, working_dir: str) -> int:
     return Attendance(connector(options.server, DEFAULT_STATE_DIR), job, sink, stops).to_end()
 
 
-def _document(options: RunOptions, working_dir: str, workers_per_node: int) -> dict[str, Any]:
+def _document(
+    options: RunOptions, working_dir: str, workers_per_node: int, checkpoints: Path | None = None
+) -> dict[str, Any]:
     """The job's spec, checked.
 
     Raises:
@@ -138,6 +139,7 @@ def _document(options: RunOptions, working_dir: str, workers_per_node: int) -> d
         name=job_name(options.script, secrets.token_hex(3)),
         working_dir=working_dir,
         workers_per_node=workers_per_node,
+        checkpoint_url=None if checkpoints is None else str(checkpoints),
     )
     try:
         parse_spec(document)

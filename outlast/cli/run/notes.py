@@ -34,7 +34,7 @@ class Notes:
             name = incident.incident_id
             if name not in self._told:
                 self._told[name] = None
-                messages.append(f"fault: {incident.reason}")
+                messages.append(f"fault: {_in_flags(incident.reason)}")
             if incident.state == "CLOSED" and name not in self._over:
                 self._over[name] = None
                 messages.append(_resumed(incident))
@@ -56,14 +56,19 @@ def end_of(job: Job) -> tuple[int, list[str]]:
             return 0, []
         case "FAILED":
             code = exit_code(job.exit_code) if job.HasField("exit_code") else FAILED
-            return code or FAILED, [*_error_of(job), f"{job.name} failed: {job.reason}"]
+            return code or FAILED, [*_error_of(job), f"{job.name} failed: {_in_flags(job.reason)}"]
         case "CANCELLED":
             return FAILED, [f"{job.name} was cancelled: {job.reason}"]
         case _:
             return FAILED, [*_error_of(job), f"{job.name} is {job.state}: {job.reason}"]
 
 
+def _in_flags(reason: str) -> str:
+    """A reason with the flag that stands for a field of the spec."""
+    return reason.replace("recovery.retry_budget", "--max-restarts")
+
+
 def _error_of(job: Job) -> list[str]:
-    """A traceback; one line is in the reason already."""
+    """A traceback; one line is in the reason already, and a single rank has printed its own."""
     error = job.error.rstrip()
-    return [error] if "\n" in error else []
+    return [error] if "\n" in error and job.ranks != 1 else []

@@ -28,6 +28,11 @@ class Stops:
         return self.count > 0
 
     @property
+    def is_by_hand(self) -> bool:
+        """Whether a person at a terminal, or another program, asked for the end."""
+        return self._first in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+
+    @property
     def code(self) -> int:
         """The exit code of a command that such a signal has ended."""
         return exit_code(-int(self._first or signal.SIGINT))

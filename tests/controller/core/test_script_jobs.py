@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
-from controller.core.kinds import Action, Cause
+from controller.core.kinds import Action, Cause, Rung
 from controller.core.states import JobState
 from controller.core.verdict import EARLY_S, STEADY_S
 from tests.controller.core.driver import JOB, Driver
@@ -141,6 +141,30 @@ def test_a_cancelled_script_may_clean_up() -> None:
     driver.send(ev.JobCancelRequested(job_id=JOB))
     orders = [record.command for record in driver.machine.state.commands.values()]
     assert [getattr(order, "graceful", None) for order in orders] == [True, True]
+
+
+@pytest.mark.parametrize("fault_class", ["program_error", "user_error", "missing"])
+def test_all_errors_are_retried_within_the_budget_where_that_is_wanted(fault_class: str) -> None:
+    driver = started(retry_budget=3, retry_program_errors=True, ladder=(Rung.RESTART,))
+    for _ in range(4):
+        assert driver.job().state is JobState.RUNNING
+        fail(driver, 1.0, fault_class=fault_class)
+    assert driver.job().state is JobState.FAILED
+    assert "the retry budget is spent: 4 faults" in driver.job().reason
+
+
+def test_the_first_fault_of_a_job_without_retries_says_what_happened() -> None:
+    driver = started(retry_budget=0)
+    fail(driver, 1.0, fault_class="unknown", fingerprint="", detail="exit code 7")
+    assert driver.job().reason == "rank 1 on n2 failed: exit code 7; recovery.retry_budget is 0"
+
+
+def test_nodes_are_not_checked_first_where_that_is_not_wanted() -> None:
+    driver = Driver()
+    driver.join("n1")
+    driver.join("n2")
+    driver.submit(total_steps=None, preflight=False)
+    assert driver.job().state is JobState.STARTING
 
 
 def test_an_exit_code_that_says_nothing_else_ends_the_job_the_third_time() -> None:
