@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from outlast.cli import output
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 # After the end of a job its output ends within a second or two.
 _REST_S = 10.0
+_REST_LOOK_S = 0.02
 # An agent that was held up connects again within this; one that has ended does not.
 _LOST_S = 15.0
 _ALL = 2**40
@@ -46,8 +47,10 @@ class Attendance:
         is_local: bool = False,
         least_nodes: int = 0,
         check: Callable[[], None] = lambda: None,
+        written: Callable[[], Mapping[tuple[int, int], int] | None] = lambda: None,
     ) -> None:
-        """`is_local`: the nodes end with this command. `check` raises what ends the job's
+        """`is_local`: the nodes end with this command. `written` says how many bytes there are by
+        attempt and rank, if that can be seen from here. `check` raises what ends the job's
         controller. Where no node can take the place of another one, the job cannot go on without
         `least_nodes`."""
         self._connect = connect
@@ -57,6 +60,7 @@ class Attendance:
         self._is_local = is_local
         self._least_nodes = least_nodes
         self._check = check
+        self._written = written
         self._follower = Follower(connect, job)
         self._notes = Notes()
         self._is_over = threading.Event()
@@ -100,8 +104,10 @@ class Attendance:
         return job.state == "PAUSED" and not self._stops.is_asked
 
     def _end(self, job: Job) -> int:
+        deadline_s = time.monotonic() + _REST_S
+        while not self._has_all() and time.monotonic() < deadline_s:
+            self._reader.join(_REST_LOOK_S)
         self._is_over.set()
-        self._reader.join(_REST_S)
         # Nothing of it may come between what is said now.
         with contextlib.suppress(OSError):
             self._sink.end()
@@ -111,6 +117,10 @@ class Attendance:
             return self._stops.code
         say(messages)
         return code
+
+    def _has_all(self) -> bool:
+        """Whether all output of ranks that have ended was shown."""
+        return not self._reader.is_alive() or self._written() == self._sink.taken_bytes
 
     def _say_last_faults(self) -> None:
         """Those that the follower has not looked at: they are a second old at most."""

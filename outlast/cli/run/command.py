@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,7 @@ def _here(options: RunOptions, working_dir: str) -> int:
         # What takes time to import, while it starts.
         from outlast.cli.connect import connector, controller_of
         from outlast.cli.run.attend import Attendance
+        from outlast.cli.run.written import written_bytes
 
         address = controller.wait_address(lambda: stops.is_asked)
         with controller_of(address, controller.state_dir) as client:
@@ -87,6 +89,7 @@ def _here(options: RunOptions, working_dir: str) -> int:
             is_local=True,
             least_nodes=options.min_nodes,
             check=controller.check,
+            written=partial(written_bytes, folders.state / "nodes", job_id),
         ).to_end()
         is_kept = code != ExitCode.OK and not stops.is_asked
     except StartCancelledError:

@@ -70,6 +70,8 @@ class Output:
         # By rank: the attempt that wrote last.
         self._attempts: dict[int, int] = {}
         self._files: dict[int, IO[bytes]] = {}
+        self.taken_bytes: dict[tuple[int, int], int] = {}
+        """By attempt and rank."""
 
     def take(self, rank: int, attempt: int, data: bytes) -> None:
         """A piece of a rank's output.
@@ -83,12 +85,14 @@ class Output:
         if file is not None:
             file.write(data)
             file.flush()
-        if not self._wanted.is_shown(rank):
-            return
-        if self._wanted.num_ranks == 1:
-            self._show(data)
-        else:
-            self._show_lines(self._lines.take(rank, data))
+        if self._wanted.is_shown(rank):
+            if self._wanted.num_ranks == 1:
+                self._show(data)
+            else:
+                self._show_lines(self._lines.take(rank, data))
+        if data:
+            key = (attempt, rank)
+            self.taken_bytes[key] = self.taken_bytes.get(key, 0) + len(data)
 
     def end(self) -> None:
         """Write lines that were never ended."""
