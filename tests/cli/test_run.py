@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.core.names import OWNER
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.run.checks import workers_here, workers_there
 from outlast.cli.run.folders import RunFolders, checkpoint_root
@@ -244,15 +245,13 @@ def test_checkpoints_outlive_the_run_and_empty_folders_do_not(
         folders.state.mkdir()
         step = root / job_id / "step-7"
         step.mkdir(parents=True)
+        (root / job_id / OWNER).touch()
         if has_saved:
             (step / "shard").write_text("state")
         folders.close(job_id, is_kept=False)
         assert not folders.base.exists()
-    assert [path.name for path in tmp_path.rglob("*")] == [
-        "outlast-runs",
-        "train-1",
-        "step-7",
-        "shard",
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        *("outlast-runs", OWNER, "shard", "step-7", "train-1")
     ]
     assert capsys.readouterr().err == f"outlast: checkpoints are kept in {root / 'train-1'}\n"
 

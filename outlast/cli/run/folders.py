@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from checkpoint.core.names import OWNER
 from outlast.cli import output
 from outlast.cli.folders import DEFAULT_STATE_DIR
 
@@ -41,16 +42,14 @@ class RunFolders:
             self._close_checkpoints(self.checkpoints / job_id)
 
     def _close_checkpoints(self, folder: Path) -> None:
-        for path, _, files in os.walk(folder, topdown=False):
-            if not files:
-                # Of a script that has saved none; nothing is lost where it is not empty.
-                with contextlib.suppress(OSError):
-                    os.rmdir(path)
-        if folder.is_dir():
+        # Its agents note there whose it is, whether the script saves anything or not.
+        if any(path.is_file() and path.name != OWNER for path in folder.rglob("*")):
             output.print_message(f"outlast: checkpoints are kept in {folder}")
-        else:
-            with contextlib.suppress(OSError):
-                self.checkpoints.rmdir()
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        # Other runs may have theirs there.
+        with contextlib.suppress(OSError):
+            self.checkpoints.rmdir()
 
 
 def checkpoint_root(working_dir: Path) -> Path:
