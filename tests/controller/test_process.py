@@ -107,9 +107,8 @@ def test_deposed_controller_ends_with_a_message_and_writes_nothing(tmp_path: Pat
             client.submit(spec_document())
         process = it.process
         assert process is not None
-        assert process.stderr is not None
         assert process.wait(60) == 1
-        assert "term 2 has begun" in process.stderr.read().splitlines()[-1]
+        assert "term 2 has begun" in it.stderr.read_text().splitlines()[-1]
         assert newer.load() == State()
         database.close()
         it.kill()
