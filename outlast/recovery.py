@@ -26,7 +26,7 @@ class ElasticSpec(Section):
         300.0,
         ge=0,
         description="A smaller attempt trains at least so long before a committed checkpoint may "
-        "be the moment to go on with more replicas.",
+        "be the moment to go on with more replicas. A script that has stored none is stopped then.",
     )
 
 

@@ -1,9 +1,13 @@
-"""Jobs with `recovery.elastic`: on fewer nodes while some are missing, and on all of them again.
+"""Elastic jobs: on fewer nodes while some are missing, and on all of them again.
 
 A job shrinks while it waits for nodes, when that has taken too long. It grows when a checkpoint
 is committed and the nodes for a larger size are free: its workers stop after a step, that step
 goes into storage, and the next attempt begins there. Neither spends a retry. The state of
 another layout lies in storage only, but for what a rank holds alike at both sizes.
+
+Sizes are those of `recovery.elastic`, or of `workload.min_nodes` for a script. One that saves by
+itself has no moment that is known to be safe: it is asked to stop once it has run for long enough,
+and goes on from what it had saved, as under torchrun.
 """
 
 from __future__ import annotations
@@ -50,14 +54,37 @@ def at_boundary(ctx: Context, job_id: JobId) -> None:
     job = ctx.state.jobs.get(job_id)
     if job is None or job.state is not JobState.RUNNING or job.wanted is not Wanted.RUN:
         return
-    is_settled = job.incident is None and job_id not in ctx.state.done
-    is_due = ctx.now_s >= job.since_s + job.plan.grow_after_s
-    if not is_settled or not is_due or _is_unsure(ctx):
-        return
-    size = _larger(ctx, job)
-    if size is not None:
-        job = ctx.put(replace(job, grow_step=-1))
-        attempts.suspend(ctx, job, f"to go on with {_in_words(size)}", graceful=True)
+    if ctx.now_s >= job.since_s + job.plan.grow_after_s:
+        _stop_to_grow(ctx, job)
+
+
+def in_time(ctx: Context, job: JobRecord) -> bool:
+    """A smaller job that runs: whether it stops here to grow, having no checkpoints to wait for.
+
+    Asked after every event.
+    """
+    plan = job.plan
+    is_smaller = bool(plan.sizes) and plan.nodes < plan.sizes[0].nodes
+    saves_itself = plan.is_script and job.committed_step is None
+    if not is_smaller or not saves_itself or job.wanted is not Wanted.RUN:
+        return False
+    due_s = job.since_s + plan.grow_after_s
+    if ctx.now_s < due_s:
+        if job.deadline_s != due_s:
+            ctx.put(replace(job, deadline_s=due_s))
+        return False
+    return bool(ctx.state.index.free) and _stop_to_grow(ctx, job)
+
+
+def _stop_to_grow(ctx: Context, job: JobRecord) -> bool:
+    """Stop the workers if nothing is in the way and a larger size is to be had."""
+    is_settled = job.incident is None and job.job_id not in ctx.state.done
+    size = _larger(ctx, job) if is_settled and not _is_unsure(ctx) else None
+    if size is None:
+        return False
+    job = ctx.put(replace(job, grow_step=-1))
+    attempts.suspend(ctx, job, f"to go on with {_in_words(job, size)}", graceful=True)
+    return True
 
 
 def grow(ctx: Context, job: JobRecord) -> bool:
@@ -75,7 +102,7 @@ def grow(ctx: Context, job: JobRecord) -> bool:
         return True
     free = (None,) * (size.nodes - len(job.nodes))
     job = _at(ctx, job, size, (*job.nodes, *free))
-    ctx.move_job(job, JobState.RESTARTING, f"going on with {_in_words(size)}")
+    ctx.move_job(job, JobState.RESTARTING, f"going on with {_in_words(job, size)}")
     return True
 
 
@@ -85,8 +112,8 @@ def in_words(job: JobRecord) -> str:
     if present is None or present is job.plan.sizes[0]:
         return ""
     return (
-        f", with {_in_words(present)} instead of {_in_words(job.plan.sizes[0])} "
-        "(recovery.elastic) until nodes are free at a checkpoint"
+        f", with {_in_words(job, present)} instead of {_in_words(job, job.plan.sizes[0])} "
+        f"({_setting(job)}) until nodes are free{' at a checkpoint' * (not job.plan.is_script)}"
     )
 
 
@@ -120,7 +147,7 @@ def _is_unsure(ctx: Context) -> bool:
 def _shrunk(
     ctx: Context, job: JobRecord, size: Size, places: tuple[NodeId | None, ...]
 ) -> JobRecord:
-    words = f"going on with {_in_words(size)}: no more nodes came in time (recovery.elastic)"
+    words = f"going on with {_in_words(job, size)}: no more nodes came in time ({_setting(job)})"
     incident = ctx.incident_of(job)
     if incident is not None:
         ctx.note(incident, "elastic", words)
@@ -141,5 +168,11 @@ def _release(ctx: Context, job: JobRecord, node: NodeRecord) -> None:
     ctx.move_node(replace(node, job=None), NodeState.READY, f"{job.job_id} goes on without it")
 
 
-def _in_words(size: Size) -> str:
-    return f"dp={size.dp} on {size.nodes} node(s)"
+def _in_words(job: JobRecord, size: Size) -> str:
+    return (
+        f"{size.nodes} node(s)" if job.plan.is_script else f"dp={size.dp} on {size.nodes} node(s)"
+    )
+
+
+def _setting(job: JobRecord) -> str:
+    return "workload.min_nodes" if job.plan.is_script else "recovery.elastic"

@@ -124,9 +124,11 @@ def _restart(ctx: Context, job: JobRecord) -> bool:
     return True
 
 
-def _end_training(ctx: Context, job: JobRecord) -> bool:
-    """All steps are done: the last checkpoint may have come to storage."""
-    return last_checkpoint.is_awaited(ctx, job) and last_checkpoint.succeed_if_stored(ctx, job)
+def _leave_running(ctx: Context, job: JobRecord) -> bool:
+    """All steps are done and the last checkpoint may have come to storage; or it can grow."""
+    if last_checkpoint.is_awaited(ctx, job):
+        return last_checkpoint.succeed_if_stored(ctx, job)
+    return elastic.in_time(ctx, job)
 
 
 def _end_pause(ctx: Context, job: JobRecord) -> bool:
@@ -233,7 +235,7 @@ _STEPS: dict[JobState, Callable[[Context, JobRecord], bool]] = {
     JobState.PROVISIONING: _provision,
     JobState.PREFLIGHT: _pass_preflight,
     JobState.RESTARTING: _restart,
-    JobState.RUNNING: _end_training,
+    JobState.RUNNING: _leave_running,
     JobState.PAUSED: _end_pause,
     JobState.SUSPENDING: _conclude,
     JobState.DIAGNOSING: _finish_diagnosis,

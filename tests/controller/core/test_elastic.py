@@ -301,3 +301,61 @@ def test_shrinking_takes_the_nodes_that_need_no_check() -> None:
     driver.wait(AFTER_S)
     assert driver.job().nodes == ("n3", "n4")
     assert driver.job().state is JobState.STARTING
+
+
+def script(**changes: object) -> Driver:
+    """A script that runs on two nodes of the four that it wants; one is free."""
+    driver = elastic(total_steps=None, **changes)
+    lose(driver, "n2")
+    driver.wait(AFTER_S)
+    driver.answer_all("/start/")
+    driver.advanced(0, resumed_step=-1)
+    return driver
+
+
+def test_a_script_that_saves_by_itself_grows_once_it_has_run_for_long_enough() -> None:
+    driver = script()
+    retry_left = driver.job().retry_left
+    assert driver.job().incident is None
+    assert driver.job().reason.endswith(
+        "with 2 node(s) instead of 4 node(s) (workload.min_nodes) until nodes are free"
+    )
+    driver.join("n5")
+    driver.wait(GROW_S - 1.0)
+    assert driver.job().state is JobState.RUNNING
+    # Nothing else happens: the controller wakes by itself.
+    assert driver.machine.wake_at() == driver.now_s + 1.0
+    driver.wait(1.0)
+    assert driver.job().state is JobState.SUSPENDING
+    for rank in (0, 1):
+        driver.send(driver.exited(rank, code=-15, completed_step=-1, stopped=True))
+    driver.answer_all("/stop/")
+    driver.answer_all("/suite/")
+    job = driver.job()
+    assert (job.state, job.plan.nodes, job.nodes) == (
+        JobState.STARTING,
+        4,
+        ("n1", "n3", "n4", "n5"),
+    )
+    assert job.retry_left == retry_left
+
+
+def test_a_script_grows_at_once_when_a_node_comes_late() -> None:
+    driver = script()
+    driver.wait(10 * GROW_S)
+    assert driver.job().state is JobState.RUNNING
+    driver.join("n5")
+    assert driver.job().state is JobState.SUSPENDING
+
+
+def test_a_script_whose_session_has_stored_a_checkpoint_grows_at_the_next() -> None:
+    driver = elastic(total_steps=None)
+    driver.commit(10)
+    lose(driver, "n2")
+    driver.wait(AFTER_S)
+    go_on(driver)
+    driver.join("n5")
+    driver.wait(10 * GROW_S)
+    assert driver.job().state is JobState.RUNNING
+    driver.commit(20)
+    assert driver.job().state is JobState.SUSPENDING
