@@ -1,9 +1,9 @@
 """Making a fork of a process that has imported much look like a new interpreter.
 
 A module that was imported before stays, as if the script had imported it. All else is put back:
-our own packages are gone, `sys.path` is the script's, generators of random numbers have seeds of
-their own, signals their default. Where a fork cannot be what a new interpreter would be, a
-reason is given, and the caller starts one.
+our own packages are out of sight (`kept`), `sys.path` is the script's, generators of random numbers
+have seeds of their own, signals their default. Where a fork cannot be what a new interpreter would
+be, a reason is given, and the caller starts one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from outlast.script.kept import is_same_file, keep_aside
 
 # Read while an interpreter, its C library or a library of numbers starts; not again.
 _READ_AT_START = (
@@ -80,13 +82,9 @@ def _shadowed(folders: Iterable[str]) -> tuple[str, str] | None:
             if found is None or not found.origin:
                 continue
             loaded = getattr(sys.modules.get(name), "__file__", None)
-            if loaded is None or not _is_same_file(loaded, found.origin):
+            if loaded is None or not is_same_file(loaded, found.origin):
                 return name, found.origin
     return None
-
-
-def _is_same_file(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def script_folders(target: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -114,9 +112,7 @@ def be_fresh(
     # As `site` does it: the first of two equal ones stays. What comes before is not looked at.
     sys.path[:] = [first, *dict.fromkeys([*python_path, *others])]
     importlib.invalidate_caches()
-    for name in list(sys.modules):
-        if name.partition(".")[0] in own_packages:
-            del sys.modules[name]
+    keep_aside(own_packages)
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()

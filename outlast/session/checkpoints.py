@@ -26,6 +26,7 @@ from outlast.session.loading import TEXT, ObjectsLoader, text_tensor
 from outlast.session.objects import Objects
 from outlast.session.process import TIMEOUT_S, Session
 from outlast.session.shards import named_tensors, rank_path
+from trainer.parallel.hosts import join_hosts
 
 
 class Checkpoints:
@@ -161,8 +162,6 @@ class Checkpoints:
         )
 
     def _peers(self) -> Peers:
-        from trainer.parallel.hosts import join_hosts
-
         return join_hosts(
             self._contract.rank,
             self._contract.world_size,

@@ -3,23 +3,27 @@
 A plain tensor of a model or an optimizer is the same on all ranks, as under DDP; torch's own
 distributed checkpoints hold it so, too. One of anything else (the state of a loader, of a random
 generator) is each rank's own.
+
+torch's DTensor takes 0.2 s to import: only where a script has done so can it have one.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from checkpoint.core.ownership import Copies, Held, owned
 from checkpoint.stage.payload import NamedTensor
 from outlast.worker_contract import rank_name
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class Sharding:
 
     def part(self, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape and offsets of this rank's part of a tensor."""
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         local, offsets = compute_local_shape_and_global_offset(
             torch.Size(shape), self.mesh, self.placements
         )
@@ -38,6 +44,8 @@ class Sharding:
 
     def wrap(self, local: Tensor, shape: Sequence[int]) -> DTensor:
         """The DTensor of which `local` is this rank's part."""
+        from torch.distributed.tensor import DTensor
+
         strides = [math.prod(shape[index + 1 :]) for index in range(len(shape))]
         return DTensor.from_local(
             local.to(self.mesh.device_type),
@@ -55,7 +63,7 @@ class Sharding:
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None, "the rank is of the mesh"
         for dimension, placement in enumerate(self.placements):
-            if isinstance(placement, Replicate):
+            if placement.is_replicate():
                 size = self.mesh.size(dimension)
                 index, count = index * size + coordinate[dimension], count * size
         return Copies(index=index, count=count)
@@ -63,7 +71,7 @@ class Sharding:
 
 def sharding_of(tensor: Tensor) -> Sharding | None:
     """How it is spread; None for a plain tensor."""
-    if isinstance(tensor, DTensor):
+    if _is_dtensor(tensor):
         return Sharding(tensor.device_mesh, tuple(tensor.placements))
     return None
 
@@ -111,9 +119,14 @@ def named_tensors(
 
 
 def _local(tensor: Tensor, path: str) -> Tensor:
-    if not isinstance(tensor, DTensor):
+    if not _is_dtensor(tensor):
         return tensor
     for placement in tensor.placements:
         if not (placement.is_replicate() or type(placement).__name__ == "Shard"):
             raise TypeError(f"{path} is placed as {placement}; allowed: Shard and Replicate")
     return tensor.to_local()
+
+
+def _is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)

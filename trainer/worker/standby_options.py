@@ -6,9 +6,15 @@ import argparse
 import json
 from dataclasses import dataclass
 
-# The entry point's own imports come on top. torch._dynamo (2.7 s) is left out: it comes
-# with torch's own optimizers and compiler, and the trainer uses neither.
-PRELOADED_MODULES = ("numpy", "numpy.random", "torch", "torch.distributed")
+# The entry point's own imports come on top; the last is for scripts. torch._dynamo (2.7 s) is left
+# out: it comes with torch's own optimizers and compiler, and the trainer uses neither.
+PRELOADED_MODULES = (
+    "numpy",
+    "numpy.random",
+    "torch",
+    "torch.distributed",
+    "outlast.session.checkpoints",
+)
 ENTRY = "trainer.worker.process:run"
 
 
