@@ -274,20 +274,20 @@ def _is_storage_trouble(incident: IncidentRecord) -> bool:
 def _new(
     ctx: Context, job: JobRecord, number: int, evidence: Evidence, state: IncidentState
 ) -> IncidentRecord:
+    fault_s = min(evidence.at_s, ctx.now_s)
     incident = IncidentRecord(
         incident=incident_id(job.job_id, number),
         job=job.job_id,
         attempt=job.attempt,
         state=state,
         opened_s=ctx.now_s,
-        fault_s=min(evidence.at_s, ctx.now_s),
+        fault_s=fault_s,
         fault_step=-1,
-        ran_s=max(0.0, ctx.now_s - job.since_s) if job.state in AT_WORK else 0.0,
+        # Of a hang, the time in which it stood is none that it ran.
+        ran_s=max(0.0, fault_s - job.since_s) if job.state in AT_WORK else 0.0,
         evidence=(evidence,),
         timeline=(
-            TimelineEntry(
-                phase="fault", at_s=min(evidence.at_s, ctx.now_s), detail=evidence.detail
-            ),
+            TimelineEntry(phase="fault", at_s=fault_s, detail=evidence.detail),
             TimelineEntry(phase="detected", at_s=ctx.now_s),
         ),
     )

@@ -174,3 +174,27 @@ def test_an_exit_code_that_says_nothing_else_ends_the_job_the_third_time() -> No
         fail(driver, 1.0, code=7, fault_class="unknown", fingerprint="", detail="exit code 7")
     assert driver.job().state is JobState.FAILED
     assert "failed in the same way 3 times after 1 s: exit code 7" in driver.job().reason
+
+
+@pytest.mark.parametrize(("ran_s", "state"), [(30.0, "FAILED"), (STEADY_S, "RUNNING")])
+def test_silence_is_no_part_of_how_long_a_script_ran(ran_s: float, state: str) -> None:
+    """One that falls silent again soon after its start is not restarted for ever."""
+    driver = started(ladder=(Rung.RESTART,))
+    for _ in range(2):
+        assert driver.job().state is JobState.RUNNING
+        driver.now_s += ran_s + STEADY_S
+        driver.send(
+            ev.JobStalled(
+                job_id=JOB,
+                attempt=driver.attempt(),
+                stalled_s=STEADY_S,
+                culprit_ranks=(),
+                detail="ranks 0, 1 do not report operations",
+                limit="recovery.hang_timeout_s is 600 s",
+            )
+        )
+        driver.answer_all("/stop/")
+        if driver.job().state is JobState.STARTING:
+            driver.answer_all("/start/")
+            driver.advanced(0, resumed_step=-1)
+    assert driver.job().state.value == state, driver.job().reason
