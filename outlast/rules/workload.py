@@ -27,6 +27,8 @@ _TRAINER_FIELDS = ("steps", "seed", "precision", "determinism")
 _TRAINER_SECTIONS = ("loss_scale", "model", "parallel", "data", "optimizer", "eval")
 # Of checkpoints, what only the trainer obeys.
 _TRAINER_CHECKPOINTS = ("load", "load_step", "memory_interval_steps", "keep_best")
+# Of detectors, what leaves out batches.
+_TRAINER_DETECTORS = ("non_finite_again", "rollback_steps")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -84,7 +86,14 @@ def _check_trainer_sections(spec: JobSpec) -> list[FieldProblem]:
     for name, value in changed(spec.checkpoint).items():
         if name in _TRAINER_CHECKPOINTS:
             given[f"checkpoint.{name}"] = value
-    return [_of_trainer(name, value) for name, value in given.items()]
+    for name, value in changed(spec.detectors).items():
+        if name in _TRAINER_DETECTORS:
+            given[f"detectors.{name}"] = value
+    problems = [_of_trainer(name, value) for name, value in given.items()]
+    if spec.detectors.spike == "act":
+        message = "is 'act', which leaves out batches, as only the built-in trainer can; allowed: "
+        problems.append(FieldProblem(field="detectors.spike", message=f"{message}off, log"))
+    return problems
 
 
 def _num_ranks(spec: JobSpec) -> int:

@@ -122,6 +122,12 @@ def test_what_a_script_obeys_may_be_given() -> None:
         (script(env={"A": 1}), "workload.env", "allowed: a section of names and text"),
         (script(workers_per_node=5000), "workload.workers_per_node", "at most 1024"),
         (script({"resources": {"nodes": 10**7}}), "resources.nodes", "at most 131072"),
+        (script({"detectors": {"spike": "act"}}), "detectors.spike", "allowed: off, log"),
+        (
+            script({"detectors": {"rollback_steps": 5}}),
+            "detectors.rollback_steps",
+            "which only the built-in trainer reads",
+        ),
         (
             script({"recovery": {"elastic": {"min_dp": 1}}}),
             "recovery.elastic.min_dp",
