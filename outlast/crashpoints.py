@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import os
 import signal
-from enum import StrEnum
 from pathlib import Path
+
+from outlast.enums import StrEnum
 
 FOLDER_VARIABLE = "OUTLAST_CRASH_DIR"
 

@@ -24,6 +24,8 @@ class Start:
     command: tuple[str, ...]
     python: tuple[str, ...] = ()
     note: str = ""
+    is_foreign: bool = False
+    """The command is an interpreter of Python other than the standby's."""
 
 
 def start_of(command: Sequence[str], *, executable: str, python: str = "") -> Start:
@@ -38,11 +40,12 @@ def start_of(command: Sequence[str], *, executable: str, python: str = "") -> St
     if not is_python(interpreter):
         return Start(command=tuple(command))
     options, target = split_arguments(arguments)
+    is_foreign = not _is_same(interpreter, executable)
     if not target:
-        return Start(command=(interpreter, *arguments))
+        return Start(command=(interpreter, *arguments), is_foreign=is_foreign)
     executed = (interpreter, _UNBUFFERED, *arguments)
-    if not _is_same(interpreter, executable):
-        return Start(command=executed)
+    if is_foreign:
+        return Start(command=executed, is_foreign=True)
     if options:
         note = f"the interpreter has the option {options[0]}"
         return Start(command=executed, note=note)

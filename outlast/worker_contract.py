@@ -16,11 +16,12 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
 
 from outlast.chosen import ChosenStart
+from outlast.enums import StrEnum
 from outlast.script_contract import ScriptContract, read_script
 from outlast.skipped import StepRange
 

@@ -27,6 +27,8 @@ PINS = "pins"
 LEASES = "leases"
 OWNER = "owner.json"
 PARTS = "parts"
+# A shared object with xxh3, beside `checkpoint.xxh3` in copies of it.
+XXH3_LIBRARY = "libxxh3.so"
 REPLICAS = "replicas"
 MANIFEST = "manifest.json"
 # torch looks for this name.

@@ -16,6 +16,7 @@ from checkpoint.core.names import attempt_folder
 from checkpoint.core.reading import Unit
 from checkpoint.errors import CorruptCheckpointError
 from checkpoint.restore.sharing import NUM_READING, Buffer, Pool
+from checkpoint.stage.hostcopy import host_bytes
 from checkpoint.storage.storage import Storage
 
 
@@ -80,7 +81,7 @@ class ReadAhead:
 
     def _read(self, unit: Unit, buffer: Buffer) -> Buffer:
         path = f"{self._folder}/{self._manifest.parts[unit.part].file}"
-        view = buffer.content.numpy().data
+        view = host_bytes(buffer.content)
         problem = ""
         # A second read tells a bad transfer from bad bytes.
         for _ in range(2):

@@ -26,6 +26,20 @@ def copy_host_tensors(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             into.copy_(source)
 
 
+def host_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a dense tensor in host memory, which they keep there.
+
+    `Tensor.numpy` does as much where there is numpy.
+    """
+    assert tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    if not tensor.nbytes:
+        return memoryview(b"")
+    held = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    held.owner = tensor  # type: ignore[attr-defined]  # theirs take any attribute
+    return memoryview(held).cast("B")
+
+
 def _has_same_bytes(into: Tensor, source: Tensor) -> bool:
     """Whether a copy of the bytes is a copy of the tensor."""
     return (

@@ -22,7 +22,7 @@ from controller.agent.workers import launch, stacks
 from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.preflight import Preflight
 from controller.agent.workers.preload import preload_of
-from controller.agent.workers.script_launch import as_scripts, check_places
+from controller.agent.workers.script_launch import as_scripts, prepare
 from controller.agent.workers.script_store import ScriptStore
 from controller.agent.workers.supervisor import Launch, Supervisor
 from diagnostics.core.orders import Order as CheckOrder
@@ -137,7 +137,7 @@ class OrderSteps:
         order.device = launch.choose_device(spec, len(ranks))
         if spec.is_script:
             # What it will keep in host memory is known when its session makes room for it.
-            await run_blocking(lambda: check_places(spec), "preflight")
+            await run_blocking(lambda: prepare(spec, config.state_dir), "preflight")
         else:
             launch.check_host_memory(config, command.job_id, spec, ranks)
             await self._preflight.check(command, spec)
@@ -162,7 +162,12 @@ class OrderSteps:
             requested_ns=order.received_ns,
         )
         if order.spec.is_script:
-            launches = as_scripts(launches, order.spec, order.command.start_workers)
+            launches = as_scripts(
+                launches,
+                order.spec,
+                order.command.start_workers,
+                state_dir=self._parts.config.state_dir,
+            )
         order.launches = launches
 
     async def _free_copies(self, order: Order) -> None:

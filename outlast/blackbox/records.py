@@ -9,7 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    # New in Python 3.11, which a script need not have.
+    from typing import Self
 
 # Steps, tokens, bytes: what a double still counts one by one, and so every reader of them.
 MAX_COUNT = 2**53 - 1

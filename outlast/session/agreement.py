@@ -17,6 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from checkpoint.restore.peers import Peers
+from checkpoint.stage.hostcopy import host_bytes
 from outlast.blackbox import Group, Op, OpRecord
 from outlast.session.process import TIMEOUT_S, Session
 
@@ -88,7 +89,7 @@ class RanksOf:
         return self._peers.rank
 
     def fold(self, row: Tensor, combine: Callable[[Tensor], Tensor]) -> Tensor:
-        raw = self._peers.gather(row.contiguous().numpy().tobytes())
+        raw = self._peers.gather(bytes(host_bytes(row.contiguous())))
         rows = [torch.frombuffer(bytearray(each), dtype=row.dtype) for each in raw]
         return combine(torch.stack(rows)).view(row.shape)
 

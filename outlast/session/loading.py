@@ -21,6 +21,7 @@ from checkpoint.errors import CorruptCheckpointError
 from checkpoint.restore import restore
 from checkpoint.restore.peers import Peers
 from checkpoint.restore.restore import Node, SealedStep
+from checkpoint.stage.hostcopy import host_bytes
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slotfile import read_table
 from checkpoint.storage.storage import Storage
@@ -48,7 +49,7 @@ def text_tensor(flat: Flat, capacity: int) -> Tensor:
 
 def _text_of(tensor: Tensor) -> tuple[str, bytes]:
     """The text, and what is inline with what fills the tensor."""
-    raw = tensor.numpy().tobytes()
+    raw = bytes(host_bytes(tensor))
     end = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
     return raw[_LENGTH_BYTES:end].decode(), raw[end:]
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from checkpoint.stage.hostcopy import host_bytes
+
 # Keys of JSON objects, each of which stands for a kind of value.
 _DICT, _ORDERED, _LIST, _TUPLE, _SET, _BYTES, _FLOAT = "d", "o", "l", "t", "s", "b", "f"
 _TENSOR, _ARRAY, _DTYPE, _SIZE = "T", "A", "y", "z"
@@ -143,7 +145,7 @@ def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
     is_small = path.partition(".")[0] in flat.own and tensor.nbytes <= INLINE_BYTES
     if is_small and tensor.device.type == "cpu":
         begin = len(flat.inline)
-        flat.inline += tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        flat.inline += host_bytes(tensor.resolve_conj().resolve_neg().contiguous())
         return [begin, *about]
     name = path
     while name in flat.tensors:
@@ -189,7 +191,7 @@ class _Source:
         import numpy as np
 
         place, dtype, shape = content
-        raw = self.tensor(place).numpy().tobytes()
+        raw = bytes(host_bytes(self.tensor(place)))
         return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()
 
 

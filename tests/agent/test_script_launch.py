@@ -30,7 +30,7 @@ def launches(
     made = launch.make_launches(
         config(tmp_path), command, device="cpu", rendezvous_fd=9, requested_ns=5
     )
-    return as_scripts(made, spec, command.start_workers)
+    return as_scripts(made, spec, command.start_workers, state_dir=tmp_path)
 
 
 def environment(one: Launch) -> dict[str, str]:
@@ -72,6 +72,16 @@ def test_a_script_runs_in_the_folder_of_its_attempt_or_in_its_own(tmp_path: Path
     other = launches(tmp_path, working_dir="/tmp")[0]
     assert other.contract.script is not None
     assert other.contract.script.cwd == "/tmp"
+
+
+def test_another_interpreter_finds_the_session_behind_the_scripts_own_folders(
+    tmp_path: Path,
+) -> None:
+    one = launches(tmp_path, python="/other/bin/python", python_path=["/a"])[0]
+    first, session = environment(one)["PYTHONPATH"].split(os.pathsep)[:2]
+    assert first == "/a"
+    assert (Path(session) / "outlast" / "session" / "__init__.py").is_file()
+    assert "PYTHONPATH" not in environment(launches(tmp_path)[0]).keys() - os.environ.keys()
 
 
 def test_imports_are_shared_unless_the_spec_says_otherwise(tmp_path: Path) -> None:

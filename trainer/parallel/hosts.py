@@ -19,6 +19,7 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
 
 from checkpoint.restore.peers import Alone, Peers, Pending
+from checkpoint.stage.hostcopy import host_bytes
 from outlast.blackbox import Group, Op
 from trainer.parallel.comm import BackendComm, PeerLostError, Recorder
 from trainer.parallel.gloo_network import lazy_gloo
@@ -83,7 +84,7 @@ class _HostGroup(BackendComm):
         padded[: len(own)] = _tensor_of(own)
         rows = self._gather_rows(padded)
         return [
-            row[: int(length)].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)
+            bytes(host_bytes(row[: int(length)])) for row, length in zip(rows, lengths, strict=True)
         ]
 
     def from_rank_0(self, own: bytes) -> bytes:
@@ -94,7 +95,7 @@ class _HostGroup(BackendComm):
         if length:
             with self.waiting(Op.BROADCAST, options.rootRank):
                 self._backend.broadcast([content], options).wait()
-        return content.numpy().tobytes()
+        return bytes(host_bytes(content))
 
     def send(self, message: Tensor, peer: int, tag: int) -> Pending:
         return _Message(self, self.post_send(message, peer, tag), Op.SEND, peer)

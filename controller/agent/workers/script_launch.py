@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller.agent.workers.launch import StartRefusedError
+from controller.agent.workers.session_copy import session_copy
 from controller.agent.workers.supervisor import Launch
 from outlast import private
 from outlast.blackbox.records import MAX_COUNT
 from outlast.failures import ErrorKind
 from outlast.problems import FieldProblem
 from outlast.rules.workload import script_index
-from outlast.script_command import start_of
+from outlast.script_command import Start, start_of
 from outlast.script_contract import ScriptContract
 from outlast.spec import JobSpec
 from outlast.torchrun.environment import RanksOfRun, rank_arguments, rank_environment
@@ -34,8 +35,21 @@ _OURS = "OUTLAST_"
 _PATH = "PYTHONPATH"
 
 
+def prepare(spec: JobSpec, state_dir: Path) -> None:
+    """Refuse what is not on this node, another of which may have it; then have ready what
+    another interpreter needs, below the agent's `state_dir`.
+
+    Raises:
+        StartRefusedError: with every problem that was found.
+        OSError: nothing can be written there.
+    """
+    check_places(spec)
+    if _start_of(spec).is_foreign:
+        session_copy(state_dir)
+
+
 def check_places(spec: JobSpec) -> None:
-    """Refuse what is not on this node: another node may have it.
+    """Refuse what is not on this node.
 
     Raises:
         StartRefusedError: with every problem that was found.
@@ -47,18 +61,37 @@ def check_places(spec: JobSpec) -> None:
 
 
 def as_scripts(
-    launches: Sequence[Launch], spec: JobSpec, start: agents_pb2.StartWorkers
+    launches: Sequence[Launch],
+    spec: JobSpec,
+    start: agents_pb2.StartWorkers,
+    *,
+    state_dir: Path,
 ) -> list[Launch]:
-    """The launches of a start command with what each rank runs, which is not the trainer."""
+    """The launches of a start command with what each rank runs, which is not the trainer.
+
+    `state_dir` is the agent's: what another interpreter needs of ours is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     run = _run_of(spec, start, launches[0].contract)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+    found = _start_of(spec)
+    python_path = list(spec.workload.python_path)
+    if found.is_foreign:
+        python_path.append(str(session_copy(state_dir)))
     for launch in launches:
         # What the script asks of us by way of `outlast.session`.
         private.write_text(launch.paths.session, json.dumps(_own(launch.contract).to_env()))
     return [
         replace(
             launch,
-            contract=replace(_own(launch.contract), script=_script(spec, run, launch, inherited)),
+            contract=replace(
+                _own(launch.contract),
+                script=_script(
+                    spec, found, launch, _environment(spec, run, launch, inherited, python_path)
+                ),
+            ),
             # Where it ends is its own affair.
             total_steps=MAX_COUNT,
             stop_signal=signal.Signals[spec.workload.stop_signal],
@@ -73,6 +106,11 @@ def _own(contract: WorkerContract) -> WorkerContract:
     return replace(contract, rendezvous_fd=None)
 
 
+def _start_of(spec: JobSpec) -> Start:
+    workload = spec.workload
+    return start_of(workload.command or (), executable=sys.executable, python=workload.python or "")
+
+
 def _run_of(spec: JobSpec, start: agents_pb2.StartWorkers, contract: WorkerContract) -> RanksOfRun:
     return RanksOfRun(
         run_id=contract.job_id,
@@ -85,14 +123,15 @@ def _run_of(spec: JobSpec, start: agents_pb2.StartWorkers, contract: WorkerContr
     )
 
 
-def _script(
-    spec: JobSpec, run: RanksOfRun, launch: Launch, inherited: Mapping[str, str]
-) -> ScriptContract:
-    """What one rank runs; `inherited` is the agent's environment, as far as it is a script's."""
-    workload, contract = spec.workload, launch.contract
-    found = start_of(
-        workload.command or (), executable=sys.executable, python=workload.python or ""
-    )
+def _environment(
+    spec: JobSpec,
+    run: RanksOfRun,
+    launch: Launch,
+    inherited: Mapping[str, str],
+    python_path: Sequence[str],
+) -> dict[str, str]:
+    """All variables of one rank; `inherited` are the agent's, as far as they are a script's."""
+    contract = launch.contract
     environment = dict(inherited) | rank_environment(
         run,
         node_index=contract.rank // spec.workers_per_node,
@@ -100,10 +139,18 @@ def _script(
         error_file=str(launch.paths.error),
         inherited=inherited,
     )
-    environment |= {SESSION_FILE: str(launch.paths.session), **workload.env}
-    if workload.python_path:
+    environment |= {SESSION_FILE: str(launch.paths.session), **spec.workload.env}
+    if python_path:
         known = environment.get(_PATH)
-        environment[_PATH] = os.pathsep.join([*workload.python_path, *([known] if known else [])])
+        environment[_PATH] = os.pathsep.join([*python_path, *([known] if known else [])])
+    return environment
+
+
+def _script(
+    spec: JobSpec, found: Start, launch: Launch, environment: Mapping[str, str]
+) -> ScriptContract:
+    """What one rank runs."""
+    workload, contract = spec.workload, launch.contract
     is_preloaded = workload.preload != "off"
     return ScriptContract(
         command=rank_arguments(found.command, contract.local_rank),
@@ -118,7 +165,7 @@ def _script(
 def _program(spec: JobSpec) -> list[FieldProblem]:
     workload = spec.workload
     command = workload.command or ()
-    found = start_of(command, executable=sys.executable, python=workload.python or "").command[0]
+    found = _start_of(spec).command[0]
     where = Path(workload.working_dir or "/")
     problems = []
     # As the kernel does it: a name is looked for in the path, all else from the folder.
