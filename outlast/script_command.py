@@ -1,7 +1,7 @@
 """From a command line to what a rank starts.
 
-`python train.py` and `python -m package.train` of the interpreter that the standby process runs
-can be run in a fork of it, with their imports done. All else is executed.
+`python train.py` and `python -m package.train` can be run in a fork of a standby process of their
+interpreter, with their imports done. All else is executed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Start:
     python: tuple[str, ...] = ()
     note: str = ""
     is_foreign: bool = False
-    """The command is an interpreter of Python other than the standby's."""
+    """The command is an interpreter of Python other than ours."""
 
 
 def start_of(command: Sequence[str], *, executable: str, python: str = "") -> Start:
-    """How a command starts where `executable` is the standby's interpreter.
+    """How a command starts where `executable` is our own interpreter.
 
-    A bare `python` is the interpreter of the job: `python`, or the standby's where that is "".
+    A bare `python` is the interpreter of the job: `python`, or ours where that is "".
     """
     program, *arguments = command
     interpreter = program
@@ -44,12 +44,10 @@ def start_of(command: Sequence[str], *, executable: str, python: str = "") -> St
     if not target:
         return Start(command=(interpreter, *arguments), is_foreign=is_foreign)
     executed = (interpreter, _UNBUFFERED, *arguments)
-    if is_foreign:
-        return Start(command=executed, is_foreign=True)
     if options:
         note = f"the interpreter has the option {options[0]}"
-        return Start(command=executed, note=note)
-    return Start(command=executed, python=target)
+        return Start(command=executed, note=note, is_foreign=is_foreign)
+    return Start(command=executed, python=target, is_foreign=is_foreign)
 
 
 def is_python(program: str) -> bool:

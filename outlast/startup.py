@@ -22,7 +22,7 @@ PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics")
 # of forks, which nothing changes later, and so in the options of interpreters that these start.
 _RUN_MODULE = """
 import sys
-if not sys.flags.safe_path:
+if not getattr(sys.flags, 'safe_path', False):
     del sys.path[0]
 import runpy
 runpy._run_module_as_main(sys.argv.pop(1))
@@ -38,9 +38,9 @@ def python_command(module: str, *, executable: str = sys.executable) -> tuple[st
     return (executable, "-P", "-m", module)
 
 
-def forking_command(module: str) -> tuple[str, ...]:
+def forking_command(module: str, *, executable: str = sys.executable) -> tuple[str, ...]:
     """`python_command` of a module whose forks become scripts: with no option that they see."""
-    return (sys.executable, "-c", _RUN_MODULE, module)
+    return (executable, "-c", _RUN_MODULE, module)
 
 
 def check_packages(packages: Iterable[str] = PACKAGES) -> None:

@@ -22,7 +22,7 @@ from controller.agent.workers import launch, stacks
 from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.preflight import Preflight
 from controller.agent.workers.preload import preload_of
-from controller.agent.workers.script_launch import as_scripts, prepare
+from controller.agent.workers.script_launch import as_scripts, executed, prepare
 from controller.agent.workers.script_store import ScriptStore
 from controller.agent.workers.supervisor import Launch, Supervisor
 from diagnostics.core.orders import Order as CheckOrder
@@ -186,7 +186,10 @@ class OrderSteps:
     async def _fork(self, order: Order) -> None:
         command = order.command
         assert order.spec is not None
-        await self._parts.supervisor.prepare(preload_of(order.spec, sys.executable))
+        preload = preload_of(order.spec, sys.executable, self._parts.config.state_dir)
+        reason = await self._parts.supervisor.prepare(preload)
+        if reason:
+            order.launches = executed(order.launches, reason)
         if order.spec.is_script and 0 in command.start_workers.ranks:
             await self._parts.store.start(command.job_id)
         await self._parts.supervisor.start(order.launches)

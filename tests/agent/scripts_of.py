@@ -44,7 +44,8 @@ def script_of(
     start = start_of(command, executable=sys.executable, python=python)
     return ScriptContract(
         command=start.command,
-        python=start.python,
+        # The standby process of these tests is of our own interpreter.
+        python=() if start.is_foreign else start.python,
         note=start.note,
         environment=dict(os.environ if environment is None else environment),
         cwd=str(cwd),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,20 @@ from tests.agent.scripts_of import script_of
 from tests.contracts import contract_of
 
 EXECUTABLE = "/env/bin/python"
+# For what needs none.
+STATE_DIR = Path("/none")
 
 
 def wanted(**workload: Any) -> Preload:
     workload = {"command": ["python", "/job/train.py"], **workload}
-    return preload_of(parse_spec({"name": "job", "workload": workload}), EXECUTABLE)
+    return preload_of(parse_spec({"name": "job", "workload": workload}), EXECUTABLE, STATE_DIR)
 
 
 def test_what_the_standby_has_anyway_takes_no_other_standby() -> None:
     assert wanted() == NOTHING
     assert wanted(preload=["torch", "numpy"]) == NOTHING
     assert wanted(preload="off") == NOTHING
-    assert preload_of(parse_spec({"name": "job"}), EXECUTABLE) == NOTHING
+    assert preload_of(parse_spec({"name": "job"}), EXECUTABLE, STATE_DIR) == NOTHING
 
 
 def test_modules_are_looked_for_where_the_script_finds_them() -> None:
@@ -39,9 +42,27 @@ def test_modules_are_looked_for_where_the_script_finds_them() -> None:
     assert module.folders == ("/here",)
 
 
-def test_another_interpreter_shares_no_imports() -> None:
-    assert wanted(preload=["mine"], python="/other/bin/python") == NOTHING
+def test_another_interpreter_has_a_standby_of_its_own(tmp_path: Path) -> None:
+    workload = {"command": ["python", "/job/train.py"], "python": "/other/bin/python"}
+    spec = parse_spec({"name": "job", "workload": {**workload, "preload": ["torch", "mine"]}})
+    found = preload_of(spec, EXECUTABLE, tmp_path)
+    assert found.python == "/other/bin/python"
+    # numpy is not asked for: it need not be there.
+    assert found.modules == ("torch", "torch.distributed", "mine")
+    assert found.folders == ("/job",)
+    session_dir = found.environment_of({"PYTHONPATH": "/known"})["PYTHONPATH"].split(os.pathsep)[0]
+    program = found.program("trainer.worker.script_store")
+    assert program is not None
+    for module in (program, "outlast.session"):
+        place = Path(session_dir, *module.split("."))
+        assert place.is_dir() or place.with_suffix(".py").is_file()
+    assert found.program("diagnostics.runner") is None, "it would need our own environment"
+
+
+def test_what_is_executed_shares_no_imports() -> None:
     assert wanted(command=["bash", "train.sh"], preload=["mine"]) == NOTHING
+    assert wanted(python="/other/bin/python", preload="off") == NOTHING
+    assert wanted(python="/other/bin/python", command=["python", "-c", "pass"]) == NOTHING
 
 
 MODULES = {

@@ -154,7 +154,8 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
             "",
             "the interpreter has the option -O",
         ),
-        ("python a.py", "/other/bin/python", "/other/bin/python -u a.py", "", ""),
+        ("python a.py", "/other/bin/python", "/other/bin/python -u a.py", "a.py", ""),
+        ("python -c x", "/other/bin/python", "/other/bin/python -c x", "", ""),
         ("python -c x", "", "/env/bin/python -c x", "", ""),
         ("sh run.sh", "", "sh run.sh", "", ""),
     ],
@@ -163,4 +164,9 @@ def test_how_a_command_starts(
     command: str, python: str, executed: str, within: str, note: str
 ) -> None:
     start = start_of(command.split(), executable="/env/bin/python", python=python)
-    assert start == Start(command=tuple(executed.split()), python=tuple(within.split()), note=note)
+    assert start == Start(
+        command=tuple(executed.split()),
+        python=tuple(within.split()),
+        note=note,
+        is_foreign=executed.startswith("/other"),
+    )

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,5 +85,23 @@ def test_a_session_in_another_environment_goes_on_from_memory_and_from_storage(
         client.resume(job_id)
     assert succeeded(cluster, job_id).step == STEPS
     assert "from storage" in log_of(cluster, job_id)
+    # Each start was a fork of a process of that interpreter.
+    assert "imports are not shared" not in log_of(cluster, job_id)
     assert losses(cluster, job_id) == losses(cluster, undisturbed)
     assert len(losses(cluster, job_id)) == STEPS
+
+
+def test_an_interpreter_that_runs_no_standby_runs_the_script_all_the_same(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 3\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    script = tmp_path / "train.py"
+    script.write_text("print('it runs')\n")
+    job_id = submit(cluster, "python", str(script), nodes=1, workload={"python": str(python)})
+    succeeded(cluster, job_id)
+    said, output = log_of(cluster, job_id).splitlines()
+    assert "imports are not shared, a new interpreter starts" in said
+    assert "exit code 3" in said
+    assert output == "it runs"

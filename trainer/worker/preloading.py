@@ -10,10 +10,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from outlast.startup import PACKAGES
 
 # Its words end here: a message may be as long as a traceback.
 _MOST_CHARS = 200
@@ -30,9 +28,15 @@ class Preloaded:
 
 
 def preload(
-    modules: Sequence[str], folders: Sequence[str], left_out: Mapping[str, str]
+    modules: Sequence[str],
+    folders: Sequence[str],
+    left_out: Mapping[str, str],
+    packages: Collection[str],
 ) -> Preloaded:
-    """Import modules, looked for in `folders` first; those that are left out already are not."""
+    """Import modules, looked for in `folders` first; those that are left out already are not.
+
+    Nor are `packages`, which are ours.
+    """
     done = Preloaded(left_out=dict(left_out))
     before = list(sys.path)
     sys.path[:0] = folders
@@ -40,7 +44,7 @@ def preload(
         for module in modules:
             if module in done.left_out:
                 continue
-            reason, is_spoiled = _import(module)
+            reason, is_spoiled = _import(module, packages)
             if reason:
                 done.left_out[module] = reason[:_MOST_CHARS]
             if is_spoiled:
@@ -52,9 +56,9 @@ def preload(
     return done
 
 
-def _import(module: str) -> tuple[str, bool]:
+def _import(module: str, packages: Collection[str]) -> tuple[str, bool]:
     """Why a module is left out, "" if it is not; and whether it has spoiled this process."""
-    if module.partition(".")[0] in PACKAGES:
+    if module.partition(".")[0] in packages:
         return "Outlast has a package of that name", False
     sockets = _sockets()
     try:

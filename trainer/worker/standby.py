@@ -51,7 +51,7 @@ from outlast import private
 from outlast.clock import node_time_ns, node_time_s
 from outlast.crashpoints import CrashPoint, reach
 from outlast.script import entry as script_entry
-from outlast.startup import PACKAGES, check_packages
+from outlast.startup import check_packages
 from outlast.worker_contract import (
     STOP_SIGNAL,
     WORKER_MARK,
@@ -72,12 +72,14 @@ Entry = Callable[[WorkerContract], int]
 def main(arguments: list[str] | None = None) -> int:
     """Import, report ready, then fork and reap until the agent goes."""
     options = parse(arguments)
-    check_packages()
+    check_packages(options.packages)
     for module in options.preload:
         importlib.import_module(module)
     left_out = _preload_extras(options)
     module_name, _, function_name = options.entry.partition(":")
-    entry: Entry = getattr(importlib.import_module(module_name), function_name)
+    entry = _no_entry
+    if module_name:
+        entry = getattr(importlib.import_module(module_name), function_name)
     # Ctrl-C goes to a whole foreground group; the agent decides what stops when.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Objects that live for ever leave the collector's sight: its header writes
@@ -94,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     _say_left_out(contract, left_out)
     # Out of all frames of the standby: a script ends as a program does, handlers and threads
     # included, and no exception of ours is the context of its own.
-    return script_entry.run(contract, {*PACKAGES, module_name.partition(".")[0]})
+    return script_entry.run(contract, {*options.packages, module_name.partition(".")[0]})
 
 
 def _preload_extras(options: Options) -> Mapping[str, str]:
@@ -102,11 +104,15 @@ def _preload_extras(options: Options) -> Mapping[str, str]:
 
     Does not return where a module has spoiled the process: it begins anew without that.
     """
-    done = preload(options.extras, options.folders, options.left_out)
+    done = preload(options.extras, options.folders, options.left_out, options.packages)
     if done.spoiled_by:
         again = [*sys.orig_argv, "--left-out", json.dumps(done.left_out)]
         os.execv(sys.executable, [sys.executable, *again[1:]])
     return done.left_out
+
+
+def _no_entry(contract: WorkerContract) -> int:
+    raise ValueError("this interpreter is a script's: it runs no workers of ours")
 
 
 def _say_left_out(contract: WorkerContract, left_out: Mapping[str, str]) -> None:

@@ -6,6 +6,8 @@ import argparse
 import json
 from dataclasses import dataclass
 
+from outlast.startup import PACKAGES
+
 # The entry point's own imports come on top; the last is for scripts. torch._dynamo (2.7 s) is left
 # out: it comes with torch's own optimizers and compiler, and the trainer uses neither.
 PRELOADED_MODULES = (
@@ -24,8 +26,11 @@ class Options:
 
     control_fd: int
     rendezvous_fd: int
+    # "" where there are scripts only.
     entry: str
     preload: tuple[str, ...]
+    # Ours that are there; a script must not find them imported.
+    packages: tuple[str, ...]
     # Of the job's script: modules, where they are looked for, and those not to be imported.
     extras: tuple[str, ...]
     folders: tuple[str, ...]
@@ -39,6 +44,7 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--rendezvous-fd", type=int, required=True)
     parser.add_argument("--entry", default=ENTRY)
     parser.add_argument("--preload", default=",".join(PRELOADED_MODULES))
+    parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--extra", action="append", default=[])
     parser.add_argument("--folder", action="append", default=[])
     parser.add_argument("--left-out", type=json.loads, default={})
@@ -47,8 +53,13 @@ def parse(arguments: list[str] | None) -> Options:
         control_fd=given.control_fd,
         rendezvous_fd=given.rendezvous_fd,
         entry=given.entry,
-        preload=tuple(name for name in given.preload.split(",") if name),
+        preload=_names(given.preload),
+        packages=_names(given.packages),
         extras=tuple(given.extra),
         folders=tuple(given.folder),
         left_out=given.left_out,
     )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)

@@ -16,10 +16,13 @@ class Program:
     streams: tuple[int, int, int]
     """Descriptors for its standard input, output and error."""
 
-    def to_json(self, *, parent: int) -> dict[str, object]:
-        """What the standby reads, but for the descriptors; the fork ends when `parent` does."""
+    def to_json(self, module: str, *, parent: int) -> dict[str, object]:
+        """What the standby reads, but for the descriptors; the fork ends when `parent` does.
+
+        `module` is what the module is called there.
+        """
         return {
-            "module": self.module,
+            "module": module,
             "arguments": list(self.arguments),
             "environment": dict(self.environment),
             "parent": parent,

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from controller.agent.workers.session_copy import OURS, ROOTS, moved_name, session_copy
 from outlast.rules.workload import script_index
 from outlast.script_command import start_of
 from outlast.spec import JobSpec
+from outlast.startup import forking_command
 
+_STANDBY = "trainer.worker.standby"
+_PATH = "PYTHONPATH"
 # The standby has them in any case.
 _ALWAYS = ("numpy", "torch", "torch.distributed")
 
@@ -22,30 +26,65 @@ class Preload:
     modules: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""
+    """The interpreter of the standby where it is not ours."""
+    session_dir: str = ""
+    """Where that finds our modules."""
 
-    def arguments(self) -> list[str]:
-        """For the standby process."""
+    def command(self) -> list[str]:
+        """Starts the standby process; what the agent has to say besides follows."""
         named = [("--extra", module) for module in self.modules]
         named += [("--folder", folder) for folder in self.folders]
-        return [word for pair in named for word in pair]
+        extras = [word for pair in named for word in pair]
+        if not self.python:
+            return [*forking_command(_STANDBY), *extras]
+        # It imports what is there.
+        own = ("--entry", "", "--preload", "", "--packages", OURS)
+        return [*forking_command(moved_name(_STANDBY), executable=self.python), *own, *extras]
+
+    def environment_of(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The standby's, where the agent has `given`."""
+        environment = {**given, **self.environment}
+        if self.session_dir:
+            known = environment.get(_PATH)
+            environment[_PATH] = os.pathsep.join([self.session_dir, *([known] if known else [])])
+        return environment
+
+    def program(self, module: str) -> str | None:
+        """What a program of the agent's is called in the standby; None where it is not there."""
+        if not self.python:
+            return module
+        return moved_name(module) if module in ROOTS else None
 
 
 NOTHING = Preload()
 
 
-def preload_of(spec: JobSpec, executable: str) -> Preload:
-    """What the standby is to import for a job; `executable` is its interpreter."""
+def preload_of(spec: JobSpec, executable: str, state_dir: Path) -> Preload:
+    """What the standby is to import for a job; `executable` is our interpreter.
+
+    Raises:
+        OSError: what another interpreter needs cannot be written below `state_dir`.
+    """
     workload = spec.workload
     command = workload.command
     if command is None or workload.preload == "off":
         return NOTHING
-    modules = tuple(module for module in workload.preload if module not in _ALWAYS)
-    # Another interpreter cannot be forked from this one.
-    is_forked = start_of(command, executable=executable, python=workload.python or "").python
-    if not modules or not is_forked:
+    found = start_of(command, executable=executable, python=workload.python or "")
+    # Another interpreter may have no numpy; torch imports it where there is one.
+    always = ("torch", "torch.distributed") if found.is_foreign else ()
+    wanted = dict.fromkeys((*always, *workload.preload))
+    modules = tuple(module for module in wanted if found.is_foreign or module not in _ALWAYS)
+    if not modules or not found.python:
         return NOTHING
     where = Path(workload.working_dir or os.sep)
     script = script_index(command)
     own = str(where if script is None else (where / command[script]).parent)
     folders = dict.fromkeys((own, *workload.python_path))
-    return Preload(modules=modules, folders=tuple(folders), environment=workload.env)
+    return Preload(
+        modules=modules,
+        folders=tuple(folders),
+        environment=workload.env,
+        python=found.command[0] if found.is_foreign else "",
+        session_dir=str(session_copy(state_dir)) if found.is_foreign else "",
+    )

@@ -101,6 +101,20 @@ def as_scripts(
     ]
 
 
+def executed(launches: Sequence[Launch], note: str) -> list[Launch]:
+    """The same scripts, each in an interpreter that is started for it; `note` says why."""
+    return [
+        replace(
+            launch,
+            contract=replace(
+                launch.contract, script=replace(launch.contract.script, python=(), note=note)
+            ),
+        )
+        for launch in launches
+        if launch.contract.script is not None
+    ]
+
+
 def _own(contract: WorkerContract) -> WorkerContract:
     """Of a rank whose store is hosted beside it."""
     return replace(contract, rendezvous_fd=None)

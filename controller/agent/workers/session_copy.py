@@ -1,8 +1,9 @@
-"""Our modules for an interpreter that is not ours: what `outlast.session` needs, in one folder.
+"""Our modules for an interpreter that is not ours: what `outlast.session` and a standby process
+need, in one folder.
 
 The folder has one package, `outlast`, so that it takes the place of no module of the script's:
-a project may well have a `trainer.py`. What `outlast.session` needs of our other packages stands
-below it, and the copies import it from there.
+a project may well have a `trainer.py`. What they need of our other packages stands below it, and
+the copies import it from there.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from checkpoint.core.names import XXH3_LIBRARY
 from outlast.startup import PACKAGES
 
 # What is asked for by name in the other interpreter.
-ROOTS = ("outlast.session",)
-_OURS = "outlast"
+ROOTS = ("outlast.session", "trainer.worker.standby", "trainer.worker.script_store")
+# The one package that is there.
+OURS = "outlast"
 # Where our other packages stand in the copy.
-_BELOW = f"{_OURS}.own"
-_MOVED = frozenset(PACKAGES) - {_OURS}
+_BELOW = f"{OURS}.own"
+_MOVED = frozenset(PACKAGES) - {OURS}
 _HOME = Path(__file__).resolve().parents[3]
 _FOLDER = "session"
 
@@ -118,10 +120,13 @@ def moved(source: str) -> str:
     return "".join(lines)
 
 
+def moved_name(module: str) -> str:
+    """What a module of ours is called in the copy."""
+    return f"{_BELOW}.{module}" if module.partition(".")[0] in _MOVED else module
+
+
 def _place_of(name: str, path: Path) -> str:
-    parts = name.split(".")
-    if parts[0] in _MOVED:
-        parts = [*_BELOW.split("."), *parts]
+    parts = moved_name(name).split(".")
     if path.name == "__init__.py":
         return str(PurePosixPath(*parts, "__init__.py"))
     return str(PurePosixPath(*parts[:-1], f"{parts[-1]}.py"))

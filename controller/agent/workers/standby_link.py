@@ -27,7 +27,6 @@ from controller.agent.workers.preload import NOTHING, Preload
 from controller.agent.workers.processes import how_ended, kill_stray, wait_gone
 from controller.agent.workers.standby_events import Forked, StandbyError, StandbyEvents
 from outlast import private
-from outlast.startup import forking_command
 from outlast.worker_contract import WorkerContract
 
 logger = logging.getLogger(__name__)
@@ -97,6 +96,8 @@ class StandbyLink:
             return
         logger.info("standby process begins anew to import %s", preload.modules or "nothing else")
         self._preload = preload
+        # What failed with others says nothing of these.
+        self._failures, self._cause = 0, ""
         self._ready.clear()
         self._kill()
 
@@ -142,11 +143,14 @@ class StandbyLink:
         Raises:
             StandbyError: the standby refused, died or did not answer, or cannot start.
         """
+        module = self._preload.program(program.module)
+        if module is None:
+            raise StandbyError(f"{program.module}: the standby process is a script's own")
         if not self._failures:
             await self.wait_ready(READY_PATIENCE_S)
         self._num_programs += 1
         key = f"program {self._num_programs}"
-        request = {"op": "run", "program": program.to_json(parent=os.getpid())}
+        request = {"op": "run", "program": program.to_json(module, parent=os.getpid())}
         pid = (await self._ask(key, program.module, request, program.streams)).pid
         try:
             # Not before we know it: a group that nobody knows is killed as an orphan's.
@@ -297,11 +301,10 @@ class StandbyLink:
 
     def _spawn(self, control: socket.socket) -> subprocess.Popen[bytes]:
         command = [
-            *forking_command("trainer.worker.standby"),
+            *self._preload.command(),
             *("--control-fd", str(control.fileno())),
             *("--rendezvous-fd", str(self._rendezvous_fd)),
             *self._arguments,
-            *self._preload.arguments(),
         ]
         with contextlib.ExitStack() as opened:
             log = self._open_log()
@@ -310,7 +313,7 @@ class StandbyLink:
             return subprocess.Popen(
                 command,
                 env=standby_environment(
-                    {**os.environ, **self._preload.environment}, is_loopback=self._is_loopback
+                    self._preload.environment_of(os.environ), is_loopback=self._is_loopback
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

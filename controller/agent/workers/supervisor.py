@@ -20,7 +20,7 @@ from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.oom import OomKills
 from controller.agent.workers.cgroups import WorkerCgroups
-from controller.agent.workers.preload import Preload
+from controller.agent.workers.preload import NOTHING, Preload
 from controller.agent.workers.processes import (
     child_pids,
     kill_stray,
@@ -124,14 +124,25 @@ class Supervisor:
             for worker in self._workers.values()
         ]
 
-    async def prepare(self, preload: Preload) -> None:
-        """Have what is to be imported before the fork imported.
+    async def prepare(self, preload: Preload) -> str:
+        """Have what is to be imported before the fork imported; "", or why it cannot be shared.
 
         Raises:
-            StandbyError: it is not, in time.
+            StandbyError: there is no standby process at all, in time.
         """
+        reason = ""
         self._standby.use(preload)
-        await self._standby.wait_ready(self._limits.standby_ready_s)
+        try:
+            await self._standby.wait_ready(self._limits.standby_ready_s)
+        except StandbyError as error:
+            if not preload.python:
+                raise
+            # An interpreter of the user's may be too old, for one.
+            logger.warning("the interpreter %s runs no standby process: %s", preload.python, error)
+            reason = str(error)
+            self._standby.use(NOTHING)
+            await self._standby.wait_ready(self._limits.standby_ready_s)
+        return reason
 
     async def start(self, launches: Iterable[Launch]) -> None:
         """Fork all of these workers; all or none.
