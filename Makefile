@@ -9,8 +9,8 @@ STAMP := $(VENV)/.installed
 # each of them, whatever the image that this runs in sets.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-crash test-seeds test-properties test-kube test-prometheus test-stores chaos \
-	chaos-full lint proto clean
+.PHONY: demo test test-crash test-seeds test-properties test-kube test-prometheus test-stores test-foreign \
+	chaos chaos-full lint proto clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,16 @@ test-kube: $(STAMP)
 test-prometheus: $(STAMP)
 	tests/prometheus/install.sh
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/prometheus
+
+# A script in an environment with another Python and another torch, which it installs once (7 GB).
+# It needs numpy no more than a user's.
+FOREIGN_PYTHON ?= python3.10
+FOREIGN_TORCH ?= 2.8.0
+FOREIGN := .venv-foreign
+test-foreign: $(STAMP)
+	test -x $(FOREIGN)/bin/python || $(FOREIGN_PYTHON) -m venv $(FOREIGN)
+	$(FOREIGN)/bin/python -m pip install --quiet torch==$(FOREIGN_TORCH)
+	OUTLAST_FOREIGN_PYTHON=$(CURDIR)/$(FOREIGN)/bin/python $(BIN)/pytest tests/e2e/test_foreign.py
 
 # Checkpoints on real stores, S3 and HDFS, with faults; they are fetched once per machine (270 MB).
 test-stores: $(STAMP)

@@ -48,7 +48,8 @@ class WorkloadSpec(Section):
     python: str | None = Field(
         None,
         min_length=1,
-        description="The interpreter of the script, on every node; that of the agent unless given.",
+        description="The interpreter of the script, on every node; that of the agent unless given. "
+        "Nothing of Outlast need be installed in its environment.",
     )
     workers_per_node: int | None = Field(
         None, ge=1, description="Ranks on one node; 1 unless given."
