@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -30,3 +32,14 @@ def test_an_object_without_a_state_is_refused_there_too() -> None:
         session.checkpoint(loader=[1])
     with pytest.raises(TypeError, match="the session saves it by itself"):
         session.checkpoint(random=torch.nn.Linear(1, 1))
+
+
+def test_what_only_sharded_tensors_need_is_not_imported_for_others() -> None:
+    program = (
+        "import sys, torch, torch.distributed\n"
+        "import outlast.session.checkpoints, outlast.session.objects\n"
+        "from outlast.session.shards import sharding_of\n"
+        "assert sharding_of(torch.ones(1)) is None\n"
+        "sys.exit('sympy' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
