@@ -48,7 +48,7 @@ def test_another_interpreter_has_a_standby_of_its_own(tmp_path: Path) -> None:
     found = preload_of(spec, EXECUTABLE, tmp_path)
     assert found.python == "/other/bin/python"
     # numpy is not asked for: it need not be there.
-    assert found.modules == ("torch", "torch.distributed", "mine")
+    assert found.modules == ("torch", "torch.distributed", "outlast.session.checkpoints", "mine")
     assert found.folders == ("/job",)
     session_dir = found.environment_of({"PYTHONPATH": "/known"})["PYTHONPATH"].split(os.pathsep)[0]
     program = found.program("trainer.worker.script_store")

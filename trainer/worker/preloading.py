@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 # Its words end here: a message may be as long as a traceback.
 _MOST_CHARS = 200
+# What scripts use of ours.
+_SESSION = "outlast.session"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def preload(
 
 def _import(module: str, packages: Collection[str]) -> tuple[str, bool]:
     """Why a module is left out, "" if it is not; and whether it has spoiled this process."""
-    if module.partition(".")[0] in packages:
+    if module.partition(".")[0] in packages and not module.startswith(_SESSION):
         return "Outlast has a package of that name", False
     sockets = _sockets()
     try:

@@ -14,6 +14,8 @@ from outlast.spec import JobSpec
 from outlast.startup import forking_command
 
 _STANDBY = "trainer.worker.standby"
+# Another interpreter may have no numpy; torch imports it where there is one.
+_ALWAYS_THERE = ("torch", "torch.distributed", "outlast.session.checkpoints")
 _PATH = "PYTHONPATH"
 # The standby has them in any case.
 _ALWAYS = ("numpy", "torch", "torch.distributed")
@@ -71,8 +73,7 @@ def preload_of(spec: JobSpec, executable: str, state_dir: Path) -> Preload:
     if command is None or workload.preload == "off":
         return NOTHING
     found = start_of(command, executable=executable, python=workload.python or "")
-    # Another interpreter may have no numpy; torch imports it where there is one.
-    always = ("torch", "torch.distributed") if found.is_foreign else ()
+    always = _ALWAYS_THERE if found.is_foreign else ()
     wanted = dict.fromkeys((*always, *workload.preload))
     modules = tuple(module for module in wanted if found.is_foreign or module not in _ALWAYS)
     if not modules or not found.python:
