@@ -84,6 +84,8 @@ def _shadowed(folders: Iterable[str]) -> tuple[str, str] | None:
             loaded = getattr(sys.modules.get(name), "__file__", None)
             if loaded is None or not is_same_file(loaded, found.origin):
                 return name, found.origin
+            # It is found here, whatever a later folder has.
+            imported.remove(name)
     return None
 
 

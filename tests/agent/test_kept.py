@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import outlast
+from outlast.script.fresh import why_not
 
 SCRIPT = """
 import sys
@@ -57,3 +61,12 @@ def test_what_was_imported_is_given_back_as_it_is() -> None:
 def test_a_package_of_the_users_own_with_the_name_comes_first(tmp_path: Path) -> None:
     (tmp_path / "outlast.py").write_text('WHOSE = "the user\'s"\n')
     run(IS_THE_USERS, tmp_path)
+
+
+def test_a_later_folder_takes_nothing_that_an_earlier_one_has(tmp_path: Path) -> None:
+    other = tmp_path / "outlast"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    ours = Path(outlast.__file__).parents[1]
+    assert why_not(os.environ, [str(ours), str(tmp_path)]) == ""
+    assert str(other) in why_not(os.environ, [str(tmp_path), str(ours)])

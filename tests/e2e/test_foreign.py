@@ -62,7 +62,7 @@ def test_a_session_in_another_environment_goes_on_from_memory_and_from_storage(
     script.write_text(BEGIN + (EXAMPLES / "ddp_session.py").read_text())
 
     def start() -> str:
-        command = ["python", str(script), "--steps", f"{STEPS}", "--hidden", "256"]
+        command = ["python", str(script), "--steps", f"{STEPS}", "--hidden", "1024"]
         workload = {"python": str(python)}
         return submit(
             cluster, *command, workload=workload, checkpoint={"storage_interval_steps": 10}
