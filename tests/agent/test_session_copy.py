@@ -21,7 +21,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_is_needed_but_the_standard_library_and_torch() -> None:
-    assert copies.needed().others - sys.stdlib_module_names <= LIBRARIES
+    # An integration imports the library that it is for.
+    roots = tuple(root for root in copies.ROOTS if root != "outlast.integrations")
+    assert copies.needed(roots).others - sys.stdlib_module_names <= LIBRARIES
+
+
+def test_a_package_stands_for_all_of_its_modules() -> None:
+    found = copies.needed(("outlast.torchrun",)).modules
+    assert {"outlast", "outlast.torchrun", "outlast.torchrun.parser"} <= found.keys()
 
 
 def test_one_package_is_there_and_imports_nothing_of_ours_that_is_not(folder: Path) -> None:

@@ -24,7 +24,12 @@ from checkpoint.core.names import XXH3_LIBRARY
 from outlast.startup import PACKAGES
 
 # What is asked for by name in the other interpreter.
-ROOTS = ("outlast.session", "trainer.worker.standby", "trainer.worker.script_store")
+ROOTS = (
+    "outlast.session",
+    "outlast.integrations",
+    "trainer.worker.standby",
+    "trainer.worker.script_store",
+)
 # The one package that is there.
 OURS = "outlast"
 # Where our other packages stand in the copy.
@@ -45,10 +50,13 @@ class Needed:
 
 
 def needed(roots: tuple[str, ...] = ROOTS) -> Needed:
-    """What these modules of ours import, and what that imports, wherever in the code it is."""
+    """What these modules of ours import, and what that imports, wherever in the code it is.
+
+    A package among `roots` stands for all of its modules.
+    """
     modules: dict[str, Path] = {}
     others: set[str] = set()
-    wanted = [name for root in roots for name in _with_parents(root)]
+    wanted = [name for root in roots for each in _all_of(root) for name in _with_parents(each)]
     while wanted:
         name = wanted.pop()
         path = _path_of(name)
@@ -142,6 +150,11 @@ def _digest(files: Mapping[str, bytes]) -> str:
 def _with_parents(name: str) -> Iterator[str]:
     parts = name.split(".")
     return (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _all_of(root: str) -> list[str]:
+    folder = _HOME.joinpath(*root.split("."))
+    return [root, *(f"{root}.{path.stem}" for path in sorted(folder.glob("[!_]*.py")))]
 
 
 def _path_of(name: str) -> Path | None:
