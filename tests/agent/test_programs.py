@@ -135,7 +135,12 @@ def test_many_programs_leave_nothing_in_the_standby_or_here(
             before = [len(list(folder.iterdir())) for folder in folders]
             for _ in range(10):
                 await facts_of(link, tmp_path)
-            assert [len(list(folder.iterdir())) for folder in folders] == before
+            after = [len(list(folder.iterdir())) for folder in folders]
+            # What earlier tests left here may be collected meanwhile.
+            assert all(now <= then for now, then in zip(after, before, strict=True)), (
+                before,
+                after,
+            )
             assert own_children() == [link.pid]
             assert process_state(link.pid or 0) == "S"
 
