@@ -41,6 +41,11 @@ class SimJob:
     restore_s: float
     commit_every: int
     upload_s: float
+    # Of a script with `outlast.session`: how many steps it has, which nobody else knows.
+    script_steps: int | None = None
+    # It reports no steps, and saves by itself: the step that it has saved.
+    is_silent: bool = False
+    saved_step: int = 0
     # The user's own mistake strikes whenever this step is computed.
     error_step: int | None = None
     # Steps whose batch gives NaN, or a loss far above the others, on every replica.
@@ -67,12 +72,15 @@ class SimJob:
     # step counts once.
     high_step: int = 0
     trained_s: float = 0.0
+    # Since when its newest attempt has trained.
+    began_s: float = 0.0
 
     @property
     def last_step(self) -> int:
         """The step after which it is done."""
-        assert self.plan.total_steps is not None, "scripts are not simulated"
-        return self.plan.total_steps
+        steps = self.plan.total_steps if self.script_steps is None else self.script_steps
+        assert steps is not None, "of a script it is said apart"
+        return steps
 
     @property
     def most_ahead(self) -> int:
@@ -249,6 +257,7 @@ class Training:
         self.resumed = self.paced_step = self.reported_step = resumed
         self.paced_s, self.slowness, self.phase = now_s, slowness, Phase.RUNNING
         self.before_step_s = self.step_s
+        self.job.began_s = now_s
 
     def set_pace(self, slowness: float, now_s: float) -> None:
         """From now on a step takes so many times as long as usual, the one under way as well."""
@@ -284,3 +293,7 @@ class Training:
     @property
     def is_training(self) -> bool:
         return self.phase is Phase.RUNNING
+
+    def told_step(self, step: int) -> int:
+        """What agents know of ranks that have completed a step."""
+        return min(step, 0) if self.job.is_silent else step

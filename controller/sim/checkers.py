@@ -32,16 +32,16 @@ from controller.core.node_events import (
     NodeUncordonRequested,
 )
 from controller.core.orders import StartWorkers
-from controller.core.records import IncidentRecord, JobRecord, NodeRecord
+from controller.core.records import IncidentRecord, NodeRecord
 from controller.core.states import (
     PLACED,
     TERMINAL,
     IncidentState,
-    JobState,
     NodeState,
 )
 from controller.core.verdict import root_failure
 from controller.sim.incident_checks import IncidentChecks
+from controller.sim.job_checks import wrong_at_end, wrong_in_change
 from controller.sim.state_checks import SLACK_S, due_s, inconsistencies, peers_failed
 from controller.sim.user_checks import UserChecks
 from controller.sim.violation import Violation
@@ -179,7 +179,8 @@ class Checkers:
                 self.users.node_put(event, node, before)
             case JobPut(job=job):
                 self.users.job_put(job, before)
-                self._look_at_job(event, job, before.jobs.get(job.job_id))
+                for wrong in wrong_in_change(event, job, before, self._world.jobs[job.job_id]):
+                    self._fail(*wrong)
             case IncidentPut(incident=incident):
                 old = before.incidents.get(incident.incident)
                 if old is not None and old.state is IncidentState.CLOSED:
@@ -258,8 +259,8 @@ class Checkers:
                 self._fail(10, f"{job.job_id} is {job.state} for ever: {job.reason}")
             if not job.reason:
                 self._fail(10, f"{job.job_id} is {job.state} without a reason")
-            if job.state is JobState.SUCCEEDED:
-                self._succeeded(job)
+            for wrong in wrong_at_end(job, self._world.jobs[job.job_id]):
+                self._fail(*wrong)
         for node in state.nodes.values():
             if node.state is NodeState.QUARANTINED:
                 self._fail(4, f"{node.node} is QUARANTINED for ever: {node.reason}")
@@ -345,24 +346,6 @@ class Checkers:
         if len(self._quarantines) > limit:
             self._fail(8, f"{len(self._quarantines)} quarantines in a window; {limit} are allowed")
 
-    def _look_at_job(self, event: ev.Event, job: JobRecord, old: JobRecord | None) -> None:
-        commits = self._world.jobs[job.job_id].commits
-        if job.committed_step is not None and job.committed_step not in commits:
-            self._fail(7, f"{job.job_id} believes in checkpoint {job.committed_step}")
-        if old is None:
-            return
-        advanced = (job.committed_step or 0) > (old.committed_step or 0)
-        resumed = isinstance(event, ev.JobResumeRequested) and event.job_id == job.job_id
-        if job.retry_left > old.retry_left and not advanced and not resumed:
-            self._fail(6, f"{job.job_id}: retries {old.retry_left} -> {job.retry_left}")
-        is_smaller = job.plan.nodes < old.plan.nodes
-        if is_smaller and old.state not in (JobState.QUEUED, JobState.PROVISIONING):
-            self._fail(10, f"{job.job_id} shrinks while it is {old.state}")
-        if job.skipped[: len(old.skipped)] != old.skipped:
-            self._fail(7, f"{job.job_id} leaves out {job.skipped} after {old.skipped}")
-        if job.attempt < old.attempt or job.attempt > old.attempt + 1:
-            self._fail(1, f"{job.job_id}: attempt {old.attempt} -> {job.attempt}")
-
     def _older_attempt_trains(self, training: Training, worker: Worker) -> None:
         """Invariant 1: no two attempts train, but for one that nobody can reach."""
         for node in dict.fromkeys(training.rank_nodes):
@@ -391,10 +374,6 @@ class Checkers:
                 self.suspect(command.node, "does not answer")
                 again_s = now_s + SLACK_S
             self._overdue_s = min(self._overdue_s, again_s)
-
-    def _succeeded(self, job: JobRecord) -> None:
-        if self._world.jobs[job.job_id].high_step != job.plan.total_steps:
-            self._fail(10, f"{job.job_id} SUCCEEDED after step {job.high_step}")
 
     def _fail(self, invariant: int, what: str) -> NoReturn:
         raise Violation(f"invariant {invariant} at {self._world.hours:.4f} h: {what}")

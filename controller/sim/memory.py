@@ -151,6 +151,8 @@ class Memory:
     def seal(self, training: Training, done: int) -> None:
         """Each rank has sealed the common step, and its neighbour on one side."""
         random, job = self._world.random, training.job
+        if job.is_silent:
+            return
         # Of the attempt, so that it takes no draw of those that the rest of the story hangs on.
         draws = Random(f"{job.job_id} {training.attempt} {done}")
         kept = kept_after(

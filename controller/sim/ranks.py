@@ -17,7 +17,7 @@ def heartbeat_of(
     training: Training, node: NodeId, now_s: float, *, with_ended: bool = False
 ) -> agents_pb2.AgentMessage:
     """A heartbeat of a node with its running ranks of an attempt, or all that have begun."""
-    completed = training.seen_step(now_s)
+    completed = training.told_step(training.seen_step(now_s))
     ranks = [
         _summary(training, rank, completed, now_s)
         for rank in training.ranks_on(node)
@@ -28,12 +28,15 @@ def heartbeat_of(
 
 
 def progress_of(training: Training, now_s: float) -> agents_pb2.AgentEvent | None:
-    """How far the ranks of a node are, once they have completed a step."""
-    completed = training.completed(now_s)
-    if completed <= training.resumed:
+    """How far the ranks of a node are, once they have completed a step.
+
+    Those of a script that says nothing of its steps are at step 0 as soon as it runs.
+    """
+    completed, resumed = training.told_step(training.completed(now_s)), _resumed(training)
+    if completed <= resumed:
         return None
     progress = agents_pb2.ProgressMade(
-        completed_step=completed, resumed_step=training.resumed, completed_at_s=now_s
+        completed_step=completed, resumed_step=resumed, completed_at_s=now_s
     )
     # Times are of the node's clock; the number is given when it is kept for sending.
     return agents_pb2.AgentEvent(
@@ -52,11 +55,16 @@ def _summary(training: Training, rank: int, completed: int, now_s: float) -> age
         rank=rank,
         phase=_PHASES.get(training.phase, "forward_backward"),
         completed_step=completed,
-        resumed_step=training.resumed,
+        resumed_step=_resumed(training),
+        reports_no_steps=training.job.is_silent,
     )
     if training.phase is Phase.HUNG:
         _stand(summary, training, now_s)
     return summary
+
+
+def _resumed(training: Training) -> int:
+    return -1 if training.job.is_silent else training.resumed
 
 
 def _stand(summary: agents_pb2.RankSummary, training: Training, now_s: float) -> None:
@@ -68,6 +76,9 @@ def _stand(summary: agents_pb2.RankSummary, training: Training, now_s: float) ->
     summary.stands_s = now_s - training.frozen_s
     summary.stand_limit_s = training.stand_limit_s
     summary.stand_limit_source = "learned" if training.stand_limit_s else ""
+    if training.job.is_silent:
+        summary.stand_limit_source = f"recovery.hang_timeout_s is {training.stand_limit_s:g} s"
+        return
     if training.culprit is None or training.culprit == summary.rank:
         summary.phase = "data"
     if training.culprit is None:

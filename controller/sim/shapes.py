@@ -19,6 +19,9 @@ MISFIT_SHARE = 0.2
 # Of jobs, those with `checkpoint.replicas`; of these, those whose data-parallel ranks all hold
 # the same, so that nothing needs to be copied.
 REPLICAS_SHARE = 0.4
+# Of jobs, those that run a script; of these, those that have no `outlast.session`.
+SCRIPT_SHARE = 0.3
+SILENT_SHARE = 0.5
 TWINS_SHARE = 0.25
 _GIB = 1 << 30
 _SMALL = Capacity(cpus=8, memory_bytes=64 * _GIB, host_memory_bytes=32 * _GIB)
@@ -74,11 +77,25 @@ def draw_shape(random: Random) -> Shape:
         shape = _with_misfits(random, shape)
     for job in shape.jobs:
         job.modes = _draw_modes(random)
+    keep_copies = []
     for job in shape.jobs:
         if random.random() < REPLICAS_SHARE:
             job.copy_steps = random.choice((1, 1, 2, 3))
-            job.keep_copies(dp_is_sharded=random.random() >= TWINS_SHARE)
+            keep_copies.append((job, random.random() >= TWINS_SHARE))
+    for job in shape.jobs:
+        if random.random() < SCRIPT_SHARE:
+            _be_script(job, is_silent=random.random() < SILENT_SHARE)
+    for job, dp_is_sharded in keep_copies:
+        if not job.is_silent:
+            job.keep_copies(dp_is_sharded=dp_is_sharded)
     return shape
+
+
+def _be_script(job: SimJob, *, is_silent: bool) -> None:
+    """As `convert.plan_of` has it: it cannot be told to leave out batches, or to store its end."""
+    job.script_steps, job.is_silent = job.plan.total_steps, is_silent
+    job.plan = replace(job.plan, total_steps=None, last_checkpoint_s=0.0)
+    job.modes = {**job.modes, "spike": "log", "non_finite": "log"}
 
 
 def _draw_modes(random: Random) -> dict[str, str]:

@@ -65,7 +65,7 @@ class StepFigures:
     def report(self, training: Training, *, most: int = KEPT_STEPS) -> None:
         """The agent of rank 0 reports the newest steps, as far as it has not."""
         agent = self._world.nodes[training.rank_nodes[0]].agent
-        if not training.is_training or agent is None:
+        if not training.is_training or agent is None or training.job.is_silent:
             return
         event = steps_of(training, training.completed(self._world.now_s), most=most)
         if event is not None:

@@ -122,8 +122,11 @@ class Trainings:
         if training.phase is Phase.RUNNING:
             self.freeze(training, Phase.HUNG)
             training.culprit = culprit
-            if training.frozen - training.resumed >= KNOWN_PASSES + WARM_UP_STEPS:
+            if training.job.is_silent:
+                training.stand_limit_s = self._world.pace.hang_timeout_s
+            elif training.frozen - training.resumed >= KNOWN_PASSES + WARM_UP_STEPS:
                 training.stand_limit_s = max(USUAL_FLOOR_S, USUAL_FACTOR * training.step_s)
+            if training.stand_limit_s:
                 self._world.controller.heartbeats.hangs(training)
             self._world.trace("train", training.job.job_id, f"a{training.attempt} hangs")
 
@@ -219,6 +222,8 @@ class Trainings:
             training.is_from_memory = True
             return common[0]
         commits = training.job.commits
+        if training.job.is_silent:
+            return training.job.saved_step
         return max((step for step in commits if not is_undone(training.skipped, step)), default=0)
 
     def _plan(self, training: Training) -> None:
@@ -299,6 +304,9 @@ class Trainings:
         if training.is_training:
             rank = training.job.error_step or 0
             worker = training.joined[rank % training.world_size]
+            if training.job.is_silent:
+                # As long as it has run before, it is tried until the budget is spent, and paused.
+                training.job.error_step = None
             worker.end(WorkerExitCode.FAILED, FailureClass.PROGRAM_ERROR)
 
     def _no_number(self, training: Training) -> None:
@@ -324,7 +332,7 @@ class Trainings:
         if training.phase is not Phase.RUNNING:
             return
         self.freeze(training, Phase.DONE)
-        if training.frozen > training.resumed:
+        if training.frozen > training.resumed and not training.job.is_silent:
             uploads.upload(self._world, training, training.frozen)
         for worker in training.joined.values():
             self._world.timeline.after(

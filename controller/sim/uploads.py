@@ -11,7 +11,14 @@ if TYPE_CHECKING:
 
 
 def upload(world: World, training: Training, step: int) -> None:
-    """Upload a step that every rank has sealed; it is committed a while later."""
+    """Upload a step that every rank has sealed; it is committed a while later.
+
+    A script that says nothing of its steps has saved it by itself.
+    """
+    if training.job.is_silent:
+        if training.job.store_up:
+            training.job.saved_step = step
+        return
     agents = [world.nodes[node].agent for node in training.nodes]
     delay_s = world.pace.upload_s(training.job.upload_s)
     world.timeline.after(delay_s, _commit, world, training, step, agents)

@@ -92,7 +92,7 @@ class Worker:
     def _finish(self, world: World, code: int) -> None:
         training = world.trainings.get(self.job_id, self.attempt)
         if training is not None:
-            self.completed_step = training.completed(world.now_s)
+            self.completed_step = training.told_step(training.completed(world.now_s))
         self.is_running = False
         world.checkers.worker_ended(self)
         if code not in CLEAN_CODES or self.told:

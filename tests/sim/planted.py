@@ -116,6 +116,10 @@ def _limit_cut(stalled: Any, table: Any, job: Any, now_s: float, limit_s: float)
     return stalled(table, job, now_s, limit_s / 20)
 
 
+def _as_of_trainer(due_s: Any, table: Any, job: Any, limit_s: float) -> Any:
+    return due_s(table, replace(job, plan=replace(job.plan, total_steps=1)), limit_s)
+
+
 def _stood_long(_table: Any, _job: Any, _now_s: float, limit_s: float) -> float:
     return limit_s + 1.0
 
@@ -317,6 +321,11 @@ EDGE_BUGS = (
         (13,),
         (ProgressTable, "stalled", _stood_long),
         (ProgressTable, "is_stalled", _yes),
+    ),
+    bug(
+        "a script is asked for steps that it never tells",
+        (13,),
+        around(ProgressTable, "due_s", _as_of_trainer),
     ),
     bug("progress goes unnoticed", (13,), (ProgressTable, "made", _none_of_them)),
     bug("the edge's wake-up is dropped", (10, 13), (Edge, "wake_at", _nothing), seeds=40),
