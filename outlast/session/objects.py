@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from outlast.session.shards import Sharding, sharding_of
 from outlast.session.tree import Flat, TensorOf, flatten, rebuild
@@ -70,7 +71,10 @@ class Objects:
 
     def flatten(self) -> Flat:
         """The present states, taken apart."""
-        states = {name: each.state_dict() for name, each in self._objects.items()}
+        return self._flatten(self._objects)
+
+    def _flatten(self, objects: Mapping[str, Stateful]) -> Flat:
+        states = {name: each.state_dict() for name, each in objects.items()}
         own = [name for name in (*states, _RANDOM) if self.is_own(name)]
         return flatten({**states, _RANDOM: self._random.state_dict()}, own)
 
@@ -85,9 +89,14 @@ class Objects:
         An optimizer that has done no step has no state yet: that of a parameter is spread as the
         parameter is.
         """
+        # To say its state a loader may fork workers, which would have the connections that ranks
+        # hold while they restore, and gloo aborts a process that closes one of those.
+        others = {
+            name: each for name, each in self._objects.items() if not isinstance(each, DataLoader)
+        }
         known = {
             path: sharding
-            for path, tensor in self.flatten().tensors.items()
+            for path, tensor in self._flatten(others).tensors.items()
             if (sharding := sharding_of(tensor)) is not None
         }
         parameters = {
@@ -124,4 +133,24 @@ class Objects:
             )
         for name, each in self._objects.items():
             each.load_state_dict(states[name])
+            if isinstance(each, DataLoader):
+                self._keep_random_states(each)
         self._random.load_state_dict(states[_RANDOM])
+
+    def _keep_random_states(self, loader: Any) -> None:
+        """Have a loader's next iterator, which goes on in the midst of an epoch, draw nothing.
+
+        A new iterator draws a seed for its workers; without the fault there would be no new one.
+        """
+        # That of accelerate has the one that iterates inside.
+        loader = getattr(loader, "base_dataloader", loader)
+        make = loader._get_iterator
+
+        def make_one() -> Any:
+            vars(loader).pop("_get_iterator", None)
+            before = self._random.state_dict()
+            iterator = make()
+            self._random.load_state_dict(before)
+            return iterator
+
+        loader._get_iterator = make_one
