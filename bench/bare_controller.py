@@ -28,6 +28,7 @@ from controller.service import Service
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import Outgoing, Sessions
 from controller.specs import settings_of
+from controller.store.code import CodeStore
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
@@ -111,7 +112,12 @@ async def controller(folder: Path) -> AsyncIterator[Bench]:
         clock=clock,
     )
     jobs = JobsService(
-        service, sessions, edge, LogQueries(service, sessions, edge), folder.as_uri()
+        service,
+        sessions,
+        edge,
+        LogQueries(service, sessions, edge),
+        folder.as_uri(),
+        CodeStore(folder / "code"),
     )
     bench = Bench(service=service, edge=edge, journal=journal, jobs=jobs, commands=told, sent=sent)
     begin_snapshot = journal.begin_snapshot

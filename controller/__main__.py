@@ -25,13 +25,14 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--workers-per-node", type=int, default=1)
     parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
     parser.add_argument("--join-token-file", type=Path, help="what agents must show to join")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: retention")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: code, retention")
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
     )
     # For tests: what runs in the place of an agent.
     parser.add_argument("--agent-command", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    configuration = config_file.read_or_default(given.config)
     options = Options(
         state_dir=given.state_dir,
         grpc=given.grpc,
@@ -41,7 +42,8 @@ def parse(arguments: list[str] | None) -> Options:
         standby=given.standby,
         fresh=given.fresh,
         join_token_file=given.join_token_file,
-        retention=config_file.read_or_default(given.config).retention,
+        retention=configuration.retention,
+        max_code_bytes=configuration.max_code_bytes,
     )
     if given.agent_command:
         return replace(options, agent_command=tuple(shlex.split(given.agent_command)))

@@ -132,7 +132,7 @@ class _Life:
             await self._close()
 
     def _begin(self, http: socket.socket) -> asyncio.Task[None]:
-        keeper = Keeper(self._service, self._options.retention)
+        keeper = Keeper(self._service, self._options.retention, self._controller.parts.code)
         stopped = asyncio.create_task(_until(self._stop), name="stop")
         self._vital = [
             asyncio.create_task(self._service.run(), name="service"),

@@ -25,6 +25,7 @@ from controller.service import Service
 from controller.sessions.incoming import Incoming
 from controller.sessions.session import Sessions
 from controller.specs import settings_of
+from controller.store.code import CodeStore
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
@@ -185,6 +186,7 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         checkpoint_root=(options.state_dir / "checkpoints").resolve().as_uri(),
         counters=counters,
         incoming=Incoming(machine.state),
+        code=CodeStore(options.state_dir / "code", options.max_code_bytes),
         join_token_file=options.token_file,
     )
     metrics.read_from(_sources(parts, effects, clock))

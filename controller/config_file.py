@@ -10,7 +10,11 @@ import yaml
 
 from checkpoint.storage.drivers import missing_driver
 from controller.core.retention import Retention
+from outlast.code.digest import DEFAULT_MAX_BYTES
 from outlast.rules.places import wrong_with_place
+
+# Each node of a job fetches it from the controller.
+MAX_CODE_MIB = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,8 @@ class Configuration:
     """What the file says; a section that is not there has its defaults."""
 
     retention: Retention = field(default_factory=Retention)
+    max_code_bytes: int = DEFAULT_MAX_BYTES
+    """`code.max_mib`."""
 
 
 def read(path: Path) -> Configuration:
@@ -34,8 +40,11 @@ def read(path: Path) -> Configuration:
         raise ValueError(f"{path} is not YAML: {error}") from error
     try:
         sections = _mapping({} if document is None else document, "the file")
-        _check_names(sections, ("retention",), "")
-        return Configuration(retention=_retention(sections.get("retention") or {}))
+        _check_names(sections, ("code", "retention"), "")
+        return Configuration(
+            retention=_retention(sections.get("retention") or {}),
+            max_code_bytes=_max_code_bytes(sections.get("code") or {}),
+        )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -71,6 +80,15 @@ def _retention(given: object) -> Retention:
     if (missing := missing_driver(url)) is not None:
         raise ValueError(f"retention.archive_url: {missing}")
     return retention
+
+
+def _max_code_bytes(given: object) -> int:
+    values = _mapping(given, "code")
+    _check_names(values, ("max_mib",), "code.")
+    mib = values.get("max_mib", DEFAULT_MAX_BYTES >> 20)
+    if type(mib) is not int or not 1 <= mib <= MAX_CODE_MIB:
+        raise ValueError(f"code.max_mib is {mib!r}; allowed: a whole number, 1 to {MAX_CODE_MIB}")
+    return mib << 20
 
 
 def _mapping(given: object, what: str) -> dict[str, object]:

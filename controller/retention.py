@@ -3,7 +3,8 @@
 What may go is decided by `core.retention`, and decided again by the machine when it happens. With
 an archive nothing is deleted that is not written there; a store that does not answer is asked
 again at the next look. Loss curves are no part of the journal: they are deleted page by page when
-their job is gone, also one that was deleted right before a crash.
+their job is gone, also one that was deleted right before a crash. Archives of code stay while a
+job that has not ended names them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from controller.core.incident_cut import IncidentCut
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.retention import Expired, Retention, expired
 from controller.service import Service
+from controller.specs import code_digest_of
+from controller.store.code import CodeStore
 from outlast.errors import OutlastError
 from outlast.ids import IncidentId, JobId, NodeId
 
@@ -34,11 +37,13 @@ class Keeper:
         self,
         service: Service,
         limits: Retention,
+        code: CodeStore | None = None,
         *,
         open_storage: Callable[[str], Storage] = Storage,
     ) -> None:
         self._service = service
         self._limits = limits
+        self._code = code
         self._open_storage = open_storage
         self._storage: Storage | None = None
         self._failure = ""
@@ -74,6 +79,7 @@ class Keeper:
                 )
             )
         await self._delete_curves()
+        await self._delete_code()
         return len(due)
 
     async def _archived(self, due: Expired) -> Expired:
@@ -137,6 +143,14 @@ class Keeper:
         for job_id in _gone(self._service.curves.jobs(), self._service.state.jobs):
             while not self._service.curves.forget(job_id):
                 await asyncio.sleep(0)
+
+    async def _delete_code(self) -> None:
+        """Delete the code of jobs that have ended: it will not start again."""
+        if self._code is None:
+            return
+        live = self._service.state.live_jobs()
+        used = {code_digest_of(job.submitted_spec_json) for job in live} - {""}
+        await asyncio.to_thread(self._code.delete_unused, used)
 
 
 def _gone(jobs: Iterable[JobId], known: dict[JobId, JobRecord]) -> list[JobId]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 
 from controller.core.edge.liveness import Limits
@@ -17,6 +18,13 @@ from outlast.spec import JobSpec
 def spec_of(spec_json: str) -> JobSpec:
     """The spec of a job, which was validated when the job was submitted."""
     return JobSpec.model_validate_json(spec_json)
+
+
+@lru_cache(maxsize=4096)
+def code_digest_of(spec_json: str) -> str:
+    """Which archive of code a job runs; "" of one that runs none."""
+    code = json.loads(spec_json).get("workload", {}).get("code", {})
+    return str(code.get("digest") or "")
 
 
 def settings_of(job: JobRecord) -> JobSettings:

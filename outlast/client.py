@@ -19,11 +19,13 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from outlast.code.sending import with_code
 from outlast.errors import FatalError, RetryableError
 from outlast.problems import FieldProblem, SpecError
 from outlast.spec.message import spec_message
 from outlast.specfile import read_document
 from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+from outlast.v1.code_pb2_grpc import CodeStub
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsStub
 from outlast.v1.incidents_pb2_grpc import IncidentsStub
 from outlast.v1.jobs_pb2_grpc import JobsStub
@@ -81,6 +83,7 @@ class Client:
         self.address = address or (address_in(state_dir) if state_dir else DEFAULT_ADDRESS)
         self._longest_call_s = longest_call_s
         self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._code = CodeStub(self._channel)
         self._jobs = JobsStub(self._channel)
         self._nodes = NodesStub(self._channel)
         self._incidents = IncidentsStub(self._channel)
@@ -109,7 +112,8 @@ class Client:
     ) -> jobs_pb2.Job:
         """Submit a spec, or the YAML or JSON file at a path; repeatable with a request id.
 
-        Relative paths in it are below the current folder. With `wait_for_nodes` a job is queued
+        Relative paths in it are below the current folder. The folder of `workload.code` is sent
+        first, unless the controller has it as it is. With `wait_for_nodes` a job is queued
         though no connected node has what each of its nodes needs.
 
         Raises:
@@ -122,6 +126,8 @@ class Client:
             if read.problems:
                 raise SpecError(read.problems)
             value = read.value
+        with self._translated():
+            value = with_code(value, self._code)
         request = jobs_pb2.SubmitRequest(
             spec=spec_message(value),
             request_id=request_id or uuid.uuid4().hex,

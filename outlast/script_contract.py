@@ -7,7 +7,7 @@ becomes it (`outlast.script.entry`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class ScriptContract:
     arguments. Empty where the command must be executed."""
     note: str
     """Why it is executed though it is a Python script; "" where there is nothing to say."""
-    environment: Mapping[str, str]
-    """All of it, torchrun's variables included."""
+    environment: Mapping[str, str] = field(repr=False)
+    """All of it, torchrun's variables and secrets included."""
     cwd: str
     """An absolute path."""
     stop_signal: int

@@ -28,16 +28,39 @@ def resolve_places(
     rules of the spec will say so.
     """
     resolved, written = dict(document), {}
+    has_code = _has_code(resolved)
     for section, field in _PLACES:
         inside = resolved.get(section)
         given = inside.get(field) if isinstance(inside, dict) else None
+        if section == "workload" and has_code:
+            continue
         if not isinstance(given, str) or not _is_relative(section, given):
             continue
         path = os.path.normpath(folder / os.path.expanduser(given))
         resolved[section] = {**resolved[section], field: path}
         written[f"{section}.{field}"] = given
-    _resolve_workload(resolved, written, folder)
+    if has_code:
+        _resolve_code(resolved, written, folder)
+    else:
+        _resolve_workload(resolved, written, folder)
     return resolved, written
+
+
+def _has_code(document: Mapping[str, Any]) -> bool:
+    """Whether the job brings the folder that its own relative paths are in."""
+    workload = document.get("workload")
+    code = workload.get("code") if isinstance(workload, dict) else None
+    # A spec that was written out has both as null.
+    return isinstance(code, dict) and any(code.get(each) for each in ("path", "digest"))
+
+
+def _resolve_code(resolved: dict[str, Any], written: dict[str, str], folder: Path) -> None:
+    code = resolved["workload"]["code"]
+    given = code.get("path")
+    if isinstance(given, str) and _is_relative("workload", given):
+        path = os.path.normpath(folder / os.path.expanduser(given))
+        resolved["workload"] = {**resolved["workload"], "code": {**code, "path": path}}
+        written["workload.code.path"] = given
 
 
 def _resolve_workload(resolved: dict[str, Any], written: dict[str, str], folder: Path) -> None:

@@ -27,6 +27,8 @@ class Limits:
     """Graceful part of stopping workers that have had no controller for too long."""
     probe_s: float = 30.0
     """Writing, reading and deleting one small object in checkpoint storage."""
+    code_s: float = 120.0
+    """Fetching a job's code, where the controller restarts meanwhile and others fetch it, too."""
     shutdown_s: float = 2.0
     """Everything below the agent is gone so long after SIGTERM."""
     max_text_bytes: int = 64 * 1024
@@ -104,6 +106,11 @@ class AgentConfig:
     def jobs_dir(self) -> Path:
         """What workers leave behind, by job and attempt."""
         return self.state_dir / "jobs"
+
+    @property
+    def code_dir(self) -> Path:
+        """What jobs have brought along, by job."""
+        return self.state_dir / "code"
 
     def attempt_dir(self, job_id: str, attempt: int) -> Path:
         """Where the workers of an attempt leave logs, errors and black boxes."""

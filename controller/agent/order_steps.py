@@ -5,10 +5,12 @@ What comes before what, and what is given up when, `core/commands` decides.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from controller.agent.code import JobCode, delete_code
 from controller.agent.config import AgentConfig
 from controller.agent.core.steps import StartFacts, Step
 from controller.agent.diagnostics import Suites
@@ -23,7 +25,9 @@ from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.preflight import Preflight
 from controller.agent.workers.preload import preload_of
 from controller.agent.workers.script_launch import as_scripts, executed, prepare
+from controller.agent.workers.script_paths import in_folder
 from controller.agent.workers.script_store import ScriptStore
+from controller.agent.workers.script_variables import with_variables
 from controller.agent.workers.supervisor import Launch, Supervisor
 from diagnostics.core.orders import Order as CheckOrder
 from diagnostics.core.orders import OrderKind
@@ -70,6 +74,7 @@ class OrderSteps:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._code = JobCode(parts.config)
         self._preflight = Preflight(parts.config.limits.probe_s, parts.storage_awaited)
 
     async def run(self, order: Order, step: Step) -> StartFacts | None:
@@ -137,13 +142,26 @@ class OrderSteps:
         order.device = launch.choose_device(spec, len(ranks))
         if spec.is_script:
             # What it will keep in host memory is known when its session makes room for it.
-            await run_blocking(lambda: prepare(spec, config.state_dir), "preflight")
+            order.spec = await self._script_here(command.job_id, spec)
         else:
             launch.check_host_memory(config, command.job_id, spec, ranks)
             await self._preflight.check(command, spec)
         order.copies = replica_plan(config, command, spec)
         strays = stray_folders(config.job_memory_dir(command.job_id), ranks)
         return StartFacts(has_strays=bool(strays), keeps_copies=order.copies is not None)
+
+    async def _script_here(self, job_id: str, spec: JobSpec) -> JobSpec:
+        """The spec of a script with its code and its secrets where they are on this node."""
+        digest = spec.workload.code.digest
+        if digest is not None:
+            spec = in_folder(spec, await self._code.ready(job_id, digest))
+
+        def look() -> JobSpec:
+            found = with_variables(spec, os.environ)
+            prepare(found, self._parts.config.state_dir)
+            return found
+
+        return await run_blocking(look, "preflight")
 
     async def _hand_over(self, order: Order) -> None:
         parts, job_id = self._parts, order.command.job_id
@@ -228,6 +246,7 @@ class OrderSteps:
 
         def free() -> None:
             delete_job_memory(folder)
+            delete_code(config.code_dir, job_id)
             reach(CrashPoint.MEMORY_FREED)
             delete_old_logs(config.jobs_dir, config.memory_dir, newest=job_id)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from controller import join_token
+from controller.agent.addresses import controller_address
 from controller.agent.config import AgentConfig
 from controller.agent.core.line import Line
 from controller.agent.wire import introduction
@@ -167,7 +167,7 @@ class Session:
         failures = 0
         # A stream that ends just as the task is cancelled raises its own error instead.
         while not _is_cancelled():
-            address = self._controller_address()
+            address = controller_address(self._config)
             sessions_before = self.num_sessions
             try:
                 await self._run_once(address)
@@ -208,19 +208,6 @@ class Session:
                 f"the controller at {address} lets {self._config.node} not in: "
                 f"{error.details()} ({shown})"
             ) from error
-
-    def _controller_address(self) -> str:
-        """Where the controller is now: it may have come back on another port."""
-        path = self._config.controller_file
-        if path is not None:
-            try:
-                address = json.loads(path.read_text())["grpc"]
-            # It may be missing or half written while the controller starts.
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                logger.debug("controller file %s: %r", path, error)
-            else:
-                return str(address)
-        return self._config.controller
 
     def _backoff_s(self, failures: int) -> float:
         longest_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 10))

@@ -45,6 +45,7 @@ from controller.service import Service
 from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from controller.sessions.session import Sessions
 from controller.specs import spec_of
+from controller.store.code import CodeStore
 from controller.store.curves import PAGE_ROWS
 from outlast.chosen import ChosenStart
 from outlast.ids import JobId, job_id
@@ -77,6 +78,7 @@ class JobsService(JobsServicer):
         edge: Edge,
         logs: LogQueries,
         checkpoint_root: str,
+        code: CodeStore,
     ) -> None:
         """`checkpoint_root` is the URL below which jobs without their own keep checkpoints."""
         self._service = service
@@ -84,6 +86,7 @@ class JobsService(JobsServicer):
         self._views = JobViews(service, edge)
         self._logs = logs
         self._checkpoint_root = checkpoint_root
+        self._code = code
 
     async def Submit(
         self, request: jobs_pb2.SubmitRequest, context: Context
@@ -99,7 +102,7 @@ class JobsService(JobsServicer):
         request_id = request.request_id or uuid.uuid4().hex
         job = self._by_request(request_id)
         if job is None:
-            plan = await planned(spec, context)
+            plan = await planned(spec, context, self._code)
             fit = self._fit(spec, plan)
             if fit.problems and not (request.wait_for_nodes or self._service.brings_nodes):
                 await bad_request(context, SpecError(fit.problems))

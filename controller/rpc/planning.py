@@ -15,7 +15,8 @@ from controller.convert import plan_of
 from controller.core.records import JobPlan
 from controller.grpc_errors import Context, abort, bad_request
 from controller.rpc.views import document_of
-from outlast.problems import SpecError
+from controller.store.code import CodeStore
+from outlast.problems import FieldProblem, SpecError, shown
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 
@@ -31,8 +32,10 @@ async def parsed(document: struct_pb2.Struct, context: Context) -> JobSpec:
         await bad_request(context, error)
 
 
-async def planned(spec: JobSpec, context: Context) -> JobPlan:
-    """The plan of a job; one that takes too long ends the call."""
+async def planned(spec: JobSpec, context: Context, code: CodeStore | None = None) -> JobPlan:
+    """The plan of a job; one that takes too long ends the call, and one without its `code`."""
+    if code is not None and spec.workload.code.is_given:
+        await _check_code(spec, context, code)
     try:
         async with asyncio.timeout(PLAN_S):
             return await asyncio.to_thread(plan_of, spec)
@@ -46,3 +49,21 @@ async def planned(spec: JobSpec, context: Context) -> JobPlan:
             "again later",
             reason="PLAN_TOO_SLOW",
         )
+
+
+async def _check_code(spec: JobSpec, context: Context, code: CodeStore) -> None:
+    """Have the code of a job stay until it is submitted; one that is not here ends the call."""
+    digest, field = spec.workload.code.digest, "workload.code.digest"
+    if digest is None:
+        message = (
+            "is required with workload.code.path: `outlast submit` and outlast.client send the "
+            "folder and fill it in"
+        )
+    elif await asyncio.to_thread(code.find, digest):
+        return
+    else:
+        message = (
+            f"is {shown(digest)}, and this controller has no such code; submit the folder, "
+            "workload.code.path without a digest"
+        )
+    await bad_request(context, SpecError((FieldProblem(field=field, message=message),)))

@@ -14,6 +14,7 @@ from controller.addresses import PortTakenError
 from controller.core.edge.edge import Edge
 from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns
+from controller.rpc.code import CodeService
 from controller.rpc.diagnostics import DiagnosticsService
 from controller.rpc.incidents import IncidentsService
 from controller.rpc.jobs import JobsService
@@ -24,8 +25,10 @@ from controller.sessions.agents import AgentsService
 from controller.sessions.incoming import Incoming
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import Sessions
+from controller.store.code import CodeStore
 from outlast.clock import Clock
-from outlast.v1 import agents_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+from outlast.v1 import agents_pb2, code_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+from outlast.v1.code_pb2_grpc import add_CodeServicer_to_server
 from outlast.v1.diagnostics_pb2_grpc import add_DiagnosticsServicer_to_server
 from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
 from outlast.v1.jobs_pb2_grpc import add_JobsServicer_to_server
@@ -66,6 +69,7 @@ class Parts:
     checkpoint_root: str
     counters: Counters
     incoming: Incoming
+    code: CodeStore
     # What agents must show to be let in; None when nobody is asked.
     join_token_file: Path | None = None
 
@@ -88,10 +92,12 @@ class Server:
             counters=parts.counters,
             incoming=parts.incoming,
         )
-        jobs = JobsService(service, sessions, parts.edge, logs, parts.checkpoint_root)
+        jobs = JobsService(service, sessions, parts.edge, logs, parts.checkpoint_root, parts.code)
         nodes = NodesService(service, sessions, parts.edge, parts.clock)
         admission = Admission(agents, parts.join_token_file)
         self._server.add_generic_rpc_handlers((admission.handler(),))
+        code = CodeService(parts.code, admission.check_token)
+        add_CodeServicer_to_server(code, self._server)
         add_JobsServicer_to_server(jobs, self._server)
         add_NodesServicer_to_server(nodes, self._server)
         add_IncidentsServicer_to_server(IncidentsService(service), self._server)
@@ -133,7 +139,7 @@ class Server:
 
 
 def _service_names() -> list[str]:
-    files = (agents_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2)
+    files = (agents_pb2, code_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2)
     return [
         service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()
     ]

@@ -51,11 +51,12 @@ class Admission:
     async def _session(
         self, messages: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[agents_pb2.ControllerMessage]:
-        await self._check_token(context)
+        await self.check_token(context)
         async for answer in self._agents.Session(_parsed(messages, context), context):
             yield answer
 
-    async def _check_token(self, context: Context) -> None:
+    async def check_token(self, context: Context) -> None:
+        """End the call of an agent that has not shown the join token, where one is asked for."""
         if self._token_file is None:
             return
         try:

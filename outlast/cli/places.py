@@ -8,16 +8,16 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from checkpoint.core import names
 from checkpoint.storage.drivers import missing_driver
 from outlast.cli.stored_load import StoredLoad, look_at_load
-from outlast.problems import FieldProblem, collect, shown
+from outlast.problems import FieldProblem, UnreadError, collect, shown
 from outlast.rules.data import check_tokens
 from outlast.rules.places import NO_CHECKPOINT, local_path, wrong_with_place
-from outlast.rules.workload import script_index
+from outlast.rules.workload import paths_in_code, plain_secrets, script_index
 from outlast.sources import Source, survey
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
     warning elsewhere. A relative path is the submitter's, so what it names must be here.
     """
     source: list[Source] = []
+    sent: list[FieldProblem] = []
     loads: list[StoredLoad] = []
     rules: tuple[Callable[[JobSpec], list[FieldProblem]], ...] = (
         lambda spec: _look_at_source(spec, source),
@@ -58,15 +59,18 @@ def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
         _look_at_url,
         lambda spec: _look_at_load(spec, loads),
         _look_at_workload,
+        lambda spec: _look_at_code(spec, sent),
     )
-    problems, warnings = [], []
+    problems, warnings = [], _secrets(spec)
     for found in collect(rules, spec):
         # What a file or a folder holds is as certain as where it is.
         owner = _OWNERS.get(found.field, found.field)
         message = _as_written(found.message, written.get(found.field))
         problem = FieldProblem(field=found.field, message=message)
         is_read = found.field != "checkpoint.url"
-        is_everywhere = any(each.is_everywhere and found in each.problems for each in loads)
+        is_everywhere = found in sent or any(
+            each.is_everywhere and found in each.problems for each in loads
+        )
         if nodes is Nodes.HERE or is_everywhere or (is_read and owner in written):
             problems.append(problem)
         else:
@@ -82,11 +86,19 @@ def resolved_lines(spec: JobSpec, written: Mapping[str, str]) -> list[str]:
     """What relative paths were taken to mean."""
     found = []
     for field, given in written.items():
-        section, name = field.split(".")
-        value = getattr(getattr(spec, section), name)
+        value: object = spec
+        for name in field.split("."):
+            value = getattr(value, name)
         meant = " ".join(value) if isinstance(value, tuple) else value
         found.append(f"{field}: {given} is {meant}")
     return found
+
+
+def _secrets(spec: JobSpec) -> list[str]:
+    try:
+        return plain_secrets(spec)
+    except UnreadError:
+        return []
 
 
 def _as_written(message: str, given: str | None) -> str:
@@ -107,14 +119,47 @@ def _look_at_workload(spec: JobSpec) -> list[FieldProblem]:
         and not Path(command[script]).is_file()
     ):
         problems.append(_missing("workload.command", command[script], "no file"))
-    if workload.working_dir is not None and not Path(workload.working_dir).is_dir():
-        problems.append(_missing("workload.working_dir", workload.working_dir, "no folder"))
+    working_dir, python_path = workload.working_dir, workload.python_path
+    if workload.code.is_given:
+        # The relative ones are of the folder that is sent.
+        working_dir = working_dir if (working_dir or "").startswith("/") else None
+        python_path = tuple(each for each in python_path if each.startswith("/"))
+    if working_dir is not None and not Path(working_dir).is_dir():
+        problems.append(_missing("workload.working_dir", working_dir, "no folder"))
     problems += [
         _missing("workload.python_path", each, "no folder or archive")
-        for each in workload.python_path
+        for each in python_path
         if not Path(each).exists()
     ]
     return problems
+
+
+def _look_at_code(spec: JobSpec, sent: list[FieldProblem]) -> list[FieldProblem]:
+    """The folder that is sent, and what must be in it; these problems go to `sent`, too."""
+    code = spec.workload.code
+    if code.path is None or code.digest is not None or not code.path.startswith("/"):
+        return []
+    from outlast.code.errors import CodeError
+    from outlast.code.listing import entries_of
+
+    try:
+        found = {entry.name for entry in entries_of(Path(code.path), code.exclude)}
+    except CodeError as error:
+        sent.append(
+            FieldProblem(field="workload.code.path", message=f"is {shown(code.path)}: {error}")
+        )
+        return sent
+    folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
+    for field, path in paths_in_code(spec):
+        kinds = {"workload.command": found, "workload.working_dir": folders}
+        if os.path.normpath(path) not in kinds.get(field, found | folders):
+            message = (
+                f"is {shown(path)}, which is not among what is sent of {code.path}: relative paths "
+                "are inside of that folder, and what .gitignore or workload.code.exclude names is "
+                "left out"
+            )
+            sent.append(FieldProblem(field=field, message=message))
+    return sent
 
 
 def _missing(field: str, path: str, what: str) -> FieldProblem:

@@ -54,7 +54,7 @@ ConfigFile = Annotated[
         "--config",
         envvar="OUTLAST_CONFIG",
         metavar="FILE",
-        help="Configuration of the controller (YAML): what it keeps of ended jobs.",
+        help="Configuration of the controller (YAML): what it keeps, how large code may be.",
     ),
 ]
 DEFAULT_GRPC = "127.0.0.1:7070"
@@ -167,12 +167,14 @@ def _options(state_dir: Path, grpc: str, http: str, config: Path | None, *, fres
     from controller.options import Options
 
     with bad_input():
+        configuration = read_or_default(config)
         return Options(
             state_dir=state_dir.expanduser(),
             grpc=grpc,
             http=http,
             fresh=fresh,
-            retention=read_or_default(config).retention,
+            retention=configuration.retention,
+            max_code_bytes=configuration.max_code_bytes,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,10 +38,20 @@ WaitForNodes = Annotated[
     ),
 ]
 
+Code = Annotated[
+    Path | None,
+    typer.Option(
+        "--code",
+        metavar="DIR",
+        help="Folder whose code the job runs, sent along; the same as workload.code.path.",
+    ),
+]
+
 
 def submit(
     spec: SpecFile,
     set_: Assignments = [],  # noqa: B006
+    code: Code = None,
     follow: Watch = False,
     request_id: RequestId = "",
     wait_for_nodes: WaitForNodes = False,
@@ -54,7 +66,8 @@ def submit(
     """
     from outlast.cli.specfile import load_spec
 
-    checked = load_spec(spec, set_, where_nodes_are(controller, state_dir))
+    given = [] if code is None else [f"workload.code.path={dumps(str(code))}"]
+    checked = load_spec(spec, [*set_, *given], where_nodes_are(controller, state_dir))
     with controller_of(controller, state_dir) as client:
         job = client.submit(
             checked.document, request_id=request_id or None, wait_for_nodes=wait_for_nodes

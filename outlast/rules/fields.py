@@ -169,15 +169,21 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
     if origin is tuple:
         least = "one or more of" if any(isinstance(each, MinLen) for each in metadata) else "of"
         return f"a list {least} {_plural(inner[0])}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if _is_section(annotation):
         return f"a section with the fields {', '.join(fields_of(annotation))}"
     if origin is dict:
-        return "a section of names and text"
+        references = [kind for kind in get_args(inner[1]) if _is_section(kind)]
+        named = [f", or with {' or '.join(fields_of(kind))}" for kind in references]
+        return f"a section of names and text{''.join(named)}"
     if annotation is bool:
         return "true or false"
     if annotation is str:
         return "text that is not empty" if MinLen(1) in metadata else "text"
     return _number(annotation, metadata)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _plural(annotation: Any) -> str:

@@ -6,12 +6,15 @@ something that will not happen.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outlast.problems import FieldProblem, UnreadError, changed, shown
+from outlast.code.digest import file_name
+from outlast.problems import FieldProblem, UnreadError, changed, name_of, shown
 from outlast.script_command import is_python, split_arguments
+from outlast.section import Section
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
@@ -30,6 +33,8 @@ _TRAINER_CHECKPOINTS = ("load", "load_step", "memory_interval_steps", "keep_best
 # Of detectors, what leaves out batches.
 _TRAINER_DETECTORS = ("non_finite_again", "rollback_steps")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Whole words of a name: TOKENIZERS_PARALLELISM and MAX_TOKENS are none.
+_SECRET = re.compile(r"(^|_)(TOKEN|(API)?KEY|PASSWORD|PASSWD|SECRET|CREDENTIALS?)(_|$)")
 
 
 def script_index(command: Sequence[str]) -> int | None:
@@ -58,11 +63,16 @@ def _check_alone(spec: JobSpec) -> list[FieldProblem]:
     return [
         FieldProblem(
             field=f"workload.{name}",
-            message=f"is {shown(value)}, which applies only with workload.command; give the "
+            message=f"is {_in_words(value)}, which applies only with workload.command; give the "
             "command, or leave it out",
         )
         for name, value in changed(spec.workload).items()
     ]
+
+
+def _in_words(value: object) -> str:
+    """A section has no words of its own."""
+    return shown(changed(value) if isinstance(value, Section) else value)
 
 
 def _check_trainer_fields(spec: JobSpec) -> list[FieldProblem]:
@@ -192,16 +202,82 @@ def _check_words(spec: JobSpec) -> list[FieldProblem]:
                 message=f"is {shown(command)}; allowed: a program and its arguments, without NUL",
             )
         )
-    problems += [
+    return problems + [
         FieldProblem(
             field="workload.env",
             message=f"has {shown(name)}; allowed: names of letters, digits and '_', and values "
             "without NUL",
         )
         for name, value in env.items()
-        if not _VARIABLE.fullmatch(name) or "\0" in value
+        if not _VARIABLE.fullmatch(name) or (isinstance(value, str) and "\0" in value)
     ]
+
+
+def _check_references(spec: JobSpec) -> list[FieldProblem]:
+    """Each value is found in one place."""
+    problems = []
+    for name, value in spec.workload.env.items():
+        if isinstance(value, str):
+            continue
+        given = [value.from_env, value.from_file]
+        is_right = given.count(None) == 1 and not any("\0" in each for each in given if each)
+        if value.from_env is not None:
+            is_right = is_right and _VARIABLE.fullmatch(value.from_env) is not None
+        if value.from_file is not None:
+            is_right = is_right and value.from_file.startswith("/")
+        if not is_right:
+            found = {key: each for key, each in value.model_dump().items() if each is not None}
+            problems.append(
+                FieldProblem(
+                    field=f"workload.env.{name_of(name)}",
+                    message=f"is {shown(found)}; allowed: text, {{from_env: NAME}} with a name of "
+                    "letters, digits and '_', or {from_file: PATH} with an absolute path on nodes",
+                )
+            )
     return problems
+
+
+def plain_secrets(spec: JobSpec) -> list[str]:
+    """What is to be said of variables that look like secrets, and are written in the spec."""
+    return [
+        f"workload.env.{name} looks like a secret, and who may ask the controller can read it, as "
+        "it is in the spec and in the journal; give {from_env: NAME}, a variable of the agents, or "
+        "{from_file: PATH}, a file on the nodes"
+        for name, value in spec.workload.env.items()
+        if isinstance(value, str) and value and _SECRET.search(name.upper())
+    ]
+
+
+def _check_code(spec: JobSpec) -> list[FieldProblem]:
+    """What is inside of the folder of the code must be said from there."""
+    workload, problems = spec.workload, []
+    if workload.code.digest is not None:
+        try:
+            file_name(workload.code.digest)
+        except ValueError as error:
+            problems.append(FieldProblem(field="workload.code.digest", message=str(error)))
+    if not workload.code.is_given:
+        return problems
+    return problems + [
+        FieldProblem(
+            field=field,
+            message=f"is {shown(path)}, which leads out of the folder of workload.code; relative "
+            "paths are inside of it",
+        )
+        for field, path in paths_in_code(spec)
+        if os.path.normpath(path).split("/")[0] == ".."
+    ]
+
+
+def paths_in_code(spec: JobSpec) -> list[tuple[str, str]]:
+    """The relative paths of a job that brings code, with their fields."""
+    workload = spec.workload
+    command = workload.command or ()
+    script = script_index(command)
+    paths = [] if script is None else [("workload.command", command[script])]
+    paths += [("workload.working_dir", workload.working_dir)] if workload.working_dir else []
+    paths += [("workload.python_path", each) for each in workload.python_path]
+    return [(field, path) for field, path in paths if not path.startswith("/")]
 
 
 def smaller_sizes(spec: JobSpec) -> list[JobSpec]:
@@ -238,4 +314,6 @@ RULES = (
     _check_bounds,
     _check_elastic,
     _check_words,
+    _check_references,
+    _check_code,
 )

@@ -13,6 +13,38 @@ from pydantic import Field
 from outlast.section import Section
 
 
+class CodeSpec(Section):
+    """A folder that is sent along with the job, and unpacked on each of its nodes."""
+
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of the code, on the submitter's side: a relative path is below the "
+        "submitter's folder. On nodes ranks run in a copy of it, and relative paths of command, "
+        "working_dir and python_path are inside of that. What .gitignore names is left out.",
+    )
+    exclude: tuple[str, ...] = Field(
+        (), description="What else is left out, in patterns as in .gitignore."
+    )
+    digest: str | None = Field(
+        None,
+        description="Which code that is, filled in by `outlast submit`; the job runs it in every "
+        "attempt. Where it is given, path is not read, and the controller must have the code.",
+    )
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the job brings code."""
+        return self.path is not None or self.digest is not None
+
+
+class VariableSpec(Section):
+    """Where nodes find the value of a variable that is no affair of the controller, a secret."""
+
+    from_env: str | None = Field(None, min_length=1)
+    from_file: str | None = Field(None, min_length=1)
+
+
 class WorkloadSpec(Section):
     """A script of your own, in place of the built-in trainer, started as torchrun starts it."""
 
@@ -24,8 +56,13 @@ class WorkloadSpec(Section):
         "must be there; it stays as it is where working_dir is the full path of that folder. The "
         "sections of the trainer may not be given with it.",
     )
-    env: dict[str, str] = Field(
-        {}, description="Variables of ranks, over those of the agent and of torchrun."
+    code: CodeSpec = CodeSpec()
+    env: dict[str, str | VariableSpec] = Field(
+        {},
+        description="Variables of ranks, over those of the agent and of torchrun. For a secret: "
+        "{from_env: NAME}, a variable of the agent on each node, or {from_file: /path}, a file "
+        "there, whose last newline is left out; the value is read when ranks start, and kept "
+        "nowhere.",
     )
     working_dir: str | None = Field(
         None,
@@ -69,3 +106,8 @@ class WorkloadSpec(Section):
     stop_grace_s: float = Field(
         30.0, ge=0, description="A rank that has not stopped by then is killed."
     )
+
+    @property
+    def known_env(self) -> dict[str, str]:
+        """The variables whose values are known: on a node that has looked, all of them."""
+        return {name: value for name, value in self.env.items() if isinstance(value, str)}

@@ -104,6 +104,8 @@ class RunOptions:
     """Nodes to start on this machine, where no server is given: `max_nodes` and spares."""
     server: str
     """host:port of the controller to run under; "" for one of its own."""
+    code: str
+    """Folder that is sent along; "" where nodes have the script."""
 
 
 def run_options(argv: Sequence[str], environ: Mapping[str, str], prog: str = PROGRAM) -> RunOptions:
@@ -133,6 +135,8 @@ def _options(given: Namespace, warnings: tuple[str, ...]) -> RunOptions:
         raise ValueError("--no-python and --module exclude each other")
     if given.run_path and given.module:
         raise ValueError("--run-path and --module exclude each other")
+    if given.code and not given.server:
+        raise ValueError("--code goes with --server; on this machine a script runs where it is")
     return RunOptions(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -158,6 +162,7 @@ def _options(given: Namespace, warnings: tuple[str, ...]) -> RunOptions:
         warnings=warnings,
         local_nodes=local_nodes,
         server=given.server,
+        code=given.code,
     )
 
 

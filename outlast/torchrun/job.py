@@ -6,9 +6,11 @@ a machine; the caller checks these.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
+from outlast.rules.workload import script_index
 from outlast.torchrun.flags import RunOptions
 
 # Of a job's name, what is left for the script's beside a suffix.
@@ -28,12 +30,17 @@ def spec_of_run(
 
     `checkpoint_url` is the folder of the checkpoints that a script has Outlast save for it.
     A script with a relative path is below `working_dir`, where its ranks run, as with torchrun.
+
+    Raises:
+        ValueError: `working_dir` is not in the folder that is to be sent along.
     """
     workload: dict[str, Any] = {
         "command": list(command_of(options)),
         "working_dir": working_dir,
         "workers_per_node": workers_per_node,
     }
+    if options.code:
+        workload |= _sent(options, working_dir)
     env = _environment(options)
     if env:
         workload["env"] = env
@@ -58,6 +65,22 @@ def spec_of_run(
     if checkpoint_url is not None:
         spec["checkpoint"] = {"url": checkpoint_url}
     return spec
+
+
+def _sent(options: RunOptions, working_dir: str) -> dict[str, Any]:
+    """The same places, in the folder that is sent along."""
+    root = os.path.realpath(os.path.join(working_dir, os.path.expanduser(options.code)))
+    inside = os.path.relpath(os.path.realpath(working_dir), root)
+    if inside.split("/")[0] == "..":
+        raise ValueError(
+            f"--code {options.code}: the current folder is not in it; cd to where the script is "
+            "to run, in that folder"
+        )
+    command = list(command_of(options))
+    script = script_index(command)
+    if script is not None and not command[script].startswith("/"):
+        command[script] = os.path.normpath(os.path.join(inside, command[script]))
+    return {"command": command, "working_dir": inside, "code": {"path": root}}
 
 
 def _ladder(options: RunOptions) -> list[str]:

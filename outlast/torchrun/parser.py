@@ -81,6 +81,13 @@ def add_own_flags(parser: FlagParser) -> None:
         help="run on the nodes of this controller (gRPC); by default on this machine, with a "
         "controller that ends with the command",
     )
+    flags.value(
+        "code",
+        "",
+        reads_environ=False,
+        help="with --server: send this folder along, which must be the current one or above it; "
+        "ranks run in a copy",
+    )
 
 
 class _Flags:

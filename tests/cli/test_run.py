@@ -44,6 +44,7 @@ REFUSED = (
     ("--nproc-per-node 0 train.py", "--nproc-per-node is 0; allowed: 1 or more"),
     ("--nproc-per-node 5000 train.py", "workload.workers_per_node: is 5000; allowed: at most 1024"),
     ("--server host train.py", "--server is 'host'; it must be host:port"),
+    ("--code . train.py", "--code goes with --server"),
     ("--server h:1 gone.py", "gone.py: no such file in "),
     ("--log-dir job.yaml -t 3 train.py", "--log-dir job.yaml: "),
     ("", "the following arguments are required"),

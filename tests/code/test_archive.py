@@ -166,12 +166,10 @@ def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
         pack(tmp_path / "x")
 
 
-_PART = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=60)
-_PART = _PART.filter(lambda part: part.isprintable() and part not in (".", "..", ".git"))
-_PART = _PART.filter(lambda part: not part.endswith(".pyc") and len(part.encode()) < 200)
+_PART = st.text(st.sampled_from("aZ0 é日😀-_.~'\"\\"), min_size=1, max_size=30)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     files=st.dictionaries(
         st.lists(_PART.map(lambda part: f"d{part}"), min_size=0, max_size=3).map(tuple),

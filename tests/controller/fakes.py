@@ -390,7 +390,9 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(state_dir: Path, settings: Settings | None = None) -> AsyncIterator[Lab]:
+async def lab(
+    state_dir: Path, settings: Settings | None = None, join_token_file: Path | None = None
+) -> AsyncIterator[Lab]:
     """A controller that listens on free ports, until the end of the block."""
     stop = asyncio.Event()
     ready: asyncio.Future[app.Running] = asyncio.get_running_loop().create_future()
@@ -399,6 +401,7 @@ async def lab(state_dir: Path, settings: Settings | None = None) -> AsyncIterato
         grpc="127.0.0.1:0",
         http="127.0.0.1:0",
         settings=settings or Settings(),
+        join_token_file=join_token_file,
     )
     life: Awaitable[None] = asyncio.ensure_future(app.run(options, ready.set_result, stop=stop))
     await asyncio.wait([ready, life], return_when=asyncio.FIRST_COMPLETED)

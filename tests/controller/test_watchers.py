@@ -22,6 +22,7 @@ from controller.rpc.jobs import JobsService
 from controller.service import Service
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import Sessions
+from controller.store.code import CodeStore
 from controller.store.curves import StepRow
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.spec.parse import parse_spec
@@ -109,7 +110,14 @@ def _running(service: Service, edge: Edge, num_nodes: int = 16) -> JobsService:
     for node, beat in _beats(num_nodes, 1):
         edge.handle(node, agents_pb2.AgentMessage(heartbeat=beat), now_s)
     sessions = Sessions()
-    return JobsService(service, sessions, edge, LogQueries(service, sessions, edge), "file:///tmp")
+    return JobsService(
+        service,
+        sessions,
+        edge,
+        LogQueries(service, sessions, edge),
+        "file:///tmp",
+        CodeStore(Path("/tmp/none")),
+    )
 
 
 async def _follow(

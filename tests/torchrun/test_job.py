@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +133,33 @@ def test_a_job_is_called_like_its_script(script: str, name: str) -> None:
 @given(st.text(max_size=80))
 def test_any_script_gives_a_job_a_name_that_is_allowed(script: str) -> None:
     assert NAME_PATTERN.fullmatch(job_name(script, "00ff00"))
+
+
+@pytest.mark.parametrize(
+    ("code", "script", "working_dir", "command"),
+    [
+        (".", "train.py", ".", ["python", "train.py"]),
+        ("..", "train.py", "here", ["python", "here/train.py"]),
+        ("..", "../other/train.py", "here", ["python", "other/train.py"]),
+        ("..", "/opt/train.py", "here", ["python", "/opt/train.py"]),
+        (".", "-m pkg.train", ".", ["python", "-m", "pkg.train"]),
+    ],
+)
+def test_places_of_a_folder_that_is_sent_are_the_same_in_it(
+    tmp_path: Path, code: str, script: str, working_dir: str, command: list[str]
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    options = run_options(f"--server h:1 --code {code} {script}".split(), {})
+    found = spec_of_run(options, name="n", working_dir=str(here), workers_per_node=1)
+    assert found["workload"]["code"] == {"path": str(tmp_path if code == ".." else here)}
+    assert found["workload"]["working_dir"] == working_dir
+    assert found["workload"]["command"] == command
+    parse_spec(found)
+
+
+def test_a_folder_that_is_sent_has_the_current_one_in_it(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    options = run_options(["--server", "h:1", "--code", "other", "train.py"], {})
+    with pytest.raises(ValueError, match="--code other: the current folder is not in it"):
+        spec_of_run(options, name="n", working_dir=str(tmp_path), workers_per_node=1)

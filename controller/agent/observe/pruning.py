@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from controller.agent.code import delete_left_code
 from controller.agent.observe.log_files import trim
 from controller.agent.threads import run_blocking
 
@@ -30,6 +31,8 @@ LOOK_PERIOD_S = 30.0
 _ALWAYS_KEPT = 2
 # Folders of a start come before its host memory, by which a job is known not to be forgotten.
 _YOUNG_S = 60.0
+# Code is fetched before.
+_CODE_YOUNG_S = 900.0
 # So long after its start a node's clock has been set; one that is years ahead would delete all.
 _CLOCK_SET_S = 3600.0
 # Sizes as `du` counts them: logs have holes.
@@ -134,6 +137,7 @@ class Pruning:
     ) -> None:
         self._jobs_dir = state_dir / "jobs"
         self._standby_log = state_dir / "standby.log"
+        self._code_dir = state_dir / "code"
         self._memory_dir = memory_dir
         self._bounds = bounds
         self._max_log_bytes = max_log_bytes
@@ -151,5 +155,6 @@ class Pruning:
         if time.monotonic() < self._begun_s + _CLOCK_SET_S:
             bounds = replace(bounds, max_age_s=math.inf)
         prune(self._jobs_dir, self._memory_dir, bounds, time.time())
+        delete_left_code(self._code_dir, self._memory_dir, older_than_s=time.time() - _CODE_YOUNG_S)
         with contextlib.suppress(FileNotFoundError):
             trim(self._standby_log, self._max_log_bytes)

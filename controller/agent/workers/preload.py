@@ -27,7 +27,8 @@ class Preload:
 
     modules: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    # Not shown where this is: it may have secrets.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     python: str = ""
     """The interpreter of the standby where it is not ours."""
     session_dir: str = ""
@@ -85,7 +86,7 @@ def preload_of(spec: JobSpec, executable: str, state_dir: Path) -> Preload:
     return Preload(
         modules=modules,
         folders=tuple(folders),
-        environment=workload.env,
+        environment=workload.known_env,
         python=found.command[0] if found.is_foreign else "",
         session_dir=str(session_copy(state_dir)) if found.is_foreign else "",
     )

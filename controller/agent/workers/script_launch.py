@@ -153,7 +153,7 @@ def _environment(
         error_file=str(launch.paths.error),
         inherited=inherited,
     )
-    environment |= {SESSION_FILE: str(launch.paths.session), **spec.workload.env}
+    environment |= {SESSION_FILE: str(launch.paths.session), **spec.workload.known_env}
     if python_path:
         known = environment.get(_PATH)
         environment[_PATH] = os.pathsep.join([*python_path, *([known] if known else [])])
@@ -185,7 +185,7 @@ def _program(spec: JobSpec) -> list[FieldProblem]:
     # As the kernel does it: a name is looked for in the path, all else from the folder.
     path = str(where / found) if "/" in found else found
     script = script_index(command)
-    if shutil.which(path, path=workload.env.get("PATH")) is None and script != 0:
+    if shutil.which(path, path=workload.known_env.get("PATH")) is None and script != 0:
         field = "python" if workload.python == found else "command"
         problems.append(_wrong(f"workload.{field}", found, _why_no_program(path)))
     if script is not None:

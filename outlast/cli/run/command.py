@@ -137,13 +137,14 @@ def _document(
     from outlast.spec.parse import parse_spec
     from outlast.torchrun.job import job_name, spec_of_run
 
-    document = spec_of_run(
-        options,
-        name=job_name(options.script, secrets.token_hex(3)),
-        working_dir=working_dir,
-        workers_per_node=workers_per_node,
-        checkpoint_url=None if checkpoints is None else str(checkpoints),
-    )
+    with bad_input():
+        document = spec_of_run(
+            options,
+            name=job_name(options.script, secrets.token_hex(3)),
+            working_dir=working_dir,
+            workers_per_node=workers_per_node,
+            checkpoint_url=None if checkpoints is None else str(checkpoints),
+        )
     try:
         parse_spec(document)
     except SpecError as error:

@@ -32,6 +32,7 @@ _METAVARS = {
     "tee": "STREAMS",
     "local_ranks_filter": "RANKS",
     "shutdown_timeout": "SECONDS",
+    "code": "DIR",
 }
 
 

@@ -1,0 +1,70 @@
+"""Variables of a script whose values are on this node: secrets, which are read when ranks start.
+
+They go to the ranks and nowhere else: no message names more than the variable and its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from controller.agent.workers.launch import StartRefusedError
+from outlast.failures import ErrorKind
+from outlast.spec import JobSpec
+from outlast.spec.workload import VariableSpec
+
+# The kernel takes 128 KiB for one variable; a token or a key has far less.
+MAX_VALUE_BYTES = 64 * 1024
+
+
+def with_variables(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """The spec with the values of all variables; `environ` is the agent's environment.
+
+    Raises:
+        StartRefusedError: naming each that is not here, and where it was looked for.
+    """
+    env: dict[str, str | VariableSpec] = {}
+    problems = []
+    for name, value in spec.workload.env.items():
+        try:
+            env[name] = value if isinstance(value, str) else _found(value, environ)
+        except LookupError as error:
+            problems.append(f"workload.env.{name} is {error.args[0]}")
+    if problems:
+        # Another node may have it.
+        raise StartRefusedError(ErrorKind.MISSING, "; ".join(problems))
+    workload = spec.workload.model_copy(update={"env": env})
+    return spec.model_copy(update={"workload": workload})
+
+
+def _found(place: VariableSpec, environ: Mapping[str, str]) -> str:
+    """The value of a variable.
+
+    Raises:
+        LookupError: it is not there; says where.
+    """
+    if place.from_file is not None:
+        return _in_file(Path(place.from_file))
+    name = place.from_env or ""
+    if name not in environ:
+        raise LookupError(f"from the variable {name} of this node's agent, which is not set")
+    return environ[name]
+
+
+def _in_file(path: Path) -> str:
+    where = f"from the file {path} of this node, which"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_VALUE_BYTES + 1)
+    except OSError as error:
+        raise LookupError(f"{where} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_VALUE_BYTES:
+        raise LookupError(f"{where} is larger than {MAX_VALUE_BYTES >> 10} KiB")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        # Not from it: it quotes what it was about.
+        raise LookupError(f"{where} is not UTF-8 text") from None
+    if "\0" in text:
+        raise LookupError(f"{where} has a NUL")
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,198 @@
+"""A node has the code of a job whole or not at all, and says why where it cannot have it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from controller.agent import code
+from controller.agent.code import JobCode, delete_code, delete_left_code
+from controller.agent.config import AgentConfig, Limits
+from controller.agent.workers.launch import StartRefusedError
+from controller.agent.workers.script_paths import in_folder
+from controller.grpc_errors import Context
+from controller.rpc.code import CodeService
+from controller.store.code import CodeStore
+from outlast.code.archive import pack
+from outlast.failures import ErrorKind
+from outlast.spec.parse import parse_spec
+from outlast.v1.code_pb2_grpc import add_CodeServicer_to_server
+from tests.agent.test_launch import config
+
+
+@asynccontextmanager
+async def served(store: CodeStore, port: int = 0) -> AsyncIterator[int]:
+    """The service of a controller, until the end of the block; its port."""
+
+    async def anybody(context: Context) -> None:
+        return None
+
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    add_CodeServicer_to_server(CodeService(store, anybody), server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+def stored(tmp_path: Path) -> tuple[CodeStore, str]:
+    """A store with an archive, and its digest."""
+    root = tmp_path / "root"
+    (root / "pkg").mkdir(parents=True)
+    (root / "train.py").write_text("text")
+    (root / "pkg" / "x.py").write_text("x")
+    store = CodeStore(tmp_path / "store")
+    with pack(root) as archive, store.begin(archive.digest, archive.size_bytes) as draft:
+        draft.write(archive.file.read())
+        draft.finish()
+    return store, archive.digest
+
+
+def at(tmp_path: Path, port: int, code_s: float = 60.0) -> AgentConfig:
+    return replace(
+        config(tmp_path), controller=f"127.0.0.1:{port}", limits=replace(Limits(), code_s=code_s)
+    )
+
+
+def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await scenario()
+
+    asyncio.run(run())
+
+
+async def refusal(job_code: JobCode, digest: str) -> StartRefusedError:
+    with pytest.raises(StartRefusedError) as caught:
+        await job_code.ready("job-1", digest)
+    return caught.value
+
+
+def left(own: AgentConfig) -> list[str]:
+    return [str(path.relative_to(own.code_dir)) for path in own.code_dir.rglob("*")]
+
+
+def test_code_is_fetched_once_for_a_job_and_gone_with_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        async with served(store) as port:
+            own = at(tmp_path, port)
+            job_code = JobCode(own)
+            folders = await asyncio.gather(*(job_code.ready("job-1", digest) for _ in range(3)))
+        assert len(set(folders)) == 1
+        folder = folders[0]
+        assert (folder / "pkg" / "x.py").read_text() == "x"
+        assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert await job_code.ready("job-1", digest) == folder, "the controller is not asked"
+        delete_code(own.code_dir, "job-1")
+        assert not left(own)
+
+    in_loop(scenario)
+
+
+def test_code_is_waited_for_while_the_controller_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        async with served(store) as port:
+            pass
+        own = at(tmp_path, port)
+        fetch = asyncio.create_task(JobCode(own).ready("job-1", digest))
+        tries: list[str] = []
+        monkeypatch.setattr(code.logger, "warning", lambda *said: tries.append(said[0]))
+        while not tries:
+            await asyncio.sleep(0)
+        async with served(store, port):
+            assert (await fetch / "train.py").read_text() == "text"
+
+    in_loop(scenario)
+
+
+def test_a_controller_that_stays_away_costs_the_node_the_start(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        async with served(store) as port:
+            pass
+        own = at(tmp_path, port, code_s=0.2)
+        error = await refusal(JobCode(own), digest)
+        assert error.kind is ErrorKind.RESOURCE
+        assert "did not send it in 0.2 s" in str(error)
+        assert left(own) == ["job-1"]
+
+    in_loop(scenario)
+
+
+def test_code_that_is_damaged_or_gone_ends_the_job_and_blames_no_node(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        async with served(store) as port:
+            own = at(tmp_path, port)
+            path = store.path_of(digest)
+            path.write_bytes(path.read_bytes().replace(b"text", b"tEXt"))
+            error = await refusal(JobCode(own), digest)
+            assert error.kind is ErrorKind.CONFIG
+            assert "workload.code as the controller has it is damaged" in str(error)
+            path.unlink()
+            error = await refusal(JobCode(own), digest)
+            assert error.kind is ErrorKind.CONFIG
+            assert "there is no code" in str(error)
+            assert left(own) == ["job-1"]
+
+    in_loop(scenario)
+
+
+def test_a_full_disk_is_the_nodes_trouble_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(archive: Path, into: Path) -> None:
+        into.mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        monkeypatch.setattr(code, "unpack", full)
+        async with served(store) as port:
+            own = at(tmp_path, port)
+            error = await refusal(JobCode(own), digest)
+        assert error.kind is ErrorKind.RESOURCE
+        assert f"cannot be unpacked to {own.code_dir}" in str(error)
+        assert "No space left on device" in str(error)
+        assert left(own) == ["job-1"]
+
+    in_loop(scenario)
+
+
+def test_code_of_a_job_that_was_forgotten_goes_when_it_is_old(tmp_path: Path) -> None:
+    code_dir, memory_dir = tmp_path / "code", tmp_path / "memory"
+    for job, at_s in (("forgotten", 10), ("paused", 10), ("starting", 100)):
+        (code_dir / job).mkdir(parents=True)
+        os.utime(code_dir / job, (at_s, at_s))
+    (memory_dir / "paused").mkdir(parents=True)
+    delete_left_code(code_dir, memory_dir, older_than_s=50)
+    assert sorted(path.name for path in code_dir.iterdir()) == ["paused", "starting"]
+
+
+def test_relative_paths_are_those_of_the_code() -> None:
+    workload = {
+        "command": ["python", "src/train.py", "data/x"],
+        "python_path": ["src", "/opt/lib"],
+        "code": {"digest": f"sha256:{'0' * 64}"},
+    }
+    placed = in_folder(parse_spec({"name": "job", "workload": workload}), Path("/code")).workload
+    assert placed.command == ("python", "src/train.py", "data/x")
+    assert (placed.working_dir, placed.python_path) == ("/code", ("/code/src", "/opt/lib"))
+    workload |= {"working_dir": "runs"}
+    placed = in_folder(parse_spec({"name": "job", "workload": workload}), Path("/code")).workload
+    assert placed.command == ("python", "/code/src/train.py", "data/x")
+    assert placed.working_dir == "/code/runs"
