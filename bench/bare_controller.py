@@ -111,14 +111,8 @@ async def controller(folder: Path) -> AsyncIterator[Bench]:
         effects=Effects(send, UnmanagedCluster(), FaultSearches(runs)),
         clock=clock,
     )
-    jobs = JobsService(
-        service,
-        sessions,
-        edge,
-        LogQueries(service, sessions, edge),
-        folder.as_uri(),
-        CodeStore(folder / "code"),
-    )
+    logs, code = LogQueries(service, sessions, edge), CodeStore(folder / "code")
+    jobs = JobsService(service, sessions, edge, logs, folder.as_uri(), code)
     bench = Bench(service=service, edge=edge, journal=journal, jobs=jobs, commands=told, sent=sent)
     begin_snapshot = journal.begin_snapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -77,18 +78,23 @@ def draw_shape(random: Random) -> Shape:
         shape = _with_misfits(random, shape)
     for job in shape.jobs:
         job.modes = _draw_modes(random)
+    _draw_workloads(random, shape.jobs)
+    return shape
+
+
+def _draw_workloads(random: Random, jobs: Sequence[SimJob]) -> None:
+    """Which jobs keep copies on other nodes, and which run a script."""
     keep_copies = []
-    for job in shape.jobs:
+    for job in jobs:
         if random.random() < REPLICAS_SHARE:
             job.copy_steps = random.choice((1, 1, 2, 3))
             keep_copies.append((job, random.random() >= TWINS_SHARE))
-    for job in shape.jobs:
+    for job in jobs:
         if random.random() < SCRIPT_SHARE:
             _be_script(job, is_silent=random.random() < SILENT_SHARE)
     for job, dp_is_sharded in keep_copies:
         if not job.is_silent:
             job.keep_copies(dp_is_sharded=dp_is_sharded)
-    return shape
 
 
 def _be_script(job: SimJob, *, is_silent: bool) -> None:
