@@ -68,6 +68,13 @@ ALL = (
         preload=("torch", "transformers.trainer"),
     ),
     Example(
+        script="lightning_session.py",
+        options=("--epochs", "2"),
+        extra="lightning",
+        libraries=("lightning",),
+        preload=("torch", "lightning"),
+    ),
+    Example(
         script="accelerate_session.py",
         extra="hf,data",
         libraries=("accelerate", "torchdata"),
