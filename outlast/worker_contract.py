@@ -35,6 +35,8 @@ SESSION_FILE = "OUTLAST_SESSION_FILE"
 STOP_SIGNAL = signal.SIGTERM
 
 _PREFIX = "OUTLAST_"
+# torch appends a rank to it.
+_FLIGHT_RECORD = "nccl-"
 _RANK = re.compile(r"rank-(\d{5,})")
 
 Parsed = TypeVar("Parsed")
@@ -130,15 +132,28 @@ def log_rank(name: str) -> int | None:
     return parse_rank_name(stem) if dot and suffix == "log" else None
 
 
-def flight_record_stem(attempt_dir: Path) -> Path:
-    """What torch appends a rank to, for the file that NCCL's flight recorder is written to."""
-    return attempt_dir / "nccl-"
+def flight_recorder(attempt_dir: Path) -> dict[str, str]:
+    """Variables with which NCCL groups record their collectives, to be written down on demand.
+
+    torch makes a named pipe `nccl-<rank>.pipe`; whoever writes to it has a thread of the rank's
+    process write the recorder to `nccl-<rank>`.
+
+    Source: DumpPipe in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp.
+    """
+    stem = str(attempt_dir / _FLIGHT_RECORD)
+    return {
+        # Collectives remembered: some steps of a deep pipeline.
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": stem,
+        "TORCH_FR_DUMP_TEMP_FILE": stem,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": stem,
+    }
 
 
 def flight_record(attempt_dir: Path, rank: int) -> Path:
     """The file that NCCL's flight recorder of a rank is written to."""
-    stem = flight_record_stem(attempt_dir)
-    return stem.with_name(f"{stem.name}{rank}")
+    return attempt_dir / f"{_FLIGHT_RECORD}{rank}"
 
 
 def flight_record_pipe(attempt_dir: Path, rank: int) -> Path:

@@ -14,12 +14,17 @@ from controller.agent.workers.script_launch import as_scripts, check_places
 from controller.agent.workers.supervisor import Launch
 from outlast.failures import ErrorKind
 from outlast.spec.parse import parse_spec
+from outlast.worker_contract import flight_record_pipe
 from tests.agent.harness import start_command
 from tests.agent.test_launch import config
 
 
 def launches(
-    tmp_path: Path, attempt: int = 1, ranks: tuple[int, ...] = (2, 3), **workload: Any
+    tmp_path: Path,
+    attempt: int = 1,
+    ranks: tuple[int, ...] = (2, 3),
+    device: str = "cpu",
+    **workload: Any,
 ) -> list[Launch]:
     """Those of the second of two nodes with two ranks each."""
     workload = {"command": ["python", "train.py"], "workers_per_node": 2, **workload}
@@ -28,7 +33,7 @@ def launches(
     command.start_workers.world_size = 4
     command.start_workers.rank_nodes[:] = ["n1", "n1", "n0", "n0"]
     made = launch.make_launches(
-        config(tmp_path), command, device="cpu", rendezvous_fd=9, requested_ns=5
+        config(tmp_path), command, device=device, rendezvous_fd=9, requested_ns=5
     )
     return as_scripts(made, spec, command.start_workers, state_dir=tmp_path)
 
@@ -63,6 +68,18 @@ def test_what_the_agent_is_told_is_kept_from_scripts_and_their_own_variables_win
     assert "OUTLAST_JOIN_TOKEN_FILE" not in found
     assert (found["WORLD_SIZE"], found["MINE"], found["OF_AGENT"]) == ("7", "2", "1")
     assert found["PYTHONPATH"] == os.pathsep.join(("/a", "/b", "/known"))
+
+
+def test_nccl_records_what_its_groups_do_where_ranks_have_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
+    one = launches(tmp_path, device="cuda")[0]
+    found = environment(one)
+    assert found["TORCH_FR_BUFFER_SIZE"] == "7", "as the user has it"
+    pipe = found["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + f"{one.contract.rank}.pipe"
+    assert Path(pipe) == flight_record_pipe(one.paths.log.parent, one.contract.rank)
+    assert not any("DEBUG_INFO" in name for name in environment(launches(tmp_path)[0]))
 
 
 def test_a_script_runs_in_the_folder_of_its_attempt_or_in_its_own(tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ import ctypes
 import os
 from pathlib import Path
 
-from outlast.worker_contract import flight_record_stem
+from outlast.worker_contract import flight_recorder
 
 # Of <sys/prctl.h>.
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
-# Collectives remembered: some steps of a deep pipeline.
-_BUFFER_SIZE = "2000"
 
 
 def allow_stack_dumps() -> None:
@@ -28,19 +26,6 @@ def allow_stack_dumps() -> None:
 
 
 def arm_flight_recorder(folder: Path) -> None:
-    """Have NCCL groups made from now on record into `folder`; what the user has set stays.
-
-    torch makes a named pipe `nccl-<rank>.pipe`; whoever writes to it has a thread of this
-    process write the recorder to `nccl-<rank>`.
-
-    Source: DumpPipe in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp.
-    """
-    stem = str(flight_record_stem(folder))
-    for name, value in (
-        ("TORCH_FR_BUFFER_SIZE", _BUFFER_SIZE),
-        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
-        ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", stem),
-        ("TORCH_FR_DUMP_TEMP_FILE", stem),
-        ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", stem),
-    ):
+    """Have NCCL groups made from now on record into `folder`; what the user has set stays."""
+    for name, value in flight_recorder(folder).items():
         os.environ.setdefault(name, value)

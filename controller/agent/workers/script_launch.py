@@ -28,7 +28,7 @@ from outlast.script_contract import ScriptContract
 from outlast.spec import JobSpec
 from outlast.torchrun.environment import RanksOfRun, rank_arguments, rank_environment
 from outlast.v1 import agents_pb2
-from outlast.worker_contract import SESSION_FILE, WorkerContract
+from outlast.worker_contract import SESSION_FILE, WorkerContract, flight_recorder
 
 # Variables of Outlast's own are not passed on to scripts.
 _OURS = "OUTLAST_"
@@ -146,12 +146,17 @@ def _environment(
 ) -> dict[str, str]:
     """All variables of one rank; `inherited` are the agent's, as far as they are a script's."""
     contract = launch.contract
-    environment = dict(inherited) | rank_environment(
-        run,
-        node_index=contract.rank // spec.workers_per_node,
-        local_rank=contract.local_rank,
-        error_file=str(launch.paths.error),
-        inherited=inherited,
+    recorder = flight_recorder(launch.paths.log.parent) if contract.device == "cuda" else {}
+    environment = (
+        recorder
+        | dict(inherited)
+        | rank_environment(
+            run,
+            node_index=contract.rank // spec.workers_per_node,
+            local_rank=contract.local_rank,
+            error_file=str(launch.paths.error),
+            inherited=inherited,
+        )
     )
     environment |= {SESSION_FILE: str(launch.paths.session), **spec.workload.known_env}
     if python_path:
