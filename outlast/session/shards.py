@@ -13,12 +13,13 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from checkpoint.core.ownership import Copies, Held, owned
+from checkpoint.core.ownership import ALONE, Copies, Held, owned
 from checkpoint.stage.payload import NamedTensor
 from outlast.worker_contract import rank_name
 
@@ -91,40 +92,45 @@ def named_tensors(
     Raises:
         TypeError: a tensor has a part that is no rectangle.
     """
-    found: list[NamedTensor] = []
+    parts: list[tuple[str, Tensor, tuple[int, ...], tuple[int, ...]]] = []
+    everyone = Copies(index=rank, count=world_size)
     # Ranks with the same parts share them out among each other.
     shared: dict[tuple[Sharding | None, Copies], list[int]] = {}
     for path, tensor in tensors.items():
-        sharding = sharding_of(tensor)
-        copies = Copies(index=rank, count=world_size) if sharding is None else sharding.copies
-        if sharding is None and is_own[path]:
-            copies = Copies()
-        local = _local(tensor, path)
-        if sharding is not None and not local.numel():
-            continue
-        shape, offsets = tuple(tensor.shape), (0,) * tensor.dim()
+        sharding, name, local, shape = sharding_of(tensor), path, tensor, tuple(tensor.shape)
+        offsets: tuple[int, ...] = (0,) * len(shape)
+        copies = everyone
         if sharding is not None:
+            local, copies = _local(tensor, path), sharding.copies
+            if not local.numel():
+                continue
             _, offsets = sharding.part(shape)
-        shared.setdefault((sharding, copies), []).append(len(found))
-        name = rank_path(rank, path) if sharding is None and is_own[path] else path
-        found.append(NamedTensor(name, local, shape, offsets))
+        elif is_own[path]:
+            name, copies = rank_path(rank, path), ALONE
+        shared.setdefault((sharding, copies), []).append(len(parts))
+        parts.append((name, local, shape, offsets))
+    is_mine = [True] * len(parts)
     for (_, copies), indices in shared.items():
-        held = [Held(nbytes=found[index].tensor.nbytes) for index in indices]
-        for index, mine in zip(indices, owned(held, replicas=copies), strict=True):
-            named = found[index]
-            found[index] = NamedTensor(
-                named.name, named.tensor, named.global_shape, named.offsets, owned=mine
-            )
+        sizes = tuple(parts[index][1].nbytes for index in indices)
+        for index, mine in zip(indices, _owned(sizes, copies), strict=True):
+            is_mine[index] = mine
+    found = [NamedTensor(*part, owned=mine) for part, mine in zip(parts, is_mine, strict=True)]
     return sorted(found, key=lambda named: not named.owned)
 
 
-def _local(tensor: Tensor, path: str) -> Tensor:
-    if not _is_dtensor(tensor):
-        return tensor
+@lru_cache(maxsize=8)
+def _owned(sizes: tuple[int, ...], copies: Copies) -> tuple[bool, ...]:
+    """Which of the parts that as many ranks have are this rank's; asked for each save anew."""
+    return owned([Held(nbytes=size) for size in sizes], replicas=copies)
+
+
+def _local(tensor: Any, path: str) -> Tensor:
+    """This rank's part of a DTensor."""
     for placement in tensor.placements:
         if not (placement.is_replicate() or type(placement).__name__ == "Shard"):
             raise TypeError(f"{path} is placed as {placement}; allowed: Shard and Replicate")
-    return tensor.to_local()
+    local: Tensor = tensor.to_local()
+    return local
 
 
 def _is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
