@@ -426,7 +426,7 @@ AGENT_BUGS = (
         (12,),
         (CommandLedger, "_why_stale", lambda *_: ""),
     ),
-    bug("nobody wakes to give workers up", (12,), (Line, "wake_at", _never)),
+    bug("nobody wakes to give workers up", (12,), (Line, "wake_at", _never), seeds=30),
     bug("a stop does not cancel a start", (), (CommandMachine, "_overtake", _nothing)),
     bug("a stop cancels only older starts", (), around(CommandMachine, "_overtake", _later_starts)),
     bug(
