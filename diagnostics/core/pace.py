@@ -13,6 +13,9 @@ a restore, which may come from memory one time and from storage the next: the jo
 A script that reports no steps moves when it shows a sign of life (`activity`); nothing is
 learned of it, and `recovery.hang_timeout_s` is its limit for silence.
 
+A script that reports its steps and does not name what it does in them may evaluate for minutes
+without a word. So its limit is wide, and it stands only while it shows no sign of life, either.
+
 A process that was stopped by a signal does not go on by itself, so nothing need be
 known of it.
 
@@ -44,6 +47,10 @@ USUAL_FLOOR_S = 1.25
 KNOWN_PASSES = 8
 EARLY_FACTOR = 10.0
 EARLY_FLOOR_S = 10.0
+# A script's step of which it names nothing may have an evaluation in it, or a checkpoint that is
+# written to a slow disk, which are no part of the steps before.
+UNNAMED_FACTOR = 10.0
+UNNAMED_FLOOR_S = 60.0
 # Compilation, autotuning and first-touch memory end within these steps of an attempt.
 WARM_UP_STEPS = 3
 # The longest pass is forgotten after so many, so that one outlier does not blind us for good.
@@ -78,6 +85,8 @@ class Look:
     is_stopped: bool = False
     # Of a script that has reported no step and no operation: for how long it may be silent.
     silent_limit_s: float | None = None
+    # How often it has shown a sign of life; of a script in a step of which it names nothing.
+    num_moves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +98,8 @@ class Stall:
     limit_s: float | None
     # Where the limit comes from, in words.
     source: str
+    # For how long its black box has not changed, whatever signs of life it shows.
+    unchanged_s: float = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -103,6 +114,8 @@ class Pace:
         self._passes: dict[Phase, deque[float]] = {}
         self._last: Look | None = None
         self._stands_s = 0.0
+        # The same without a sign of life.
+        self._silent_s = 0.0
 
     def look(self, look: Look) -> Stall:
         """Take in a look; how the rank stands now."""
@@ -110,17 +123,18 @@ class Pace:
         self._learn(last, look)
         if last is None:
             return self._stall(look)
-        if look.place != last.place:
-            self._stands_s = 0.0
-        else:
-            seen_s = min(look.at_s - last.at_s, MAX_GAP_S)
-            self._stands_s += max(0.0, seen_s - (look.starved_s - last.starved_s))
+        seen_s = min(look.at_s - last.at_s, MAX_GAP_S)
+        stood_s = max(0.0, seen_s - (look.starved_s - last.starved_s))
+        is_same = look.place == last.place
+        self._stands_s = self._stands_s + stood_s if is_same else 0.0
+        is_silent = is_same and look.num_moves == last.num_moves
+        self._silent_s = self._silent_s + stood_s if is_silent else 0.0
         return self._stall(look)
 
     def restarted(self) -> None:
         """Another attempt begins: what was learned stays, where the rank stood does not."""
         self._last = None
-        self._stands_s = 0.0
+        self._stands_s = self._silent_s = 0.0
 
     def _learn(self, last: Look | None, look: Look) -> None:
         # What lies before the first look is one pass of a start, and of other phases many.
@@ -132,7 +146,14 @@ class Pace:
 
     def _stall(self, look: Look) -> Stall:
         limit_s, source = self._limit(look)
-        return Stall(stands_s=self._stands_s, limit_s=limit_s, source=source)
+        # One that is stopped gives no signs.
+        needs_signs = look.phase is Phase.STEP and not look.is_stopped
+        return Stall(
+            stands_s=self._silent_s if needs_signs else self._stands_s,
+            limit_s=limit_s,
+            source=source,
+            unchanged_s=self._stands_s,
+        )
 
     def _limit(self, look: Look) -> tuple[float | None, str]:
         limit_s, source = self._learned(look)
@@ -147,15 +168,21 @@ class Pace:
         passes = self._passes.get(look.phase, ())
         if not passes or not _is_learnable(look.phase, look):
             return None, f"recovery.hang_timeout_s, since the length of {name} is not known yet"
-        is_known = len(passes) >= KNOWN_PASSES
-        factor = USUAL_FACTOR if is_known else EARLY_FACTOR
-        floor_s = USUAL_FLOOR_S if is_known else EARLY_FLOOR_S
+        factor, floor_s = _patience(look, is_known=len(passes) >= KNOWN_PASSES)
         longest_s = max(passes)
         source = (
             f"{factor:g} x the longest {name} of the last {len(passes)} seen ({longest_s:.3g} s), "
             f"and {floor_s:g} s"
         )
         return factor * longest_s + floor_s, source
+
+
+def _patience(look: Look, *, is_known: bool) -> tuple[float, float]:
+    """How many times the longest pass, and how many seconds besides."""
+    # That a stopped process is not at work need not be guessed.
+    if look.phase is Phase.STEP and not look.is_stopped:
+        return UNNAMED_FACTOR, UNNAMED_FLOOR_S
+    return (USUAL_FACTOR, USUAL_FLOOR_S) if is_known else (EARLY_FACTOR, EARLY_FLOOR_S)
 
 
 def _is_learnable(phase: Phase, look: Look) -> bool:

@@ -49,6 +49,8 @@ class Phase(_Word):
     CHECKPOINT = 7
     EVALUATION = 8
     FINISHED = 9
+    # Of a script: whatever it does in a step and does not name.
+    STEP = 10
 
 
 class StartMark(IntEnum):

@@ -140,4 +140,4 @@ def box(phase: str) -> Iterator[None]:
     try:
         yield
     finally:
-        session.box.phase(Phase.FORWARD_BACKWARD)
+        session.box.phase(Phase.STEP)

@@ -51,12 +51,14 @@ class Session:
         """The script goes on after this step."""
         self._has_begun = True
         self.box.resumed(step)
+        self.box.phase(Phase.STEP)
 
     def step(self, record: StepRecord) -> None:
         """A step is complete."""
         if not self._has_begun:
             self.resumed(record.step - 1)
-            self.box.phase(Phase.FORWARD_BACKWARD)
+        # What it did not name ends here, and begins anew: how long that takes is learned.
+        self.box.phase(Phase.STEP)
         self.box.completed(record)
         self._started_ns = record.end_ns
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,12 @@ from controller.agent.workers.processes import child_pids, process_state
 from controller.agent.workers.worker import Worker
 from controller.core.edge.judgement import HangJudgement, HangSign, is_over, is_stopped
 from controller.core.events import JobStalled
-from diagnostics.core.pace import STOPPED_S
-from outlast.blackbox import Group, Op, Writer
+from diagnostics.core.pace import KNOWN_PASSES, STOPPED_S, UNNAMED_FLOOR_S, WARM_UP_STEPS
+from outlast.blackbox import Group, Op, StepRecord, Writer
+from outlast.clock import node_time_ns
 from outlast.ids import Attempt, JobId
 from outlast.layout import Layout
+from outlast.session.process import Session
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
 from tests.agent.harness import wait_for
@@ -216,6 +219,59 @@ def test_a_script_that_is_stopped_is_told_long_before_its_limit(tmp_path: Path) 
         summary = watch.summary(script.worker)
         assert is_stopped(summary)
         assert "stopped by a signal" in summary.stand_limit_source
+
+
+def take_steps(script: Script, watch: Watch) -> None:
+    """Report enough short steps to know how long one takes, and name nothing in them."""
+    contract: Any = None
+    session = Session(contract=contract, box=script.box, settings={}, stop_signal=signal.SIGTERM)
+    for step in range(1, WARM_UP_STEPS + KNOWN_PASSES + 3):
+        now_ns = node_time_ns()
+        session.step(
+            StepRecord(
+                step=step,
+                loss=1.0,
+                grad_norm=0.0,
+                learning_rate=0.0,
+                tokens=1,
+                start_ns=now_ns,
+                end_ns=now_ns,
+                eval_loss=None,
+            )
+        )
+        watch.pass_time(LOOK_PERIOD_S)
+
+
+def test_a_script_that_stands_in_a_step_without_a_sign_of_life_is_told(tmp_path: Path) -> None:
+    with script_of(tmp_path, SLEEPS) as script:
+        wait_asleep(script)
+        watch = Watch(script)
+        take_steps(script, watch)
+        watch.pass_time(UNNAMED_FLOOR_S - 5.0)
+        assert not watch.crossed
+        watch.pass_time(15.0)
+        summary = watch.summary(script.worker)
+        assert is_over(summary)
+        assert not summary.reports_no_steps
+        assert summary.stand_limit_source.startswith("10 x the longest step ")
+
+
+def test_a_script_that_evaluates_in_a_step_without_naming_it_moves(tmp_path: Path) -> None:
+    with script_of(tmp_path, SPINS) as script:
+        watch = Watch(script)
+        take_steps(script, watch)
+        works_on(script, watch, UNNAMED_FLOOR_S + 10.0)
+        assert not watch.crossed
+
+
+def test_a_script_that_is_stopped_in_a_step_is_found_by_what_steps_took(tmp_path: Path) -> None:
+    with script_of(tmp_path, SPINS) as script:
+        watch = Watch(script)
+        take_steps(script, watch)
+        script.process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: process_state(script.pid) == "T", "the script to stop")
+        watch.pass_time(2.0)
+        assert is_stopped(watch.summary(script.worker))
 
 
 def judgement(summaries: list[agents_pb2.RankSummary], sign: HangSign) -> JobStalled:

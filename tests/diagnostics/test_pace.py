@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from diagnostics.core.pace import (
     EARLY_FLOOR_S,
     STOPPED_S,
+    UNNAMED_FACTOR,
+    UNNAMED_FLOOR_S,
     USUAL_FLOOR_S,
     Look,
     Pace,
@@ -213,6 +215,54 @@ def test_a_stopped_process_is_found_though_nothing_is_known_of_its_phase(phase: 
     assert stalls[-1].is_over
     assert "stopped by a signal" in stalls[-1].source
     assert next(each.stands_s for each in stalls if each.is_over) < STOPPED_S + 2 * PERIOD_S
+
+
+def unnamed(number: int, step_s: float) -> list[Span]:
+    """Steps of a script that says nothing of what it does in them."""
+    return [Span(Phase.STEP, step_s, ends_step=True) for _ in range(number)]
+
+
+def after(pace: Pace, seen: list[Look], seconds: float, **changes: object) -> list[Stall]:
+    """How the rank stands, look by look, if it is in the same place for so long.
+
+    `moves_every_s` is how often it shows a sign of life.
+    """
+    every_s = float(str(changes.pop("moves_every_s", "inf")))
+    begun_s = seen[-1].at_s
+    found = []
+    for number in range(1, int(seconds / PERIOD_S) + 1):
+        stood_s = number * PERIOD_S
+        look = last_look(seen, at_s=begun_s + stood_s, num_moves=int(stood_s / every_s), **changes)
+        found.append(pace.look(look))
+    return found
+
+
+def test_an_evaluation_that_a_script_does_not_name_is_no_hang() -> None:
+    pace = Pace()
+    seen = list(looks(unnamed(40, 0.5)))
+    assert not any(stall.is_over for stall in replay(pace, iter(seen)))
+    assert not any(stall.is_over for stall in after(pace, seen, 1200.0, moves_every_s=10.0))
+
+
+def test_a_script_that_shows_no_sign_of_life_in_a_step_hangs() -> None:
+    pace = Pace()
+    seen = list(looks(unnamed(40, 0.5)))
+    replay(pace, iter(seen))
+    stalls = after(pace, seen, 120.0)
+    found_s = next(number for number, each in enumerate(stalls) if each.is_over) * PERIOD_S
+    assert UNNAMED_FLOOR_S < found_s < UNNAMED_FLOOR_S + UNNAMED_FACTOR * 1.0 + 1.0
+    assert stalls[-1].source.startswith("10 x the longest step ")
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.5, 2.0])
+def test_a_rank_that_is_stopped_in_a_step_is_found_as_soon_as_any(step_s: float) -> None:
+    pace = Pace()
+    seen = list(looks(unnamed(40, step_s)))
+    replay(pace, iter(seen))
+    # What it did just before is seen late, as a sign of life.
+    stalls = after(pace, seen, 60.0, is_stopped=True, moves_every_s=1.5)
+    found_s = next(number for number, each in enumerate(stalls) if each.is_over) * PERIOD_S
+    assert found_s < GOAL_STEPS * step_s + GOAL_S
 
 
 def test_what_was_learned_outlives_an_attempt_and_where_it_stood_does_not() -> None:

@@ -21,7 +21,7 @@ from controller.agent.observe.signs_of_life import SignsOfLife
 from controller.agent.workers.processes import process_state
 from controller.agent.workers.worker import Worker
 from diagnostics.core.pace import STOPPED_STATE, Look, Pace, Stall
-from outlast.blackbox import Op, Present, Reader
+from outlast.blackbox import Op, Phase, Present, Reader
 from outlast.v1 import agents_pb2
 
 LOOK_PERIOD_S = 0.2
@@ -86,7 +86,7 @@ class StallWatch:
             if worker.pid is not None:
                 before = self._stalls.get(worker.key)
                 # Of one that moves, the kernel need not be asked.
-                stands = before is not None and before.stands_s >= _WORTH_TELLING_S
+                stands = before is not None and before.unchanged_s >= _WORTH_TELLING_S
                 is_stopped = stands and process_state(worker.pid) == STOPPED_STATE
                 look = worker.look(partial(self._look, worker, now_s, is_stopped))
                 if look is not None:
@@ -104,8 +104,11 @@ class StallWatch:
             present.op_left_ns,
         )
         is_silent = _reports_nothing(worker, present)
+        num_moves = 0
+        if is_silent or present.phase is Phase.STEP:
+            num_moves = self._signs.num_moves(worker, now_s)
         if is_silent:
-            place = (*place, self._signs.num_moves(worker, now_s))
+            place = (*place, num_moves)
         return Look(
             at_s=now_s,
             place=place,
@@ -115,6 +118,7 @@ class StallWatch:
             starved_s=_starved_s(worker.pid),
             is_stopped=is_stopped,
             silent_limit_s=worker.silent_limit_s if is_silent else None,
+            num_moves=num_moves,
         )
 
     def _pace_of(self, worker: Worker) -> Pace:
@@ -127,8 +131,9 @@ class StallWatch:
 
 
 def _reports_nothing(worker: Worker, present: Present) -> bool:
-    """Whether it is a script that has reported neither a step nor an operation."""
-    return worker.is_script and present.completed_step <= 0 and present.op is Op.NONE
+    """Whether it is a script that has reported neither a step of its own nor an operation."""
+    has_stepped = present.completed_step > max(0, present.resumed_step)
+    return worker.is_script and not has_stepped and present.op is Op.NONE
 
 
 def _starved_s(pid: int) -> float:
