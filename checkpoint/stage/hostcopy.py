@@ -47,6 +47,7 @@ def _has_same_bytes(into: Tensor, source: Tensor) -> bool:
         and into.shape == source.shape
         and into.is_contiguous()
         and source.is_contiguous()
-        and into.device.type == source.device.type == "cpu"
+        and into.is_cpu
+        and source.is_cpu
         and not (source.is_conj() or source.is_neg())
     )

@@ -189,10 +189,7 @@ class Checkpoints:
         text = text_tensor(flat, self._text_bytes)
         self._text_bytes = text.nbytes
         tensors = named_tensors(
-            flat.tensors,
-            rank=contract.rank,
-            world_size=contract.world_size,
-            is_own={path: self._objects.is_own(path) for path in flat.tensors},
+            flat.tensors, rank=contract.rank, world_size=contract.world_size, own=flat.own
         )
         name = rank_path(contract.rank, TEXT)
         return [NamedTensor(name, text, tuple(text.shape), (0,)), *tensors]

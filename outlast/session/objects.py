@@ -30,7 +30,10 @@ class RandomStates:
     """The generators of random numbers of this process: Python's, numpy's and torch's."""
 
     def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        version, words, gauss = random.getstate()
+        # One tensor, and not 625 numbers that are looked at one by one at each save.
+        python = {"version": version, "words": torch.tensor(words), "gauss": gauss}
+        found: dict[str, Any] = {"python": python, "torch": torch.get_rng_state()}
         if torch.cuda.is_available():
             found["cuda"] = torch.cuda.get_rng_state()
         numpy = sys.modules.get("numpy.random")
@@ -39,7 +42,8 @@ class RandomStates:
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        random.setstate(state_dict["python"])
+        python = state_dict["python"]
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         torch.set_rng_state(state_dict["torch"])
         if "cuda" in state_dict and torch.cuda.is_available():
             torch.cuda.set_rng_state(state_dict["cuda"])
@@ -75,12 +79,12 @@ class Objects:
 
     def _flatten(self, objects: Mapping[str, Stateful]) -> Flat:
         states = {name: each.state_dict() for name, each in objects.items()}
-        own = [name for name in (*states, _RANDOM) if self.is_own(name)]
+        own = [name for name in (*states, _RANDOM) if self._is_own(name)]
         return flatten({**states, _RANDOM: self._random.state_dict()}, own)
 
-    def is_own(self, path: str) -> bool:
-        """Whether each rank has its own of a tensor that is not sharded, by the object it is of."""
-        owner = self._objects.get(path.partition(".")[0])
+    def _is_own(self, name: str) -> bool:
+        """Whether each rank has its own of an object's tensors that are not sharded."""
+        owner = self._objects.get(name)
         return not isinstance(owner, nn.Module | torch.optim.Optimizer)
 
     def shardings(self) -> Callable[[str, tuple[int, ...]], Sharding | None]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -72,9 +72,10 @@ class Sharding:
 
 def sharding_of(tensor: Tensor) -> Sharding | None:
     """How it is spread; None for a plain tensor."""
-    if _is_dtensor(tensor):
-        return Sharding(tensor.device_mesh, tuple(tensor.placements))
-    return None
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, module.DTensor):
+        return None
+    return Sharding(tensor.device_mesh, tuple(tensor.placements))
 
 
 def rank_path(rank: int, path: str) -> str:
@@ -83,11 +84,11 @@ def rank_path(rank: int, path: str) -> str:
 
 
 def named_tensors(
-    tensors: Mapping[str, Tensor], *, rank: int, world_size: int, is_own: Mapping[str, bool]
+    tensors: Mapping[str, Tensor], *, rank: int, world_size: int, own: Collection[str]
 ) -> list[NamedTensor]:
     """What this rank puts into a checkpoint; what it owns comes first.
 
-    `is_own` says of which paths' tensors each rank has its own.
+    `own` are the objects, at the beginnings of paths, of whose tensors each rank has its own.
 
     Raises:
         TypeError: a tensor has a part that is no rectangle.
@@ -105,7 +106,7 @@ def named_tensors(
             if not local.numel():
                 continue
             _, offsets = sharding.part(shape)
-        elif is_own[path]:
+        elif path.partition(".")[0] in own:
             name, copies = rank_path(rank, path), ALONE
         shared.setdefault((sharding, copies), []).append(len(parts))
         parts.append((name, local, shape, offsets))
@@ -131,8 +132,3 @@ def _local(tensor: Any, path: str) -> Tensor:
             raise TypeError(f"{path} is placed as {placement}; allowed: Shard and Replicate")
     local: Tensor = tensor.to_local()
     return local
-
-
-def _is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)

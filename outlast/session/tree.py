@@ -13,6 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def _out(value: Any, path: str, flat: Flat) -> Any:
         case torch.Size():
             return {_SIZE: list(value)}
         case torch.dtype():
-            return {_DTYPE: str(value).removeprefix("torch.")}
+            return {_DTYPE: _dtype_name(value)}
         case Mapping():
             kind = _ORDERED if isinstance(value, OrderedDict) else _DICT
             return {
@@ -141,7 +142,7 @@ def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
             "values can be saved"
         )
     tensor = tensor.detach()
-    about = [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+    about = [list(tensor.shape), _dtype_name(tensor.dtype)]
     is_small = path.partition(".")[0] in flat.own and tensor.nbytes <= INLINE_BYTES
     if is_small and tensor.device.type == "cpu":
         begin = len(flat.inline)
@@ -153,6 +154,11 @@ def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
         name += "'"
     flat.tensors[name] = tensor
     return [name, *about]
+
+
+@lru_cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _key(key: object, path: str) -> Any:
