@@ -14,6 +14,14 @@ EXAMPLES = ROOT / "examples" / "scripts"
 # They run the script that follows: SIGUSR1 raises in it; it waits for a file at a step.
 RAISING = Path(__file__).with_name("raising.py")
 HOLDING = RAISING.with_name("holding.py")
+# A lost node is known within seconds.
+SOON = {
+    "heartbeat_period_s": 0.5,
+    "heartbeat_late_s": 2,
+    "heartbeat_lost_s": 4,
+    "heartbeat_silent_s": 15,
+    "stop_timeout_s": 10,
+}
 STEP_LINE = re.compile(r"^step (\d+) loss (\S+)$", re.MULTILINE)
 
 
@@ -22,13 +30,7 @@ def submit(cluster: Cluster, *command: str, nodes: int = 2, **more: Any) -> str:
         "name": "script",
         "workload": {"command": list(command), **more.pop("workload", {})},
         "resources": {"nodes": nodes},
-        "recovery": {
-            "heartbeat_period_s": 0.5,
-            "heartbeat_late_s": 2,
-            "heartbeat_lost_s": 4,
-            "heartbeat_silent_s": 15,
-            "stop_timeout_s": 10,
-        },
+        "recovery": {**SOON, **more.pop("recovery", {})},
         **more,
     }
     with cluster.client as client:

@@ -48,13 +48,7 @@ def elastic(cluster: Cluster, *command: str, **more: Any) -> str:
         cluster,
         *command,
         workload={"min_nodes": 1, "max_nodes": 2},
-        recovery={
-            "heartbeat_period_s": 0.5,
-            "heartbeat_late_s": 2,
-            "heartbeat_lost_s": 4,
-            "heartbeat_silent_s": 15,
-            "elastic": {"after_s": 1, "grow_after_s": 2},
-        },
+        recovery={"elastic": {"after_s": 1, "grow_after_s": 2}},
         **more,
     )
 
