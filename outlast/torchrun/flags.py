@@ -39,6 +39,7 @@ NO_EFFECT = {
     "logs_specs": "output is kept by the agent of each node",
     "duplicate_stdout_filters": "filter the output with `outlast logs`",
     "duplicate_stderr_filters": "filter the output with `outlast logs`",
+    "run_path": "a Python script runs as runpy.run_path runs it in any case",
     "virtual_local_rank": "ranks see all GPUs of their node",
     "numa_binding": "ranks are not bound to CPUs",
     "signals_to_handle": "SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job",
@@ -79,7 +80,6 @@ class RunOptions:
     workers_per_node: int | Counted
     max_restarts: int | None
     """None unless given: torchrun's own default, none at all, is for Outlast to override."""
-    standalone: bool
     run_id: str | None
     """Of TORCHELASTIC_RUN_ID, as --rdzv-id gives it; None where it is made up."""
     role: str
@@ -89,8 +89,6 @@ class RunOptions:
     """The script is a module's name."""
     is_program: bool
     """The script is executed itself."""
-    is_run_in_place: bool
-    """The script is run by runpy.run_path, not as a program of its own."""
     log_dir: str | None
     redirects: StreamChoice
     tee: StreamChoice
@@ -146,14 +144,12 @@ def _options(given: Namespace, warnings: tuple[str, ...]) -> RunOptions:
             if given.max_restarts is None
             else _at_least("--max-restarts", given.max_restarts, 0)
         ),
-        standalone=given.standalone,
         run_id=_run_id(given),
         role=given.role,
         script=given.training_script,
         script_args=tuple(given.training_script_args),
         is_module=given.module,
         is_program=given.no_python and not given.run_path,
-        is_run_in_place=given.run_path,
         log_dir=given.log_dir,
         redirects=_streams("--redirects", given.redirects),
         tee=_streams("--tee", given.tee),

@@ -209,3 +209,23 @@ def test_a_pipe_that_nobody_reads_ends_the_run(runner: Runner) -> None:
     process.stderr.close()
     assert process.wait(_LIMIT_S) == 128 + signal.SIGPIPE
     assert not runner.processes()
+
+
+def test_output_that_cannot_be_written_is_said_and_the_script_runs_on(runner: Runner) -> None:
+    script = "print('x', flush=True)\nopen('done', 'w').close()"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            runner.command(script),
+            cwd=runner.folder,
+            env=runner.environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert (runner.folder / "done").exists()
+    assert "output cannot be written: No space left on device; the script runs on" in done.stderr
+    assert "logs and state are kept in " in done.stderr
+    assert "Traceback" not in done.stderr

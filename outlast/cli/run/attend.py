@@ -66,6 +66,7 @@ class Attendance:
         self._is_over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="run-output")
         self._lost_s: float | None = None
+        self._write_error = ""
         self._is_cancelled = False
 
     def to_end(self) -> int:
@@ -116,6 +117,9 @@ class Attendance:
         if self._stops.is_asked and job.state == "CANCELLED":
             return self._stops.code
         say(messages)
+        if self._write_error and not code:
+            say([f"the script has succeeded; its output is not whole: {self._write_error}"])
+            return FAILED
         return code
 
     def _has_all(self) -> bool:
@@ -166,6 +170,11 @@ class Attendance:
                 # once more at its end.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 self._stops.ask(signal.SIGPIPE)
+                return
+            except OSError as error:
+                # Another look at the same output would fail as well; the script need not know.
+                self._write_error = error.strerror or str(error)
+                say([f"output cannot be written: {self._write_error}; the script runs on"])
                 return
             tail_bytes = 1
             self._is_over.wait(RETRY_S)
