@@ -40,7 +40,7 @@ def run(contract: WorkerContract, own_packages: Collection[str]) -> int:
     if not script.python:
         _execute(script, environment, script.note)
     folders = script_folders(script.python, environment)
-    reason = why_not(environment, folders)
+    reason = why_not(environment, folders, own_packages)
     if reason:
         _execute(script, environment, reason)
     be_fresh(environment, folders, own_packages)

@@ -46,10 +46,13 @@ _STANDBYS = frozenset({"MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLE
 _CUSTOMIZERS = frozenset({"sitecustomize", "usercustomize"})
 
 
-def why_not(environment: Mapping[str, str], folders: Sequence[str]) -> str:
+def why_not(
+    environment: Mapping[str, str], folders: Sequence[str], own_packages: Collection[str] = ()
+) -> str:
     """Why a fork of this process is not what a new interpreter would be; "" when it is.
 
-    `environment` is the script's; `folders` come first on its `sys.path`.
+    `environment` is the script's; `folders` come first on its `sys.path`. `own_packages` are put
+    aside.
     """
     names = {*environment, *os.environ}
     for name in sorted(names):
@@ -62,15 +65,16 @@ def why_not(environment: Mapping[str, str], folders: Sequence[str]) -> str:
             return f"{name} is read only by an interpreter that starts"
     if not environment.get("OMP_NUM_THREADS", "1").isdecimal():
         return "OMP_NUM_THREADS is not a number"
-    shadowed = _shadowed(folders)
+    shadowed = _shadowed(folders, own_packages)
     if shadowed:
         return f"{shadowed[1]} is in the place of a module that is imported already"
     return ""
 
 
-def _shadowed(folders: Iterable[str]) -> tuple[str, str] | None:
+def _shadowed(folders: Iterable[str], own_packages: Collection[str]) -> tuple[str, str] | None:
     """A module that is imported already and that the script would find elsewhere, and where."""
     imported = {name for name in sys.modules if "." not in name} | _CUSTOMIZERS
+    imported -= set(own_packages)
     for folder in folders:
         try:
             names = os.listdir(folder)

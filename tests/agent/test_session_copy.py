@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,33 @@ def test_imports_lead_to_where_our_packages_stand() -> None:
         "from outlast.ids import JobId\n"
         "def one():\n    from outlast.own.trainer.parallel.hosts import join_hosts\n"
     )
+
+
+def test_a_copy_of_which_something_is_lost_is_made_anew(tmp_path: Path) -> None:
+    folder = copies.session_copy(tmp_path)
+    (folder / "outlast" / "session" / "__init__.py").write_text("")
+    (folder / "outlast" / "enums.py").unlink()
+    again = copies.session_copy(tmp_path)
+    assert again == folder
+    assert (folder / "outlast" / "session" / "__init__.py").read_text()
+    assert (folder / "outlast" / "enums.py").exists()
+
+
+def test_what_older_agents_left_is_deleted_when_a_copy_is_made(tmp_path: Path) -> None:
+    parent = tmp_path / "session"
+    ages_s = {"draft-a": 7200, "draft-b": 60, "older": 40 * 86400, "old": 86400}
+    for name, age_s in ages_s.items():
+        (parent / name).mkdir(parents=True)
+        os.utime(parent / name, (time.time() - age_s,) * 2)
+    folder = copies.session_copy(tmp_path)
+    assert {path.name for path in parent.iterdir()} == {"draft-b", "old", folder.name}
+
+
+def test_a_module_called_as_a_package_of_ours_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "a" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "outlast.py").touch()
+    assert not copies.shadows_ours([str(tmp_path / "a"), str(tmp_path)])
+    (tmp_path / "a" / "checkpoint" / "__init__.py").touch()
+    assert copies.shadows_ours([str(tmp_path), str(tmp_path / "a")])
+    (tmp_path / "trainer.py").touch()
+    assert copies.shadows_ours([str(tmp_path)])

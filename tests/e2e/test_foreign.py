@@ -91,6 +91,21 @@ def test_a_session_in_another_environment_goes_on_from_memory_and_from_storage(
     assert len(losses(cluster, job_id)) == STEPS
 
 
+@pytest.mark.parametrize("preload", [["torch"], "off"], ids=["forked", "executed"])
+def test_a_session_in_our_interpreter_leaves_the_scripts_own_modules_to_it(
+    cluster: Cluster, tmp_path: Path, preload: list[str] | str
+) -> None:
+    for name in OWN_MODULES:
+        (tmp_path / f"{name}.py").write_text("IS_MINE = True\n")
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + (EXAMPLES / "ddp_session.py").read_text())
+    command = ["python", str(script), "--steps", "5", "--hidden", "64"]
+    job_id = submit(cluster, *command, workload={"preload": preload})
+    assert succeeded(cluster, job_id).step == 5
+    assert "imports are not shared" not in log_of(cluster, job_id)
+    assert len(losses(cluster, job_id)) == 5
+
+
 def test_an_interpreter_that_runs_no_standby_runs_the_script_all_the_same(
     cluster: Cluster, tmp_path: Path
 ) -> None:

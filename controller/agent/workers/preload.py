@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from controller.agent.workers.script_paths import script_folders_of
 from controller.agent.workers.session_copy import OURS, ROOTS, moved_name, session_copy
-from outlast.rules.workload import script_index
 from outlast.script_command import start_of
 from outlast.spec import JobSpec
 from outlast.startup import forking_command
@@ -79,13 +79,9 @@ def preload_of(spec: JobSpec, executable: str, state_dir: Path) -> Preload:
     modules = tuple(module for module in wanted if found.is_foreign or module not in _ALWAYS)
     if not modules or not found.python:
         return NOTHING
-    where = Path(workload.working_dir or os.sep)
-    script = script_index(command)
-    own = str(where if script is None else (where / command[script]).parent)
-    folders = dict.fromkeys((own, *workload.python_path))
     return Preload(
         modules=modules,
-        folders=tuple(folders),
+        folders=script_folders_of(spec),
         environment=workload.known_env,
         python=found.command[0] if found.is_foreign else "",
         session_dir=str(session_copy(state_dir)) if found.is_foreign else "",

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller.agent.workers.launch import StartRefusedError
-from controller.agent.workers.session_copy import session_copy
+from controller.agent.workers.script_paths import script_folders_of
+from controller.agent.workers.session_copy import session_copy, shadows_ours
 from controller.agent.workers.supervisor import Launch
 from outlast import private
 from outlast.blackbox.records import MAX_COUNT
@@ -37,15 +38,14 @@ _PATH = "PYTHONPATH"
 
 def prepare(spec: JobSpec, state_dir: Path) -> None:
     """Refuse what is not on this node, another of which may have it; then have ready what
-    another interpreter needs, below the agent's `state_dir`.
+    the script finds of ours, below the agent's `state_dir`.
 
     Raises:
         StartRefusedError: with every problem that was found.
         OSError: nothing can be written there.
     """
     check_places(spec)
-    if _start_of(spec).is_foreign:
-        session_copy(state_dir)
+    _session_path(spec, state_dir)
 
 
 def check_places(spec: JobSpec) -> None:
@@ -69,7 +69,7 @@ def as_scripts(
 ) -> list[Launch]:
     """The launches of a start command with what each rank runs, which is not the trainer.
 
-    `state_dir` is the agent's: what another interpreter needs of ours is there.
+    `state_dir` is the agent's: what a script finds of ours may be there.
 
     Raises:
         OSError: it cannot be written.
@@ -77,9 +77,7 @@ def as_scripts(
     run = _run_of(spec, start, launches[0].contract)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
     found = _start_of(spec)
-    python_path = list(spec.workload.python_path)
-    if found.is_foreign:
-        python_path.append(str(session_copy(state_dir)))
+    python_path = [*spec.workload.python_path, *_session_path(spec, state_dir)]
     for launch in launches:
         # What the script asks of us by way of `outlast.session`.
         private.write_text(launch.paths.session, json.dumps(_own(launch.contract).to_env()))
@@ -118,6 +116,16 @@ def executed(launches: Sequence[Launch], note: str) -> list[Launch]:
 def _own(contract: WorkerContract) -> WorkerContract:
     """Of a rank whose store is hosted beside it."""
     return replace(contract, rendezvous_fd=None)
+
+
+def _session_path(spec: JobSpec, state_dir: Path) -> list[str]:
+    """Where the script finds our modules if those of this interpreter are not for it.
+
+    A project with a `trainer.py` of its own would have them import that.
+    """
+    folders = script_folders_of(spec)
+    needs_copy = _start_of(spec).is_foreign or shadows_ours(folders)
+    return [str(session_copy(state_dir))] if needs_copy else []
 
 
 def _start_of(spec: JobSpec) -> Start:

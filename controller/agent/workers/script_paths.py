@@ -29,6 +29,16 @@ def in_folder(spec: JobSpec, folder: Path) -> JobSpec:
     return spec.model_copy(update={"workload": workload.model_copy(update=places)})
 
 
+def script_folders_of(spec: JobSpec) -> tuple[str, ...]:
+    """Where a script looks for modules first: beside itself (a module: where it runs), then where
+    `workload.python_path` says."""
+    workload = spec.workload
+    where = Path(workload.working_dir or os.sep)
+    script = script_index(workload.command or ())
+    own = where if script is None else (where / (workload.command or ())[script]).parent
+    return tuple(dict.fromkeys((str(own), *workload.python_path)))
+
+
 def _below(folder: Path, path: str) -> str:
     """An absolute path stays as it is."""
     return os.path.normpath(folder / path)

@@ -13,8 +13,9 @@ import contextlib
 import hashlib
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -37,6 +38,9 @@ _BELOW = f"{OURS}.own"
 _MOVED = frozenset(PACKAGES) - {OURS}
 _HOME = Path(__file__).resolve().parents[3]
 _FOLDER = "session"
+_DRAFT = "draft-"
+_DRAFT_S = 3600.0
+_OTHERS_S = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +85,57 @@ def session_copy(state_dir: Path) -> Path:
     files = _files()
     parent = state_dir / _FOLDER
     folder = parent / _digest(files)
-    if folder.is_dir():
+    # A power loss or whatever cleans up may have left a part of it.
+    if _is_whole(folder, files):
         return folder
-    draft = parent / f"draft-{uuid.uuid4().hex}"
+    _clean_up(parent)
+    draft = parent / f"{_DRAFT}{uuid.uuid4().hex}"
     try:
         for place, content in files.items():
             path = draft / place
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        # Another thread may have been faster.
-        with contextlib.suppress(FileExistsError):
-            os.replace(draft, folder)
+        if folder.is_dir():
+            os.replace(folder, parent / f"{_DRAFT}{uuid.uuid4().hex}")
+        os.replace(draft, folder)
     except OSError:
-        if not folder.is_dir():
+        # Another thread may have been faster.
+        if not _is_whole(folder, files):
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def shadows_ours(folders: Iterable[str]) -> bool:
+    """Whether a folder that a script looks in has a module called as a package of ours.
+
+    That of the name `outlast` takes the place of ours, as whoever has it wants it to.
+    """
+    return any(
+        (Path(folder) / f"{name}.py").is_file() or (Path(folder) / name / "__init__.py").is_file()
+        for folder in folders
+        for name in _MOVED
+    )
+
+
+def _is_whole(folder: Path, files: Mapping[str, bytes]) -> bool:
+    try:
+        return all((folder / place).read_bytes() == content for place, content in files.items())
+    except OSError:
+        return False
+
+
+def _clean_up(parent: Path) -> None:
+    """Delete what agents that were killed or that were of other versions have left here.
+
+    What a script of such an agent may still import from is a month old at most.
+    """
+    for each in parent.glob("*"):
+        limit_s = _DRAFT_S if each.name.startswith(_DRAFT) else _OTHERS_S
+        with contextlib.suppress(OSError):
+            if each.stat().st_mtime < time.time() - limit_s:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 @lru_cache(maxsize=1)
