@@ -62,6 +62,8 @@ class Keeper:
 
     async def look(self) -> int:
         """Archive and delete what has expired; how many things that was."""
+        # First: it takes no room in the journal, and may make some.
+        await self._delete_code()
         if self._service.read_only:
             return 0
         due = expired(
@@ -79,7 +81,6 @@ class Keeper:
                 )
             )
         await self._delete_curves()
-        await self._delete_code()
         return len(due)
 
     async def _archived(self, due: Expired) -> Expired:

@@ -7,7 +7,9 @@ take, so that a slow or vanished peer costs neither memory nor the others' turn.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 
@@ -23,6 +25,9 @@ MAX_UPLOADS = 4
 MAX_DOWNLOADS = 32
 CHUNK_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 600.0
+# Agents take a controller that says nothing for 120 s for one that does not answer.
+TURN_S = 10.0
+_SUBMIT_AGAIN = "submit the job again with its folder"
 
 Check = Callable[[Context], Awaitable[None]]
 
@@ -31,12 +36,19 @@ class CodeService(CodeServicer):
     """Takes archives in and hands them out."""
 
     def __init__(
-        self, store: CodeStore, check_agent: Check, *, chunk_timeout_s: float = CHUNK_TIMEOUT_S
+        self,
+        store: CodeStore,
+        check_agent: Check,
+        *,
+        chunk_timeout_s: float = CHUNK_TIMEOUT_S,
+        turn_s: float = TURN_S,
     ) -> None:
-        """`check_agent` ends the call of an agent that may not join."""
+        """`check_agent` ends the call of an agent that may not join; one that waits for its turn
+        hears so every `turn_s`."""
         self._store = store
         self._check_agent = check_agent
         self._chunk_timeout_s = chunk_timeout_s
+        self._turn_s = turn_s
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._downloads = asyncio.Semaphore(MAX_DOWNLOADS)
 
@@ -74,18 +86,67 @@ class CodeService(CodeServicer):
             )
         return code_pb2.PutCodeResponse()
 
-    async def GetCode(
+    async def GetCode(  # type: ignore[override]  # its stub knows of handlers that yield only
         self, request: code_pb2.GetCodeRequest, context: Context
-    ) -> AsyncIterator[code_pb2.GetCodeResponse]:
-        """Send an archive."""
+    ) -> None:
+        """Send an archive; messages without data first, while others have their turn."""
         await self._check_agent(context)
         if not await self._find(request.digest, context):
-            await not_found(context, "code", request.digest, "submit the job again with its folder")
-        path = self._store.path_of(request.digest)
-        async with self._downloads:
-            with await asyncio.to_thread(path.open, "rb") as file:
-                while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                    yield code_pb2.GetCodeResponse(data=data)
+            await not_found(context, "code", request.digest, _SUBMIT_AGAIN)
+        try:
+            async with self._turn(context), asyncio.timeout(TRANSFER_TIMEOUT_S):
+                await self._send_all(request.digest, context)
+        except TimeoutError:
+            await abort(
+                context,
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                "the archive was not taken in time; the network or this node's disk is slow",
+                reason="DOWNLOAD_TOO_SLOW",
+            )
+        except (OSError, CodeError) as error:
+            # So that it is sent anew with the next job.
+            await asyncio.to_thread(self._store.delete_damaged, request.digest)
+            await abort(
+                context,
+                grpc.StatusCode.DATA_LOSS,
+                f"the controller's disk has it no more as it was sent: {error}; {_SUBMIT_AGAIN}",
+                reason="CODE_DAMAGED",
+            )
+
+    @asynccontextmanager
+    async def _turn(self, context: Context) -> AsyncIterator[None]:
+        """One of the downloads that go at once; the agent hears of us until there is one."""
+        while True:
+            try:
+                async with asyncio.timeout(self._turn_s):
+                    await self._downloads.acquire()
+                break
+            except TimeoutError:
+                await self._send(context, b"")
+        try:
+            yield
+        finally:
+            self._downloads.release()
+
+    async def _send_all(self, digest: str, context: Context) -> None:
+        """Send an archive.
+
+        Raises:
+            CodeError: it is not what was brought.
+            OSError: it cannot be read.
+            TimeoutError: a part of it was not taken in time.
+        """
+        found = hashlib.sha256()
+        with await asyncio.to_thread(self._store.path_of(digest).open, "rb") as file:
+            while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                await asyncio.to_thread(found.update, data)
+                await self._send(context, data)
+        if f"sha256:{found.hexdigest()}" != digest:
+            raise CodeError(f"it is sha256:{found.hexdigest()} now")
+
+    async def _send(self, context: Context, data: bytes) -> None:
+        async with asyncio.timeout(self._chunk_timeout_s):
+            await context.write(code_pb2.GetCodeResponse(data=data))
 
     async def _find(self, digest: str, context: Context) -> bool:
         try:

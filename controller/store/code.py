@@ -10,6 +10,7 @@ What does not belong here: what is in an archive (`outlast.code`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -22,6 +23,7 @@ from types import TracebackType
 from controller.store.reserve import MARGIN_BYTES, RESERVE_BYTES
 from outlast.code.digest import DEFAULT_MAX_BYTES, file_name
 from outlast.code.errors import CodeError
+from outlast.code.unpack import check_digest
 from outlast.errors import RetryableError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ logger = logging.getLogger(__name__)
 KEPT_S = 3600.0
 _DRAFT = ".draft-"
 # What must stay free for the journal, which is on the same disk.
-_ROOM_BYTES = 4 * (RESERVE_BYTES + MARGIN_BYTES)
+ROOM_BYTES = 4 * (RESERVE_BYTES + MARGIN_BYTES)
 
 
 class NoRoomError(RetryableError):
@@ -82,15 +84,47 @@ class CodeStore:
                 "max_mib of the controller's configuration)"
             )
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._check_room(size_bytes, size_bytes)
+        draft = Draft(path, digest, size_bytes)
+        try:
+            draft.reserve()
+            # Others may have begun since: now each has what it takes.
+            self._check_room(size_bytes, 0)
+        except OSError as error:
+            draft.discard()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._no_room(size_bytes) from error
+            raise
+        except NoRoomError:
+            draft.discard()
+            raise
+        return draft
+
+    def _check_room(self, size_bytes: int, missing_bytes: int) -> None:
+        """Whether there is room for the journal beside `missing_bytes` of an archive's."""
+        if self._free_bytes() < missing_bytes + ROOM_BYTES:
+            raise self._no_room(size_bytes)
+
+    def _no_room(self, size_bytes: int) -> NoRoomError:
+        return NoRoomError(
+            f"the controller's disk has {self._free_bytes() >> 20} MiB left, too few for an "
+            f"archive of {size_bytes >> 20} MiB beside its journal; free room there",
+            after_s=10.0,
+        )
+
+    def _free_bytes(self) -> int:
         found = os.statvfs(self._folder)
-        free_bytes = found.f_bavail * found.f_frsize
-        if free_bytes < size_bytes + _ROOM_BYTES:
-            raise NoRoomError(
-                f"the controller's disk has {free_bytes >> 20} MiB left, too few for an archive of "
-                f"{size_bytes >> 20} MiB beside its journal; free room there",
-                after_s=10.0,
-            )
-        return Draft(path, digest, size_bytes)
+        return found.f_bavail * found.f_frsize
+
+    def delete_damaged(self, digest: str) -> None:
+        """Delete an archive that is not what it was: it can then be brought anew."""
+        path = self.path_of(digest)
+        with contextlib.suppress(OSError, CodeError):
+            with path.open("rb") as file:
+                check_digest(file, digest)
+            return
+        path.unlink(missing_ok=True)
+        logger.error("code is damaged on the controller's disk, and deleted: %s", digest)
 
     def delete_unused(self, used: Collection[str], *, kept_s: float = KEPT_S) -> int:
         """Delete the archives that no job needs and nobody has asked for lately; how many."""
@@ -131,10 +165,22 @@ class Draft:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """Delete what there is of it; nothing more once it is finished."""
         # A full disk shows when the last bytes are written.
         with contextlib.suppress(OSError):
             self._file.close()
         self._draft.unlink(missing_ok=True)
+
+    def reserve(self) -> None:
+        """Take the room for all of it.
+
+        Raises:
+            OSError: the disk does not have it.
+        """
+        os.posix_fallocate(self._file.fileno(), 0, self._size_bytes)
 
     def write(self, data: bytes) -> None:
         """Add to it.

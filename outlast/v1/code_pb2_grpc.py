@@ -76,6 +76,8 @@ class CodeServicer(object):
 
     def GetCode(self, request, context):
         """GetCode sends an archive in chunks, to agents that show the join token where one is asked for.
+        Messages without data come first, every 10 s, while others have their turn. One that is not
+        what was brought ends in DATA_LOSS, is deleted, and can be brought again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,10 @@ class CodeStub:
         outlast.v1.code_pb2.GetCodeRequest,
         outlast.v1.code_pb2.GetCodeResponse,
     ]
-    """GetCode sends an archive in chunks, to agents that show the join token where one is asked for."""
+    """GetCode sends an archive in chunks, to agents that show the join token where one is asked for.
+    Messages without data come first, every 10 s, while others have their turn. One that is not
+    what was brought ends in DATA_LOSS, is deleted, and can be brought again.
+    """
 
 class CodeAsyncStub:
     """Code keeps what jobs run: archives of the submitters' folders, named by their digests
@@ -70,7 +73,10 @@ class CodeAsyncStub:
         outlast.v1.code_pb2.GetCodeRequest,
         outlast.v1.code_pb2.GetCodeResponse,
     ]
-    """GetCode sends an archive in chunks, to agents that show the join token where one is asked for."""
+    """GetCode sends an archive in chunks, to agents that show the join token where one is asked for.
+    Messages without data come first, every 10 s, while others have their turn. One that is not
+    what was brought ends in DATA_LOSS, is deleted, and can be brought again.
+    """
 
 class CodeServicer(metaclass=abc.ABCMeta):
     """Code keeps what jobs run: archives of the submitters' folders, named by their digests
@@ -103,6 +109,9 @@ class CodeServicer(metaclass=abc.ABCMeta):
         request: outlast.v1.code_pb2.GetCodeRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[outlast.v1.code_pb2.GetCodeResponse], collections.abc.AsyncIterator[outlast.v1.code_pb2.GetCodeResponse]]:
-        """GetCode sends an archive in chunks, to agents that show the join token where one is asked for."""
+        """GetCode sends an archive in chunks, to agents that show the join token where one is asked for.
+        Messages without data come first, every 10 s, while others have their turn. One that is not
+        what was brought ends in DATA_LOSS, is deleted, and can be brought again.
+        """
 
 def add_CodeServicer_to_server(servicer: CodeServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

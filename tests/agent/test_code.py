@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import grpc.aio
 import pytest
@@ -19,24 +21,27 @@ from controller.agent.config import AgentConfig, Limits
 from controller.agent.workers.launch import StartRefusedError
 from controller.agent.workers.script_paths import in_folder
 from controller.grpc_errors import Context
+from controller.rpc import code as rpc_code
 from controller.rpc.code import CodeService
 from controller.store.code import CodeStore
 from outlast.code.archive import pack
+from outlast.code.unpack import check_digest, unpack
 from outlast.failures import ErrorKind
 from outlast.spec.parse import parse_spec
 from outlast.v1.code_pb2_grpc import add_CodeServicer_to_server
 from tests.agent.test_launch import config
+from tests.controller.fakes import DEADLINE_S, until
 
 
 @asynccontextmanager
-async def served(store: CodeStore, port: int = 0) -> AsyncIterator[int]:
+async def served(store: CodeStore, port: int = 0, *, turn_s: float = 10.0) -> AsyncIterator[int]:
     """The service of a controller, until the end of the block; its port."""
 
     async def anybody(context: Context) -> None:
         return None
 
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    add_CodeServicer_to_server(CodeService(store, anybody), server)
+    add_CodeServicer_to_server(CodeService(store, anybody, turn_s=turn_s), server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
@@ -127,7 +132,7 @@ def test_a_controller_that_stays_away_costs_the_node_the_start(tmp_path: Path) -
         own = at(tmp_path, port, code_s=0.2)
         error = await refusal(JobCode(own), digest)
         assert error.kind is ErrorKind.RESOURCE
-        assert "did not send it in 0.2 s" in str(error)
+        assert "sent nothing of it for 0.2 s" in str(error)
         assert left(own) == ["job-1"]
 
     in_loop(scenario)
@@ -142,8 +147,9 @@ def test_code_that_is_damaged_or_gone_ends_the_job_and_blames_no_node(tmp_path: 
             path.write_bytes(path.read_bytes().replace(b"text", b"tEXt"))
             error = await refusal(JobCode(own), digest)
             assert error.kind is ErrorKind.CONFIG
-            assert "workload.code as the controller has it is damaged" in str(error)
-            path.unlink()
+            assert "the controller's disk has it no more as it was sent" in str(error)
+            assert "submit the job again" in str(error)
+            assert not store.find(digest), "so that it is sent again"
             error = await refusal(JobCode(own), digest)
             assert error.kind is ErrorKind.CONFIG
             assert "there is no code" in str(error)
@@ -152,11 +158,135 @@ def test_code_that_is_damaged_or_gone_ends_the_job_and_blames_no_node(tmp_path: 
     in_loop(scenario)
 
 
+def test_a_disk_that_changes_the_archive_is_the_nodes_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage(archive: IO[bytes], digest: str) -> None:
+        archive.seek(100)
+        archive.write(b"x")
+        check_digest(archive, digest)
+
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        monkeypatch.setattr(code, "check_digest", damage)
+        async with served(store) as port:
+            error = await refusal(JobCode(at(tmp_path, port)), digest)
+        assert error.kind is ErrorKind.RESOURCE
+        assert "the disk of this node changed it" in str(error)
+        assert store.find(digest)
+
+    in_loop(scenario)
+
+
+def test_a_start_that_is_given_up_leaves_no_part_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that unpacks cannot be given up: it goes on, with all that it needs."""
+    is_unpacking, go_on = threading.Event(), threading.Event()
+
+    def slow(archive: IO[bytes], into: Path) -> None:
+        is_unpacking.set()
+        assert go_on.wait(DEADLINE_S)
+        unpack(archive, into)
+
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        monkeypatch.setattr(code, "unpack", slow)
+        async with served(store) as port:
+            own = at(tmp_path, port)
+            start = asyncio.create_task(JobCode(own).ready("job-1", digest))
+            await until(is_unpacking.is_set, "it unpacks")
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            folder = own.code_dir / "job-1" / digest.removeprefix("sha256:")
+            assert not folder.exists()
+            go_on.set()
+            await until(folder.is_dir, "it is unpacked all the same")
+        assert sorted(path.name for path in folder.rglob("*")) == ["pkg", "train.py", "x.py"]
+        await until(lambda: len(list(folder.parent.iterdir())) == 1, "nothing else is left")
+
+    in_loop(scenario)
+
+
+def test_a_job_that_is_over_while_it_unpacks_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: list[AgentConfig] = []
+
+    def late(archive: IO[bytes], into: Path) -> None:
+        unpack(archive, into)
+        delete_code(own[0].code_dir, "job-1")
+
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        monkeypatch.setattr(code, "unpack", late)
+        async with served(store) as port:
+            own.append(at(tmp_path, port))
+            error = await refusal(JobCode(own[0]), digest)
+        assert error.kind is ErrorKind.RESOURCE
+        assert not left(own[0])
+
+    in_loop(scenario)
+
+
+def test_a_download_that_breaks_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_code, "CHUNK_BYTES", 1000)
+    send, sent = CodeService._send, []
+
+    async def break_once(self: CodeService, context: Context, data: bytes) -> None:
+        sent.append(data)
+        if len(sent) == 2:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "for a moment")
+        await send(self, context, data)
+
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        monkeypatch.setattr(CodeService, "_send", break_once)
+        async with served(store) as port:
+            folder = await JobCode(at(tmp_path, port)).ready("job-1", digest)
+        assert (folder / "train.py").read_text() == "text"
+        assert sent[0] == sent[2]
+
+    in_loop(scenario)
+
+
+def test_a_node_waits_for_its_turn_for_as_long_as_the_controller_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_code, "MAX_DOWNLOADS", 1)
+
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        async with served(store, turn_s=0.05) as port:
+            is_let, others = asyncio.Event(), []
+
+            async def hold(self: CodeService, wanted: str, context: Context) -> None:
+                if not others:
+                    others.append(context)
+                    await is_let.wait()
+                await send_all(self, wanted, context)
+
+            send_all = CodeService._send_all
+            monkeypatch.setattr(CodeService, "_send_all", hold)
+            first = asyncio.create_task(JobCode(at(tmp_path / "a", port)).ready("job-1", digest))
+            await until(lambda: bool(others), "the first has its turn")
+            code_s = 0.5
+            second = JobCode(at(tmp_path / "b", port, code_s=code_s)).ready("job-1", digest)
+            waiting = asyncio.create_task(second)
+            done, _ = await asyncio.wait((waiting,), timeout=3 * code_s)
+            assert not done, "it waits longer than for a controller that is silent"
+            is_let.set()
+            await asyncio.gather(first, waiting)
+
+    in_loop(scenario)
+
+
 def test_a_full_disk_is_the_nodes_trouble_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(archive: Path, into: Path) -> None:
-        into.mkdir()
+    def full(archive: IO[bytes], into: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def scenario() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import socket
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -115,9 +117,8 @@ def test_links_within_the_folder_are_kept(tmp_path: Path) -> None:
 
 def there_and_back(root: Path, tmp_path: Path) -> Path:
     with pack(root) as archive:
-        (tmp_path / "archive").write_bytes(archive.file.read())
-        check_digest(tmp_path / "archive", archive.digest)
-    unpack(tmp_path / "archive", tmp_path / "unpacked")
+        check_digest(archive.file, archive.digest)
+        unpack(archive.file, tmp_path / "unpacked")
     return tmp_path / "unpacked"
 
 
@@ -234,6 +235,11 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
         [member("a", tarfile.SYMTYPE, "b"), member("a/x")],
         [member("a", tarfile.SYMTYPE, "b/c"), member("b/c", tarfile.SYMTYPE, "."), member("b/d")],
         [member("d/up", tarfile.SYMTYPE, ".."), member("out", tarfile.SYMTYPE, "d/up/../x")],
+        [
+            member("d/up", tarfile.SYMTYPE, ".."),
+            member("out", tarfile.SYMTYPE, "d/up/.."),
+            member("out/link", tarfile.SYMTYPE, "x"),
+        ],
     ],
     ids=lambda members: "-".join(each.name for each in members),
 )
@@ -246,7 +252,7 @@ def test_an_archive_that_reaches_out_of_its_folder_leaves_nothing_behind(
     folder = tmp_path / "inner" / "unpacked"
     folder.parent.mkdir()
     try:
-        unpack(tmp_path / "archive", folder)
+        unpack_file(tmp_path / "archive", folder)
     except CodeError:
         assert not folder.exists()
     else:
@@ -254,11 +260,55 @@ def test_an_archive_that_reaches_out_of_its_folder_leaves_nothing_behind(
         links = [each for each in folder.rglob("*") if each.is_symlink()]
         assert all(each.resolve().is_relative_to(root) for each in links)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["archive", "inner"]
+    assert {each.name for each in folder.parent.iterdir()} <= {"unpacked"}
+
+
+def unpack_file(archive: Path, into: Path) -> None:
+    with archive.open("rb") as file:
+        unpack(file, into)
+
+
+SPARSE = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 40), "GNU.sparse.numblocks": "1"}
+
+
+@pytest.mark.parametrize(("size_bytes", "pax"), [(1, SPARSE), (1 << 40, {}), (-1, {})])
+def test_an_archive_that_is_smaller_than_its_files_is_refused(
+    tmp_path: Path, size_bytes: int, pax: dict[str, str]
+) -> None:
+    with tarfile.open(tmp_path / "archive", "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(member("first"), io.BytesIO())
+        large = member("large")
+        large.size, large.pax_headers = size_bytes, pax
+        tar.format = tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT
+        tar.fileobj.write(large.tobuf(tar.format) + b"x" * 512)  # type: ignore[union-attr]
+    with pytest.raises(CodeError, match="large"):
+        unpack_file(tmp_path / "archive", tmp_path / "unpacked")
+    assert not (tmp_path / "unpacked").exists()
+
+
+def test_a_folder_that_is_deleted_while_it_is_unpacked_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = folder_of(tmp_path / "root", a="a", pkg__b="b")
+    job, gone = tmp_path / "job", tmp_path / "gone"
+    job.mkdir()
+    copy = shutil.copyfileobj
+
+    def delete_first(*arguments: Any) -> None:
+        if job.exists():
+            job.rename(gone)
+        copy(*arguments)
+
+    monkeypatch.setattr(shutil, "copyfileobj", delete_first)
+    with pack(root) as archive, pytest.raises(FileNotFoundError):
+        unpack(archive.file, job / "draft")
+    assert not job.exists()
 
 
 def test_an_archive_with_another_digest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(b"other")
-    with pytest.raises(CodeError, match="expected sha256:0000"):
-        check_digest(tmp_path / "archive", f"sha256:{'0' * 64}")
-    with pytest.raises(CodeError, match="no archive"):
-        unpack(tmp_path / "archive", tmp_path / "unpacked")
+    with (tmp_path / "archive").open("rb") as file:
+        with pytest.raises(CodeError, match="expected sha256:0000"):
+            check_digest(file, f"sha256:{'0' * 64}")
+        with pytest.raises(CodeError, match="no archive"):
+            unpack(file, tmp_path / "unpacked")

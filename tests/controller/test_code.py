@@ -8,6 +8,8 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,7 +22,7 @@ from controller.core.events import JobCancelRequested, JobSubmitted
 from controller.core.retention import Retention
 from controller.retention import Keeper
 from controller.rpc import code as rpc_code
-from controller.store.code import CodeStore, Draft
+from controller.store.code import ROOM_BYTES, CodeStore, Draft, NoRoomError
 from outlast.code.digest import CHUNK_BYTES
 from outlast.code.errors import CodeError
 from outlast.ids import JobId
@@ -140,6 +142,111 @@ def test_a_full_disk_refuses_an_upload_and_says_so(
     asyncio.run(scenario())
 
 
+def free_bytes(monkeypatch: pytest.MonkeyPatch, *answers: int) -> None:
+    """What the disk has left, at each look; the last stays."""
+    left = list(answers)
+
+    def statvfs(path: object) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=left.pop(0) if len(left) > 1 else left[0], f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+def test_an_archive_without_room_beside_the_journal_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            free_bytes(monkeypatch, ROOM_BYTES + len(CONTENT) - 1)
+            error = await failure(CodeStub(bench.channel).PutCode(requests(CONTENT)))
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert reasons(error) == ["NO_ROOM"]
+            assert "too few for an archive of 1 MiB beside its journal" in (error.details() or "")
+            assert not kept(tmp_path)
+            free_bytes(monkeypatch, ROOM_BYTES + len(CONTENT), ROOM_BYTES)
+            await CodeStub(bench.channel).PutCode(requests(CONTENT))
+            assert len(kept(tmp_path)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_archive_that_has_begun_has_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CodeStore(tmp_path / "code")
+    with store.begin(digest_of(CONTENT), len(CONTENT)):
+        (draft,) = (tmp_path / "code").iterdir()
+        assert draft.stat().st_blocks * 512 >= len(CONTENT)
+    # Another has taken it between the look and the reservation.
+    free_bytes(monkeypatch, ROOM_BYTES + len(CONTENT), ROOM_BYTES - 1)
+    with pytest.raises(NoRoomError):
+        store.begin(digest_of(CONTENT), len(CONTENT))
+    assert not kept(tmp_path)
+
+
+def test_a_quota_shows_when_the_room_is_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fallocate(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    with pytest.raises(NoRoomError):
+        CodeStore(tmp_path / "code").begin(digest_of(CONTENT), len(CONTENT))
+    assert not kept(tmp_path)
+
+
+def test_no_more_downloads_go_at_once_than_allowed_and_a_stalled_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_code, "MAX_DOWNLOADS", 2)
+    monkeypatch.setattr(rpc_code, "TRANSFER_TIMEOUT_S", 1.0)
+    # More than is on its way before anything is read of it.
+    content = bytes(32 << 20)
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            stub = CodeStub(bench.channel)
+            await stub.PutCode(requests(content))
+            request = code_pb2.GetCodeRequest(digest=digest_of(content))
+            stalled = [stub.GetCode(request) for _ in range(2)]
+            for call in stalled:
+                assert (await call.read()).data
+            # Nobody reads on, and both of the places are taken until their time is up.
+            assert await fetched(bench, digest_of(content)) == content
+            for call in stalled:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await read_on(call)
+                assert reasons(caught.value) == ["DOWNLOAD_TOO_SLOW"]
+
+    asyncio.run(scenario())
+
+
+async def read_on(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
+    while (await call.read()) is not grpc.aio.EOF:
+        pass
+
+
+def test_code_that_cannot_be_read_is_deleted_and_can_be_brought_again(tmp_path: Path) -> None:
+    digest = digest_of(CONTENT)
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            stub = CodeStub(bench.channel)
+            await stub.PutCode(requests(CONTENT))
+            path = tmp_path / "code" / digest.removeprefix("sha256:")
+            path.write_bytes(CONTENT[:-1])
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await fetched(bench, digest)
+            assert caught.value.code() is grpc.StatusCode.DATA_LOSS
+            assert reasons(caught.value) == ["CODE_DAMAGED"]
+            assert not (await find(bench, digest)).is_here
+            await stub.PutCode(requests(CONTENT))
+            assert await fetched(bench, digest) == CONTENT
+
+    asyncio.run(scenario())
+
+
 def test_code_that_is_not_there_is_not_found(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with lab(tmp_path) as bench:
@@ -214,6 +321,25 @@ def test_code_goes_when_the_last_job_that_names_it_has_ended(tmp_path: Path) -> 
             assert len(kept(tmp_path)) == 1
             await bench.service.tell(JobCancelRequested(job_id=job))
             await keeper.look()
+            assert not kept(tmp_path)
+
+    asyncio.run(scenario())
+
+
+def test_unused_code_goes_also_while_the_journals_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on that disk, and may be what fills it."""
+
+    async def scenario() -> None:
+        store = CodeStore(tmp_path / "code")
+        async with bare_controller.controller(tmp_path) as bench:
+            with store.begin(digest_of(CONTENT), len(CONTENT)) as draft:
+                draft.write(CONTENT)
+                draft.finish()
+            os.utime(store.path_of(digest_of(CONTENT)), (1, 1))
+            monkeypatch.setattr(type(bench.service), "read_only", "the disk is full")
+            assert await Keeper(bench.service, Retention(), store).look() == 0
             assert not kept(tmp_path)
 
     asyncio.run(scenario())
