@@ -1,8 +1,9 @@
 """Which files of a folder are its code: what git would commit, or what .gitignore leaves.
 
-In a git work tree git itself says it, with all its rules. Anywhere else the folder is walked, and
-its .gitignore files are read. `.git` and Python's bytecode are left out in any case: that changes
-with every run, and the digest of the folder would, too.
+In a git work tree git itself says it, with all its rules; where it cannot, nothing is sent: what
+it ignores may be secrets. Anywhere else the folder is walked, and its .gitignore files are read.
+`.git` and Python's bytecode are left out in any case: that changes with every run, and the digest
+of the folder would, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from outlast.code.names import leads_out, wrong_with_name
 _ALWAYS_LEFT_OUT = (".git", "__pycache__/", "*.pyc")
 # Of a work tree with a million files; a file system that hangs is not waited for.
 _GIT_S = 60.0
+# Of a commit in git's index.
+_SUBMODULE_MODE = "160000 "
 # A hook of git sets them, and they would name another work tree.
 _GIT_PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 
@@ -57,17 +60,22 @@ def entries_of(root: Path, exclude: Sequence[str] = ()) -> list[Entry]:
     except OSError as error:
         raise CodeError(f"{error.filename or root} cannot be read: {error.strerror}") from error
     if not found:
-        raise CodeError(f"{root} holds no file that is not ignored")
+        tree = _work_tree_of(root.resolve())
+        by = "" if tree is None else f" by git in the work tree {tree}"
+        raise CodeError(
+            f"{root} holds no file that is not ignored{by}; change .gitignore, or give another "
+            "folder"
+        )
     return sorted(found, key=lambda entry: entry.name)
 
 
 def _entries(root: Path, left_out: GitIgnoreSpec) -> Iterator[Entry]:
-    for name in sorted(set(_names(root))):
+    for name in sorted(set(_names(root, "", left_out))):
         if left_out.match_file(name):
             continue
         try:
             found = (root / name).lstat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             # In git's index, and deleted.
             continue
         yield _entry(root, name, found)
@@ -102,41 +110,102 @@ def _target(root: Path, name: str) -> str:
     return target
 
 
-def _names(root: Path) -> Iterator[str]:
-    """Names of files and links below a folder."""
-    listed = _listed_by_git(root)
-    # A folder that its work tree ignores as a whole has its own rules.
-    if not listed:
+def _names(root: Path, prefix: str, left_out: GitIgnoreSpec) -> Iterator[str]:
+    """Names of files and links below a folder; it is called `prefix` where it is within another."""
+    tree = _work_tree_of(root)
+    if tree is None:
         yield from _walked(root, "", ())
         return
-    for name in listed:
+    links: dict[str, bool] = {}
+    for listed in _listed_by_git(root, tree):
+        name = listed.rstrip("/")
         path = root / name
-        if path.is_dir() and not path.is_symlink():
-            # A submodule, or a work tree within this one.
-            yield from (f"{name.rstrip('/')}/{inner}" for inner in _names(path))
-        else:
+        # What git has of a folder that is a link now is deleted; the link leads to other files.
+        if _is_below_link(root, name, links):
+            continue
+        if path.is_symlink() or not path.is_dir():
             yield name
+        elif (path / ".git").exists():
+            # A submodule, or a work tree within this one.
+            inner = _names(path, f"{prefix}{name}/", left_out)
+            yield from (f"{name}/{each}" for each in inner)
+        elif _is_submodule(root, name) and not left_out.match_file(f"{prefix}{name}/"):
+            raise CodeError(
+                f"{prefix}{name} is a submodule of git that is not checked out; do so with `git "
+                "submodule update --init`, or leave it out with workload.code.exclude"
+            )
 
 
-def _listed_by_git(root: Path) -> list[str] | None:
-    """What git lists of a folder; None where it is no work tree, or there is no git."""
-    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "ls-files", "-z"]
+def _is_below_link(root: Path, name: str, links: dict[str, bool]) -> bool:
+    """Whether a folder that a name is in, below `root`, is a link; `links` has what is known."""
+    parent = name.rpartition("/")[0]
+    if not parent:
+        return False
+    if parent not in links:
+        links[parent] = (root / parent).is_symlink() or _is_below_link(root, parent, links)
+    return links[parent]
+
+
+def _work_tree_of(folder: Path) -> Path | None:
+    """The work tree that a folder is in, looked for as git does; None if it is in none."""
+    device = folder.stat().st_dev
+    for each in (folder, *folder.parents):
+        if each.stat().st_dev != device:
+            return None
+        # Of a submodule, or of another work tree of the repository, it is a file.
+        if (each / ".git").is_file() or os.path.lexists(each / ".git" / "HEAD"):
+            return each
+    return None
+
+
+def _listed_by_git(root: Path, tree: Path) -> list[str]:
+    """What git lists of a folder in a work tree.
+
+    Raises:
+        CodeError: it lists nothing, as it fails or is not there.
+    """
+    return _git(root, tree, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+
+
+def _is_submodule(root: Path, name: str) -> bool:
+    """Whether git's index has a commit of another repository by this name."""
+    return any(
+        line.startswith(_SUBMODULE_MODE)
+        for line in _git(root, root, "ls-files", "-z", "--stage", "--", name)
+    )
+
+
+def _git(root: Path, tree: Path, *arguments: str) -> list[str]:
+    """What git says of a folder, by lines.
+
+    Raises:
+        CodeError: it cannot.
+    """
+    command = ["git", "-C", str(root), "--literal-pathspecs", "-c", "core.fsmonitor=false"]
     environment = {key: value for key, value in os.environ.items() if key not in _GIT_PLACES}
+    why = ""
     try:
         done = subprocess.run(
-            [*command, "--cached", "--others", "--exclude-standard"],
+            [*command, *arguments],
             capture_output=True,
             check=False,
             timeout=_GIT_S,
             env=environment,
         )
     except FileNotFoundError:
-        return None
-    except subprocess.TimeoutExpired as error:
-        raise CodeError(f"git did not list {root} in {_GIT_S:.0f} s") from error
-    if done.returncode:
-        return None
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+        why = "git is not installed here"
+    except subprocess.TimeoutExpired:
+        why = f"git did not answer in {_GIT_S:.0f} s"
+    else:
+        if not done.returncode:
+            return [os.fsdecode(line) for line in done.stdout.split(b"\0") if line]
+        # Advice follows after the first line.
+        said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        why = f"git fails: {said or f'exit code {done.returncode}'}"
+    raise CodeError(
+        f"{root} is in the git work tree {tree}, and what git ignores must not be sent, but {why}; "
+        "mend that, or give a copy of the folder outside of the work tree"
+    )
 
 
 def _walked(root: Path, prefix: str, rules: tuple[tuple[str, GitIgnoreSpec], ...]) -> Iterator[str]:

@@ -99,11 +99,67 @@ def test_a_work_tree_within_another_travels_too(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a", "inner/.gitignore", "inner/b"]
 
 
-def test_a_part_of_a_work_tree_travels_alone_also_where_it_is_ignored(tmp_path: Path) -> None:
-    folder_of(tmp_path, _dot_gitignore="build\n", a="", part__b="", build__c="")
+def test_a_part_of_a_work_tree_travels_alone_by_the_rules_of_all_of_it(tmp_path: Path) -> None:
+    folder_of(tmp_path, _dot_gitignore="build\n.env\n", a="", part__b="", build__c="")
+    folder_of(tmp_path / "part", _dot_env="secret")
     git(tmp_path, "init", "-q")
     assert names(tmp_path / "part") == ["b"]
-    assert names(tmp_path / "build") == ["c"]
+    with pytest.raises(CodeError, match=r"build holds no file that is not ignored by git in the"):
+        names(tmp_path / "build")
+
+
+def test_a_work_tree_that_git_does_not_list_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it would be, with what it ignores."""
+    root = folder_of(tmp_path / "root", a="", part__b="", _dot_env="secret")
+    git(root, "init", "-q")
+    (root / ".git/info/exclude").write_text(".env\n")
+    assert names(root) == ["a", "part/b"]
+    (root / ".git/config").write_text("[core\n")
+    for folder in (root, root / "part"):
+        with pytest.raises(CodeError, match=rf"in the git work tree {root}, .*git fails: fatal: "):
+            names(folder)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for folder in (root, root / "part"):
+        with pytest.raises(CodeError, match=r"git is not installed here; .* give a copy"):
+            names(folder)
+    shutil.rmtree(root / ".git")
+    assert names(root) == [".env", "a", "part/b"]
+    (root / ".git").mkdir()
+    assert names(root) == [".env", "a", "part/b"], "git itself takes it for no repository"
+
+
+def test_a_submodule_that_is_not_checked_out_is_refused_by_name(tmp_path: Path) -> None:
+    origin = folder_of(tmp_path / "origin", x="")
+    root = folder_of(tmp_path / "root", a="")
+    for each in (origin, root):
+        git(each, "init", "-q")
+        git(each, "add", ".")
+        git(each, "commit", "-qm", "x")
+    allowed = ("-c", "protocol.file.allow=always")
+    git(root, *allowed, "submodule", "add", "-q", str(origin), "libs/sub")
+    assert names(root) == [".gitmodules", "a", "libs/sub/x"]
+    git(root, "submodule", "deinit", "-f", "libs/sub")
+    with pytest.raises(CodeError, match=r"^libs/sub is a submodule .* `git submodule update --ini"):
+        names(root)
+    assert names(root, "libs/") == names(root, "sub") == [".gitmodules", "a"]
+
+
+def test_what_stands_where_git_has_a_file_or_a_folder_travels(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "root", folder__x="", file="", _dot_gitignore="linked\n")
+    folder_of(root, linked__x="", inner__x="")
+    git(root, "init", "-q")
+    git(root, "add", "-f", ".")
+    outside = folder_of(tmp_path / "outside", x="of somebody else")
+    for name in ("folder", "linked", "inner"):
+        shutil.rmtree(root / name)
+    (root / "file").unlink()
+    folder_of(root, folder="a file now", file__y="in a folder now")
+    (root / "linked").symlink_to(outside)
+    (root / "inner").symlink_to("file")
+    assert names(root) == [".gitignore", "file/y", "folder", "inner"]
+    there_and_back(root, tmp_path)
 
 
 def test_links_within_the_folder_are_kept(tmp_path: Path) -> None:
