@@ -18,6 +18,8 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
+
 from outlast import session
 from outlast.session.objects import RandomStates
 
@@ -53,8 +55,9 @@ def use_session(trainer: Any, *, every_steps: int = 1) -> None:
     torchrun it does nothing.
 
     Raises:
-        ValueError: `every_steps` is not positive, or the model is trained with DeepSpeed or FSDP 1,
-            whose states are not tensors of the model and its optimizer.
+        ValueError: `every_steps` is not positive, the model is trained with DeepSpeed or FSDP 1,
+            whose states are not tensors of the model and its optimizer, or the `Trainer` would
+            look for its batch size.
         RuntimeError: this release of transformers lacks a method that is wrapped.
     """
     if every_steps < 1:
@@ -72,11 +75,22 @@ def use_session(trainer: Any, *, every_steps: int = 1) -> None:
             "use_session takes DDP, FSDP 2 (fsdp_version: 2) and one process, and neither "
             "DeepSpeed nor FSDP 1: go on from the Trainer's own checkpoints there"
         )
+    if trainer.args.auto_find_batch_size:
+        raise ValueError(
+            "use_session takes no auto_find_batch_size=True, with which the Trainer begins anew "
+            "with smaller batches after an out-of-memory error: set per_device_train_batch_size to "
+            "what it finds without a session"
+        )
     _Wrapped(trainer, every_steps)
 
 
 class _Wrapped:
-    """A `Trainer` with a session."""
+    """A `Trainer` with a session.
+
+    It saves after steps, once what the `Trainer` does then is done. A step that ends the epoch
+    early or the training is not saved: the evaluation, the checkpoint and the choice of the best
+    model that may follow are done again with it if they are interrupted.
+    """
 
     def __init__(self, trainer: Any, every_steps: int) -> None:
         self._trainer = trainer
@@ -87,7 +101,8 @@ class _Wrapped:
         self._random = RandomStates()
         # Set at the first step, once the batches before it have been skipped.
         self._random_at_step: dict[str, Any] | None = None
-        self._reported_step = self._saved_step = 0
+        self._reported_step = self._saved_step = self._steps_of_epoch = 0
+        self._is_epoch_over = self._is_stopping = False
         self._reported_tokens = 0
         run_epoch, self._end_step = (getattr(trainer, name) for name in _WRAPPED)
         self._run_epoch = run_epoch
@@ -99,7 +114,11 @@ class _Wrapped:
     def begin(self, model: Any, optimizer: Any, lr_scheduler: Any) -> None:
         """Restore, once everything is made and before any of it is used."""
         if self._checkpoint is not None:
-            raise RuntimeError("use_session is for one train() of a process; this is another")
+            raise RuntimeError(
+                "use_session is for one train() of a process, whose steps its checkpoints count; "
+                "this is another: give max_steps or num_train_epochs for all of it, or train again "
+                "in a job of its own, with a model that the first one saved"
+            )
         scaler = self._trainer.accelerator.scaler
         self._checkpoint = session.checkpoint(
             model=model,
@@ -117,9 +136,14 @@ class _Wrapped:
 
     def begin_step(self) -> None:
         """The batches of a step are there."""
+        self._is_epoch_over = False
         if self._random_at_step is not None:
             self._random.load_state_dict(self._random_at_step)
             self._random_at_step = None
+
+    def end_epoch(self) -> None:
+        """What follows is of the epoch, and no longer of its last step."""
+        self._is_epoch_over = True
 
     def logged(self, logs: dict[str, Any]) -> None:
         """The `Trainer` logs something of the present step."""
@@ -129,6 +153,7 @@ class _Wrapped:
     def _epoch(self, **given: Any) -> None:
         """In place of `_run_epoch`."""
         epoch: int = given["epoch"]
+        self._steps_of_epoch = given["num_update_steps_per_epoch"]
         if not self._resumes:
             self._whole_epoch(given)
             return
@@ -138,6 +163,7 @@ class _Wrapped:
         first = self._place.epoch
         self._rest_of_epoch({**given, "epoch": first})
         # The Trainer's own checkpoint was of a later epoch than the session's.
+        given["resume_from_checkpoint"] = None
         for later in range(first + 1, epoch + 1):
             if not self._trainer.control.should_training_stop:
                 self._whole_epoch({**given, "epoch": later})
@@ -170,20 +196,40 @@ class _Wrapped:
 
     def _after_step(self, *arguments: Any, **named: Any) -> None:
         """In place of `_maybe_log_save_evaluate`, which follows each step and each epoch."""
+        if self._is_stopping:
+            # No evaluation and no checkpoint of the Trainer's holds up the end.
+            self._report({})
+            return
         trainer = self._trainer
-        if not trainer.control.should_log:
+        is_logged_later = self._is_logged_with_epoch
+        if not trainer.control.should_log and not is_logged_later:
             self._report({})
         with self._phase():
             self._end_step(*arguments, **named)
-        self._report({})
-        step = trainer.state.global_step
-        if step == self._saved_step or step % self._every_steps:
+        if not is_logged_later:
+            self._report({})
+            self._save()
+
+    def _save(self) -> None:
+        step, control = self._trainer.state.global_step, self._trainer.control
+        # What follows an epoch would follow the restored step again: the next one is saved.
+        is_due = step - self._saved_step >= self._every_steps and not self._is_epoch_over
+        if not is_due or control.should_training_stop or control.should_epoch_stop:
             return
         assert self._checkpoint is not None, "training has begun"
         self._saved_step = step
         self._checkpoint.save(step)
         if session.should_stop():
-            trainer.control.should_training_stop = True
+            self._is_stopping = control.should_training_stop = True
+
+    @property
+    def _is_logged_with_epoch(self) -> bool:
+        """Whether it is the last step of an epoch, whose losses the `Trainer` logs at its end."""
+        if self._is_epoch_over or self._trainer.args.logging_strategy != "epoch":
+            return False
+        control = self._trainer.control
+        is_last = self._place.steps_in_epoch == self._steps_of_epoch
+        return is_last or control.should_training_stop or control.should_epoch_stop
 
     def _phase(self) -> AbstractContextManager[None]:
         """What takes long after this step has limits of its own."""
@@ -228,6 +274,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not r
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self._wrapped.begin_step()
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._wrapped.end_epoch()
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         self._wrapped.logged(logs or {})
 
@@ -257,12 +306,13 @@ class _Place:
         trainer, state = self._trainer, self._trainer.state
         return {
             "fields": json.dumps({name: getattr(state, name) for name in _FIELDS}),
-            "log_history": self._history.text(state.log_history),
+            "log_history": self._history.of(state.log_history),
             "callbacks": json.dumps(
                 [(type(each).__name__, each.state()) for each in self._stateful]
             ),
             "loss_since_log": trainer._tr_loss,
             "last_logged_step": trainer._globalstep_last_logged,
+            "samples_per_step": self._samples_per_step,
             "epoch": self.epoch,
             "steps_in_epoch": self.steps_in_epoch,
             "epoch_random": self.epoch_random,
@@ -270,9 +320,16 @@ class _Place:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         trainer, state = self._trainer, self._trainer.state
+        if state_dict["samples_per_step"] != self._samples_per_step:
+            raise ValueError(
+                f"the checkpoint counts steps of {state_dict['samples_per_step']} samples, and "
+                f"this Trainer makes steps of {self._samples_per_step}: set "
+                "gradient_accumulation_steps or per_device_train_batch_size so that they are as "
+                f"many on {trainer.args.world_size} ranks"
+            )
         for name, value in json.loads(state_dict["fields"]).items():
             setattr(state, name, value)
-        state.log_history = json.loads(f"[{state_dict['log_history']}]")
+        state.log_history = _History.entries(state_dict["log_history"])
         for each, (kind, saved) in zip(
             self._stateful, json.loads(state_dict["callbacks"]), strict=False
         ):
@@ -288,6 +345,11 @@ class _Place:
         )
 
     @property
+    def _samples_per_step(self) -> int:
+        """On all ranks: what the place in the data, schedules and the end are counted in."""
+        return int(self._trainer.get_total_train_batch_size(self._trainer.args))
+
+    @property
     def _stateful(self) -> list[Any]:
         """Callbacks with a state, as that of early stopping."""
         callbacks = self._trainer.callback_handler.callbacks
@@ -295,17 +357,35 @@ class _Place:
 
 
 class _History:
-    """The log of a training as JSON, of which each entry is written once: it only grows."""
+    """The log of a training as lines of JSON, of which each is written once: it only grows.
+
+    They are a tensor, which a save copies and does not look at.
+    """
 
     def __init__(self) -> None:
-        self._count = 0
-        self._text = ""
+        self._num_entries = self._num_bytes = 0
+        self._lines = torch.zeros(4096, dtype=torch.uint8)
 
-    def text(self, entries: list[dict[str, Any]]) -> str:
-        """The entries, separated by commas."""
-        if len(entries) < self._count:
-            self._count, self._text = 0, ""
-        new = [json.dumps(entry) for entry in entries[self._count :]]
-        self._text = ",".join(filter(None, [self._text, *new]))
-        self._count = len(entries)
-        return self._text
+    def of(self, entries: list[dict[str, Any]]) -> torch.Tensor:
+        """The entries; what stands behind them is zero."""
+        if len(entries) < self._num_entries:
+            self._num_entries = self._num_bytes = 0
+            self._lines.zero_()
+        new = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries[self._num_entries :])
+        self._num_entries = len(entries)
+        if new:
+            end = self._num_bytes + len(new)
+            if end > len(self._lines):
+                # So that it seldom is a tensor of another size.
+                longer = torch.zeros(2 * end, dtype=torch.uint8)
+                longer[: self._num_bytes] = self._lines[: self._num_bytes]
+                self._lines = longer
+            self._lines[self._num_bytes : end] = torch.frombuffer(bytearray(new), dtype=torch.uint8)
+            self._num_bytes = end
+        return self._lines
+
+    @staticmethod
+    def entries(lines: torch.Tensor) -> list[dict[str, Any]]:
+        """Those of which it was made."""
+        text = lines.numpy().tobytes().rstrip(b"\0").decode()
+        return [json.loads(line) for line in text.splitlines()]

@@ -54,7 +54,7 @@ class HostMemory:
         self._state = (text.replace(before, after), *rest)  # type: ignore[assignment]
 
     @property
-    def num_bytes(self) -> int:
+    def text_bytes(self) -> int:
         """How large the text of a state is."""
         assert self._state is not None
         return len(self._state[0])

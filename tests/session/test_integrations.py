@@ -15,6 +15,7 @@ HUGGING_FACE = "outlast.integrations.hugging_face"
     ("module", "library", "extra"),
     [
         (HUGGING_FACE, "transformers", "hf"),
+        ("outlast.integrations.lightning", "lightning", "lightning"),
     ],
 )
 def test_a_framework_that_is_missing_is_named_with_the_extra_that_brings_it(
