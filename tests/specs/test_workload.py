@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from outlast.cli.errors import CliError
 from outlast.cli.places import Nodes
@@ -15,6 +16,8 @@ from outlast.rules.workload import MAX_SIZES, script_index, smaller_sizes
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from outlast.submission import resolve_places
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def script(more: dict[str, Any] | None = None, **workload: object) -> dict[str, Any]:
@@ -246,3 +249,15 @@ def test_absolute_paths_that_nodes_may_have_are_warned_of(
     assert "workload.command is '/no/x.py'" in load_spec(path).seen.warnings[0]
     with pytest.raises(CliError, match="there is no file of that name"):
         load_spec(path, nodes=Nodes.HERE)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((EXAMPLES / "scripts").glob("*.yaml")), ids=lambda path: path.name
+)
+def test_the_jobs_of_example_scripts_run_scripts_that_are_there(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    command = document["workload"]["command"]
+    index = script_index(command)
+    assert index is not None
+    assert (EXAMPLES.parent / command[index]).is_file()
+    assert not load_spec(path).seen.warnings
