@@ -101,6 +101,12 @@ def run(
     return [Done(code=code, log=log) for code, log in zip(codes, logs, strict=True)]
 
 
+def seen_by(done: Done) -> dict[int, list[float]]:
+    """What each step of a rank saw, as its script printed it, and maybe its loss."""
+    (line,) = [line for line in done.log.splitlines() if line.startswith('{"')]
+    return {int(step): values for step, values in json.loads(line).items()}
+
+
 @contextmanager
 def uploaded(folder: Path, world_size: int) -> Iterator[None]:
     """Beside the block, bring to storage what the session wants there; all of it, at its end."""

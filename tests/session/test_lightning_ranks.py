@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.session.ranks import Done, run, uploaded
+from tests.session.ranks import run, seen_by, uploaded
 
 SCRIPT = Path(__file__).with_name("lightning_ddp.py")
 # Of 48 samples, in batches of 4 on two ranks.
@@ -16,21 +16,15 @@ pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("lightning")
 
 
-def seen_by(done: Done) -> dict[int, list[float]]:
-    """What each step of a rank saw, and its loss."""
-    (line,) = [line for line in done.log.splitlines() if line.startswith('{"')]
-    return {int(step): values for step, values in Done(code=0, log=line).facts.items()}
-
-
 def test_ranks_go_on_together_and_fewer_of_them_where_they_were(tmp_path: Path) -> None:
     every = {"storage_interval_steps": 1}
     whole = run(tmp_path / "undisturbed", SCRIPT, checkpoint=every)
     assert [done.code for done in whole] == [0, 0], whole[0].log
 
-    struck = run(tmp_path, SCRIPT, ["validation", f"{STEPS_OF_EPOCH}"], checkpoint=every)
-    assert all(done.code for done in struck)
     with uploaded(tmp_path, world_size=2):
-        second = run(tmp_path, SCRIPT, ["training", "8"], attempt=2, checkpoint=every)
+        struck = run(tmp_path, SCRIPT, ["validation", f"{STEPS_OF_EPOCH}"], checkpoint=every)
+    assert all(done.code for done in struck)
+    second = run(tmp_path, SCRIPT, ["training", "8"], attempt=2, checkpoint=every)
     # The step before the validation, and what follows it.
     for done, expected in zip(second, whole, strict=True):
         assert "goes on after step 5, from host memory" in done.log
@@ -46,6 +40,7 @@ def test_ranks_go_on_together_and_fewer_of_them_where_they_were(tmp_path: Path) 
     assert "from storage" in alone.log
     steps = seen_by(alone)
     resumed = min(steps)
+    assert 0 < resumed < STEPS_OF_EPOCH
     left = [
         sorted(value for done in whole for value in seen_by(done)[step][:-1])
         for step in range(resumed, 2 * STEPS_OF_EPOCH)
