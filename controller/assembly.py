@@ -12,7 +12,7 @@ from controller.addresses import PortTakenError, check_free, parse_address
 from controller.clock import SteadyClock
 from controller.core.edge.edge import Edge
 from controller.core.machine import Machine
-from controller.core.node_events import NodeClosed, NodeEvent, NodeGone, NodesAwaited
+from controller.core.node_events import ClusterNews, NodeClosed, NodeEvent, NodeGone
 from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
@@ -133,7 +133,7 @@ class Controller:
         self.metrics.add(partial(collect, cluster))
         return cluster
 
-    def _cluster_said(self, event: NodeEvent | NodesAwaited) -> None:
+    def _cluster_said(self, event: NodeEvent | ClusterNews) -> None:
         service = self.parts.service
         service.post(event)
         if isinstance(event, NodeClosed):

@@ -81,6 +81,7 @@ def _need_of(spec: JobSpec, placement: Placement | None) -> NodeNeed:
         gpus=per_node if spec.resources.device == "cuda" else 0,
         # What a script keeps in host memory is not known before it runs.
         host_memory_bytes=0 if spec.is_script else placed_host_memory_bytes(spec, placement),
+        image=spec.workload.image or "",
     )
 
 

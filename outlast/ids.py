@@ -18,6 +18,8 @@ CommandId = NewType("CommandId", str)
 # and whatever comes from an earlier attempt is dropped.
 Attempt = NewType("Attempt", int)
 
+# A container image: host:port/name/name:tag@digest. Whether there is one only a cluster knows.
+IMAGE_PATTERN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._/:@]{0,511}")
 NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?")
 
 

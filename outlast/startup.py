@@ -35,12 +35,18 @@ class ShadowedError(FatalError):
 
 def python_command(module: str, *, executable: str = sys.executable) -> tuple[str, ...]:
     """The start of a command that runs one of our modules, whatever the current folder holds."""
-    return (executable, "-P", "-m", module)
+    return (executable, *_alone(executable), "-P", "-m", module)
 
 
 def forking_command(module: str, *, executable: str = sys.executable) -> tuple[str, ...]:
     """`python_command` of a module whose forks become scripts: with no option that they see."""
-    return (executable, "-c", _RUN_MODULE, module)
+    return (executable, *_alone(executable), "-c", _RUN_MODULE, module)
+
+
+def _alone(executable: str) -> tuple[str, ...]:
+    """`-E` for our own interpreter where this process has it: PYTHONPATH and PYTHONHOME of a job's
+    image are of the image's Python."""
+    return ("-E",) if sys.flags.ignore_environment and executable == sys.executable else ()
 
 
 def check_packages(packages: Iterable[str] = PACKAGES) -> None:

@@ -28,11 +28,11 @@ def resolve_places(
     rules of the spec will say so.
     """
     resolved, written = dict(document), {}
-    has_code = _has_code(resolved)
+    has_code, has_image = _has_code(resolved), _has_image(resolved)
     for section, field in _PLACES:
         inside = resolved.get(section)
         given = inside.get(field) if isinstance(inside, dict) else None
-        if section == "workload" and has_code:
+        if section == "workload" and (has_code or has_image):
             continue
         if not isinstance(given, str) or not _is_relative(section, given):
             continue
@@ -41,7 +41,7 @@ def resolve_places(
         written[f"{section}.{field}"] = given
     if has_code:
         _resolve_code(resolved, written, folder)
-    else:
+    elif not has_image:
         _resolve_workload(resolved, written, folder)
     return resolved, written
 
@@ -52,6 +52,12 @@ def _has_code(document: Mapping[str, Any]) -> bool:
     code = workload.get("code") if isinstance(workload, dict) else None
     # A spec that was written out has both as null.
     return isinstance(code, dict) and any(code.get(each) for each in ("path", "digest"))
+
+
+def _has_image(document: Mapping[str, Any]) -> bool:
+    """Whether the job's paths are those of an image, of which the submitter's folder is no part."""
+    workload = document.get("workload")
+    return isinstance(workload, dict) and workload.get("image") is not None
 
 
 def _resolve_code(resolved: dict[str, Any], written: dict[str, str], folder: Path) -> None:

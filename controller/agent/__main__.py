@@ -29,8 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: list[str] | None) -> AgentConfig:
-    """What the command line says; ValueError when values do not fit together."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m controller.agent", description=__doc__)
     parser.add_argument("--node", required=True, help="name of this node")
     parser.add_argument("--controller", required=True, metavar="HOST:PORT")
@@ -53,12 +52,20 @@ def parse(arguments: list[str] | None) -> AgentConfig:
     parser.add_argument(
         "--state-days", type=int, default=90, help="limit of their age, since last written to"
     )
+    parser.add_argument(
+        "--image", default="", help="the image of jobs that this agent runs in, if it is not ours"
+    )
     # For tests: handed to the standby process as they are; another module of checks; a node that
     # does not permit cgroups.
     parser.add_argument("--standby-argument", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--suite-runner", default="diagnostics.runner", help=argparse.SUPPRESS)
     parser.add_argument("--no-cgroups", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def parse(arguments: list[str] | None) -> AgentConfig:
+    """What the command line says; ValueError when values do not fit together."""
+    given = _parser().parse_args(arguments)
     return AgentConfig(
         node=given.node,
         controller=given.controller,
@@ -75,6 +82,7 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         rank_log_bytes=given.rank_log_mib << 20,
         state_bytes=given.state_mib << 20,
         state_age_s=given.state_days * 86_400.0,
+        image=given.image,
         cgroups=not given.no_cgroups,
     )
 

@@ -112,7 +112,7 @@ class Agent:
             max_log_bytes=max_log_bytes,
         )
         self._metrics_address = ""
-        self._capacity = NodeCapacity(config.memory_dir)
+        self._capacity = NodeCapacity(config.memory_dir, image=config.image)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then leave nothing behind."""

@@ -69,6 +69,8 @@ class AgentConfig:
     """Of what all attempts leave in `jobs_dir`; the oldest is deleted."""
     state_age_s: float = 90 * 86_400.0
     """Since an attempt last wrote there; what is older is deleted."""
+    image: str = ""
+    """The job's image that this agent runs in; "" for the image of the agents."""
     cgroups: bool = True
     """Give each worker a cgroup of its own where this node permits it."""
     suite_runner: str = "diagnostics.runner"

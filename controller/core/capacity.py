@@ -30,6 +30,8 @@ class Capacity:
     # The most that host-memory checkpoints can take, and what was free when it joined.
     host_memory_bytes: int = 0
     host_memory_free_bytes: int = 0
+    # The job's image that its agent runs in, "" for the image of the agents.
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +40,28 @@ class NodeNeed:
 
     gpus: int = 0
     host_memory_bytes: int = 0
+    # Its own; "" where it runs in the image of the agents.
+    image: str = ""
 
 
 NOTHING_NEEDED = NodeNeed()
 
 
+def image_of(capacity: Capacity | None) -> str:
+    """The job's image that a node runs; "" for that of the agents."""
+    return "" if capacity is None else capacity.image
+
+
+def image_in_words(image: str) -> str:
+    """An image of a job, or the one that all agents have."""
+    return f"the image {image}" if image else "the image of the agents"
+
+
 def lacking(need: NodeNeed, capacity: Capacity | None) -> str:
     """What a node lacks for a job, in words; "" when nothing is known to be missing."""
-    if capacity is None or need is NOTHING_NEEDED:
+    if need.image != (known_image := image_of(capacity)):
+        return f"needs {image_in_words(need.image)} and runs {image_in_words(known_image)}"
+    if capacity is None:
         return ""
     missing = []
     if capacity.gpus < need.gpus:
@@ -61,7 +77,7 @@ def is_no_larger(one: Capacity | None, other: Capacity | None) -> bool:
 
     Free memory is left out, as it changes.
     """
-    if one is None or other is None:
+    if one is None or other is None or one.image != other.image:
         return False
     return all(
         mine <= _ALIKE * theirs
@@ -81,6 +97,8 @@ def need_in_words(workers: int, need: NodeNeed) -> str:
         parts.append(f"{need.gpus} GPU{'' if need.gpus == 1 else 's'}")
     if need.host_memory_bytes >= _GIB // 10:
         parts.append(f"{in_words(need.host_memory_bytes)} of host memory")
+    if need.image:
+        parts.append(image_in_words(need.image))
     return _listed(parts)
 
 
@@ -112,6 +130,8 @@ def _in_words(workers: int, capacity: Capacity | None) -> str:
         parts.append(f"{in_words(capacity.host_memory_bytes)} of it for checkpoints")
     if capacity.cpus:
         parts.append(f"{capacity.cpus} CPU{'' if capacity.cpus == 1 else 's'}")
+    if capacity.image:
+        parts.append(image_in_words(capacity.image))
     return ", ".join(parts)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from controller.core.incident_cut import IncidentCut
 from controller.core.kinds import Cause
-from controller.core.node_events import NodeEvent, NodeFound, NodesAwaited, WorkerExited
+from controller.core.node_events import ClusterNews, NodeEvent, NodeFound, WorkerExited
 from controller.core.records import JobPlan
 from outlast.chosen import ChosenStart
 from outlast.failures import ErrorKind
@@ -240,6 +240,6 @@ Event = (
     | DetectionEnded
     | CheckpointCommitted
     | CheckpointFailed
-    | NodesAwaited
+    | ClusterNews
     | NodeEvent
 )

@@ -6,10 +6,9 @@ that is silent or gone is lost is decided in `losses`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from controller.core import attempts, jobs, leaving, losses, nodes
+from controller.core import attempts, jobs, leaving, losses, nodes, spares
 from controller.core.context import Context, NodeView
 from controller.core.effects import Alert
 from controller.core.events import CommandFinished
@@ -26,7 +25,7 @@ from controller.core.node_events import (
     NodeReplaced,
     NodeUncordonRequested,
 )
-from controller.core.orders import CommandRecord, RunSuite, StartWorkers, StopWorkers
+from controller.core.orders import CommandRecord, StartWorkers, StopWorkers
 from controller.core.records import Evidence, JobRecord, NodeRecord
 from controller.core.states import (
     AT_WORK,
@@ -235,12 +234,7 @@ def suite_finished(ctx: Context, record: CommandRecord, event: CommandFinished) 
 def tend(ctx: Context) -> None:
     """Bring every node on that has only waited for time, a place or a check."""
     _let_time_pass(ctx)
-    _keep_standbys(ctx)
-
-
-def spares_wanted(jobs: Iterable[JobRecord]) -> int:
-    """Free nodes that are to be held ready: as many as the most cautious of these jobs wants."""
-    return max((job.plan.standby for job in jobs if job.wants_nodes), default=0)
+    spares.keep(ctx)
 
 
 def next_timer_s(ctx: Context) -> list[float]:
@@ -360,36 +354,3 @@ def _let_time_pass(ctx: Context) -> None:
             nodes.quarantine(ctx, node, "its workers could not be killed")
         elif node.state is NodeState.SUSPECT and due:
             ctx.move_node(node, NodeState.ASSIGNED, "no fault since it was suspected")
-
-
-def _keep_standbys(ctx: Context) -> None:
-    """Check free nodes ahead of time, so that one can take a lost node's place at once."""
-    live = [job for job in ctx.state.live_jobs() if job.wants_nodes]
-    wanted = spares_wanted(live)
-    index = ctx.state.index
-    standbys = [
-        node for node in map(ctx.state.nodes.__getitem__, index.standby) if _is_open(ctx, node)
-    ]
-    for node in standbys[wanted:]:
-        ctx.move_node(node, NodeState.READY, "no job wants a standby")
-    missing = wanted - len(standbys)
-    if any(job.state in (JobState.QUEUED, JobState.PROVISIONING) for job in live):
-        return
-    for node_id in index.free if missing > 0 else ():
-        if missing <= 0:
-            return
-        node = ctx.state.nodes[node_id]
-        usable = node.state is NodeState.READY and ctx.connected(node.node) and _is_open(ctx, node)
-        if not usable or any(node.workers < job.plan.workers_per_node for job in live):
-            continue
-        missing -= 1
-        recheck = ctx.now_s - ctx.settings.standby_recheck_s
-        if node.checked_s is not None and node.checked_s > recheck:
-            ctx.move_node(node, NodeState.STANDBY, "checked; a warm spare")
-        elif not ctx.commands_of(RunSuite, node=node.node):
-            nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
-
-
-def _is_open(ctx: Context, node: NodeRecord) -> bool:
-    """Whether neither a person nor the cluster holds it back: else it is nobody's spare."""
-    return not node.cordoned and not ctx.view(node.node).closed

@@ -20,6 +20,7 @@ from controller.core import (
     detections,
     elastic,
     fleet,
+    images,
     incidents,
     job_progression,
     jobs,
@@ -36,6 +37,7 @@ from controller.core.context import Context, NodeView, Settings
 from controller.core.effects import Effect
 from controller.core.facts import State
 from controller.core.node_events import (
+    ImageNotPulled,
     NodeBack,
     NodeClosed,
     NodeCordonRequested,
@@ -264,6 +266,8 @@ class Machine:
                 retention.prune(ctx, event)
             case NodesAwaited(detail=detail):
                 ctx.awaited = detail
+            case ImageNotPulled():
+                images.not_pulled(ctx, event)
             case ev.CommandFinished():
                 self._command_finished(event)
             case ev.FaultsSearched():

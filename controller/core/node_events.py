@@ -154,6 +154,14 @@ class NodesAwaited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageNotPulled:
+    """The cluster tries in vain to fetch an image of jobs, and for long enough."""
+
+    image: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCordonRequested:
     node: NodeId
 
@@ -208,3 +216,5 @@ NodeEvent = (
     | NodeDrainRequested
     | NodeForgetRequested
 )
+# What is of no one node.
+ClusterNews = NodesAwaited | ImageNotPulled

@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass
 
 from controller.core.accounting import NOTHING_YET, Account
-from controller.core.capacity import NOTHING_NEEDED, Capacity, NodeNeed
+from controller.core.capacity import NOTHING_NEEDED, Capacity, NodeNeed, image_of
 from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung, Wanted
 from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
 from outlast.chosen import ChosenStart
@@ -247,6 +247,11 @@ class NodeRecord:
     replica_token: str = ""
     # None from an agent that does not say.
     capacity: Capacity | None = None
+
+    @property
+    def image(self) -> str:
+        """The job's image that its agent runs in; "" for that of the agents."""
+        return image_of(self.capacity)
 
     def session_of(self, began_s: float) -> str:
         """Id of the quarantine session of this node that began then."""

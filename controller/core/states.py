@@ -61,7 +61,12 @@ class InvalidTransitionError(AssertionError):
 
 
 JOB_TRANSITIONS: dict[JobState, tuple[JobState, ...]] = {
-    JobState.QUEUED: (JobState.PROVISIONING, JobState.PAUSED, JobState.CANCELLED),
+    JobState.QUEUED: (
+        JobState.PROVISIONING,
+        JobState.PAUSED,
+        JobState.CANCELLED,
+        JobState.FAILED,
+    ),
     JobState.PROVISIONING: (JobState.PREFLIGHT, JobState.PAUSED, JobState.CANCELLED),
     JobState.PREFLIGHT: (
         JobState.STARTING,

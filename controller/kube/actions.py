@@ -10,10 +10,11 @@ from outlast.ids import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePod:
-    """Start an agent on any host but these."""
+    """Start an agent on any host but these, in an image of jobs or, with "", in its own."""
 
     name: str
     avoid: tuple[NodeId, ...]
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from controller.changes import Changes
 from controller.core.facts import State
-from controller.core.node_events import NodeEvent, NodesAwaited
+from controller.core.node_events import ClusterNews, NodeEvent
 from controller.failure import Failure
 from controller.kube.api import Kind, KubeApi
 from controller.kube.config import KubeConfig
@@ -25,7 +25,8 @@ from controller.kube.execution import Execution
 from controller.kube.informer import Informer
 from controller.kube.observed import Host, Json, Pod, read_host, read_pod
 from controller.kube.reconcile import Reconciler
-from controller.kube.view import View, num_wanted
+from controller.kube.shares import claims
+from controller.kube.view import View
 from outlast.clock import Clock
 from outlast.ids import NodeId
 
@@ -46,7 +47,7 @@ class KubeCluster:
         *,
         state: Callable[[], State],
         incarnations: Callable[[], Mapping[NodeId, str]],
-        post: Callable[[NodeEvent | NodesAwaited], None],
+        post: Callable[[NodeEvent | ClusterNews], None],
         changes: Changes,
         clock: Clock,
     ) -> None:
@@ -156,7 +157,7 @@ class KubeCluster:
                 now_s=loop.time(),
                 wall_s=self._clock.now_s(),
                 nodes=state.nodes,
-                num_wanted=num_wanted(state.jobs.values(), self._config.workers),
+                claims=claims(state.jobs.values(), self._config.workers),
                 incarnations=self._incarnations(),
                 pods=tuple(self._pods.objects.values()),
                 hosts={host.name: host for host in self._hosts.objects.values()},

@@ -132,12 +132,13 @@ class Execution:
     async def _do(self, action: Action) -> None:
         api = self._api
         match action:
-            case CreatePod(name=name, avoid=avoid):
+            case CreatePod(name=name, avoid=avoid, image=image):
                 anchor_uid = await self._anchor_uid()
-                manifest = objects.agent_pod(self._config, name, anchor_uid, avoid)
+                manifest = objects.agent_pod(self._config, name, anchor_uid, avoid, image)
                 await self.call(api.create_pod, manifest)
                 self.refusal = ""
-                logger.info("pod created: pod=%s avoided=%d", name, len(avoid))
+                what = image or self._config.image
+                logger.info("pod created: pod=%s avoided=%d image=%s", name, len(avoid), what)
             case ProbeHost(name=name, host=host, session=session):
                 anchor_uid = await self._anchor_uid()
                 manifest = objects.probe_pod(self._config, name, anchor_uid, host, session)

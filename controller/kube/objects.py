@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
+from controller.kube.foreign_image import in_image
 from controller.kube.observed import (
     ANNOTATION_AVOIDS,
     ANNOTATION_PROBES,
+    CONTAINER,
     LABEL_JOB,
     Json,
     Pod,
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 APP = "outlast"
 COMPONENT = "agent"
-CONTAINER = "agent"
 METRICS_PORT = 7072
 STATE_DIR = "/var/lib/outlast"
 _JOIN_TOKEN_DIR = "/etc/outlast/join"
@@ -136,9 +137,14 @@ def service(config: KubeConfig, anchor_uid: str) -> Json:
 
 
 def agent_pod(
-    config: KubeConfig, name: str, anchor_uid: str, avoid: tuple[NodeId, ...] = ()
+    config: KubeConfig,
+    name: str,
+    anchor_uid: str,
+    avoid: tuple[NodeId, ...] = (),
+    image: str = "",
 ) -> Json:
-    """One agent with all devices of its host, never beside another and never on `avoid`."""
+    """One agent with all devices of its host, never beside another and never on `avoid`; in the
+    image of jobs that is given, or in its own."""
     pod: Json = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -171,6 +177,8 @@ def agent_pod(
     if config.join_token_secret:
         pod = cast(Json, merge(pod, _with_join_token(config.join_token_secret)))
     pod = cast(Json, merge(pod, config.pod_template, "pod"))
+    if image:
+        pod = in_image(pod, image, agents_image=config.image)
     if not avoid:
         return pod
     # The API server takes one value a requirement there.

@@ -6,6 +6,7 @@ bears the name of its host.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,9 +18,15 @@ Json = dict[str, Any]
 # A pod in one of these runs nothing any more.
 ENDED_PHASES = ("Succeeded", "Failed")
 _READY = "Ready"
+# The container that the agent runs in.
+CONTAINER = "agent"
+# Of a container that has ended well.
+_DONE = "Completed"
+_PULL_FAILURES = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 LABEL_JOB = "outlast.dev/job"
 ANNOTATION_PROBES = "outlast.dev/probes"
 ANNOTATION_AVOIDS = "outlast.dev/avoids"
+ANNOTATION_IMAGE = "outlast.dev/image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +85,13 @@ class Pod:
     avoids: frozenset[NodeId] = frozenset()
     """Annotation with the hosts that it can never be bound to, which were out at its creation."""
 
+    image: str = ""
+    """Annotation with the image of jobs that its agent runs in; "" for that of the agents."""
+    pull_failure: str = ""
+    """Why the image of its agent has not been fetched, when that has failed."""
+    finds_no_host: bool = False
+    """Whether the scheduler has looked for a host in vain."""
+
     @property
     def is_alive(self) -> bool:
         """Whether it runs, or may still come to run."""
@@ -129,6 +143,12 @@ def read_pod(document: Json) -> Pod:
         job=(metadata.get("labels") or {}).get(LABEL_JOB) or "",
         probes=annotations.get(ANNOTATION_PROBES) or "",
         avoids=frozenset(NodeId(name) for name in annotations.get(ANNOTATION_AVOIDS, "").split()),
+        image=annotations.get(ANNOTATION_IMAGE) or "",
+        pull_failure=_pull_failure(status),
+        finds_no_host=any(
+            (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable")
+            for condition in status.get("conditions") or ()
+        ),
     )
 
 
@@ -150,7 +170,17 @@ def _detail(status: Json) -> str:
     for condition in status.get("conditions") or ():
         if condition.get("status") != "True" or condition["type"] == "DisruptionTarget":
             said += [condition.get("reason"), condition.get("message")]
-    for container in status.get("containerStatuses") or ():
+    containers = (status.get(name) or () for name in ("initContainerStatuses", "containerStatuses"))
+    for container in itertools.chain.from_iterable(containers):
         for state in (container.get("state") or {}).values():
-            said += [(state or {}).get("reason"), (state or {}).get("message")]
+            if (state or {}).get("reason") != _DONE:
+                said += [(state or {}).get("reason"), (state or {}).get("message")]
     return ": ".join(dict.fromkeys(word for word in said if word))
+
+
+def _pull_failure(status: Json) -> str:
+    for container in status.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if container.get("name") == CONTAINER and waiting.get("reason") in _PULL_FAILURES:
+            return ": ".join(filter(None, (waiting["reason"], waiting.get("message"))))
+    return ""

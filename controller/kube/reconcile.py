@@ -8,9 +8,10 @@ only how long things have been as they are; a new controller begins to wait anew
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from controller.core.node_events import NodeEvent, NodeReleased, NodesAwaited
+from controller.core.node_events import ClusterNews, ImageNotPulled, NodeEvent, NodeReleased
 from controller.core.records import NodeRecord
 from controller.core.states import FREE, NodeState
 from controller.kube import objects, quarantine
@@ -28,6 +29,7 @@ from controller.kube.config import KubeConfig
 from controller.kube.host_events import HostEvents
 from controller.kube.observed import Host, Pod
 from controller.kube.quarantines import Quarantines
+from controller.kube.shares import shares
 from controller.kube.timers import Timers
 from controller.kube.view import View
 from outlast.ids import NodeId
@@ -40,7 +42,7 @@ _IN_USE = (*FREE, NodeState.ASSIGNED, NodeState.SUSPECT)
 class Plan:
     """What to tell the machine, and what to do meanwhile, in any order."""
 
-    events: tuple[NodeEvent | NodesAwaited, ...]
+    events: tuple[NodeEvent | ClusterNews, ...]
     actions: tuple[Action, ...]
 
 
@@ -57,8 +59,8 @@ class Reconciler:
             self._fleet, tolerations, closing=closing, probe_s=config.patience.probe_s
         )
         self._timers = Timers()
-        # Hosts on which a pod came to nothing, and until when no other is tried there.
-        self._shunned: dict[NodeId, float] = {}
+        # Hosts on which a pod of an image came to nothing, and until when no other is tried there.
+        self._shunned: dict[tuple[NodeId, str], float] = {}
         # Deleted once when the fleet is empty, in case an earlier controller left it.
         self._may_have_base = True
 
@@ -79,12 +81,13 @@ class Reconciler:
         pods_out, on_the_way = self._pods(view)
         released, shaped = self._shape(view, on_the_way)
         actions = [*patches, *pods_out, *self._labels(view), *shaped]
-        if view.num_wanted == 0 and not view.pods and self._may_have_base:
+        if not view.claims and not view.pods and self._may_have_base:
             actions.append(RemoveBase())
+        pulls = self._not_pulled(on_the_way)
         self._timers.end()
         is_short = any(isinstance(action, CreatePod) for action in shaped)
         awaited = self._host_events.awaited(on_the_way, view.refusal if is_short else "")
-        events = (*told, *lifted, *released, *awaited)
+        events = (*told, *lifted, *released, *awaited, *pulls)
         return Plan(events=events, actions=tuple(actions))
 
     def _pods(self, view: View) -> tuple[list[Action], list[Pod]]:
@@ -100,7 +103,7 @@ class Reconciler:
                 actions.append(_delete(pod, f"it has {pod.phase.lower()} {pod.detail}"))
             elif pod.probes and pod.host is None:
                 # A trial of one host: it is none too many, however many pods wait for any host.
-                if view.num_wanted == 0 or self._is_late(pod):
+                if not view.claims or self._is_late(pod):
                     actions.append(_delete(pod, "its host need not or cannot be tried"))
             elif node is None or node.state is NodeState.RELEASED:
                 if node is not None and view.incarnations.get(node.node) == node.incarnation:
@@ -116,7 +119,7 @@ class Reconciler:
                 else:
                     on_the_way.append(pod)
             elif node.state is NodeState.RETIRED and pod.probes == node.quarantine:
-                if view.num_wanted == 0 or self._is_late(pod):
+                if not view.claims or self._is_late(pod):
                     actions.append(_delete(pod, "its agent need not or did not join"))
             elif self._must_leave(view, node):
                 actions += self._evict(pod, f"its node is {node.state}: {node.reason}")
@@ -134,7 +137,11 @@ class Reconciler:
             return None
         hosts = (view.hosts.get(name) for name in sorted(pod.avoids))
         return next(
-            (host.name for host in hosts if host is not None and not self._is_avoided(host, view)),
+            (
+                host.name
+                for host in hosts
+                if host is not None and not self._is_avoided(host, view, pod.image)
+            ),
             None,
         )
 
@@ -161,6 +168,15 @@ class Reconciler:
             return []
         return [EvictPod(name=pod.name, uid=pod.uid, why=why)]
 
+    def _not_pulled(self, on_the_way: list[Pod]) -> list[ClusterNews]:
+        """Images of jobs that hosts have failed to fetch for long."""
+        failing: dict[str, str] = {}
+        for pod in on_the_way:
+            lasts = pod.image and pod.pull_failure and self._timers.for_s(f"{pod.uid} pulls")
+            if lasts and lasts > self._config.patience.pull_s:
+                failing.setdefault(pod.image, pod.pull_failure)
+        return [ImageNotPulled(image=image, detail=why) for image, why in failing.items()]
+
     def _finish(self, view: View, pod: Pod) -> list[Action]:
         """A host that does not answer never confirms that its pod has ended."""
         host = None if pod.host is None else view.hosts.get(pod.host)
@@ -175,28 +191,55 @@ class Reconciler:
         """Without this the next pod would go to the same host, and come to nothing there."""
         joined = node is not None and node.state is not NodeState.RELEASED
         if pod.host is not None and not joined:
-            self._shunned[pod.host] = view.now_s + self._config.patience.join_s
+            self._shunned[pod.host, pod.image] = view.now_s + self._config.patience.join_s
 
     def _shape(self, view: View, on_the_way: list[Pod]) -> tuple[list[NodeEvent], list[Action]]:
-        """Have as many nodes as are wanted: more pods, or fewer."""
+        """Have as many nodes of each image as are wanted: more pods, or fewer."""
         useful = [node for node in view.nodes.values() if self._is_useful(node)]
-        surplus = len(useful) + len(on_the_way) - view.num_wanted
+        wanted = shares(view.claims, useful, on_the_way, self._room(view, on_the_way))
         # Nothing runs yet in those that are on their way, least of all in unbound ones.
-        early = sorted(on_the_way, key=lambda pod: (pod.host is not None, pod.name))
-        early = early[: max(0, surplus)]
+        waiting = sorted(on_the_way, key=lambda pod: (pod.host is not None, pod.name))
+        have = Counter(node.image for node in useful) + Counter(pod.image for pod in waiting)
+        surplus = have - wanted
+        early = []
+        for pod in waiting:
+            if surplus[pod.image] > 0:
+                surplus[pod.image] -= 1
+                early.append(pod)
         actions: list[Action] = [_delete(pod, "no job needs it any more") for pod in early]
-        actions += self._new_pods(view, max(0, -surplus))
-        return self._given_back(view, max(0, surplus - len(early))), actions
+        actions += self._new_pods(view, wanted - have)
+        vain = Counter(pod.image for pod in waiting if pod.finds_no_host and pod not in early)
+        leaving = sum(_is_leaving(view, pod) for pod in view.pods if pod not in waiting)
+        return self._given_back(view, surplus, vain, leaving), actions
 
-    def _new_pods(self, view: View, count: int) -> list[Action]:
+    def _room(self, view: View, on_the_way: list[Pod]) -> int:
+        """How many hosts are ours or were, and could have an agent."""
+        bound = {pod.host for pod in on_the_way if pod.host is not None}
+        return len(
+            bound
+            | {
+                node.node
+                for node in view.nodes.values()
+                if (node.state in _IN_USE or node.state is NodeState.RELEASED)
+                and node.node in view.hosts
+                and self._host_events.is_usable(node.node)
+            }
+        )
+
+    def _new_pods(self, view: View, missing: Counter[str]) -> list[Action]:
         """As many pods as nodes are missing, and one on each lost host that is to be tried."""
-        probes = self._quarantines.to_probe(view) if view.num_wanted else []
-        names = objects.free_names(self._config.fleet, view.pods, count + len(probes))
-        self._may_have_base = self._may_have_base or bool(names)
-        avoid = self._avoided(view)
-        actions: list[Action] = [CreatePod(name=name, avoid=avoid) for name in names[:count]]
-        for name, node in zip(names[count:], probes, strict=True):
-            actions.append(ProbeHost(name=name, host=node.node, session=node.quarantine))
+        probes = self._quarantines.to_probe(view) if view.claims else []
+        count = missing.total() + len(probes)
+        names = iter(objects.free_names(self._config.fleet, view.pods, count))
+        self._may_have_base = self._may_have_base or count > 0
+        actions: list[Action] = []
+        for image, number in missing.items():
+            avoid = self._avoided(view, image)
+            actions += [
+                CreatePod(name=next(names), avoid=avoid, image=image) for _ in range(number)
+            ]
+        for node in probes:
+            actions.append(ProbeHost(name=next(names), host=node.node, session=node.quarantine))
         return actions
 
     def _is_useful(self, node: NodeRecord) -> bool:
@@ -204,30 +247,43 @@ class Reconciler:
             return not node.cordoned and self._host_events.is_usable(node.node)
         return node.state in _IN_USE
 
-    def _given_back(self, view: View, surplus: int) -> list[NodeEvent]:
-        """Ask for free nodes that have been idle for long: the surplus, and the useless."""
-        idle = [
-            node
-            for node in view.nodes.values()
-            if node.state in FREE
-            and node.node in view.hosts
-            and view.wall_s > node.since_s + self._config.patience.idle_s
+    def _given_back(
+        self, view: View, surplus: Counter[str], vain: Counter[str], leaving: int
+    ) -> list[NodeEvent]:
+        """Ask for free nodes that have been idle for long: the surplus, and the useless.
+
+        At once where pods of other images, counted in `vain`, find no host, and the hosts of pods
+        that are `leaving` do not suffice.
+        """
+        free = [
+            node for node in view.nodes.values() if node.state in FREE and node.node in view.hosts
         ]
-        useless = [node for node in idle if not self._is_useful(node)]
-        useful = [node for node in idle if self._is_useful(node)]
+        useless = [node for node in free if not self._is_useful(node) and self._is_idle(view, node)]
+        useful = [node for node in free if self._is_useful(node)]
         # Checked standbys go last.
         useful.sort(key=lambda node: (node.state is NodeState.STANDBY, node.since_s))
-        return [NodeReleased(node=node.node) for node in (*useless, *useful[:surplus])]
+        left, in_need = Counter(surplus), vain.total() - leaving
+        given: list[NodeRecord] = []
+        for node in useful:
+            makes_room = in_need > 0 and vain.total() > vain[node.image]
+            if left[node.image] > 0 and (makes_room or self._is_idle(view, node)):
+                left[node.image] -= 1
+                in_need -= 1
+                given.append(node)
+        return [NodeReleased(node=node.node) for node in (*useless, *given)]
 
-    def _avoided(self, view: View) -> tuple[NodeId, ...]:
-        """Hosts on which no new pod may land."""
-        avoided = [host.name for host in view.hosts.values() if self._is_avoided(host, view)]
+    def _is_idle(self, view: View, node: NodeRecord) -> bool:
+        return view.wall_s > node.since_s + self._config.patience.idle_s
+
+    def _avoided(self, view: View, image: str) -> tuple[NodeId, ...]:
+        """Hosts on which no new pod of an image may land."""
+        avoided = [host.name for host in view.hosts.values() if self._is_avoided(host, view, image)]
         return tuple(sorted(avoided))
 
-    def _is_avoided(self, host: Host, view: View) -> bool:
+    def _is_avoided(self, host: Host, view: View, image: str) -> bool:
         node = view.nodes.get(host.name)
         return (
-            host.name in self._shunned
+            (host.name, image) in self._shunned
             or bool(quarantine.session_of(host, self._fleet))
             # No taint keeps the scheduler away from these.
             or bool(fault_of(host, self._config.closing_conditions))
@@ -243,6 +299,14 @@ class Reconciler:
             if pod.is_alive and pod.job != job:
                 actions.append(LabelPod(name=pod.name, uid=pod.uid, job=job))
         return actions
+
+
+def _is_leaving(view: View, pod: Pod) -> bool:
+    """Whether a pod that is no longer on its way is about to leave its host to another."""
+    node = None if pod.host is None else view.nodes.get(pod.host)
+    return pod.host is not None and (
+        pod.deleting or (node is not None and node.state is NodeState.RELEASED)
+    )
 
 
 def _delete(pod: Pod, why: str) -> DeletePod:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controller.core.fleet import spares_wanted
-from controller.core.records import JobRecord, NodeRecord
+from controller.core.records import NodeRecord
 from controller.kube.observed import Host, Pod
+from controller.kube.shares import Claim
 from outlast.ids import NodeId
 
 
@@ -20,8 +20,8 @@ class View:
     wall_s: float
     """Of the clock of the machine's records."""
     nodes: Mapping[NodeId, NodeRecord]
-    num_wanted: int
-    """Nodes that the jobs need, spares included."""
+    claims: tuple[Claim, ...]
+    """Nodes that the jobs need, spares included, in the order in which jobs are served."""
     incarnations: Mapping[NodeId, str]
     """Agents that are connected."""
     pods: tuple[Pod, ...]
@@ -41,12 +41,3 @@ class View:
     def pod_on(self, host: NodeId) -> Pod | None:
         """The pod of ours on a host; one that is alive before any other."""
         return self._on_hosts.get(host)
-
-
-def num_wanted(jobs: Iterable[JobRecord], workers: int) -> int:
-    """Nodes with `workers` places each that the jobs need now, spares included.
-
-    A job that needs larger nodes cannot be helped; it says so itself.
-    """
-    live = [job for job in jobs if job.wants_nodes and job.plan.workers_per_node <= workers]
-    return sum(job.plan.wanted_nodes for job in live) + spares_wanted(live)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from controller.core.capacity import capacities_in_words, lacking, need_in_words
 from controller.core.records import JobPlan, NodeRecord
-from outlast.problems import FieldProblem
+from outlast.problems import FieldProblem, shown
 from outlast.sizing.describe import told_apart
 from outlast.spec import JobSpec
 
@@ -57,6 +57,17 @@ def _problems(spec: JobSpec, plan: JobPlan, nodes: Sequence[NodeRecord]) -> list
                 message=f"{given} {plan.workers_per_node}; the largest of {len(nodes)} connected "
                 f"node(s) has {places} worker places (`--workers-per-node` of `outlast up`, "
                 f"`--workers` of `outlast agent`); allowed: up to {places}",
+            )
+        )
+    if spec.workload.image is not None and not any(
+        node.image == spec.workload.image for node in nodes
+    ):
+        problems.append(
+            FieldProblem(
+                field="workload.image",
+                message=f"is {shown(spec.workload.image)}, which none of {len(nodes)} connected "
+                "node(s) runs in; a controller on Kubernetes starts nodes with the images of jobs: "
+                "elsewhere leave it out, and name an interpreter of the nodes with workload.python",
             )
         )
     gpus = max((each.gpus for each in known), default=plan.need.gpus)

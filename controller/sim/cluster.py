@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.core.fleet import spares_wanted
 from controller.core.node_events import (
     NodeBack,
     NodeClosed,
@@ -18,6 +17,7 @@ from controller.core.node_events import (
     NodesAwaited,
 )
 from controller.core.records import NodeRecord
+from controller.core.spares import spares_wanted
 from controller.core.states import EXCLUDED, NodeState
 from outlast.ids import NodeId
 
@@ -139,7 +139,8 @@ class Cluster:
         if machine is None:
             return
         jobs = machine.state.jobs.values()
-        wanted = spares_wanted(jobs) + sum(job.plan.wanted_nodes for job in jobs if job.wants_nodes)
+        wanted = sum(spares_wanted(jobs).values())
+        wanted += sum(job.plan.wanted_nodes for job in jobs if job.wants_nodes)
         # Nodes that have a machine but have not joined yet are there for this purpose.
         known = machine.state.nodes
         usable = sum(node.state not in EXCLUDED for node in known.values())

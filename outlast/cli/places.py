@@ -111,6 +111,9 @@ def _as_written(message: str, given: str | None) -> str:
 def _look_at_workload(spec: JobSpec) -> list[FieldProblem]:
     """The script of a command, and the folders it runs with."""
     workload, problems = spec.workload, []
+    if workload.image is not None:
+        # What is in it only its nodes know.
+        return []
     command = workload.command or ()
     script = script_index(command)
     if (

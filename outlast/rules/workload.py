@@ -269,8 +269,25 @@ def _check_code(spec: JobSpec) -> list[FieldProblem]:
     ]
 
 
+def _check_image(spec: JobSpec) -> list[FieldProblem]:
+    """The submitter's folder is not in the image."""
+    workload = spec.workload
+    if workload.image is None or workload.code.is_given:
+        return []
+    is_below = workload.working_dir is not None and workload.working_dir.startswith("/")
+    return [
+        FieldProblem(
+            field=field,
+            message=f"is {shown(path)}, a relative path; with workload.image give the full path in "
+            "the image, or send your folder along with workload.code",
+        )
+        for field, path in paths_in_code(spec)
+        if field != "workload.command" or not is_below
+    ]
+
+
 def paths_in_code(spec: JobSpec) -> list[tuple[str, str]]:
-    """The relative paths of a job that brings code, with their fields."""
+    """The relative paths of a job that brings code or runs in an image, with their fields."""
     workload = spec.workload
     command = workload.command or ()
     script = script_index(command)
@@ -316,4 +333,5 @@ RULES = (
     _check_words,
     _check_references,
     _check_code,
+    _check_image,
 )

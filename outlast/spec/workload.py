@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from outlast.ids import IMAGE_PATTERN
 from outlast.section import Section
 
 
@@ -85,8 +86,16 @@ class WorkloadSpec(Section):
     python: str | None = Field(
         None,
         min_length=1,
-        description="The interpreter of the script, on every node; that of the agent unless given. "
-        "Nothing of Outlast need be installed in its environment.",
+        description="The interpreter of the script, on every node; unless given, that of "
+        "the agent, or of the image by the name that command has. Nothing of Outlast need be "
+        "installed in its environment.",
+    )
+    image: str | None = Field(
+        None,
+        pattern=f"^{IMAGE_PATTERN.pattern}$",
+        description="The container image that ranks run in, on Kubernetes; that of the agents "
+        "unless given. It must have Python with torch, and nothing of Outlast. Full paths in the "
+        "spec are inside of it.",
     )
     workers_per_node: int | None = Field(
         None, ge=1, description="Ranks on one node; 1 unless given."
@@ -106,6 +115,14 @@ class WorkloadSpec(Section):
     stop_grace_s: float = Field(
         30.0, ge=0, description="A rank that has not stopped by then is killed."
     )
+
+    @property
+    def interpreter(self) -> str:
+        """The interpreter of the script where it is another than the agent's, else ""."""
+        if self.python is not None:
+            return self.python
+        # The agent's is not of the image.
+        return self.command[0] if self.image is not None and self.command else ""
 
     @property
     def known_env(self) -> dict[str, str]:

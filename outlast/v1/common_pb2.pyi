@@ -184,6 +184,7 @@ class NodeCapacity(google.protobuf.message.Message):
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     HOST_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     HOST_MEMORY_FREE_BYTES_FIELD_NUMBER: builtins.int
+    IMAGE_FIELD_NUMBER: builtins.int
     gpus: builtins.int
     gpu_model: builtins.str
     """Of the first GPU; a node's GPUs are alike."""
@@ -194,6 +195,8 @@ class NodeCapacity(google.protobuf.message.Message):
     host_memory_bytes: builtins.int
     """The most that host-memory checkpoints can take, and what was free when the agent connected."""
     host_memory_free_bytes: builtins.int
+    image: builtins.str
+    """The job's image that its agent runs in, empty for the image of the agents."""
     def __init__(
         self,
         *,
@@ -204,7 +207,8 @@ class NodeCapacity(google.protobuf.message.Message):
         memory_bytes: builtins.int = ...,
         host_memory_bytes: builtins.int = ...,
         host_memory_free_bytes: builtins.int = ...,
+        image: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpus", b"cpus", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_model", b"gpu_model", "gpus", b"gpus", "host_memory_bytes", b"host_memory_bytes", "host_memory_free_bytes", b"host_memory_free_bytes", "memory_bytes", b"memory_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpus", b"cpus", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_model", b"gpu_model", "gpus", b"gpus", "host_memory_bytes", b"host_memory_bytes", "host_memory_free_bytes", b"host_memory_free_bytes", "image", b"image", "memory_bytes", b"memory_bytes"]) -> None: ...
 
 global___NodeCapacity = NodeCapacity

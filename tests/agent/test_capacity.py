@@ -108,8 +108,8 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (root / "dev" / name).touch()
     assert count_gpus(root / "dev") == 2
-    found = NodeCapacity(tmp_path, root).read()
-    assert (found.gpus, found.memory_bytes) == (2, 16 * GIB)
+    found = NodeCapacity(tmp_path, root, image="torch:1").read()
+    assert (found.gpus, found.memory_bytes, found.image) == (2, 16 * GIB, "torch:1")
     assert found.cpus >= 1
     assert 0 < found.host_memory_free_bytes <= found.host_memory_bytes
 

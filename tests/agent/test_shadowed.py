@@ -56,6 +56,19 @@ def test_command_runs_in_such_a_folder(folder: Path) -> None:
         assert done.stdout.startswith("outlast ")
 
 
+def test_variables_for_another_python_are_kept_from_all_that_is_started(tmp_path: Path) -> None:
+    """As in the image of a job: with `-E` our Python does not heed them, nor do its children."""
+    (tmp_path / "broken.py").write_text("")
+    told = (
+        "import sys; from outlast.startup import forking_command, python_command; "
+        "print(python_command('m'), forking_command('m')[1], python_command('m', executable='/x'))"
+    )
+    command = (sys.executable, "-E", "-P", "-c", told)
+    done = run(tmp_path, *command, path=str(tmp_path))
+    wanted = (sys.executable, "-E", "-P", "-m", "m")
+    assert done.stdout.strip() == f"{wanted} -E {('/x', '-P', '-m', 'm')}"
+
+
 @pytest.mark.parametrize("module", ["outlast.cli.main", "controller.agent"])
 def test_file_in_the_place_of_a_package_is_named(tmp_path: Path, module: str) -> None:
     (tmp_path / "trainer.py").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -124,3 +125,15 @@ def test_submit_refuses_what_no_connected_node_has_unless_told_to_wait(tmp_path:
             assert "none fit" in job.reason
 
     asyncio.run(scenario())
+
+
+def test_an_image_that_no_node_runs_in_is_named() -> None:
+    workload = {"command": ["python", "/train.py"], "image": "torch:1"}
+    spec = parse_spec({"name": "job", "workload": workload})
+    others = node("n1", SMALL)
+    found = fit_of(spec, plan_of(spec), [others])
+    (problem,) = found.problems
+    assert problem.field == "workload.image"
+    assert "is 'torch:1', which none of 1 connected node(s) runs in" in problem.message
+    there = node("n2", replace(SMALL, image="torch:1"))
+    assert not fit_of(spec, plan_of(spec), [others, there]).problems

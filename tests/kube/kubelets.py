@@ -23,6 +23,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from controller.kube.foreign_image import RUNTIME_DIR
 from controller.local.processes import members_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,9 @@ class Kubelets:
     runs: bool = True
     """Whether containers become processes; else pods only look as if they ran."""
     options: tuple[str, ...] = ()
-    """Arguments of a container after those of its manifest."""
+    """Arguments of a container after those of its manifest; not in images of jobs."""
+    images: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Variables that images set for their containers."""
     on_began: Callable[[str, str], None] = lambda host, uid: None
     """A container has begun on a host; called in the thread with the pod's uid."""
     on_ended: Callable[[str, str], None] = lambda host, uid: None
@@ -159,6 +162,8 @@ class Kubelets:
                     self._bind(pod, chosen.metadata.name)
                 elif pod.metadata.deletion_timestamp:
                     self._finish(pod)
+                else:
+                    self._say_unschedulable(pod)
             elif host in self.failed:
                 continue
             elif pod.metadata.deletion_timestamp:
@@ -195,10 +200,23 @@ class Kubelets:
             pod.metadata.name, self.namespace, binding, _preload_content=False
         )
 
+    def _say_unschedulable(self, pod: Any) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        if not pod.status.conditions:
+            self.core.patch_namespaced_pod_status(
+                pod.metadata.name, self.namespace, {"status": {"conditions": [condition]}}
+            )
+
     def _begin(self, pod: Any) -> None:
         if self.runs and pod.metadata.uid not in self._containers:
             self._containers[pod.metadata.uid] = self._spawn(pod)
-        status = {"phase": "Running", "podIP": POD_IP, "hostIP": POD_IP}
+        condition = {"type": "PodScheduled", "status": "True"}
+        status = {
+            "phase": "Running",
+            "podIP": POD_IP,
+            "hostIP": POD_IP,
+            "conditions": [condition],
+        }
         self.core.patch_namespaced_pod_status(pod.metadata.name, self.namespace, {"status": status})
         self.on_began(pod.spec.node_name, pod.metadata.uid)
 
@@ -241,16 +259,19 @@ class Kubelets:
             ]
         # Pods have a network of their own; here all share one.
         arguments[arguments.index("--metrics-port") + 1] = "0"
-        assert spec.command[0] == "python"
+        # What is brought to images of jobs; here both are one.
+        assert spec.command[0] in ("python", f"{RUNTIME_DIR}/bin/python3")
+        # There our tests' modules are not known.
+        options = self.options if spec.command[0] == "python" else ()
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *spec.command[1:], *arguments, *self.options],
+                [sys.executable, *spec.command[1:], *arguments, *options],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, **variables},
+                env={**os.environ, **self.images.get(spec.image, {}), **variables},
             )
         return _Container(process=process, folders=list(mounts.values()))
 

@@ -17,7 +17,7 @@ from controller.kube.reconcile import Reconciler
 from outlast.ids import NodeId
 from tests.kube.test_adapter_quarantine import document, merged
 from tests.kube.test_adapter_reconcile import SESSION, kinds, quarantined
-from tests.kube.views import CONFIG, host, node, pod, view
+from tests.kube.views import CONFIG, host, node, pod, view, wanted
 
 # Quarantine and release
 
@@ -101,7 +101,7 @@ def test_lost_host_that_works_again_is_tried_once() -> None:
     assert reconciler.plan(busy).actions == ()
     # It came to nothing, as a new controller knows too.
     assert Reconciler(CONFIG).plan(replace(seen, wall_s=5000.0)).actions == ()
-    (action,) = reconciler.plan(replace(busy, num_wanted=0)).actions
+    (action,) = reconciler.plan(replace(busy, claims=wanted(0))).actions
     assert isinstance(action, DeletePod)
 
 
@@ -119,11 +119,11 @@ def test_trial_that_waits_for_its_host_is_not_one_pod_too_many() -> None:
     )
     reconciler = Reconciler(CONFIG)
     assert not deleted(reconciler.plan(seen).actions)
-    assert deleted(Reconciler(CONFIG).plan(replace(seen, num_wanted=1)).actions) == [
+    assert deleted(Reconciler(CONFIG).plan(replace(seen, claims=wanted(1))).actions) == [
         "outlast-agent-2"
     ]
     assert "outlast-agent-0" in deleted(
-        Reconciler(CONFIG).plan(replace(seen, num_wanted=0)).actions
+        Reconciler(CONFIG).plan(replace(seen, claims=wanted(0))).actions
     )
     # One that the scheduler does not take there would wait for ever.
     late = replace(seen, now_s=CONFIG.patience.join_s + 1.0)

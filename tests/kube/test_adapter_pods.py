@@ -12,7 +12,7 @@ from controller.kube.observed import Pod
 from controller.kube.reconcile import Reconciler
 from outlast.ids import NodeId
 from tests.kube.test_adapter_reconcile import SESSION, kinds, quarantined
-from tests.kube.views import CONFIG, host, node, pod, view
+from tests.kube.views import CONFIG, host, node, pod, view, wanted
 
 
 def test_pod_that_keeps_off_a_host_is_made_anew_when_the_host_may_be_used_again() -> None:
@@ -77,7 +77,7 @@ def test_job_is_told_why_no_pod_can_be_made_for_as_long_as_one_is_wanted() -> No
     refused = replace(seen, refusal="exceeded quota: gpus")
     told = NodesAwaited(detail="a pod cannot be made: exceeded quota: gpus")
     assert reconciler.plan(refused).events == (told,)
-    assert reconciler.plan(replace(refused, num_wanted=0)).events == (NodesAwaited(detail=""),)
+    assert reconciler.plan(replace(refused, claims=wanted(0))).events == (NodesAwaited(detail=""),)
 
 
 class Counted(tuple[Pod, ...]):

@@ -16,10 +16,10 @@ from controller.kube.actions import Action, CreatePod, DeletePod, EvictPod, Labe
 from controller.kube.observed import Host, read_host
 from controller.kube.quarantine import Quarantine, quarantine_patch
 from controller.kube.reconcile import Reconciler
-from controller.kube.view import num_wanted
+from controller.kube.shares import claims
 from outlast.ids import JobId, NodeId
 from tests.kube.test_adapter_quarantine import document, merged
-from tests.kube.views import CONFIG, FLEET, host, node, pod, view
+from tests.kube.views import CONFIG, FLEET, host, node, pod, view, wanted
 
 SESSION = "host-1/100"
 
@@ -132,7 +132,7 @@ def test_node_that_was_given_back_loses_its_pod() -> None:
     (action,) = Reconciler(CONFIG).plan(seen).actions
     assert isinstance(action, DeletePod)
     # A new agent has another incarnation than the machine remembers.
-    arriving = replace(seen, incarnations={NodeId("host-1"): "second"}, num_wanted=1)
+    arriving = replace(seen, incarnations={NodeId("host-1"): "second"}, claims=wanted(1))
     assert Reconciler(CONFIG).plan(arriving).actions == ()
 
 
@@ -297,7 +297,7 @@ def test_live_jobs_want_their_nodes_and_the_largest_number_of_spares() -> None:
         job(JobState.SUSPENDING, wanted=Wanted.CANCEL),
         job(JobState.QUEUED, workers_per_node=16),
     ]
-    assert num_wanted(jobs, workers=8) == 4 + 2 + 2
+    assert sum(claim.nodes for claim in claims(jobs, workers=8)) == 4 + 2 + 2
 
 
 # Everything at once

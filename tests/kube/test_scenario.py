@@ -24,6 +24,8 @@ from tests.chaos.orders import Desk
 from tests.e2e.by_hand import QUICK_CHECKS
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.held import obeyed
+from tests.e2e.script_jobs import EXAMPLES, submit
+from tests.foreign import foreign_python
 from tests.kube.cluster import Kube
 from tests.kube.kubelets import ROOT, Kubelets
 
@@ -169,6 +171,48 @@ def test_job_outlives_its_host_and_leaves_nothing_behind(
     # It asked for the pod's eviction, as a person would.
     done = {(asked.verb, asked.resource) for asked in kube.controller_requests()}
     assert ("create", "pods/eviction") in done
+    assert kube.missing_rights() == set()
+
+
+IMAGE = "registry.example/torch:1"
+
+
+def test_a_job_in_an_image_of_its_own_takes_the_hosts_of_idle_agents(
+    kube: Kube, kubelets: Kubelets, controller: Controller, tmp_path: Path
+) -> None:
+    """Its Python is another than the agents', whom what the image sets for that does no harm."""
+    python = foreign_python(tmp_path)
+    library = tmp_path / "library"
+    (library / "grpc").mkdir(parents=True)
+    (library / "grpc" / "__init__.py").write_text("raise ImportError('of the image')\n")
+    (library / "of_the_image.py").write_text("")
+    kubelets.images[IMAGE] = {
+        "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(library),
+    }
+    cluster = Cluster(controller.state_dir, lambda: controller.address)
+    cluster.wait_state(cluster.submit(**JOB), "SUCCEEDED")
+    assert len(kubelets.hosts_in_use()) == 4
+
+    script = tmp_path / "train.py"
+    noted = tmp_path / "noted"
+    begin = f"import of_the_image, sys\nprint(sys.executable, file=open({str(noted)!r}, 'a'))\n"
+    script.write_text(begin + (EXAMPLES / "ddp_session.py").read_text())
+    command = ("python", str(script), "--steps", "60", "--hidden", "256")
+    job_id = submit(cluster, *command, nodes=3, workload={"image": IMAGE})
+    cluster.wait_step(job_id, 10)
+    job = cluster.job(job_id)
+    with cluster.client as client:
+        images = {node.node_id: node.capacity.image for node in client.nodes() if node.connected}
+    assert {images[node] for node in job.nodes} == {IMAGE}
+    kubelets.fail(job.nodes[1])
+
+    done = cluster.wait_state(job_id, "SUCCEEDED")
+    assert done.attempt == 2
+    assert job.nodes[1] not in done.nodes
+    assert done.step == 60
+    # Three ranks, twice.
+    assert noted.read_text().splitlines() == [str(python)] * 6
     assert kube.missing_rights() == set()
 
 

@@ -8,6 +8,7 @@ from controller.core.records import NodeRecord
 from controller.core.states import NodeState
 from controller.kube.config import KubeConfig, Patience
 from controller.kube.observed import Host, Pod
+from controller.kube.shares import Claim
 from controller.kube.view import View
 from outlast.ids import JobId, NodeId
 
@@ -51,12 +52,18 @@ def node(name: str, state: NodeState = NodeState.READY, **changes: Any) -> NodeR
     return NodeRecord(node=NodeId(name), state=state, **{**values, **changes})
 
 
+def wanted(nodes: int, image: str = "") -> tuple[Claim, ...]:
+    """One job wants so many nodes."""
+    return (Claim(nodes=nodes, image=image),) if nodes else ()
+
+
 def view(
     *,
     nodes: tuple[NodeRecord, ...] = (),
     pods: tuple[Pod, ...] = (),
     hosts: tuple[Host, ...] = (),
     num_wanted: int = 0,
+    claims: tuple[Claim, ...] | None = None,
     connected: tuple[str, ...] = (),
     now_s: float = 0.0,
 ) -> View:
@@ -65,7 +72,7 @@ def view(
         now_s=now_s,
         wall_s=now_s,
         nodes={record.node: record for record in nodes},
-        num_wanted=num_wanted,
+        claims=claims if claims is not None else wanted(num_wanted),
         incarnations={NodeId(name): "first" for name in connected},
         pods=pods,
         hosts={seen.name: seen for seen in hosts},

@@ -15,6 +15,8 @@ from outlast.submission import resolve_places
 
 DIGEST = f"sha256:{'0' * 64}"
 
+IMAGE = {"image": "torch:1", "command": ["python", "/train.py"]}
+
 
 def document(**workload: Any) -> dict[str, Any]:
     return {"name": "job", "workload": {"command": ["python", "train.py"], **workload}}
@@ -43,6 +45,14 @@ def problems(**workload: Any) -> dict[str, str]:
             "command",
             "leads out of the folder",
         ),
+        ({"image": "a b", "command": ["sh"]}, "image", "is 'a b'"),
+        (
+            {"image": "torch:1", "command": ["python", "train.py"]},
+            "command",
+            "is 'train.py', a relative path; with workload.image give the full path in the image",
+        ),
+        ({**IMAGE, "working_dir": "work"}, "working_dir", "the full path in the image"),
+        ({**IMAGE, "python_path": ["a"]}, "python_path", "or send your folder along"),
         ({"env": {"A": {}}}, "env.A", "allowed: text, {from_env: NAME}"),
         ({"env": {"A": {"from_env": "B", "from_file": "/c"}}}, "env.A", "or {from_file: PATH}"),
         ({"env": {"A": {"from_env": "B C"}}}, "env.A", "letters, digits"),
@@ -124,3 +134,31 @@ def test_what_is_not_sent_is_a_problem_wherever_nodes_are(tmp_path: Path) -> Non
     ]
     (tmp_path / "bad").symlink_to("/etc")
     assert "bad is a link to /etc" in seen(right)["workload.code.path"]
+
+
+def test_paths_with_an_image_are_its_own(tmp_path: Path) -> None:
+    inside = {"image": "torch:1", "command": ["python", "train.py"], "working_dir": "/app"}
+    resolved, written = resolve_places(document(**inside), tmp_path)
+    assert resolved["workload"] == inside
+    assert not written
+    spec = parse_spec(resolved)
+    # What is in it nobody here knows.
+    assert not look(spec, written, Nodes.HERE).problems
+    code = {**inside, "working_dir": "src", "code": {"path": "."}}
+    resolved, _ = resolve_places(document(**code), tmp_path)
+    assert resolved["workload"]["code"]["path"] == str(tmp_path)
+    assert parse_spec(resolved).workload.working_dir == "src"
+
+
+@pytest.mark.parametrize(
+    ("workload", "interpreter"),
+    [
+        ({}, ""),
+        ({"python": "/env/bin/python"}, "/env/bin/python"),
+        ({"image": "torch:1", "command": ["python", "/train.py"]}, "python"),
+        ({"image": "torch:1", "command": ["python3.12", "/train.py"]}, "python3.12"),
+        ({**IMAGE, "python": "/conda/bin/python"}, "/conda/bin/python"),
+    ],
+)
+def test_the_interpreter_of_an_image_is_its_own(workload: dict[str, Any], interpreter: str) -> None:
+    assert parse_spec(document(**workload)).workload.interpreter == interpreter

@@ -15,19 +15,20 @@ from outlast.v1 import common_pb2
 
 
 class NodeCapacity:
-    """Reads what the node has; GPUs once, as they do not change while an agent lives."""
+    """Reads what the node has; what does not change while an agent lives, once."""
 
-    def __init__(self, memory_dir: Path, root: Path = Path("/")) -> None:
+    def __init__(self, memory_dir: Path, root: Path = Path("/"), image: str = "") -> None:
+        """`image` is the job's that the agent runs in, "" for the image of the agents."""
         self._memory_dir = memory_dir
         self._root = root
-        self._gpus = common_pb2.NodeCapacity(gpus=count_gpus(root / "dev"))
-        if self._gpus.gpus:
-            _describe_gpu(self._gpus, load_nvml())
+        self._fixed = common_pb2.NodeCapacity(gpus=count_gpus(root / "dev"), image=image)
+        if self._fixed.gpus:
+            _describe_gpu(self._fixed, load_nvml())
 
     def read(self) -> common_pb2.NodeCapacity:
         """The node as it is now."""
         found = common_pb2.NodeCapacity()
-        found.CopyFrom(self._gpus)
+        found.CopyFrom(self._fixed)
         found.cpus = len(os.sched_getaffinity(0))
         found.memory_bytes = memory_bytes(self._root)
         usage = shutil.disk_usage(self._memory_dir)

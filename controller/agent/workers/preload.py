@@ -73,7 +73,7 @@ def preload_of(spec: JobSpec, executable: str, state_dir: Path) -> Preload:
     command = workload.command
     if command is None or workload.preload == "off":
         return NOTHING
-    found = start_of(command, executable=executable, python=workload.python or "")
+    found = start_of(command, executable=executable, python=workload.interpreter)
     always = _ALWAYS_THERE if found.is_foreign else ()
     wanted = dict.fromkeys((*always, *workload.preload))
     modules = tuple(module for module in wanted if found.is_foreign or module not in _ALWAYS)

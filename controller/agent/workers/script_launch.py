@@ -130,7 +130,7 @@ def _session_path(spec: JobSpec, state_dir: Path) -> list[str]:
 
 def _start_of(spec: JobSpec) -> Start:
     workload = spec.workload
-    return start_of(workload.command or (), executable=sys.executable, python=workload.python or "")
+    return start_of(workload.command or (), executable=sys.executable, python=workload.interpreter)
 
 
 def _run_of(spec: JobSpec, start: agents_pb2.StartWorkers, contract: WorkerContract) -> RanksOfRun:
@@ -199,7 +199,7 @@ def _program(spec: JobSpec) -> list[FieldProblem]:
     path = str(where / found) if "/" in found else found
     script = script_index(command)
     if shutil.which(path, path=workload.known_env.get("PATH")) is None and script != 0:
-        field = "python" if workload.python == found else "command"
+        field = "python" if workload.interpreter == found else "command"
         problems.append(_wrong(f"workload.{field}", found, _why_no_program(path)))
     if script is not None:
         place = where / command[script]

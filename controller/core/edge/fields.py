@@ -25,6 +25,7 @@ from controller.core.edge.rules import (
     Rule,
     Text,
 )
+from outlast.ids import IMAGE_PATTERN
 
 # Ranks on one node; more in a heartbeat is a mistake of the sender.
 MAX_RANKS = 1_024
@@ -97,6 +98,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "memory_bytes": _SIZE,
         "host_memory_bytes": _SIZE,
         "host_memory_free_bytes": _SIZE,
+        "image": Name(re.compile(f"({IMAGE_PATTERN.pattern})?"), instead=""),
     },
     "WorkerStatus": {
         "job_id": _JOB_ID,

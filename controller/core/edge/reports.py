@@ -120,6 +120,7 @@ def capacity_of(message: common_pb2.NodeCapacity) -> Capacity:
         memory_bytes=max(0, message.memory_bytes),
         host_memory_bytes=max(0, message.host_memory_bytes),
         host_memory_free_bytes=max(0, message.host_memory_free_bytes),
+        image=message.image,
     )
 
 

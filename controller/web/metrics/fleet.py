@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from controller.core.fleet import spares_wanted
 from controller.core.leaving import recent_stops
+from controller.core.spares import spares_wanted
 from controller.core.states import AWAY, FREE, NodeState
 from controller.families import Counter, Family, Gauge
 from controller.web.metrics.sources import Sources
@@ -59,6 +59,6 @@ def collect(sources: Sources) -> Iterator[Metric]:
         for node in nodes
     )
     yield SPARE.value(spare)
-    yield SPARES_WANTED.value(spares_wanted(sources.service.state.jobs.values()))
+    yield SPARES_WANTED.value(sum(spares_wanted(sources.service.state.jobs.values()).values()))
     yield EVICTIONS.value(counts["EvictNode"])
     yield REQUESTS.value(counts["ProvisionNodes"])
