@@ -126,14 +126,24 @@ class Client:
             if read.problems:
                 raise SpecError(read.problems)
             value = read.value
-        with self._translated():
-            value = with_code(value, self._code)
+        if isinstance(value, dict):
+            value = self.send_code(value)
         request = jobs_pb2.SubmitRequest(
             spec=spec_message(value),
             request_id=request_id or uuid.uuid4().hex,
             wait_for_nodes=wait_for_nodes,
         )
         return self._call(self._jobs.Submit, request).job
+
+    def send_code(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The spec with the digest of the folder of `workload.code`, which is sent unless the
+        controller has it; one without such a folder as it is.
+
+        Raises:
+            SpecError: with every problem of a spec whose folder would be sent, or why that cannot.
+        """
+        with self._translated():
+            return with_code(spec, self._code)
 
     def check_fit(
         self, spec: dict[str, Any], *, timeout_s: float = CALL_TIMEOUT_S

@@ -27,7 +27,7 @@ from controller.agent.workers.preload import preload_of
 from controller.agent.workers.script_launch import as_scripts, executed, prepare
 from controller.agent.workers.script_paths import in_folder
 from controller.agent.workers.script_store import ScriptStore
-from controller.agent.workers.script_variables import with_variables
+from controller.agent.workers.script_variables import variables_here
 from controller.agent.workers.supervisor import Launch, Supervisor
 from diagnostics.core.orders import Order as CheckOrder
 from diagnostics.core.orders import OrderKind
@@ -156,12 +156,10 @@ class OrderSteps:
         if digest is not None:
             spec = in_folder(spec, await self._code.ready(job_id, digest))
 
-        def look() -> JobSpec:
-            found = with_variables(spec, os.environ)
-            prepare(found, self._parts.config.state_dir)
-            return found
-
-        return await run_blocking(look, "preflight")
+        state_dir, within_s = self._parts.config.state_dir, self._parts.config.limits.probe_s
+        found = await variables_here(spec, os.environ, within_s=within_s)
+        await run_blocking(lambda: prepare(found, state_dir), "script preflight")
+        return found
 
     async def _hand_over(self, order: Order) -> None:
         parts, job_id = self._parts, order.command.job_id
@@ -205,7 +203,7 @@ class OrderSteps:
         command = order.command
         assert order.spec is not None
         preload = preload_of(order.spec, sys.executable, self._parts.config.state_dir)
-        reason = await self._parts.supervisor.prepare(preload)
+        reason = await self._parts.supervisor.prepare(command.job_id, preload)
         if reason:
             order.launches = executed(order.launches, reason)
         if order.spec.is_script and 0 in command.start_workers.ranks:
@@ -243,6 +241,7 @@ class OrderSteps:
     async def _free(self, order: Order) -> None:
         config, job_id = self._parts.config, order.command.job_id
         folder = config.job_memory_dir(job_id)
+        self._parts.supervisor.drop_preload(job_id)
 
         def free() -> None:
             delete_job_memory(folder)

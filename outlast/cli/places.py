@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.core import names
@@ -17,7 +17,7 @@ from outlast.cli.stored_load import StoredLoad, look_at_load
 from outlast.problems import FieldProblem, UnreadError, collect, shown
 from outlast.rules.data import check_tokens
 from outlast.rules.places import NO_CHECKPOINT, local_path, wrong_with_place
-from outlast.rules.workload import paths_in_code, plain_secrets, script_index
+from outlast.rules.workload import plain_secrets, script_index
 from outlast.sources import Source, survey
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def _look_at_code(spec: JobSpec, sent: list[FieldProblem]) -> list[FieldProblem]
         return []
     from outlast.code.errors import CodeError
     from outlast.code.listing import entries_of
+    from outlast.code.sending import not_sent
 
     try:
         found = {entry.name for entry in entries_of(Path(code.path), code.exclude)}
@@ -152,16 +153,7 @@ def _look_at_code(spec: JobSpec, sent: list[FieldProblem]) -> list[FieldProblem]
             FieldProblem(field="workload.code.path", message=f"is {shown(code.path)}: {error}")
         )
         return sent
-    folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
-    for field, path in paths_in_code(spec):
-        kinds = {"workload.command": found, "workload.working_dir": folders}
-        if os.path.normpath(path) not in kinds.get(field, found | folders):
-            message = (
-                f"is {shown(path)}, which is not among what is sent of {code.path}: relative paths "
-                "are inside of that folder, and what .gitignore or workload.code.exclude names is "
-                "left out"
-            )
-            sent.append(FieldProblem(field=field, message=message))
+    sent += not_sent(spec, found)
     return sent
 
 

@@ -31,6 +31,8 @@ class Archive:
     digest: str
     """sha256: and 64 hexadecimal digits."""
     size_bytes: int
+    names: frozenset[str]
+    """Of the files and links in it."""
     file: IO[bytes]
     """From its beginning."""
 
@@ -69,7 +71,8 @@ def pack(root: Path, exclude: Sequence[str] = (), max_bytes: int = DEFAULT_MAX_B
     except BaseException:
         file.close()
         raise
-    return Archive(digest=digest, size_bytes=size_bytes, file=file)
+    names = frozenset(entry.name for entry in entries)
+    return Archive(digest=digest, size_bytes=size_bytes, names=names, file=file)
 
 
 def check_size(root: Path, entries: Sequence[Entry], max_bytes: int) -> None:

@@ -7,11 +7,17 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from controller.agent.config import Limits
+from controller.agent.mistakes import Mistakes
+from controller.agent.observe.oom import OomKills
+from controller.agent.workers.cgroups import WorkerCgroups
 from controller.agent.workers.preload import NOTHING, Preload, preload_of
+from controller.agent.workers.standby_link import StandbyLink
+from controller.agent.workers.supervisor import Supervisor, WorkerEvents
 from outlast.spec.parse import parse_spec
 from tests.agent import standbys
 from tests.agent.harness import DEADLINE_S
@@ -94,6 +100,39 @@ def folder(tmp_path: Path) -> Path:
         "print('facts', json.dumps(facts))\n"
     )
     return tmp_path
+
+
+def test_a_job_that_is_over_leaves_no_imports_unless_another_has_taken_its_place(
+    tmp_path: Path,
+) -> None:
+    one, other = (Preload(modules=(name,), environment={"KEY": name}) for name in ("a", "b"))
+
+    async def scenario() -> list[Preload]:
+        used: list[Preload] = []
+
+        class Link:
+            def use(self, preload: Preload) -> None:
+                used.append(preload)
+
+            async def wait_ready(self, timeout_s: float) -> None:
+                return None
+
+        workers = Supervisor(
+            limits=Limits(),
+            standby=cast(StandbyLink, Link()),
+            events=cast(WorkerEvents, None),
+            oom_kills=OomKills(),
+            cgroups=WorkerCgroups(tmp_path),
+            mistakes=Mistakes(),
+        )
+        await workers.prepare("one", one)
+        workers.drop_preload("unknown")
+        await workers.prepare("other", other)
+        workers.drop_preload("one")
+        workers.drop_preload("other")
+        return used
+
+    assert asyncio.run(scenario()) == [one, other, NOTHING]
 
 
 def test_what_would_hang_in_a_fork_is_left_out_and_the_rest_is_there(folder: Path) -> None:

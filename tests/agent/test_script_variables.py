@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkpoint.storage.hung import MAX_HUNG_CALLS
+from controller.agent.threads import run_blocking
+from controller.agent.workers import script_variables
 from controller.agent.workers.launch import StartRefusedError
 from controller.agent.workers.preload import preload_of
-from controller.agent.workers.script_variables import MAX_VALUE_BYTES, with_variables
+from controller.agent.workers.script_variables import (
+    MAX_VALUE_BYTES,
+    variables_here,
+    with_variables,
+)
 from outlast.failures import ErrorKind
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
@@ -63,3 +72,38 @@ def test_what_is_not_there_is_named_with_its_place_and_without_its_value(
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartRefusedError, match="cannot be read: Is a directory"):
         with_variables(spec_with(A={"from_file": str(tmp_path)}), os.environ)
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StartRefusedError, match=r"pipe of this node, which is not a regular file"):
+        with_variables(spec_with(A={"from_file": str(tmp_path / "pipe")}), {})
+
+
+def test_a_mount_that_does_not_answer_is_named_and_holds_up_no_other_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("value")
+    hung = spec_with(A={"from_file": "/dead/token"})
+    answers = threading.Event()
+    read = script_variables._in_file
+
+    def wait(path: Path) -> str:
+        if path == Path("/dead/token"):
+            answers.wait(60.0)
+        return read(path)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(script_variables, "_in_file", wait)
+        said = r"workload.env.A from the file /dead/token: not read in 0.05 s; a mount of this node"
+        # The last ones are not even begun: all threads that there may be hang.
+        for _ in range(MAX_HUNG_CALLS + 2):
+            with pytest.raises(StartRefusedError, match=said) as caught:
+                await variables_here(hung, {}, within_s=0.05)
+            assert caught.value.kind is ErrorKind.MISSING
+        assert await run_blocking(lambda: 1, "preflight") == 1
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        answers.set()

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import io
 import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from checkpoint.core.names import OWNER
@@ -16,11 +22,13 @@ from outlast.cli.run.notes import Notes, end_of
 from outlast.cli.run.output import FILE_NAME, Output, Wanted
 from outlast.cli.run.stops import Stops, exit_code
 from outlast.torchrun.flags import run_options
+from outlast.v1 import code_pb2
+from outlast.v1.code_pb2_grpc import CodeServicer, add_CodeServicer_to_server
 from outlast.v1.common_pb2 import NodeCapacity
 from outlast.v1.incidents_pb2 import Incident
 from outlast.v1.jobs_pb2 import Job
 from outlast.v1.nodes_pb2 import Node
-from tests.cli.running import outlast
+from tests.cli.running import TIMEOUT_S, outlast
 
 
 @pytest.fixture
@@ -73,6 +81,43 @@ def test_a_script_that_no_controller_can_be_asked_to_run_is_told(folder: Path) -
     done = outlast("run", "--server", "127.0.0.1:1", "train.py")
     assert done.returncode == ExitCode.NO_CONTROLLER
     assert "no controller answers at 127.0.0.1:1" in done.stderr
+
+
+class Stuck(CodeServicer):
+    """A controller to which a folder is never sent to the end."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+
+    def FindCode(self, request: Any, context: Any) -> code_pb2.FindCodeResponse:
+        return code_pb2.FindCodeResponse(max_bytes=64 << 20)
+
+    def PutCode(self, request_iterator: Any, context: Any) -> code_pb2.PutCodeResponse:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        self.has_begun.set()
+        assert ended.wait(TIMEOUT_S)
+        return code_pb2.PutCodeResponse()
+
+
+def test_ctrl_c_ends_the_command_while_a_folder_is_sent(folder: Path) -> None:
+    controller = Stuck()
+    server = grpc.server(ThreadPoolExecutor(4), options=(("grpc.so_reuseport", 0),))
+    add_CodeServicer_to_server(controller, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    words = ["run", "--server", f"127.0.0.1:{port}", "--code", ".", "train.py"]
+    command = [sys.executable, "-m", "outlast.cli.main", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert controller.has_begun.wait(TIMEOUT_S)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+            server.stop(0).wait()
+    assert process.returncode == exit_code(-signal.SIGINT)
+    assert "Traceback" not in said
 
 
 def test_help_before_the_script_is_ours_and_after_it_the_scripts(folder: Path) -> None:

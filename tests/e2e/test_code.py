@@ -68,6 +68,7 @@ def test_a_job_runs_the_submitters_code_after_a_fault_and_a_restart_of_the_contr
         "name": "mine",
         "workload": {
             "command": ["python", "train.py", str(go)],
+            "preload": ["helper"],
             "env": {
                 "OF_AGENT": {"from_env": "SECRET_OF_AGENTS"},
                 "OF_FILE": {"from_file": str(tmp_path / "secret")},
@@ -87,6 +88,7 @@ def test_a_job_runs_the_submitters_code_after_a_fault_and_a_restart_of_the_contr
         return all(said in log_of(cluster, job_id, rank) for rank in (0, 1))
 
     wait_for(lambda: ran(1), "the script to run on both nodes")
+    assert processes_with(SECRETS["OF_FILE"]), "ranks, and what they are forked from"
     (first, second) = folders_of(process, job_id)
     assert sorted(path.name for path in first.iterdir() if path.name != "__pycache__") == [
         ".gitignore",
@@ -102,10 +104,21 @@ def test_a_job_runs_the_submitters_code_after_a_fault_and_a_restart_of_the_contr
     go.touch()
     cluster.wait_state(job_id, "SUCCEEDED")
     wait_for(lambda: not folders_of(process, job_id), "the code to be gone with the job")
+    wait_for(lambda: not processes_with(SECRETS["OF_FILE"]), "no process to have the secret")
     for name, value in SECRETS.items():
         digest = hashlib.sha256(value.encode()).hexdigest()
         assert f"{name} {digest}" in log_of(cluster, job_id), "ranks have it"
     assert not files_with(process.state_dir.parent, *SECRETS.values()), "and no file has it"
+
+
+def processes_with(text: str) -> list[str]:
+    """Processes that have a text in the environment that they were started with."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if text.encode() in path.read_bytes():
+                found.append((path.parent / "cmdline").read_text())
+    return found
 
 
 def files_with(folder: Path, *texts: str) -> list[Path]:

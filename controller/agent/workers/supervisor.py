@@ -100,6 +100,8 @@ class Supervisor:
         self._cgroups = cgroups
         self._mistakes = mistakes
         self._workers: dict[str, Worker] = {}
+        # Whose imports the standby process has.
+        self._preloaded_job = ""
         # Ends of what workers left in their cgroups and process groups.
         self._families: set[asyncio.Task[None]] = set()
 
@@ -124,13 +126,14 @@ class Supervisor:
             for worker in self._workers.values()
         ]
 
-    async def prepare(self, preload: Preload) -> str:
-        """Have what is to be imported before the fork imported; "", or why it cannot be shared.
+    async def prepare(self, job_id: str, preload: Preload) -> str:
+        """Have what a job imports before the fork imported; "", or why it cannot be shared.
 
         Raises:
             StandbyError: there is no standby process at all, in time.
         """
         reason = ""
+        self._preloaded_job = job_id
         self._standby.use(preload)
         try:
             await self._standby.wait_ready(self._limits.standby_ready_s)
@@ -143,6 +146,12 @@ class Supervisor:
             self._standby.use(NOTHING)
             await self._standby.wait_ready(self._limits.standby_ready_s)
         return reason
+
+    def drop_preload(self, job_id: str) -> None:
+        """The job is over: no process keeps its imports, and the variables that they may read."""
+        # Another job may have begun here meanwhile.
+        if self._preloaded_job == job_id:
+            self._standby.use(NOTHING)
 
     async def start(self, launches: Iterable[Launch]) -> None:
         """Fork all of these workers; all or none.

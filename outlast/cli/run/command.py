@@ -117,9 +117,11 @@ def _under_a_server(options: RunOptions, working_dir: str) -> int:
         nodes = () if isinstance(counted, int) else client.nodes()
         per_node = checks.workers_there(counted, nodes)
         sink = _sink(options, per_node)
+        document = client.send_code(_document(options, working_dir, per_node))
+        # Not before: until there is a job, Ctrl-C has nothing to stop but the command.
         stops = Stops()
         stops.install()
-        job = client.submit(_document(options, working_dir, per_node), wait_for_nodes=True)
+        job = client.submit(document, wait_for_nodes=True)
     output.print_message(f"outlast: submitted {job.job_id}")
     return Attendance(connector(options.server, DEFAULT_STATE_DIR), job, sink, stops).to_end()
 
