@@ -22,7 +22,10 @@ def test_a_framework_that_is_missing_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, module: str, library: str, extra: str
 ) -> None:
     monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, library, None)
+    # Parts that another test has imported would be found without the library.
+    parts = [part for part in sys.modules if part.startswith(f"{library}.")]
+    for part in [library, *parts]:
+        monkeypatch.setitem(sys.modules, part, None)
     with pytest.raises(ImportError, match=rf"pip install 'outlast\[{extra}\]'"):
         importlib.import_module(module)
 
