@@ -13,10 +13,11 @@ import pytest
 
 from tests.controller.processes import Controller, controller
 from tests.e2e.by_hand import QUICKLY_CHECKED
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.script_jobs import (
     EXAMPLES,
     HOLDING,
+    STEP_LINE,
     log_of,
     losses,
     submit,
@@ -111,15 +112,33 @@ def run(cluster: Cluster, example: Example, go: Path) -> str:
     return submit(cluster, "python", *held, name=go.name, workload=workload)
 
 
-@pytest.mark.parametrize("example", ALL, ids=lambda example: example.script)
-def test_a_framework_goes_on_from_host_memory_a_step_back_at_most(
-    cluster: Cluster, tmp_path: Path, example: Example
-) -> None:
-    if example.missing:
-        pytest.skip(example.missing)
-    (tmp_path / "undisturbed").touch()
-    undisturbed, struck = (run(cluster, example, tmp_path / go) for go in ("undisturbed", "struck"))
+@pytest.fixture(scope="module", params=ALL, ids=lambda example: example.script)
+def example(request: pytest.FixtureRequest) -> Example:
+    found: Example = request.param
+    if found.missing:
+        pytest.skip(found.missing)
+    return found
 
+
+@pytest.fixture(scope="module")
+def expected(
+    cluster: Cluster, example: Example, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, str]:
+    """Losses of the script when nothing happens."""
+    go = tmp_path_factory.mktemp("expected") / "undisturbed"
+    go.touch()
+    undisturbed = run(cluster, example, go)
+    assert succeeded(cluster, undisturbed).restarts == 0
+    assert example.says in log_of(cluster, undisturbed)
+    found = losses(cluster, undisturbed)
+    assert list(found) == list(range(1, STEPS + 1))
+    return found
+
+
+def test_a_framework_goes_on_from_host_memory_a_step_back_at_most(
+    cluster: Cluster, tmp_path: Path, example: Example, expected: dict[int, str]
+) -> None:
+    struck = run(cluster, example, tmp_path / "struck")
     wait_step(cluster, struck, example.struck)
     os.kill(cluster.presents(struck, 1)[1].pid, signal.SIGKILL)
     (tmp_path / "struck").touch()
@@ -129,13 +148,28 @@ def test_a_framework_goes_on_from_host_memory_a_step_back_at_most(
     # That step may not have been saved yet.
     assert incident.resumed_step >= example.struck - 1
     assert "from host memory" in log_of(cluster, struck)
-
-    assert succeeded(cluster, undisturbed).restarts == 0
-    assert example.says in log_of(cluster, undisturbed)
-    expected = losses(cluster, undisturbed)
-    assert list(expected) == list(range(1, STEPS + 1))
     assert losses(cluster, struck) == expected
     # The curve is the script's own.
     assert cluster.losses(struck) == {
         step: pytest.approx(float(loss)) for step, loss in expected.items()
     }
+
+
+def test_a_framework_that_is_paused_ends_soon_and_goes_on_there(
+    cluster: Cluster, tmp_path: Path, example: Example, expected: dict[int, str]
+) -> None:
+    paused = run(cluster, example, tmp_path / "paused")
+    wait_step(cluster, paused, example.struck)
+    with cluster.client as client:
+        client.pause(paused)
+    wait_for(lambda: "asked to stop" in log_of(cluster, paused), "rank 0 to be asked to stop")
+    (tmp_path / "paused").touch()
+    cluster.wait_state(paused, "PAUSED")
+    assert not cluster.incidents(paused)
+    # All ranks know of it with the save after the one in which one of them says so.
+    assert max(losses(cluster, paused)) == example.struck + 1
+    with cluster.client as client:
+        client.resume(paused)
+    succeeded(cluster, paused)
+    assert len(STEP_LINE.findall(log_of(cluster, paused))) == STEPS, "no step was done twice"
+    assert losses(cluster, paused) == expected
