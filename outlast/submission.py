@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 from outlast.rules.data import PYTHON_STDLIB
 from outlast.rules.places import scheme_of
 from outlast.rules.workload import script_index
+from outlast.script_command import is_python
 
 _PLACES = (
     ("data", "source"),
@@ -36,7 +37,7 @@ def resolve_places(
             continue
         if not isinstance(given, str) or not _is_relative(section, given):
             continue
-        path = os.path.normpath(folder / os.path.expanduser(given))
+        path = _below(folder, given)
         resolved[section] = {**resolved[section], field: path}
         written[f"{section}.{field}"] = given
     if has_code:
@@ -64,7 +65,7 @@ def _resolve_code(resolved: dict[str, Any], written: dict[str, str], folder: Pat
     code = resolved["workload"]["code"]
     given = code.get("path")
     if isinstance(given, str) and _is_relative("workload", given):
-        path = os.path.normpath(folder / os.path.expanduser(given))
+        path = _below(folder, given)
         resolved["workload"] = {**resolved["workload"], "code": {**code, "path": path}}
         written["workload.code.path"] = given
 
@@ -74,6 +75,7 @@ def _resolve_workload(resolved: dict[str, Any], written: dict[str, str], folder:
     inside = resolved.get("workload")
     if not isinstance(inside, dict):
         return
+    inside = _with_interpreters(inside, written, folder)
     command, folders = inside.get("command"), inside.get("python_path")
     script = script_index(command) if isinstance(command, list) else None
     if isinstance(command, list) and script is not None:
@@ -81,19 +83,44 @@ def _resolve_workload(resolved: dict[str, Any], written: dict[str, str], folder:
         if _is_relative("workload", given) and not _is_found_as_written(
             inside, given, folder, written
         ):
-            path = os.path.normpath(folder / os.path.expanduser(given))
+            path = _below(folder, given)
             inside = {**inside, "command": [*command[:script], path, *command[script + 1 :]]}
-            written["workload.command"] = given
+            written["workload.command"] = ", ".join(
+                [*filter(None, [written.get("workload.command")]), given]
+            )
     if isinstance(folders, list):
         relative = [each for each in folders if _is_text(each) and _is_relative("workload", each)]
-        paths = [
-            os.path.normpath(folder / os.path.expanduser(each)) if each in relative else each
-            for each in folders
-        ]
+        paths = [_below(folder, each) if each in relative else each for each in folders]
         inside = {**inside, "python_path": paths}
         if relative:
             written["workload.python_path"] = ", ".join(relative)
     resolved["workload"] = inside
+
+
+def _with_interpreters(
+    workload: Mapping[str, Any], written: dict[str, str], folder: Path
+) -> Mapping[str, Any]:
+    """A workload whose Python is found from any folder; a name alone is looked for in the path."""
+    python, command = workload.get("python"), workload.get("command")
+    if _is_text(python) and _is_place(python):
+        written["workload.python"] = python
+        workload = {**workload, "python": _below(folder, python)}
+    if not isinstance(command, list) or not command:
+        return workload
+    program, *arguments = command
+    if _is_text(program) and _is_place(program) and is_python(program):
+        written["workload.command"] = program
+        workload = {**workload, "command": [_below(folder, program), *arguments]}
+    return workload
+
+
+def _below(folder: Path, given: str) -> str:
+    return os.path.normpath(folder / os.path.expanduser(given))
+
+
+def _is_place(program: str) -> bool:
+    """Whether it is a relative path, and not a name of the path."""
+    return "/" in program and _is_relative("workload", program)
 
 
 def _is_found_as_written(

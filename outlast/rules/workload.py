@@ -257,7 +257,22 @@ def _check_code(spec: JobSpec) -> list[FieldProblem]:
         except ValueError as error:
             problems.append(FieldProblem(field="workload.code.digest", message=str(error)))
     if not workload.code.is_given:
+        if workload.code.exclude:
+            problems.append(
+                FieldProblem(
+                    field="workload.code.exclude",
+                    message="is given, and no code is sent; give workload.code.path, too",
+                )
+            )
         return problems
+    if workload.python is not None and _is_relative(workload.python):
+        problems.append(
+            FieldProblem(
+                field="workload.python",
+                message=f"is {shown(workload.python)}, a relative path, and no part of the code "
+                "that is sent; give its full path on nodes, or a name that they find in their PATH",
+            )
+        )
     return problems + [
         FieldProblem(
             field=field,
@@ -275,15 +290,26 @@ def _check_image(spec: JobSpec) -> list[FieldProblem]:
     if workload.image is None or workload.code.is_given:
         return []
     is_below = workload.working_dir is not None and workload.working_dir.startswith("/")
+    paths = [
+        (field, path)
+        for field, path in paths_in_code(spec)
+        if field != "workload.command" or not is_below
+    ]
+    if workload.python is not None and _is_relative(workload.python):
+        paths.append(("workload.python", workload.python))
     return [
         FieldProblem(
             field=field,
             message=f"is {shown(path)}, a relative path; with workload.image give the full path in "
             "the image, or send your folder along with workload.code",
         )
-        for field, path in paths_in_code(spec)
-        if field != "workload.command" or not is_below
+        for field, path in paths
     ]
+
+
+def _is_relative(program: str) -> bool:
+    """Whether it is a place, and not the name of a program in the path, that begins anywhere."""
+    return "/" in program and not program.startswith("/")
 
 
 def paths_in_code(spec: JobSpec) -> list[tuple[str, str]]:

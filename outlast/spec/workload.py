@@ -87,8 +87,8 @@ class WorkloadSpec(Section):
         None,
         min_length=1,
         description="The interpreter of the script, on every node; unless given, that of "
-        "the agent, or of the image by the name that command has. Nothing of Outlast need be "
-        "installed in its environment.",
+        "the agent, or of the image by the name that command has. A relative path is below the "
+        "submitter's folder. Nothing of Outlast need be installed in its environment.",
     )
     image: str | None = Field(
         None,

@@ -91,6 +91,22 @@ def test_a_session_in_another_environment_goes_on_from_memory_and_from_storage(
     assert len(losses(cluster, job_id)) == STEPS
 
 
+def test_code_that_is_sent_along_runs_in_another_environment(
+    cluster: Cluster, python: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "helper.py").write_text("import sys\nPREFIX = sys.prefix\n")
+    (tmp_path / "train.py").write_text(
+        "import helper\nfrom outlast import session\n"
+        "assert session.is_active()\nprint('runs in', helper.PREFIX)\n"
+    )
+    workload = {"python": str(python), "code": {"path": str(tmp_path)}, "preload": ["helper"]}
+    job_id = submit(cluster, "python", "train.py", workload=workload)
+    shutil.rmtree(tmp_path)
+    succeeded(cluster, job_id)
+    assert f"runs in {python.parent.parent}" in log_of(cluster, job_id)
+    assert "imports are not shared" not in log_of(cluster, job_id)
+
+
 @pytest.mark.parametrize("preload", [["torch"], "off"], ids=["forked", "executed"])
 def test_a_session_in_our_interpreter_leaves_the_scripts_own_modules_to_it(
     cluster: Cluster, tmp_path: Path, preload: list[str] | str

@@ -199,6 +199,22 @@ def test_relative_paths_are_below_the_folder_of_the_submitter() -> None:
 
 
 @pytest.mark.parametrize(
+    ("python", "found"),
+    [
+        (".venv/bin/python", "/home/me/.venv/bin/python"),
+        ("../bin/python3.12", "/home/bin/python3.12"),
+        ("python3.12", "python3.12"),
+        ("/usr/bin/python3", "/usr/bin/python3"),
+    ],
+)
+def test_an_interpreter_is_found_from_any_folder(python: str, found: str) -> None:
+    given = script(command=[python, "train.py"], python=python)
+    resolved, written = resolve_places(given, Path("/home/me"))
+    assert resolved["workload"] == {"command": [found, "/home/me/train.py"], "python": found}
+    assert written.get("workload.python") == (None if python == found else python)
+
+
+@pytest.mark.parametrize(
     ("where", "found"),
     [
         ({"working_dir": "/home/me"}, "train.py"),

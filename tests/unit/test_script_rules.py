@@ -45,6 +45,12 @@ def problems(**workload: Any) -> dict[str, str]:
             "command",
             "leads out of the folder",
         ),
+        ({"code": {"exclude": ["a"]}}, "code.exclude", "give workload.code.path, too"),
+        (
+            {"code": {"path": "."}, "python": "venv/bin/python"},
+            "python",
+            "no part of the code that is sent; give its full path on nodes",
+        ),
         ({"image": "a b", "command": ["sh"]}, "image", "is 'a b'"),
         (
             {"image": "torch:1", "command": ["python", "train.py"]},
@@ -53,6 +59,7 @@ def problems(**workload: Any) -> dict[str, str]:
         ),
         ({**IMAGE, "working_dir": "work"}, "working_dir", "the full path in the image"),
         ({**IMAGE, "python_path": ["a"]}, "python_path", "or send your folder along"),
+        ({**IMAGE, "python": "bin/python"}, "python", "is 'bin/python', a relative path"),
         ({"env": {"A": {}}}, "env.A", "allowed: text, {from_env: NAME}"),
         ({"env": {"A": {"from_env": "B", "from_file": "/c"}}}, "env.A", "or {from_file: PATH}"),
         ({"env": {"A": {"from_env": "B C"}}}, "env.A", "letters, digits"),
