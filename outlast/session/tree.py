@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from checkpoint.stage.hostcopy import host_bytes
 # Keys of JSON objects, each of which stands for a kind of value.
 _DICT, _ORDERED, _LIST, _TUPLE, _SET, _BYTES, _FLOAT = "d", "o", "l", "t", "s", "b", "f"
 _TENSOR, _ARRAY, _DTYPE, _SIZE = "T", "A", "y", "z"
-_PLAIN = (str, bool, int, type(None))
+_PLAIN = frozenset({str, bool, int, type(None)})
 
 
 # Larger ones are tensors of the checkpoint, and better keep their size.
@@ -42,6 +42,8 @@ class Flat:
     """By the path that leads to each, such as `model.layers.0.weight`."""
     own: frozenset[str] = frozenset()
     """Names of states of which each rank has its own."""
+    takes_small: bool = False
+    """Whether small tensors of the state that is being taken apart go inline."""
 
 
 def flatten(states: Mapping[str, Any], own: Collection[str] = ()) -> Flat:
@@ -51,7 +53,10 @@ def flatten(states: Mapping[str, Any], own: Collection[str] = ()) -> Flat:
         TypeError: something in them is neither a tensor nor what JSON can say; its path is named.
     """
     flat = Flat(own=frozenset(own))
-    document = {name: _out(state, name, flat) for name, state in states.items()}
+    document = {}
+    for name, state in states.items():
+        flat.takes_small = name in flat.own
+        document[name] = _out(state, name, flat)
     flat.text = json.dumps(document, separators=(",", ":"))
     return flat
 
@@ -82,8 +87,15 @@ def tensor_paths(text: str, inline: bytes) -> list[str]:
 def _out(value: Any, path: str, flat: Flat) -> Any:
     if isinstance(value, Tensor):
         return {_TENSOR: _put(value, path, flat)}
-    if isinstance(value, bool | str | int) or value is None:
-        return _plain(value, path)
+    kind = type(value)
+    # The most frequent ones first: a save takes thousands of values apart.
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        return {_DICT: _pairs(value, path, flat)}
+    if isinstance(value, bool | str | int):
+        # An enumeration, or a class of somebody's own: it would come back as another.
+        raise _unknown(value, path)
     match value:
         case float():
             return value if math.isfinite(value) else {_FLOAT: repr(float(value))}
@@ -94,24 +106,19 @@ def _out(value: Any, path: str, flat: Flat) -> Any:
         case torch.dtype():
             return {_DTYPE: _dtype_name(value)}
         case Mapping():
-            kind = _ORDERED if isinstance(value, OrderedDict) else _DICT
-            return {
-                kind: [
-                    [_key(key, path), _out(each, f"{path}.{key}", flat)]
-                    for key, each in value.items()
-                ]
-            }
+            name = _ORDERED if isinstance(value, OrderedDict) else _DICT
+            return {name: _pairs(value, path, flat)}
         case list() | tuple() | set() | frozenset():
-            kind = _kind_of(value, path)
-            return {kind: [_out(each, f"{path}.{index}", flat) for index, each in enumerate(value)]}
+            name = _kind_of(value, path)
+            return {name: [_out(each, f"{path}.{index}", flat) for index, each in enumerate(value)]}
     return _number(value, path, flat)
 
 
-def _plain(value: str | bool | int | None, path: str) -> Any:
-    if type(value) not in _PLAIN:
-        # An enumeration, or a class of somebody's own: it would come back as another.
-        raise _unknown(value, path)
-    return value
+def _pairs(value: Mapping[Any, Any], path: str, flat: Flat) -> list[Any]:
+    return [
+        [key if type(key) in _PLAIN else _wrong_key(key, path), _out(each, f"{path}.{key}", flat)]
+        for key, each in value.items()
+    ]
 
 
 def _kind_of(value: object, path: str) -> str:
@@ -143,8 +150,7 @@ def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
         )
     tensor = tensor.detach()
     about = [list(tensor.shape), _dtype_name(tensor.dtype)]
-    is_small = path.partition(".")[0] in flat.own and tensor.nbytes <= INLINE_BYTES
-    if is_small and tensor.device.type == "cpu":
+    if flat.takes_small and tensor.nbytes <= INLINE_BYTES and tensor.device.type == "cpu":
         begin = len(flat.inline)
         flat.inline += host_bytes(tensor.resolve_conj().resolve_neg().contiguous())
         return [begin, *about]
@@ -161,10 +167,8 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _key(key: object, path: str) -> Any:
-    if type(key) not in (str, int, bool, type(None)):
-        raise TypeError(f"{path} has the key {key!r}; allowed: strings and whole numbers")
-    return key
+def _wrong_key(key: object, path: str) -> NoReturn:
+    raise TypeError(f"{path} has the key {key!r}; allowed: strings and whole numbers")
 
 
 def _unknown(value: object, path: str) -> TypeError:
