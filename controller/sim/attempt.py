@@ -189,7 +189,7 @@ class Training:
     # When heartbeats say that it goes on, which had stood.
     said_to_go_on_s: float = 0.0
     # For how long agents have learned that a rank may stand; 0 where they have not.
-    stand_limit_s: float = 0.0
+    stall_limit_s: float = 0.0
     culprit: int | None = None
     # Whether all ranks found the state that they resumed from in host memory.
     is_from_memory: bool = False

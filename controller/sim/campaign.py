@@ -193,7 +193,7 @@ class Campaign:
     def _stand(self, training: Training) -> None:
         """All ranks stand, and agents say so when that has become too long."""
         training.culprit = None
-        training.stand_limit_s = self._pace.draw("detect_hang")
+        training.stall_limit_s = self._pace.draw("detect_hang")
         self._world.controller.heartbeats.hangs(training)
 
     def _after(self, duration: str, action: Callable[..., None], *args: object) -> None:

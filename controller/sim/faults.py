@@ -286,9 +286,9 @@ def _hang(world: World) -> None:
             training.culprit = None
         # Of the attempt, so that it takes no draw of those that the rest of the story hangs on.
         draws = Random(f"{training.job.job_id} {training.attempt} {training.frozen}")
-        if training.stand_limit_s and draws.random() < GOES_ON_SHARE:
-            stands_s = training.stand_limit_s + draws.uniform(*GOES_ON_S)
-            world.timeline.after(stands_s, world.trainings.go_on, training)
+        if training.stall_limit_s and draws.random() < GOES_ON_SHARE:
+            stalled_s = training.stall_limit_s + draws.uniform(*GOES_ON_S)
+            world.timeline.after(stalled_s, world.trainings.go_on, training)
 
 
 def _store_fails(world: World) -> None:

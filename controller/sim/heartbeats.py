@@ -107,7 +107,7 @@ class Heartbeats:
 
     def hangs(self, training: Training) -> None:
         """An attempt hangs, and agents have learned for how long a rank may stand."""
-        self._world.timeline.after(training.stand_limit_s + LOOK_S, self._say_again, training)
+        self._world.timeline.after(training.stall_limit_s + LOOK_S, self._say_again, training)
 
     def _say_again(self, training: Training) -> None:
         """Every heartbeat says that a rank stands; the first one may meet no controller."""

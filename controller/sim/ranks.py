@@ -73,11 +73,11 @@ def _stand(summary: agents_pb2.RankSummary, training: Training, now_s: float) ->
     Without a rank that holds up the others, none is in an operation: all of them wait for the
     data's file system, for instance.
     """
-    summary.stands_s = now_s - training.frozen_s
-    summary.stand_limit_s = training.stand_limit_s
-    summary.stand_limit_source = "learned" if training.stand_limit_s else ""
+    summary.stalled_s = now_s - training.frozen_s
+    summary.stall_limit_s = training.stall_limit_s
+    summary.stall_limit_source = "learned" if training.stall_limit_s else ""
     if training.job.is_silent:
-        summary.stand_limit_source = f"recovery.hang_timeout_s is {training.stand_limit_s:g} s"
+        summary.stall_limit_source = f"recovery.hang_timeout_s is {training.stall_limit_s:g} s"
         return
     if training.culprit is None or training.culprit == summary.rank:
         summary.phase = "data"

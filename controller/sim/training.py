@@ -123,10 +123,10 @@ class Trainings:
             self.freeze(training, Phase.HUNG)
             training.culprit = culprit
             if training.job.is_silent:
-                training.stand_limit_s = self._world.pace.hang_timeout_s
+                training.stall_limit_s = self._world.pace.hang_timeout_s
             elif training.frozen - training.resumed >= KNOWN_PASSES + WARM_UP_STEPS:
-                training.stand_limit_s = max(USUAL_FLOOR_S, USUAL_FACTOR * training.step_s)
-            if training.stand_limit_s:
+                training.stall_limit_s = max(USUAL_FLOOR_S, USUAL_FACTOR * training.step_s)
+            if training.stall_limit_s:
                 self._world.controller.heartbeats.hangs(training)
             self._world.trace("train", training.job.job_id, f"a{training.attempt} hangs")
 

@@ -113,7 +113,7 @@ class UserChecks:
             return math.inf
         if training.phase is Phase.BROKEN:
             return SOON_S
-        return training.stand_limit_s + SAID_S if training.stand_limit_s else math.inf
+        return training.stall_limit_s + SAID_S if training.stall_limit_s else math.inf
 
     # Invariants 14 and 15
 

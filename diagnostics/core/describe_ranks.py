@@ -24,7 +24,7 @@ def where_all_stand(ranks: Sequence[RankFacts]) -> list[str]:
     lines: dict[str, list[int]] = {}
     for alike in places.values():
         # Of silent ones, who is silent for the shortest: "for so long" is true of all.
-        first = min(alike, key=lambda facts: facts.stands_s)
+        first = min(alike, key=lambda facts: facts.stalled_s)
         stopped = ", stopped" if first.is_stopped else ""
         place = f"{where(first)} ({state_of(first)}{stopped})"
         lines.setdefault(place, []).extend(facts.rank for facts in alike)
@@ -39,11 +39,11 @@ def state_of(facts: RankFacts) -> str:
     if not _is_silent(facts):
         return "it reports no steps"
     state = _STATES.get(facts.process_state, "")
-    return f"no output and hardly any CPU time for {facts.stands_s:.0f} s{state}"
+    return f"no output and hardly any CPU time for {facts.stalled_s:.0f} s{state}"
 
 
 def _is_silent(facts: RankFacts) -> bool:
-    return facts.reports_no_steps and facts.stands_s > 0.0
+    return facts.reports_no_steps and facts.stalled_s > 0.0
 
 
 def shared_group(groups: Mapping[Group, tuple[int, ...]], ranks: Sequence[int]) -> str:

@@ -93,7 +93,7 @@ class Look:
 class Stall:
     """How long a rank has stood still, against its limit."""
 
-    stands_s: float
+    stalled_s: float
     # None while the phase's length is not known.
     limit_s: float | None
     # Where the limit comes from, in words.
@@ -104,7 +104,7 @@ class Stall:
     @property
     def is_over(self) -> bool:
         """Whether it stands for longer than it should."""
-        return self.limit_s is not None and self.stands_s > self.limit_s
+        return self.limit_s is not None and self.stalled_s > self.limit_s
 
 
 class Pace:
@@ -113,7 +113,7 @@ class Pace:
     def __init__(self) -> None:
         self._passes: dict[Phase, deque[float]] = {}
         self._last: Look | None = None
-        self._stands_s = 0.0
+        self._stalled_s = 0.0
         # The same without a sign of life.
         self._silent_s = 0.0
 
@@ -126,7 +126,7 @@ class Pace:
         seen_s = min(look.at_s - last.at_s, MAX_GAP_S)
         stood_s = max(0.0, seen_s - (look.starved_s - last.starved_s))
         is_same = look.place == last.place
-        self._stands_s = self._stands_s + stood_s if is_same else 0.0
+        self._stalled_s = self._stalled_s + stood_s if is_same else 0.0
         is_silent = is_same and look.num_moves == last.num_moves
         self._silent_s = self._silent_s + stood_s if is_silent else 0.0
         return self._stall(look)
@@ -134,7 +134,7 @@ class Pace:
     def restarted(self) -> None:
         """Another attempt begins: what was learned stays, where the rank stood does not."""
         self._last = None
-        self._stands_s = self._silent_s = 0.0
+        self._stalled_s = self._silent_s = 0.0
 
     def _learn(self, last: Look | None, look: Look) -> None:
         # What lies before the first look is one pass of a start, and of other phases many.
@@ -149,10 +149,10 @@ class Pace:
         # One that is stopped gives no signs.
         needs_signs = look.phase is Phase.STEP and not look.is_stopped
         return Stall(
-            stands_s=self._silent_s if needs_signs else self._stands_s,
+            stalled_s=self._silent_s if needs_signs else self._stalled_s,
             limit_s=limit_s,
             source=source,
-            unchanged_s=self._stands_s,
+            unchanged_s=self._stalled_s,
         )
 
     def _limit(self, look: Look) -> tuple[float | None, str]:

@@ -46,7 +46,7 @@ class RankFacts:
     # say nothing then.
     reports_no_steps: bool = False
     # For how long it has not moved; of such a script: shown no sign of life.
-    stands_s: float = 0.0
+    stalled_s: float = 0.0
 
     @property
     def is_unwakable(self) -> bool:
@@ -126,7 +126,7 @@ def facts_of(
     entered: Mapping[Group, int] | None = None,
     process_state: str = "",
     reports_no_steps: bool = False,
-    stands_s: float = 0.0,
+    stalled_s: float = 0.0,
 ) -> RankFacts:
     """The facts in a heartbeat.
 
@@ -146,5 +146,5 @@ def facts_of(
         entered=entered or {},
         process_state=process_state,
         reports_no_steps=reports_no_steps,
-        stands_s=stands_s,
+        stalled_s=stalled_s,
     )

@@ -364,9 +364,9 @@ class RankSummary(google.protobuf.message.Message):
     LAST_OP_AGE_S_FIELD_NUMBER: builtins.int
     STEP_AGE_S_FIELD_NUMBER: builtins.int
     USE_FIELD_NUMBER: builtins.int
-    STANDS_S_FIELD_NUMBER: builtins.int
-    STAND_LIMIT_S_FIELD_NUMBER: builtins.int
-    STAND_LIMIT_SOURCE_FIELD_NUMBER: builtins.int
+    STALLED_S_FIELD_NUMBER: builtins.int
+    STALL_LIMIT_S_FIELD_NUMBER: builtins.int
+    STALL_LIMIT_SOURCE_FIELD_NUMBER: builtins.int
     ENTERED_FIELD_NUMBER: builtins.int
     PROCESS_STATE_FIELD_NUMBER: builtins.int
     REPORTS_NO_STEPS_FIELD_NUMBER: builtins.int
@@ -380,12 +380,12 @@ class RankSummary(google.protobuf.message.Message):
     last_op_age_s: builtins.float
     """Since it was left, or else entered."""
     step_age_s: builtins.float
-    stands_s: builtins.float
+    stalled_s: builtins.float
     """Seconds for which nothing in its box has changed, and how many are too many; 0 while
     that is not known, with where it comes from.
     """
-    stand_limit_s: builtins.float
-    stand_limit_source: builtins.str
+    stall_limit_s: builtins.float
+    stall_limit_source: builtins.str
     process_state: builtins.str
     """State letter of its process, as ps shows it."""
     reports_no_steps: builtins.bool
@@ -417,15 +417,15 @@ class RankSummary(google.protobuf.message.Message):
         last_op_age_s: builtins.float = ...,
         step_age_s: builtins.float = ...,
         use: global___RankUse | None = ...,
-        stands_s: builtins.float = ...,
-        stand_limit_s: builtins.float = ...,
-        stand_limit_source: builtins.str = ...,
+        stalled_s: builtins.float = ...,
+        stall_limit_s: builtins.float = ...,
+        stall_limit_source: builtins.str = ...,
         entered: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         process_state: builtins.str = ...,
         reports_no_steps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["last_operation", b"last_operation", "use", b"use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "entered", b"entered", "job_id", b"job_id", "last_op_age_s", b"last_op_age_s", "last_operation", b"last_operation", "phase", b"phase", "process_state", b"process_state", "rank", b"rank", "reports_no_steps", b"reports_no_steps", "resumed_step", b"resumed_step", "stand_limit_s", b"stand_limit_s", "stand_limit_source", b"stand_limit_source", "stands_s", b"stands_s", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "completed_step", b"completed_step", "entered", b"entered", "job_id", b"job_id", "last_op_age_s", b"last_op_age_s", "last_operation", b"last_operation", "phase", b"phase", "process_state", b"process_state", "rank", b"rank", "reports_no_steps", b"reports_no_steps", "resumed_step", b"resumed_step", "stall_limit_s", b"stall_limit_s", "stall_limit_source", b"stall_limit_source", "stalled_s", b"stalled_s", "step_age_s", b"step_age_s", "use", b"use"]) -> None: ...
 
 global___RankSummary = RankSummary
 

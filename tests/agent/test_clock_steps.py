@@ -101,7 +101,7 @@ def check_times(controller: FakeController, began_s: float) -> None:
         for rank in beat.ranks:
             assert rank.step_age_s < MOST_S
             assert rank.last_op_age_s < MOST_S
-            assert rank.stands_s < MOST_S
+            assert rank.stalled_s < MOST_S
     for report in controller.events("step_reports"):
         for row in report.step_reports.reports:
             assert 0.0 < row.duration_s < MOST_S

@@ -175,8 +175,8 @@ def test_a_script_that_sleeps_is_told_once_with_its_limit(tmp_path: Path) -> Non
         summary = watch.summary(script.worker)
         assert is_over(summary)
         assert not is_stopped(summary)
-        assert summary.stand_limit_s == LIMIT_S
-        assert summary.stand_limit_source == "recovery.hang_timeout_s is 10 s"
+        assert summary.stall_limit_s == LIMIT_S
+        assert summary.stall_limit_source == "recovery.hang_timeout_s is 10 s"
         assert summary.process_state == "S"
         assert len(watch.crossed) == 1
 
@@ -189,7 +189,7 @@ def test_a_script_that_uses_a_cpu_is_not_silent(tmp_path: Path, program: str) ->
         watch = Watch(script)
         works_on(script, watch, 2 * LIMIT_S)
         assert not watch.crossed
-        assert watch.summary(script.worker).stands_s <= 2.0
+        assert watch.summary(script.worker).stalled_s <= 2.0
 
 
 def test_a_script_that_prints_is_silent_only_after_its_last_line(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_script_that_is_stopped_is_told_long_before_its_limit(tmp_path: Path) 
         watch.pass_time(1.0 + STOPPED_S + 1.0)
         summary = watch.summary(script.worker)
         assert is_stopped(summary)
-        assert "stopped by a signal" in summary.stand_limit_source
+        assert "stopped by a signal" in summary.stall_limit_source
 
 
 def take_steps(script: Script, watch: Watch) -> None:
@@ -253,7 +253,7 @@ def test_a_script_that_stands_in_a_step_without_a_sign_of_life_is_told(tmp_path:
         summary = watch.summary(script.worker)
         assert is_over(summary)
         assert not summary.reports_no_steps
-        assert summary.stand_limit_source.startswith("10 x the longest step ")
+        assert summary.stall_limit_source.startswith("10 x the longest step ")
 
 
 def test_a_script_that_evaluates_in_a_step_without_naming_it_moves(tmp_path: Path) -> None:
@@ -349,8 +349,8 @@ def test_a_script_that_reports_an_operation_is_watched_by_its_box(tmp_path: Path
         watch.pass_time(LIMIT_S)
         summary = watch.summary(script.worker)
         assert not summary.reports_no_steps
-        assert summary.stands_s == pytest.approx(LIMIT_S, abs=0.1)
-        assert "not known yet" in summary.stand_limit_source
+        assert summary.stalled_s == pytest.approx(LIMIT_S, abs=0.1)
+        assert "not known yet" in summary.stall_limit_source
 
 
 def test_a_script_that_has_ended_is_no_trouble(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def test_a_rank_that_stands_too_long_is_told_once_with_where_it_stands(tmp_path:
         assert told == ["crossed"]
         summary = agents_pb2.RankSummary()
         stall_watch.describe(worker, summary)
-        assert summary.stands_s > summary.stand_limit_s > 1.0
-        assert "forward_backward" in summary.stand_limit_source
+        assert summary.stalled_s > summary.stall_limit_s > 1.0
+        assert "forward_backward" in summary.stall_limit_source
         assert summary.entered["dp"] == 31
         assert summary.process_state in ("R", "S")
         box.leave()

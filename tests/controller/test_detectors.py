@@ -123,8 +123,10 @@ def beat(rank: int, **fields: object) -> agents_pb2.Heartbeat:
     return agents_pb2.Heartbeat(at_s=100.0, ranks=[summary])
 
 
-def stands(rank: int, stands_s: float, **fields: object) -> agents_pb2.Heartbeat:
-    return beat(rank, stands_s=stands_s, stand_limit_s=1.8, stand_limit_source="learned", **fields)
+def stands(rank: int, stalled_s: float, **fields: object) -> agents_pb2.Heartbeat:
+    return beat(
+        rank, stalled_s=stalled_s, stall_limit_s=1.8, stall_limit_source="learned", **fields
+    )
 
 
 def told(events: list[Event], kind: type) -> list[Event]:
@@ -163,7 +165,7 @@ def test_a_job_hangs_when_its_last_rank_says_that_it_stands_too() -> None:
 def test_a_rank_whose_limit_is_not_known_yet_is_waited_for() -> None:
     agents = Agents(state_of())
     agents.heartbeat(NODES[0], stands(0, 500.0), 10.0)
-    assert not told(agents.heartbeat(NODES[1], beat(1, stands_s=500.0), 10.0), JobStalled)
+    assert not told(agents.heartbeat(NODES[1], beat(1, stalled_s=500.0), 10.0), JobStalled)
 
 
 def test_who_holds_up_a_start_is_named_before_patience_with_it_ends() -> None:

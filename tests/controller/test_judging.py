@@ -44,8 +44,8 @@ def _all_stand(found: Bench) -> None:
             rank=rank,
             phase="gradient_sync",
             completed_step=1,
-            stands_s=9.0,
-            stand_limit_s=1.8,
+            stalled_s=9.0,
+            stall_limit_s=1.8,
         )
         beat = agents_pb2.Heartbeat(at_s=found.service.now_s, ranks=[summary])
         stream.send(agents_pb2.AgentMessage(heartbeat=beat))

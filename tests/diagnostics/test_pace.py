@@ -214,7 +214,7 @@ def test_a_stopped_process_is_found_though_nothing_is_known_of_its_phase(phase: 
     ]
     assert stalls[-1].is_over
     assert "stopped by a signal" in stalls[-1].source
-    assert next(each.stands_s for each in stalls if each.is_over) < STOPPED_S + 2 * PERIOD_S
+    assert next(each.stalled_s for each in stalls if each.is_over) < STOPPED_S + 2 * PERIOD_S
 
 
 def unnamed(number: int, step_s: float) -> list[Span]:
@@ -272,7 +272,7 @@ def test_what_was_learned_outlives_an_attempt_and_where_it_stood_does_not() -> N
     assert detected_after_s(pace, seen[-1]) is not None
     pace.restarted()
     standing = pace.look(last_look(seen, at_s=seen[-1].at_s + 100.0))
-    assert (standing.stands_s, standing.is_over) == (0.0, False)
+    assert (standing.stalled_s, standing.is_over) == (0.0, False)
     assert standing.limit_s == pytest.approx(USUAL_FLOOR_S, abs=1.0)
 
 
@@ -285,9 +285,9 @@ def test_a_limit_says_where_it_comes_from() -> None:
 
 
 def test_a_rank_stands_for_too_long_only_when_its_limit_is_known() -> None:
-    over = Stall(stands_s=2.0, limit_s=1.0, source="")
-    within = Stall(stands_s=2.0, limit_s=30.0, source="")
-    unknown = Stall(stands_s=2.0, limit_s=None, source="")
+    over = Stall(stalled_s=2.0, limit_s=1.0, source="")
+    within = Stall(stalled_s=2.0, limit_s=30.0, source="")
+    unknown = Stall(stalled_s=2.0, limit_s=None, source="")
     assert over.is_over
     assert not within.is_over
     assert not unknown.is_over
@@ -315,9 +315,9 @@ def test_a_script_without_steps_has_the_limit_of_its_job() -> None:
 
 def test_a_script_that_moves_is_not_silent() -> None:
     pace = Pace()
-    assert silent_for(pace, 59.0).stands_s > 58.0
+    assert silent_for(pace, 59.0).stalled_s > 58.0
     moved = pace.look(silent(59.2, (2,)))
-    assert moved.stands_s == 0.0
+    assert moved.stalled_s == 0.0
 
 
 def test_a_stopped_script_is_found_at_once() -> None:

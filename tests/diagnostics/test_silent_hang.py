@@ -20,7 +20,7 @@ def silent(states: str, *, silent_s: float = 600.0) -> list[RankFacts]:
             Groups(Layout(dp=len(states))),
             process_state=state,
             reports_no_steps=True,
-            stands_s=silent_s + rank if silent_s else 0.0,
+            stalled_s=silent_s + rank if silent_s else 0.0,
         )
         for rank, state in enumerate(states)
     ]

@@ -125,7 +125,7 @@ def hang_ends(seed: int) -> None:
     for _ in range(4):
         training = _trains(world)
         world.trainings.hang(training, 1)
-        world.timeline.after(training.stand_limit_s + 0.5, world.trainings.go_on, training)
+        world.timeline.after(training.stall_limit_s + 0.5, world.trainings.go_on, training)
         _pass(world, HOUR_S / 2)
     end_world(world)
 

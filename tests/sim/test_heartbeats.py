@@ -84,7 +84,7 @@ def _tell(story: _Story) -> list[tuple[float, str, str]]:
     story.until(3000.0)
     (training,) = world.trainings.live()
     world.trainings.hang(training, 3)
-    training.stand_limit_s = 0.0
+    training.stall_limit_s = 0.0
     story.until(5000.0)
     (training,) = world.trainings.live()
     world.trainings.hang(training, 3)

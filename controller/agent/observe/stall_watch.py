@@ -62,7 +62,7 @@ class StallWatch:
     def describe(self, worker: Worker, summary: agents_pb2.RankSummary) -> None:
         """Add to a rank's summary how it stands, when that is worth telling."""
         stall = self._stalls.get(worker.key)
-        stands = stall is not None and stall.stands_s >= _WORTH_TELLING_S
+        stands = stall is not None and stall.stalled_s >= _WORTH_TELLING_S
         # A script's summary always says whether it has reported anything.
         present = worker.present() if stands or worker.is_script else None
         if present is None:
@@ -70,9 +70,9 @@ class StallWatch:
         summary.reports_no_steps = _reports_nothing(worker, present)
         if stall is None or not stands:
             return
-        summary.stands_s = stall.stands_s
-        summary.stand_limit_s = stall.limit_s or 0.0
-        summary.stand_limit_source = stall.source
+        summary.stalled_s = stall.stalled_s
+        summary.stall_limit_s = stall.limit_s or 0.0
+        summary.stall_limit_source = stall.source
         for group, seq in present.entered.items():
             summary.entered[group.name.lower()] = seq
         if worker.pid is not None:

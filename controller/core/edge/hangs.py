@@ -178,7 +178,7 @@ class HangTable:
             summary is not None
             and summary.attempt == job.attempt
             and is_stopped(summary)
-            and summary.stands_s >= before.stands_s
+            and summary.stalled_s >= before.stalled_s
             for before, summary in zip(judgement.stopped, newest, strict=True)
         )
 

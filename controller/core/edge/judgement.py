@@ -117,12 +117,12 @@ class HangJudgement:
         """For how long it has stood, and what it may."""
         if self.stalled_s is not None:
             return self.stalled_s, self.limit
-        least = min(self.stopped or self.summaries.values(), key=lambda each: each.stands_s)
+        least = min(self.stopped or self.summaries.values(), key=lambda each: each.stalled_s)
         if least.reports_no_steps and not self.stopped:
             # A limit of the spec, and known as that where a job passes it again and again.
-            return least.stands_s, least.stand_limit_source
-        limit = f"at most {least.stand_limit_s:.1f} s: {least.stand_limit_source}"
-        return least.stands_s, limit
+            return least.stalled_s, least.stall_limit_source
+        limit = f"at most {least.stall_limit_s:.1f} s: {least.stall_limit_source}"
+        return least.stalled_s, limit
 
     def _logged(self, words: str) -> Detected:
         return Detected(
@@ -141,8 +141,8 @@ def is_over(summary: agents_pb2.RankSummary) -> bool:
 
     Read as it is, for a large fleet says it 50,000 times a second.
     """
-    limit_s = summary.stand_limit_s
-    return limit_s != 0.0 and summary.stands_s > limit_s
+    limit_s = summary.stall_limit_s
+    return limit_s != 0.0 and summary.stalled_s > limit_s
 
 
 def is_stopped(summary: agents_pb2.RankSummary) -> bool:
@@ -170,7 +170,7 @@ def rank_facts(
                     entered={member(Group, name): seq for name, seq in summary.entered.items()},
                     process_state=summary.process_state,
                     reports_no_steps=summary.reports_no_steps,
-                    stands_s=summary.stands_s,
+                    stalled_s=summary.stalled_s,
                 )
             )
         except ValueError as error:

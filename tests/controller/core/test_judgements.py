@@ -43,7 +43,7 @@ class _Training:
         self.edge.refresh([fact], 0.0)
 
     def beat(
-        self, node: NodeId, now_s: float, *, stands_s: float, state: str = "S", step: int = 5
+        self, node: NodeId, now_s: float, *, stalled_s: float, state: str = "S", step: int = 5
     ) -> None:
         summary = agents_pb2.RankSummary(
             job_id=JOB,
@@ -52,15 +52,15 @@ class _Training:
             phase="gradient_sync",
             completed_step=step,
             process_state=state,
-            stands_s=stands_s,
-            stand_limit_s=LIMIT_S,
+            stalled_s=stalled_s,
+            stall_limit_s=LIMIT_S,
         )
         beat = agents_pb2.Heartbeat(at_s=now_s, ranks=[summary])
         self.edge.handle(node, agents_pb2.AgentMessage(heartbeat=beat), now_s)
 
-    def all_beat(self, now_s: float, *, stands_s: float, step: int = 5) -> None:
+    def all_beat(self, now_s: float, *, stalled_s: float, step: int = 5) -> None:
         for node in (N1, N2):
-            self.beat(node, now_s, stands_s=stands_s, step=step)
+            self.beat(node, now_s, stalled_s=stalled_s, step=step)
 
     def judgement(self) -> HangJudgement:
         (judgement,) = self.edge.take_judgements()
@@ -72,18 +72,18 @@ class _Training:
 
 
 def _all_stand(training: _Training) -> HangJudgement:
-    training.all_beat(10.0, stands_s=OVER_S)
+    training.all_beat(10.0, stalled_s=OVER_S)
     return training.judgement()
 
 
 def _is_stopped(training: _Training) -> HangJudgement:
-    training.beat(N1, 10.0, stands_s=0.0)
-    training.beat(N2, 10.0, stands_s=OVER_S, state="T")
+    training.beat(N1, 10.0, stalled_s=0.0)
+    training.beat(N2, 10.0, stalled_s=OVER_S, state="T")
     return training.judgement()
 
 
 def _makes_no_step(training: _Training) -> HangJudgement:
-    training.all_beat(10.0, stands_s=0.0)
+    training.all_beat(10.0, stalled_s=0.0)
     assert not [each for each in training.edge.wake(310.0, 0.0) if isinstance(each, JobStalled)]
     return training.judgement()
 
@@ -108,7 +108,7 @@ def test_an_answer_of_which_nothing_has_changed_is_the_machines_event(
     assert event.attempt == training.job.attempt
     # Told once, however often heartbeats say it.
     if sign in (_all_stand, _is_stopped):
-        training.all_beat(12.0, stands_s=OVER_S)
+        training.all_beat(12.0, stalled_s=OVER_S)
         assert not training.edge.has_judgements
 
 
@@ -138,7 +138,7 @@ def test_ranks_that_move_meanwhile_do_not_hang_and_may_hang_again(
 ) -> None:
     training = _Training()
     judgement = sign(training)
-    training.beat(N2, 11.0, stands_s=0.1)
+    training.beat(N2, 11.0, stalled_s=0.1)
     assert training.found(judgement) == []
     assert not training.edge.has_judgements
     assert len(training.found(sign(training))) == 1
@@ -147,7 +147,7 @@ def test_ranks_that_move_meanwhile_do_not_hang_and_may_hang_again(
 def test_a_step_that_is_completed_meanwhile_ends_the_stall() -> None:
     training = _Training()
     judgement = _makes_no_step(training)
-    training.all_beat(311.0, stands_s=0.0, step=6)
+    training.all_beat(311.0, stalled_s=0.0, step=6)
     assert training.found(judgement) == []
     list(training.edge.wake(611.0, 0.0))
     assert len(training.found(training.judgement())) == 1
@@ -188,11 +188,11 @@ def test_ranks_that_moved_and_stand_again_are_judged_again(
     """What was heard before they moved would blame the rank that held them up then."""
     training = _Training()
     judgement = sign(training)
-    training.all_beat(12.0, stands_s=0.0, step=6)
-    training.all_beat(30.0, stands_s=OVER_S / 2, step=6)
-    training.beat(N2, 31.0, stands_s=OVER_S / 2, state="T" if judgement.stopped else "S", step=6)
+    training.all_beat(12.0, stalled_s=0.0, step=6)
+    training.all_beat(30.0, stalled_s=OVER_S / 2, step=6)
+    training.beat(N2, 31.0, stalled_s=OVER_S / 2, state="T" if judgement.stopped else "S", step=6)
     assert training.found(judgement) == []
-    training.all_beat(32.0, stands_s=OVER_S, step=6)
+    training.all_beat(32.0, stalled_s=OVER_S, step=6)
     assert isinstance(training.found(training.judgement())[0], JobStalled)
 
 
@@ -202,7 +202,7 @@ def test_a_late_start_is_told_though_another_answer_was_awaited_when_its_moment_
     judgement = _all_stand(training)
     list(training.edge.wake(60.0, 99.5))
     assert not training.edge.has_judgements
-    training.all_beat(61.0, stands_s=0.0)
+    training.all_beat(61.0, stalled_s=0.0)
     assert training.found(judgement) == []
     list(training.edge.wake(62.0, 99.6))
     assert training.judgement().sign is HangSign.NO_FIRST_STEP
@@ -211,11 +211,11 @@ def test_a_late_start_is_told_though_another_answer_was_awaited_when_its_moment_
 def test_ranks_that_stand_after_another_has_ended_well_hang() -> None:
     """They wait for one that has left them, and no heartbeat will ever tell of it again."""
     training = _Training()
-    training.beat(N1, 9.0, stands_s=0.0)
+    training.beat(N1, 9.0, stalled_s=0.0)
     training.state.apply(RanksDone(job_id=JOB, ranks=(0,)))
-    training.beat(N2, 10.0, stands_s=0.0)
+    training.beat(N2, 10.0, stalled_s=0.0)
     assert not training.edge.has_judgements
-    training.beat(N2, 20.0, stands_s=OVER_S)
+    training.beat(N2, 20.0, stalled_s=OVER_S)
     (event,) = training.found(training.judgement())
     assert isinstance(event, JobStalled)
     assert event.stalled_s == OVER_S

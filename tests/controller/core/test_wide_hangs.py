@@ -116,11 +116,11 @@ def test_a_hang_that_the_program_makes_everywhere_names_the_first_rank() -> None
     assert "rank 0 on n1 failed" in driver.incident().reason
 
 
-def _summary(rank: int, stands_s: float) -> agents_pb2.RankSummary:
+def _summary(rank: int, stalled_s: float) -> agents_pb2.RankSummary:
     summary = agents_pb2.RankSummary(
-        job_id=JOB, attempt=1, rank=rank, phase="gradient_sync", stands_s=stands_s
+        job_id=JOB, attempt=1, rank=rank, phase="gradient_sync", stalled_s=stalled_s
     )
-    summary.stand_limit_s, summary.stand_limit_source = 1.8, "learned"
+    summary.stall_limit_s, summary.stall_limit_source = 1.8, "learned"
     last = summary.last_operation
     last.op, last.group, last.sequence, last.is_inside = "all_reduce", "world", 7, True
     return summary

@@ -228,9 +228,9 @@ class Sender:
             last_operation=message_from("in dp all_reduce #3"),
             last_op_age_s=0.01,
             step_age_s=0.1,
-            stands_s=0.1,
-            stand_limit_s=60.0,
-            stand_limit_source="ours",
+            stalled_s=0.1,
+            stall_limit_s=60.0,
+            stall_limit_source="ours",
             entered={"dp": 3},
             process_state="R",
             use=agents_pb2.RankUse(
