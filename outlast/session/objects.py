@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -32,7 +33,8 @@ class RandomStates:
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = random.getstate()
         # One tensor, and not 625 numbers that are looked at one by one at each save.
-        python = {"version": version, "words": torch.tensor(words), "gauss": gauss}
+        numbers = torch.frombuffer(array("q", words), dtype=torch.int64)
+        python = {"version": version, "words": numbers, "gauss": gauss}
         found: dict[str, Any] = {"python": python, "torch": torch.get_rng_state()}
         if torch.cuda.is_available():
             found["cuda"] = torch.cuda.get_rng_state()

@@ -95,10 +95,11 @@ def named_tensors(
     """
     parts: list[tuple[str, Tensor, tuple[int, ...], tuple[int, ...]]] = []
     everyone = Copies(index=rank, count=world_size)
-    # Ranks with the same parts share them out among each other.
-    shared: dict[tuple[Sharding | None, Copies], list[int]] = {}
+    # Ranks with the same parts share them out among each other. Most are the same on all ranks.
+    same: list[int] = []
+    shared: dict[tuple[Sharding | None, Copies], list[int]] = {(None, everyone): same}
     for path, tensor in tensors.items():
-        sharding, name, local, shape = sharding_of(tensor), path, tensor, tuple(tensor.shape)
+        sharding, name, local, shape = sharding_of(tensor), path, tensor, tensor.shape
         offsets: tuple[int, ...] = (0,) * len(shape)
         copies = everyone
         if sharding is not None:
@@ -108,7 +109,10 @@ def named_tensors(
             _, offsets = sharding.part(shape)
         elif path.partition(".")[0] in own:
             name, copies = rank_path(rank, path), ALONE
-        shared.setdefault((sharding, copies), []).append(len(parts))
+        if copies is everyone:
+            same.append(len(parts))
+        else:
+            shared.setdefault((sharding, copies), []).append(len(parts))
         parts.append((name, local, shape, offsets))
     is_mine = [True] * len(parts)
     for (_, copies), indices in shared.items():
