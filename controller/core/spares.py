@@ -1,4 +1,4 @@
-"""Warm spares: free nodes that are checked ahead of time and held ready, for each image its own."""
+"""Warm spares: free nodes that were checked ahead of time, counted separately for each image."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from controller.core.states import JobState, NodeState
 
 
 def spares_wanted(jobs: Iterable[JobRecord]) -> dict[str, int]:
-    """Free nodes that are to be held ready, by image: as many as the most cautious of these jobs
-    wants."""
+    """How many warm spares to keep, by image: the largest `resources.standby` of its jobs."""
     wanted: dict[str, int] = {}
     for job in jobs:
         if job.wants_nodes:

@@ -32,7 +32,7 @@ class Patience:
     idle_s: float = 300.0
     """A node that no job needs goes back to the cluster after so long."""
     pull_s: float = 120.0
-    """From the first failure to fetch a job's image until the job is told; kubelets try again."""
+    """From the first failure to pull a job's image until the job fails; kubelets retry."""
     join_s: float = 900.0
     """From a pod's binding until its agent must have joined; pulling an image takes minutes."""
     probe_s: float = 600.0

@@ -21,15 +21,15 @@ _WAITING = (JobState.QUEUED, JobState.PROVISIONING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Nodes that a job wants, or that are to be held ready, which run an image."""
+    """How many nodes of one image a job needs, or are kept as warm spares."""
 
     nodes: int
     image: str = ""
 
 
 def claims(jobs: Iterable[JobRecord], workers: int) -> tuple[Claim, ...]:
-    """What jobs want of nodes with `workers` places each: those that have begun first, and the
-    spares last.
+    """The nodes, with `workers` places each, that jobs need: running jobs first, then queued ones
+    in the order of submission, then warm spares.
 
     A job that needs larger nodes cannot be helped; it says so itself.
     """

@@ -265,14 +265,14 @@ def _check_code(spec: JobSpec) -> list[FieldProblem]:
                 )
             )
         return problems
-    if workload.python is not None and _is_relative(workload.python):
-        problems.append(
-            FieldProblem(
-                field="workload.python",
-                message=f"is {shown(workload.python)}, a relative path, and no part of the code "
-                "that is sent; give its full path on nodes, or a name that they find in their PATH",
-            )
+    problems += [
+        FieldProblem(
+            field=field,
+            message=f"is {shown(program)}, a relative path, and no part of the code that is sent; "
+            "give its full path on nodes, or a name that they find in their PATH",
         )
+        for field, program in _relative_interpreters(spec)
+    ]
     return problems + [
         FieldProblem(
             field=field,
@@ -295,21 +295,25 @@ def _check_image(spec: JobSpec) -> list[FieldProblem]:
         for field, path in paths_in_code(spec)
         if field != "workload.command" or not is_below
     ]
-    if workload.python is not None and _is_relative(workload.python):
-        paths.append(("workload.python", workload.python))
     return [
         FieldProblem(
             field=field,
             message=f"is {shown(path)}, a relative path; with workload.image give the full path in "
             "the image, or send your folder along with workload.code",
         )
-        for field, path in paths
+        for field, path in (*paths, *_relative_interpreters(spec))
     ]
 
 
-def _is_relative(program: str) -> bool:
-    """Whether it is a place, and not the name of a program in the path, that begins anywhere."""
-    return "/" in program and not program.startswith("/")
+def _relative_interpreters(spec: JobSpec) -> list[tuple[str, str]]:
+    """Interpreters that a job names by a relative path, with their fields. A name alone is none: it
+    is looked for in the PATH of nodes."""
+    workload = spec.workload
+    program = (workload.command or ("",))[0]
+    named = [("workload.python", workload.python or "")]
+    if is_python(program):
+        named.append(("workload.command", program))
+    return [(field, path) for field, path in named if "/" in path and not path.startswith("/")]
 
 
 def paths_in_code(spec: JobSpec) -> list[tuple[str, str]]:

@@ -51,6 +51,11 @@ def problems(**workload: Any) -> dict[str, str]:
             "python",
             "no part of the code that is sent; give its full path on nodes",
         ),
+        (
+            {"code": {"path": "."}, "command": [".venv/bin/python", "train.py"]},
+            "command",
+            "is '.venv/bin/python', a relative path, and no part of the code that is sent",
+        ),
         ({"image": "a b", "command": ["sh"]}, "image", "is 'a b'"),
         (
             {"image": "torch:1", "command": ["python", "train.py"]},
@@ -59,6 +64,11 @@ def problems(**workload: Any) -> dict[str, str]:
         ),
         ({**IMAGE, "working_dir": "work"}, "working_dir", "the full path in the image"),
         ({**IMAGE, "python_path": ["a"]}, "python_path", "or send your folder along"),
+        (
+            {**IMAGE, "command": ["bin/python", "/app/train.py"]},
+            "command",
+            "is 'bin/python', a relative path; with workload.image",
+        ),
         ({**IMAGE, "python": "bin/python"}, "python", "is 'bin/python', a relative path"),
         ({"env": {"A": {}}}, "env.A", "allowed: text, {from_env: NAME}"),
         ({"env": {"A": {"from_env": "B", "from_file": "/c"}}}, "env.A", "or {from_file: PATH}"),
