@@ -133,7 +133,9 @@ def end(how: str) -> None:
             os.kill(os.getpid(), signal.Signals[name])
         case ["stop"]:
             name = signal.Signals(signal.sigwait([signal.SIGTERM, signal.SIGINT])).name
-            print(f"rank {_RANK} is asked to stop by {name}", flush=True)
+            # In one write: torchrun runs Python unbuffered, and print writes the line's end apart.
+            sys.stdout.write(f"rank {_RANK} is asked to stop by {name}\n")
+            sys.stdout.flush()
 
 
 def main() -> None:
