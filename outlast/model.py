@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from outlast.flops import ModelShape
+from outlast.presets import PRESETS, PresetName
 from outlast.section import Section
 
 
 class ModelSpec(Section):
     """A decoder-only transformer; the defaults are a GPT with learned positions."""
 
+    preset: PresetName | None = Field(
+        None,
+        description="A published model, which all other fields are those of unless given; "
+        "`outlast models` lists them.",
+    )
     layers: int = Field(4, ge=1, description="Transformer blocks.")
     hidden: int = Field(128, ge=1, description="Width of the residual stream.")
     heads: int = Field(4, ge=1, description="Attention heads; must divide hidden.")
@@ -72,6 +78,13 @@ class ModelSpec(Section):
     )
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Of attention weights.")
     init_std: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, given: Any) -> Any:
+        name = given.get("preset") if isinstance(given, dict) else None
+        preset = PRESETS.get(name) if isinstance(name, str) else None
+        return given if preset is None else {**preset.fields, **given}
 
     @property
     def mlp_hidden(self) -> int:

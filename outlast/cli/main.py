@@ -21,6 +21,7 @@ from outlast.cli import (
     fleet,
     incidents,
     jobs,
+    models,
     output,
     planning,
     report,
@@ -96,6 +97,7 @@ diagnose.register(app)
 checkpoints.register(app)
 archive.register(app)
 planning.register(app)
+models.register(app)
 simulation.register(app)
 demo.register(app)
 

@@ -94,6 +94,9 @@ def _validated(document: dict[str, Any]) -> tuple[JobSpec | None, list[FieldProb
         spec = JobSpec.model_validate(readable)
     except ValidationError:
         return None, problems
+    if ("model", "preset") in unread:
+        # What the other fields are without it was not meant by anybody.
+        unread = {path for path in unread if path[0] != "model"} | {("model",)}
     for path in unread:
         spec = _with_unread(spec, path)
     return spec, problems

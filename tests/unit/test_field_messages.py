@@ -159,7 +159,7 @@ MESSAGES: list[tuple[dict[str, Any], str, str]] = [
         "data.validation_fraction",
         "is 0.7; allowed: a number, more than 0 and less than 0.5",
     ),
-    ({"model": None}, "model", "is null; allowed: a section with the fields layers, "),
+    ({"model": None}, "model", "is null; allowed: a section with the fields preset, layers, "),
     ({1: 2}, "1", "is not a field: fields have names of letters"),
 ]
 
