@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.rules.data import PYTHON_STDLIB
+from outlast.rules.data import PYTHON_STDLIB, bytes_read
 
 TEXT_SUFFIXES = (".py", ".txt", ".rst", ".md")
 # Tests are half of the standard library and say little; caches are not text.
 SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests"}
 # Names of what was left out, in words; more would not help a person.
 _NUM_NAMED = 3
+# What binary files begin with, and what to do about each.
+_BEGINNINGS = {
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "a gzip archive; decompress it",
+    b"\x28\xb5\x2f\xfd": "a zstd archive; decompress it",
+    b"PK\x03\x04": "a ZIP archive; unpack it",
+    b"%PDF": "a PDF; extract its text",
+    b"\xff\xfe": "UTF-16 text; save it as UTF-8",
+    b"\xfe\xff": "UTF-16 text; save it as UTF-8",
+}
+# As far as git and grep look, too, to tell text from binary files.
+_SAMPLE_BYTES = 8000
+# Each file that is looked into costs a system call or three, at every submission.
+_MAX_SAMPLED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +40,8 @@ class Source:
     """Text files in the order in which they are read."""
     nbytes: int
     """Of all of them together."""
-    max_bytes: int
+    max_bytes: int | None
+    """How much of it is read; None: all."""
     other_files: tuple[Path, ...]
     """Files that are not text by their suffix, so they are skipped."""
     folders: tuple[Path, ...]
@@ -34,7 +50,12 @@ class Source:
     @property
     def num_tokens(self) -> int:
         """Bytes are tokens."""
-        return min(self.nbytes, self.max_bytes)
+        return self.nbytes if self.is_whole else min(self.nbytes, self.max_bytes or 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is read."""
+        return self.max_bytes is None or self.nbytes <= self.max_bytes
 
     def left_out(self) -> list[str]:
         """What is not read, in words, each with what to change."""
@@ -51,21 +72,22 @@ class Source:
                     f"{_counted(len(self.folders), 'folder')} of {self.name} skipped "
                     f"({_named(self.folders)}): folders of these names are not read"
                 )
-        if self.nbytes > self.max_bytes:
+        if not self.is_whole:
             # Nobody means to read all of the standard library.
             remedy = "" if self.name == PYTHON_STDLIB else "; data.max_bytes sets the limit"
             found.append(
-                f"text cut at {self.max_bytes:,} of {self.nbytes:,} bytes of {self.name}{remedy}"
+                f"text cut at {self.num_tokens:,} of {self.nbytes:,} bytes of {self.name}{remedy}"
             )
         return found
 
 
-def survey(source: str, max_bytes: int) -> Source:
-    """What `source` holds here.
+def survey(source: str, max_bytes: int | None) -> Source:
+    """What `source` holds here; `max_bytes` is that of the spec.
 
     Raises:
         ValueError: there is no such source, it cannot be read, or it holds no text.
     """
+    max_bytes = bytes_read(source, max_bytes)
     if source == PYTHON_STDLIB:
         return _of_folder(source, Path(sysconfig.get_path("stdlib")), max_bytes)
     path = Path(source).expanduser()
@@ -74,8 +96,7 @@ def survey(source: str, max_bytes: int) -> Source:
             with os.scandir(path):
                 return _of_folder(source, path, max_bytes)
         if path.is_file():
-            with path.open("rb"):
-                pass
+            _check_text(source, (path,))
             return _checked(
                 Source(
                     name=source,
@@ -93,7 +114,7 @@ def survey(source: str, max_bytes: int) -> Source:
     raise ValueError(f"is neither {PYTHON_STDLIB!r} nor an existing file or folder")
 
 
-def _of_folder(name: str, root: Path, max_bytes: int) -> Source:
+def _of_folder(name: str, root: Path, max_bytes: int | None) -> Source:
     files: list[Path] = []
     others: list[Path] = []
     skipped: list[Path] = []
@@ -104,6 +125,8 @@ def _of_folder(name: str, root: Path, max_bytes: int) -> Source:
             path = Path(folder) / each
             (files if each.endswith(TEXT_SUFFIXES) else others).append(path)
     files.sort()
+    if name != PYTHON_STDLIB:
+        _check_text(name, files)
     return _checked(
         Source(
             name=name,
@@ -114,6 +137,24 @@ def _of_folder(name: str, root: Path, max_bytes: int) -> Source:
             folders=tuple(sorted(skipped)),
         )
     )
+
+
+def _check_text(name: str, files: Sequence[Path]) -> None:
+    """Refuse what would be trained on as bytes and is no text."""
+    for path in files[:_MAX_SAMPLED]:
+        with path.open("rb") as file:
+            kind = _binary_kind(file.read(_SAMPLE_BYTES))
+        if kind is not None:
+            which = "is" if str(path) == name else f"holds {path.name}, which is"
+            raise ValueError(f"{which} not text but {kind}")
+
+
+def _binary_kind(sample: bytes) -> str | None:
+    for beginning, kind in _BEGINNINGS.items():
+        if sample.startswith(beginning):
+            return kind
+    # No text in UTF-8 or in an older 8-bit encoding has one.
+    return "a binary file: it has zero bytes" if b"\0" in sample else None
 
 
 def _checked(source: Source) -> Source:

@@ -172,7 +172,7 @@ def _look_at_source(spec: JobSpec, found: list[Source]) -> list[FieldProblem]:
         message = f"is {shown(source)}, which {error}; give a text file or a folder with some"
         return [FieldProblem(field="data.source", message=message)]
     found.append(held)
-    if held.nbytes >= spec.data.max_bytes:
+    if held.max_bytes is not None and held.nbytes >= held.max_bytes:
         # That many tokens are a rule of the spec.
         return []
     return check_tokens(spec, held.nbytes, f"all of data.source = {source}")

@@ -15,6 +15,7 @@ from outlast.cli.options import Assignments, Controller, Json, SpecFile, StateDi
 from outlast.cli.watch import follow_to_end
 
 if TYPE_CHECKING:
+    from outlast.cli.specfile import Checked
     from outlast.client import Client
 
 Watch = Annotated[
@@ -76,7 +77,7 @@ def submit(
             # First: whatever happens from here on, the job is there.
             print(f"submitted {job.job_id}", flush=True)
         missing = _fit_warnings(client, checked.document)
-    for line in (*checked.seen.warnings, *missing):
+    for line in (*checked.seen.warnings, *_not_read(checked), *missing):
         output.print_message(f"warning: {line}")
     if not json:
         for line in checked.resolved:
@@ -86,6 +87,14 @@ def submit(
         output.print_json({"job": output.facts(job)})
     if follow:
         follow_to_end(job, controller, state_dir, json=json)
+
+
+def _not_read(checked: Checked) -> list[str]:
+    """Files that a person may have meant to train on."""
+    from outlast.rules.data import PYTHON_STDLIB
+
+    source = checked.seen.source
+    return [] if source is None or source.name == PYTHON_STDLIB else source.left_out()
 
 
 def _fit_warnings(client: Client, document: dict[str, Any]) -> list[str]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # The text that ships with Python.
 PYTHON_STDLIB = "python-stdlib"
+# What is read of it unless the spec says otherwise: nobody means to train on all of it.
+STDLIB_BYTES = 16 * 2**20
 # Long enough to read in context, short enough that 2 % of 100 kB is some blocks.
 BLOCK_TOKENS = 8192
 
@@ -37,15 +39,20 @@ def _check_source(spec: JobSpec) -> list[FieldProblem]:
     ]
 
 
+def bytes_read(source: str, max_bytes: int | None) -> int | None:
+    """How much of a source is read at most, if the spec has this `max_bytes`; None: all of it."""
+    return STDLIB_BYTES if max_bytes is None and source == PYTHON_STDLIB else max_bytes
+
+
 def _check_length(spec: JobSpec) -> list[FieldProblem]:
     """However much text there is, no more than `max_bytes` is read."""
-    most = spec.data.max_bytes
+    given = spec.data.max_bytes
+    most = bytes_read(spec.data.source, given)
     # A larger one is a problem of its own, and no float holds all of its digits.
-    return (
-        []
-        if most > LARGEST["data.max_bytes"]
-        else check_tokens(spec, most, f"data.max_bytes = {most}")
-    )
+    if most is None or most > LARGEST["data.max_bytes"]:
+        return []
+    origin = f"data.max_bytes = {most}" if given is not None else f"read of {PYTHON_STDLIB}"
+    return check_tokens(spec, most, origin)
 
 
 def check_tokens(spec: JobSpec, num_tokens: int, origin: str) -> list[FieldProblem]:

@@ -104,8 +104,11 @@ class DataSpec(Section):
     validation_fraction: float = Field(
         0.02, gt=0, lt=0.5, description="Share of the tokens held out for evaluation."
     )
-    max_bytes: int = Field(
-        16 * 2**20, ge=2**12, description="Read at most this many bytes of the source."
+    max_bytes: int | None = Field(
+        None,
+        ge=2**12,
+        description="Read at most this many bytes of the source; all of it unless given, and the "
+        "first 16 MiB of python-stdlib.",
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,7 @@ def options(source: Path | str, **changes: float) -> DataOptions:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_bytes(bytes(range(256)) * 40)
+    path.write_bytes(bytes(range(1, 256)) * 40)
     return path
 
 
@@ -97,6 +99,42 @@ def test_a_folder_is_read_in_sorted_order_and_cut_at_max_bytes(tmp_path: Path) -
     skipped, cut = files.left_out
     assert skipped == f"1 file of {folder} skipped (image.png): only .py, .txt, .rst, .md are read"
     assert cut.startswith(f"text cut at 4,500 of 6,000 bytes of {folder}")
+
+
+def test_all_of_a_source_is_read_unless_the_spec_says_otherwise(tmp_path: Path) -> None:
+    source = tmp_path / "long.txt"
+    with source.open("wb") as file:
+        for number in range(17):
+            file.write(bytes([65 + number]) * (1 << 20))
+    made = prepare(tmp_path / "data", replace(options(source), max_bytes=None))
+    assert made.train_tokens + made.validation_tokens == 17 << 20
+    assert made.left_out == ()
+    # Nobody means to train on all that ships with Python.
+    assert survey("python-stdlib", None).max_bytes == 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"PAR1\x15\x04", "a Parquet file"),
+        (gzip.compress(b"text" * 100), "a gzip archive; decompress it"),
+        ("text".encode("utf-16"), "UTF-16 text; save it as UTF-8"),
+        (np.arange(100, dtype=np.uint16).tobytes(), "a binary file: it has zero bytes"),
+    ],
+    ids=["parquet", "gzip", "utf-16", "tokens"],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, kind: str) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "one.txt").write_text("Straße, in UTF-8")
+    (folder / "two.txt").write_bytes("Straße, in an older encoding".encode("latin-1"))
+    assert len(survey(str(folder), None).files) == 2
+    path = folder / "three.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"is not text but {kind}"):
+        survey(str(path), None)
+    with pytest.raises(ValueError, match=rf"holds three\.txt, which is not text but {kind}"):
+        prepare(tmp_path / "data", options(folder))
 
 
 def test_the_standard_library_has_text() -> None:

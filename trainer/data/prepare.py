@@ -13,19 +13,21 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import BinaryIO
 
 from outlast.rules.data import PYTHON_STDLIB, block_tokens
 from outlast.sources import Source, survey
 
 FORMAT_VERSION = 1
+# Of the text that is in memory at once.
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class DataOptions:
     source: str
     tokenizer: str
     validation_fraction: float
-    max_bytes: int
+    max_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,21 +111,17 @@ def _key(options: DataOptions) -> str:
 
 def _build(folder: Path, options: DataOptions) -> None:
     source = source_of(options)
-    tokens = np.frombuffer(b"".join(_read(source)), dtype=np.uint8)
-    if len(tokens) == 0:
-        raise ValueError(f"data.source {options.source!r} holds no text")
-    held_out = _held_out(len(tokens), options.validation_fraction)
-    train, validation = tokens[~held_out], tokens[held_out]
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    train.tofile(partial / "train.bin")
-    validation.tofile(partial / "validation.bin")
+    train, validation = partial / "train.bin", partial / "validation.bin"
+    with train.open("wb") as trained_on, validation.open("wb") as held_out:
+        _write_splits(source, options, trained_on, held_out)
     meta = {
-        "digest": hashlib.sha256(train.tobytes() + validation.tobytes()).hexdigest(),
+        "digest": _digest(train, validation),
         "dtype": "uint8",
-        "train_tokens": len(train),
-        "validation_tokens": len(validation),
+        "train_tokens": train.stat().st_size,
+        "validation_tokens": validation.stat().st_size,
         "left_out": source.left_out(),
     }
     (partial / "meta.json").write_text(json.dumps(meta))
@@ -131,19 +129,36 @@ def _build(folder: Path, options: DataOptions) -> None:
     partial.rename(folder)
 
 
-def _read(source: Source) -> Iterator[bytes]:
-    left = source.max_bytes
+def _write_splits(
+    source: Source, options: DataOptions, train: BinaryIO, validation: BinaryIO
+) -> None:
+    """Write every block of the text to one of two files; memory holds one piece of a block."""
+    fraction = options.validation_fraction
+    block = block_tokens(source.num_tokens, fraction)
+    number, room = 0, block
+    for piece in _read(source):
+        while piece:
+            is_held_out = math.floor((number + 1) * fraction) > math.floor(number * fraction)
+            (validation if is_held_out else train).write(piece[:room])
+            taken = min(room, len(piece))
+            piece, room = piece[taken:], room - taken
+            if not room:
+                number, room = number + 1, block
+
+
+def _read(source: Source) -> Iterator[memoryview]:
+    left = source.num_tokens
     for path in source.files:
-        if left <= 0:
-            return
-        text = path.read_bytes()[:left]
-        left -= len(text)
-        yield text
+        with path.open("rb") as file:
+            while left > 0 and (text := file.read(min(left, _PIECE_BYTES))):
+                left -= len(text)
+                yield memoryview(text)
 
 
-def _held_out(num_tokens: int, fraction: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Marks every token of the blocks that training must not see."""
-    blocks = np.arange(num_tokens) // block_tokens(num_tokens, fraction)
-    held_out: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    held_out = np.floor((blocks + 1) * fraction) > np.floor(blocks * fraction)
-    return held_out
+def _digest(*files: Path) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()

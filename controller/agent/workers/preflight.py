@@ -151,7 +151,7 @@ def _source(spec: JobSpec) -> list[FieldProblem]:
     except ValueError as error:
         message = f"is {shown(source)}, which {error}; give a text file or a folder with some"
         return [FieldProblem(field="data.source", message=message)]
-    if held.nbytes >= spec.data.max_bytes:
+    if held.max_bytes is not None and held.nbytes >= held.max_bytes:
         return []
     return check_tokens(spec, held.nbytes, f"all of data.source = {source}")
 
