@@ -42,7 +42,7 @@ from controller.core.states import (
 from controller.core.verdict import root_failure
 from controller.sim.incident_checks import IncidentChecks
 from controller.sim.job_checks import wrong_at_end, wrong_in_change
-from controller.sim.state_checks import SLACK_S, due_s, inconsistencies, peers_failed
+from controller.sim.state_checks import SLACK_S, due_s, inconsistencies, is_same, peers_failed
 from controller.sim.user_checks import UserChecks
 from controller.sim.violation import Violation
 from outlast.ids import JobId, NodeId
@@ -231,7 +231,7 @@ class Checkers:
             self.users.stalled(event)
         self._num_batches += 1
         if self._num_batches % self._world.fidelity.compare_every == 0:
-            if machine.state != journalled:
+            if not is_same(machine.state, journalled):
                 self._fail(9, f"after {type(event).__name__} the state is not the journal's fold")
             for invariant, what in inconsistencies(machine.state):
                 self._fail(invariant, what)

@@ -27,6 +27,23 @@ _OF_THE_PAST = StopWorkers | ForgetJob | PushCheckpoint
 SLACK_S = 1.0
 
 
+def is_same(decided: State, journalled: State) -> bool:
+    """Whether the states are equal; the records of both are the same objects from then on.
+
+    Records never change. So the next comparison sees at once that they are the same, and looks
+    into those only that have been replaced since.
+    """
+    if decided != journalled:
+        return False
+    # The keys are there already, so their order stays. `done` holds what does change.
+    journalled.jobs.update(decided.jobs)
+    journalled.nodes.update(decided.nodes)
+    journalled.incidents.update(decided.incidents)
+    journalled.attempts.update(decided.attempts)
+    journalled.commands.update(decided.commands)
+    return True
+
+
 def inconsistencies(state: State) -> Iterator[tuple[int, str]]:
     """The invariant and what is wrong, wherever jobs, nodes and incidents do not fit together."""
     holders: dict[NodeId, JobId] = {}
