@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -148,5 +149,6 @@ def facts() -> dict[str, Any]:
         "modules": sorted(
             {name.partition(".")[0] for name in sys.modules} & {"grpc", "torch", "controller"}
         ),
+        "collects_garbage": gc.isenabled(),
         "sigint_default": signal.getsignal(signal.SIGINT) is signal.SIG_DFL,
     }

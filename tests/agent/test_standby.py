@@ -209,6 +209,7 @@ def test_worker_wakes_up_with_nothing_of_the_standby(start: Start) -> None:
         assert said["session"] == os.getsid(standby.process.pid)
         assert said["modules"] == []
         assert said["sigint_default"]
+        assert said["collects_garbage"]
 
 
 def test_many_forks_leave_no_descriptors_in_the_standby(start: Start) -> None:

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from trainer.parallel.backward import backward
+
 
 def recompute(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """`run(*inputs)`, keeping nothing but the inputs for the backward pass.
@@ -48,5 +50,5 @@ class _Recomputed(Function):
         ]
         with torch.enable_grad():
             out = ctx.run(*inputs)
-        torch.autograd.backward(out, grad)
+        backward(out, grad)
         return None, *(tensor.grad for tensor in inputs)

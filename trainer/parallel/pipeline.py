@@ -15,14 +15,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-
-# torch.autograd imports this (and sympy: half a second) at the first backward that is
-# given a gradient. Imported here, it is paid before the fork, not in every restart.
-import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
 from trainer.core.schedule import Action, ActionKind, Schedule
 from trainer.core.schedule.messages import Message, incoming, last_used, outgoing
+from trainer.parallel.backward import backward
 from trainer.parallel.boundary import Boundary
 from trainer.parallel.mailbox import Mail, Mailbox, NoMail
 from trainer.parallel.mesh import Mesh
@@ -273,7 +270,7 @@ class PipelineEngine:
         grad = self._receive(state, work.needs)
         hidden = state.inputs.pop(key)
         with self._computing():
-            torch.autograd.backward(state.outputs.pop(key), grad)
+            backward(state.outputs.pop(key), grad)
         self._release(state, work)
         if hidden is not None:
             assert hidden.grad is not None, "a chunk's output depends on its input"

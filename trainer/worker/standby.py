@@ -73,6 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Import, report ready, then fork and reap until the agent goes."""
     options = parse(arguments)
     check_packages(options.packages)
+    # Nothing that is imported is garbage: looking for it takes a tenth of the time.
+    gc.disable()
     for module in options.preload:
         importlib.import_module(module)
     left_out = _preload_extras(options)
@@ -86,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     # would copy shared pages in every child.
     gc.collect()
     gc.freeze()
+    gc.enable()
     gather_pages()
     control = socket.socket(fileno=options.control_fd)
     control.set_inheritable(False)
