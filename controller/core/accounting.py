@@ -13,9 +13,10 @@ What a single incident cost, by the same parts, is in `cost`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
+from controller.core.frozen import replace
 from controller.core.states import TERMINAL, JobState
 
 # Sliding ETTR looks back this far (ByteRobust, SOSP '25, plots the same window).

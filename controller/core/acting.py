@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import attempts, causes, misfit, nodes, replays, searching
 from controller.core.context import Context
 from controller.core.effects import Alert
+from controller.core.frozen import replace
 from controller.core.kinds import Action, Cause, Wanted
 from controller.core.policy import decide
 from controller.core.records import IncidentRecord, JobRecord

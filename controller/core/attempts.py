@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import assert_never
 
 from controller.core import incidents, misfit, nodes, searching
@@ -11,6 +10,7 @@ from controller.core.attempt_record import AttemptRecord
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CommandFinished
 from controller.core.facts import AttemptPut
+from controller.core.frozen import replace
 from controller.core.kinds import EvidenceKind
 from controller.core.naming import names
 from controller.core.orders import CommandRecord, ForgetJob, RunSuite, StartWorkers, StopWorkers

@@ -13,7 +13,7 @@ batch as it was decided.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TypeVar, assert_never
 
 from controller.core.facts import (
@@ -37,6 +37,7 @@ from controller.core.facts import (
     grown,
     growth,
 )
+from controller.core.frozen import replace
 from controller.core.incident_cut import IncidentCut
 from controller.core.orders import CommandRecord
 from controller.core.records import IncidentRecord

@@ -8,7 +8,7 @@ reality tells it again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from controller.core import accounting
@@ -25,6 +25,7 @@ from controller.core.facts import (
     State,
     growth,
 )
+from controller.core.frozen import replace
 from controller.core.kinds import Wanted
 from controller.core.orders import Command, CommandRecord, StartWorkers
 from controller.core.records import (

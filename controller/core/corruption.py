@@ -9,11 +9,10 @@ What does not belong here: wrong results of arithmetic (`reproducing`).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import incidents, jobs, nodes
 from controller.core.context import Context
 from controller.core.events import Detected
+from controller.core.frozen import replace
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.records import Evidence, IncidentRecord, JobRecord
 from controller.core.states import AT_WORK, IncidentState, JobState, NodeState

@@ -7,9 +7,8 @@ it waits for as long as it was.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core.context import Context
+from controller.core.frozen import replace
 from controller.core.misfit import MAX_TIMES_OCCUPIED
 from controller.core.records import JobPlan, JobRecord
 from controller.core.states import JobState

@@ -6,11 +6,10 @@ longer than the attempt in which it was seen. What is found again meanwhile is c
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import corruption, incidents, jobs
 from controller.core.context import Context
 from controller.core.events import Detected, DetectionEnded
+from controller.core.frozen import replace
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.records import Evidence, IncidentRecord, JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState

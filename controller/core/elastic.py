@@ -12,11 +12,10 @@ and goes on from what it had saved, as under torchrun.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import attempts, nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
+from controller.core.frozen import replace
 from controller.core.kinds import Wanted
 from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord, Size
 from controller.core.states import JobState, NodeState

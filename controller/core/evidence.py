@@ -7,8 +7,8 @@ at once must not all stay in it; and what one node says alone must never be crow
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
+from controller.core.frozen import replace
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.records import Evidence
 from outlast.failures import FailureClass

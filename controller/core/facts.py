@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import assert_never
 
 from controller.core import accounting
 from controller.core.attempt_record import AttemptRecord
+from controller.core.frozen import replace
 from controller.core.incident_cut import IncidentCut, shortened
 from controller.core.index import Index
 from controller.core.orders import CommandRecord

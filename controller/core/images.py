@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import attempts
 from controller.core.context import Context
+from controller.core.frozen import replace
 from controller.core.node_events import ImageNotPulled
 from controller.core.records import NO_ATTEMPT
 from controller.core.states import AWAY, JobState

@@ -6,8 +6,9 @@ The beginning of lines and signs stays, which says what the fault was, and what 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from controller.core.frozen import replace
 from controller.core.records import Evidence, IncidentRecord, TimelineEntry
 from outlast.ids import IncidentId, NodeId
 

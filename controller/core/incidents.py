@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import accounting
 from controller.core.context import Context
 from controller.core.events import (
@@ -13,6 +11,7 @@ from controller.core.events import (
     JobAdvanced,
 )
 from controller.core.facts import CheckpointStored, CheckpointWaited, IncidentPut
+from controller.core.frozen import replace
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.orders import ForgetJob
 from controller.core.records import Evidence, IncidentRecord, JobRecord, TimelineEntry

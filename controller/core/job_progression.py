@@ -8,7 +8,6 @@ happened, so a repeated or late event changes nothing twice.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from controller.core import (
     acting,
@@ -24,6 +23,7 @@ from controller.core import (
 from controller.core.capacity import need_in_words
 from controller.core.context import Context
 from controller.core.effects import ProvisionNodes
+from controller.core.frozen import replace
 from controller.core.kinds import Cause, EvidenceKind, Wanted
 from controller.core.naming import names
 from controller.core.orders import StopWorkers

@@ -6,8 +6,6 @@ They only note what happened, so a repeated or late event changes nothing twice;
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import (
     attempts,
     elastic,
@@ -25,6 +23,7 @@ from controller.core.environments import MAX_CHANGES
 from controller.core.events import CommandFinished, JobAdvanced, JobStalled
 from controller.core.evidence import NO_FIRST_STEP_YET
 from controller.core.facts import JobForgotten, NodeChecked, RanksDone
+from controller.core.frozen import replace
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.node_events import WorkerExited
 from controller.core.orders import (

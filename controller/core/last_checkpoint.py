@@ -8,11 +8,10 @@ committed, the job has succeeded.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import accounting, attempts, incidents
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CheckpointPushRequested, CommandFinished
+from controller.core.frozen import replace
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.orders import CommandRecord, PushCheckpoint
 from controller.core.records import Evidence, JobRecord

@@ -11,11 +11,10 @@ a restart each time. That is nobody's fault either, but people hear of it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import attempts
 from controller.core.context import Context
 from controller.core.effects import Alert
+from controller.core.frozen import replace
 from controller.core.kinds import EvidenceKind
 from controller.core.node_events import NodeLeft
 from controller.core.orders import RunSuite, StartWorkers, StopWorkers

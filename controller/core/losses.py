@@ -9,11 +9,10 @@ What becomes of a node afterwards, until it may be used again, is in `fleet`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import jobs, leaving, nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
+from controller.core.frozen import replace
 from controller.core.kinds import EvidenceKind
 from controller.core.node_events import (
     NodeBack,

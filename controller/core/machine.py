@@ -11,7 +11,6 @@ State that is decided lives in `facts.State`; see `context` for what is merely s
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import assert_never
 
 from controller.core import (
@@ -36,6 +35,7 @@ from controller.core import events as ev
 from controller.core.context import Context, NodeView, Settings
 from controller.core.effects import Effect
 from controller.core.facts import State
+from controller.core.frozen import replace
 from controller.core.node_events import (
     ImageNotPulled,
     NodeBack,

@@ -12,7 +12,6 @@ What does not belong here: how much a job needs (`controller.convert` computes i
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from controller.core.capacity import (
     capacities_in_words,
@@ -21,6 +20,7 @@ from controller.core.capacity import (
 )
 from controller.core.causes import MISFITS
 from controller.core.context import Context
+from controller.core.frozen import replace
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.missing import lacks
 from controller.core.program_error import plain

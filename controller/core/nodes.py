@@ -5,12 +5,11 @@ Used by jobs and by the fleet alike; knows nothing of either's reasons.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import misfit
 from controller.core.context import Context
 from controller.core.effects import Alert, EvictNode
 from controller.core.events import CommandFinished
+from controller.core.frozen import replace
 from controller.core.orders import CommandRecord, ForgetJob, RunSuite, StopWorkers
 from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord
 from controller.core.states import PLACED, NodeState

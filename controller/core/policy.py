@@ -7,8 +7,6 @@ with a non-finite loss are in `reproducing`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import (
     blame,
     causes,
@@ -25,6 +23,7 @@ from controller.core.evidence import (
     NO_FIRST_STEP_YET,
     NO_STEP_IN_TIME,
 )
+from controller.core.frozen import replace
 from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
 from controller.core.records import Evidence

@@ -7,8 +7,8 @@ than nodes have (`misfit`).
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
+from controller.core.frozen import replace
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.records import Evidence
 from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure

@@ -5,9 +5,8 @@ Only where the class of the fault says so; it is put behind the reason of the ve
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core.evidence import NO_STEP_IN_TIME
+from controller.core.frozen import replace
 from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
 from outlast.failures import FailureClass
 

@@ -7,12 +7,11 @@ step that is none again is the fault of the data or the settings, and `reproduci
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.events import JobAdvanced
+from controller.core.frozen import replace
 from controller.core.kinds import Action
 from controller.core.naming import names
 from controller.core.records import IncidentRecord, JobRecord

@@ -7,9 +7,8 @@ for, and what was learned of nodes by it, is kept by `replays`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core.causes import CORRUPT, NON_FINITE
+from controller.core.frozen import replace
 from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung
 from controller.core.naming import names
 from controller.core.records import Evidence

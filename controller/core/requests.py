@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import accounting, attempts, last_checkpoint
 from controller.core.context import Context
 from controller.core.events import (
@@ -13,6 +11,7 @@ from controller.core.events import (
     JobSubmitted,
 )
 from controller.core.facts import JobPut, State
+from controller.core.frozen import replace
 from controller.core.kinds import Wanted
 from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, TERMINAL, JobState

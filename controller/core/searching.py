@@ -8,12 +8,11 @@ of another one is recognised by its id and dropped.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from controller.core import nodes
 from controller.core.context import Context
 from controller.core.effects import EndSearch, SearchFaults
 from controller.core.events import FaultsSearched
+from controller.core.frozen import replace
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.states import FREE, JobState, NodeState
 from outlast.ids import NodeId

@@ -8,10 +8,11 @@ repeat the spec and the nodes of a job in each of its states, and the same order
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from controller.core.frozen import replace
 from controller.core.orders import Command, CommandRecord
 from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from outlast.ids import Attempt, CommandId, JobId, NodeId

@@ -7,11 +7,11 @@ environment, which reach the machine together with an attempt's first step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from controller.core.edge.progress import ProgressTable
 from controller.core.environments import MAX_CHANGES, EnvironmentTable
 from controller.core.events import Event, JobAdvanced
+from controller.core.frozen import replace
 from controller.core.records import JobRecord
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.v1 import agents_pb2
