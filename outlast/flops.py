@@ -40,19 +40,26 @@ class ModelShape:
     mlp_hidden: int
     vocab_size: int
     seq_len: int
+    head_width: int | None = None
+    """Values of one head; None: hidden / heads."""
     gated: bool = False
     """The MLP has a gate beside its input projection (SwiGLU)."""
     windows: tuple[int | None, ...] = (None,)
     """Tokens a layer attends to, repeated over the depth; None: all before it."""
 
     @property
+    def query_width(self) -> int:
+        """Values of a token's queries, all heads together; attention gives as many."""
+        return self.hidden if self.head_width is None else self.head_width * self.heads
+
+    @property
     def kv_width(self) -> int:
         """Values of a token's keys, all heads together; its values have as many."""
-        return self.hidden // self.heads * self.kv_heads
+        return self.query_width // self.heads * self.kv_heads
 
     @property
     def qkv_width(self) -> int:
-        return self.hidden + 2 * self.kv_width
+        return self.query_width + 2 * self.kv_width
 
     @property
     def mlp_in_width(self) -> int:
@@ -62,7 +69,7 @@ class ModelShape:
     @property
     def block_weights(self) -> int:
         """Weights of one block that a token is multiplied with."""
-        projections = self.qkv_width + self.hidden + self.mlp_in_width + self.mlp_hidden
+        projections = self.qkv_width + self.query_width + self.mlp_in_width + self.mlp_hidden
         return self.hidden * projections
 
     def window_of(self, layer: int) -> int | None:
@@ -111,4 +118,4 @@ def utilization(flops_per_s: float, *, devices: int, peak_flops_per_s: float) ->
 
 def _attention_flops(shape: ModelShape, window: int | None, convention: Convention) -> float:
     """Forward FLOPs of one layer's two attention products for one token."""
-    return 4 * shape.hidden * mean_keys(shape, window, convention)
+    return 4 * shape.query_width * mean_keys(shape, window, convention)

@@ -10,6 +10,41 @@ from outlast.flops import ModelShape
 from outlast.presets import PRESETS, PresetName
 from outlast.section import Section
 
+Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu", "geglu_tanh"]
+GATED: tuple[Activation, ...] = ("swiglu", "geglu", "geglu_tanh")
+
+
+class RopeScalingSpec(Section):
+    """How rotary frequencies are changed for sequences longer than a model was first trained on."""
+
+    kind: Literal["none", "linear", "dynamic", "yarn", "llama3"] = Field(
+        "none",
+        description="linear: all of them divided. dynamic: a larger base once a sequence is longer "
+        "than original_seq_len. yarn (arXiv 2309.00071) and llama3 (Llama 3.1): low ones divided, "
+        "high ones kept.",
+    )
+    factor: float = Field(1.0, ge=1, description="How much longer sequences may be.")
+    original_seq_len: int | None = Field(
+        None, ge=1, description="Tokens that the model was first trained on; all but linear."
+    )
+    low_freq_factor: float = Field(
+        1.0, gt=0, description="llama3: of wavelengths that are divided, in original lengths."
+    )
+    high_freq_factor: float = Field(
+        4.0, gt=0, description="llama3: of wavelengths that are kept, in original lengths."
+    )
+    beta_fast: float = Field(
+        32.0, gt=0, description="yarn: turns in the original length above which all is kept."
+    )
+    beta_slow: float = Field(
+        1.0, gt=0, description="yarn: turns in the original length below which all is divided."
+    )
+    attention_factor: float | None = Field(
+        None,
+        gt=0,
+        description="yarn: factor on queries and keys; 0.1 ln(factor) + 1 unless given.",
+    )
+
 
 class ModelSpec(Section):
     """A decoder-only transformer; the defaults are a GPT with learned positions."""
@@ -21,7 +56,12 @@ class ModelSpec(Section):
     )
     layers: int = Field(4, ge=1, description="Transformer blocks.")
     hidden: int = Field(128, ge=1, description="Width of the residual stream.")
-    heads: int = Field(4, ge=1, description="Attention heads; must divide hidden.")
+    heads: int = Field(
+        4, ge=1, description="Attention heads; must divide hidden, unless head_width is given."
+    )
+    head_width: int | None = Field(
+        None, ge=1, description="Values of one head; hidden / heads unless given."
+    )
     kv_heads: int | None = Field(
         None, ge=1, description="Heads of keys and values (grouped queries); heads unless given."
     )
@@ -29,6 +69,12 @@ class ModelSpec(Section):
         None, ge=1, description="Width of the MLP; 4 x hidden unless given."
     )
     vocab_size: int = Field(256, ge=2, description="Token ids; 256 for the byte tokenizer.")
+    vocab_multiple: int = Field(
+        1,
+        ge=1,
+        description="Tables of the vocabulary get rows until their number is a multiple of this, "
+        "such as parallel.tp. What is beyond vocab_size is never predicted.",
+    )
     seq_len: int = Field(128, ge=1, description="Tokens in one sequence.")
     tied_embeddings: bool = Field(
         True, description="Use the token embedding as the output projection too."
@@ -44,9 +90,21 @@ class ModelSpec(Section):
     )
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Kind of every norm.")
     norm_bias: bool = Field(True, description="A LayerNorm adds a bias too.")
+    norm_weight: Literal["plain", "one_plus", "none"] = Field(
+        "plain",
+        description="What a norm multiplies with: its weight, 1 + its weight (Gemma), or nothing, "
+        "and it has no bias either (OLMo).",
+    )
     norm_eps: float = Field(1e-5, gt=0, description="Epsilon of every norm.")
-    activation: Literal["gelu", "gelu_tanh", "swiglu"] = Field(
-        "gelu_tanh", description="Non-linearity of the MLP; swiglu has a gate beside its input."
+    qk_norm: Literal["none", "head"] = Field(
+        "none",
+        description="head: the queries and the keys of each head are normalised before they are "
+        "rotated, with one weight for all query heads and one for all key heads (Qwen 3).",
+    )
+    activation: Activation = Field(
+        "gelu_tanh",
+        description="Non-linearity of the MLP; relu2 is the square of relu. swiglu, geglu and "
+        "geglu_tanh have a gate beside the input, which silu, gelu or gelu_tanh is taken of.",
     )
     positions: Literal["learned", "rope", "none"] = Field(
         "learned", description="How a token knows its place."
@@ -60,6 +118,7 @@ class ModelSpec(Section):
         description="Which values of a head turn together: i and i + width/2 (Llama), "
         "or 2i and 2i + 1 (GPT-J).",
     )
+    rope_scaling: RopeScalingSpec = RopeScalingSpec()
     window: int | None = Field(
         None, ge=1, description="Local layers attend to this many tokens, the own one included."
     )
@@ -70,8 +129,20 @@ class ModelSpec(Section):
         "to everything before them.",
     )
     attention_bias: bool = Field(True, description="Biases in the attention's linear layers.")
+    qkv_bias: bool | None = Field(
+        None, description="Biases of queries, keys and values; attention_bias unless given."
+    )
     mlp_bias: bool = Field(True, description="Biases in the MLP's linear layers.")
     head_bias: bool = Field(False, description="A bias in an output projection of its own.")
+    embedding_scale: float = Field(
+        1.0, gt=0, description="Factor on the token embeddings (Gemma: the root of hidden)."
+    )
+    attention_scale: float | None = Field(
+        None, gt=0, description="Factor on attention's scores; 1 / sqrt(head_width) unless given."
+    )
+    residual_scale: float = Field(
+        1.0, gt=0, description="Factor on what each branch adds to the residual (Granite)."
+    )
     logit_scale: float = Field(1.0, gt=0, description="Factor on the logits.")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="Of embeddings and of what a branch adds to the residual."
@@ -95,6 +166,33 @@ class ModelSpec(Section):
         return self.kv_heads if self.kv_heads is not None else self.heads
 
     @property
+    def width_of_head(self) -> int:
+        return self.head_width if self.head_width is not None else self.hidden // self.heads
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        return self.attention_bias if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def norm_vectors(self) -> int:
+        """Vectors of one norm: a weight, and maybe a bias."""
+        if self.norm_weight == "none":
+            return 0
+        return 2 if self.norm == "layernorm" and self.norm_bias else 1
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of a table of the vocabulary."""
+        return (
+            (self.vocab_size + self.vocab_multiple - 1) // self.vocab_multiple * self.vocab_multiple
+        )
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the MLP has a gate beside its input."""
+        return self.activation in GATED
+
+    @property
     def shape(self) -> ModelShape:
         """What decides the model's FLOPs."""
         kinds: tuple[int | None, ...] = (None,)
@@ -104,10 +202,11 @@ class ModelSpec(Section):
             layers=self.layers,
             hidden=self.hidden,
             heads=self.heads,
+            head_width=self.head_width,
             kv_heads=self.num_kv_heads,
             mlp_hidden=self.mlp_hidden,
-            vocab_size=self.vocab_size,
+            vocab_size=self.vocab_rows,
             seq_len=self.seq_len,
-            gated=self.activation == "swiglu",
+            gated=self.is_gated,
             windows=kinds,
         )

@@ -85,12 +85,16 @@ def _pairs(device: torch.device) -> Mapping[str, Pair]:
             _with_last(fused.eager_rms_norm, 1e-5),
             (x, row),
         ),
-        "bias_gelu": (
-            _with_last(fused.bias_gelu, "gelu_tanh"),
-            _with_last(fused.eager_bias_gelu, "gelu_tanh"),
+        "bias_activation": (
+            _with_last(fused.bias_activation, "gelu_tanh"),
+            _with_last(fused.eager_bias_activation, "gelu_tanh"),
             (x, bias),
         ),
-        "bias_swiglu": (fused.bias_swiglu, fused.eager_bias_swiglu, (x, other, bias, row)),
+        "bias_gated": (
+            _with_last(fused.bias_gated, "swiglu"),
+            _with_last(fused.eager_bias_gated, "swiglu"),
+            (x, other, bias, row),
+        ),
         "bias_dropout_add": (
             dropped(fused.bias_dropout_add),
             dropped(fused.eager_bias_dropout_add),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, closest, collect, divisors, only_with, shown
@@ -39,7 +40,14 @@ def _check_mlp(spec: JobSpec) -> list[FieldProblem]:
 
 
 def _check_vocabulary(spec: JobSpec) -> list[FieldProblem]:
-    return _tensor_split(spec, "model.vocab_size", spec.model.vocab_size)
+    found = _tensor_split(spec, "model.vocab_size", spec.model.vocab_rows)
+    # Of a padded one, the number that is given is not the one that does not fit.
+    field, by = "model.vocab_multiple", spec.parallel.tp
+    if found and spec.model.vocab_multiple > 1:
+        given = f"is {spec.model.vocab_multiple}, which makes {spec.model.vocab_rows} rows"
+        allowed = f"allowed: multiples of parallel.tp = {by}"
+        return [FieldProblem(field=field, message=f"{given}; {allowed}")]
+    return [replace(each, message=f"{each.message}; or {field} = {by}") for each in found]
 
 
 def _check_sequence(spec: JobSpec) -> list[FieldProblem]:

@@ -46,15 +46,17 @@ def _sizes(saved: SavedTensors, spec: JobSpec) -> Iterator[tuple[str, object, ob
         # Not a checkpoint of this trainer's models; who loads it will say what it is.
         return
     yield "model.layers", max(blocks) + 1, model.layers
-    yield "model.vocab_size", tokens[0], model.vocab_size
+    padded = "" if model.vocab_multiple == 1 else " (padded by model.vocab_multiple)"
+    yield f"model.vocab_size{padded}", tokens[0], model.vocab_rows
     yield "model.hidden", tokens[1], model.hidden
     if len(down := shapes.get("model.blocks.0.mlp.down.weight", ())) == 2:
         yield "model.ffn_hidden", down[1], model.mlp_hidden
     if len(qkv := shapes.get("model.blocks.0.attention.qkv.weight", ())) == 2:
-        # Queries have the width of the model; keys and values share the rest.
-        width = model.hidden // model.heads
+        # Keys and values share what queries leave.
+        width = model.width_of_head
         if tokens[1] == model.hidden:
-            yield "model.kv_heads", (qkv[0] - tokens[1]) // (2 * width), model.num_kv_heads
+            kv_heads = (qkv[0] - model.heads * width) // (2 * width)
+            yield "model.kv_heads", kv_heads, model.num_kv_heads
     positions = shapes.get("model.positions.weight")
     is_learned = model.positions == "learned"
     if positions is None or not is_learned:

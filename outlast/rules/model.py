@@ -10,12 +10,24 @@ from outlast.rules.divides import Divides
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
+# Kinds of scaling that look at a field.
+_SCALING_FIELDS = {
+    "factor": ("linear", "dynamic", "yarn", "llama3"),
+    "original_seq_len": ("dynamic", "yarn", "llama3"),
+    "low_freq_factor": ("llama3",),
+    "high_freq_factor": ("llama3",),
+    "beta_fast": ("yarn",),
+    "beta_slow": ("yarn",),
+    "attention_factor": ("yarn",),
+}
 # Of a share with six decimals.
 _FRACTION_ROUNDING = 1e-6
 
 
 def _check_hidden(spec: JobSpec) -> list[FieldProblem]:
     model = spec.model
+    if model.head_width is not None:
+        return []
     return Divides(
         field="model.hidden", value=model.hidden, by_name="model.heads", by=model.heads
     ).problems()
@@ -58,11 +70,11 @@ def _check_rotation(spec: JobSpec) -> list[FieldProblem]:
         return [
             only_with(f"model.{name}", value, "model.positions = rope", model.positions)
             for name, value in changed(model).items()
-            if name.startswith("rope_")
+            if name.startswith("rope_") and name != "rope_scaling"
         ]
-    if model.hidden % model.heads:
+    if model.head_width is None and model.hidden % model.heads:
         return []
-    width = model.hidden // model.heads
+    width = model.width_of_head
     rotated = width * model.rope_fraction
     # A share is written with a few digits: as floats 0.58 of 100 is not quite 58.
     whole = round(rotated)
@@ -78,6 +90,33 @@ def _check_rotation(spec: JobSpec) -> list[FieldProblem]:
             f"{allowed or 'none: heads of one value cannot turn, take fewer model.heads'}",
         )
     ]
+
+
+def _check_rope_scaling(spec: JobSpec) -> list[FieldProblem]:
+    model, given = spec.model, spec.model.rope_scaling
+    field = "model.rope_scaling"
+    if given.kind != "none" and model.positions != "rope":
+        return [only_with(f"{field}.kind", given.kind, "model.positions = rope", model.positions)]
+    problems = [
+        only_with(f"{field}.{name}", value, f"{field}.kind = {' or '.join(kinds)}", given.kind)
+        for name, kinds in _SCALING_FIELDS.items()
+        if (value := changed(given).get(name)) is not None and given.kind not in kinds
+    ]
+    if given.original_seq_len is None and given.kind in _SCALING_FIELDS["original_seq_len"]:
+        message = f"is required with {field}.kind = {given.kind}"
+        problems.append(FieldProblem(field=f"{field}.original_seq_len", message=message))
+    if given.kind == "llama3" and given.high_freq_factor <= given.low_freq_factor:
+        problems.append(
+            FieldProblem(
+                field=f"{field}.high_freq_factor",
+                message=f"is {given.high_freq_factor:g}; allowed: more than "
+                f"{field}.low_freq_factor = {given.low_freq_factor:g}",
+            )
+        )
+    if given.kind == "dynamic" and round(model.width_of_head * model.rope_fraction) < 4:
+        message = "is dynamic, which needs 4 or more rotated values in a head"
+        problems.append(FieldProblem(field=f"{field}.kind", message=message))
+    return problems
 
 
 def _check_window(spec: JobSpec) -> list[FieldProblem]:
@@ -116,6 +155,9 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
     if model.norm == "rmsnorm" and "norm_bias" in changed(model):
         needed = "model.norm = layernorm"
         problems.append(only_with("model.norm_bias", "false", needed, "rmsnorm, which has none"))
+    if model.norm_weight == "none" and "norm_bias" in changed(model):
+        needed = "a weight of norms (model.norm_weight)"
+        problems.append(only_with("model.norm_bias", "false", needed, "without one"))
     if model.head_bias and model.tied_embeddings:
         needed = "model.tied_embeddings = false"
         problems.append(only_with("model.head_bias", "true", needed, "with a shared table"))
@@ -124,5 +166,5 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
 
 RULES = (
     *(_check_hidden, _check_heads, _check_fused, _check_vocabulary),
-    *(_check_rotation, _check_window, _check_options),
+    *(_check_rotation, _check_rope_scaling, _check_window, _check_options),
 )

@@ -27,7 +27,10 @@ class ModelFacts:
     learned_positions: bool = True
     rotary: bool = False
     rms_norm: bool = False
+    qkv_bias: bool = True
     attention_bias: bool = True
+    """Of attention's output; `qkv_bias` of its inputs."""
+    qk_norm: bool = False
     mlp_bias: bool = True
     head_bias: bool = False
     dropout: bool = False
@@ -189,7 +192,7 @@ def layers_of(parts: Iterable[ModelPart]) -> list[int]:
 def _block_parameters(model: ModelFacts, tp: int) -> int:
     shape = model.shape
     sharded = shape.block_weights
-    if model.attention_bias:
+    if model.qkv_bias:
         sharded += shape.qkv_width
     if model.mlp_bias:
         sharded += shape.mlp_in_width
@@ -202,7 +205,13 @@ def _replicated_parameters(model: ModelFacts) -> int:
     if model.parallel_block:
         # One projection back into the stream serves both branches, and has one bias.
         row_biases = min(1, row_biases)
-    return (model.norms_per_block * model.norm_vectors + row_biases) * model.shape.hidden
+    vectors = model.norms_per_block * model.norm_vectors + row_biases
+    return vectors * model.shape.hidden + _head_norm_parameters(model)
+
+
+def _head_norm_parameters(model: ModelFacts) -> int:
+    """A weight for all heads of queries, and one for those of keys."""
+    return 2 * model.shape.query_width // model.shape.heads if model.qk_norm else 0
 
 
 def _input_parameters(model: ModelFacts, tp: int) -> int:

@@ -30,7 +30,7 @@ def test_a_gpt_trains_in_bf16_and_tells_where_the_time_went(
     passes_s = row["passes_s"]
     assert 0 < passes_s["forward"] < passes_s["forward"] + passes_s["backward"]
     assert sum(passes_s.values()) <= row["phases_s"]["forward_backward"]
-    assert set(row["twins"]) >= {"layer_norm", "bias_swiglu", "causal_softmax"}
+    assert set(row["twins"]) >= {"layer_norm", "bias_gated", "causal_softmax"}
     assert set(row["twins"]) >= {"windowed_attention", "vocab_loss"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,16 +46,19 @@ class Run:
     zero: int = 0
 
 
-def oracle_models(context: RankContext, run: Run, path: str) -> dict[str, Any]:
-    """Every oracle's logits, loss and gradients as this rank's shards."""
+def oracle_models(
+    context: RankContext, run: Run, path: str, names: tuple[str, ...] = tuple(MODELS)
+) -> dict[str, Any]:
+    """The oracles' logits, loss and gradients as this rank's shards."""
     arrays = dict(np.load(path))
     # Models without tied embeddings have nothing to exchange in the group for them.
     mesh = mesh_of(context, run.layout, tied=True)
-    return {name: _oracle_model(mesh, run, name, arrays) for name in MODELS}
+    return {name: _oracle_model(mesh, run, name, arrays) for name in names}
 
 
 def _oracle_model(mesh: Mesh, run: Run, name: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    spec = _spec(MODELS[name], run)
+    section = MODELS.get(name) or json.loads(str(arrays[f"{name}/section"]))
+    spec = _spec(section, run)
     # Messages of any size are cut, so that tiny models overlap like large ones.
     config = replace(gpt_config(spec), tp_min_piece_bytes=1)
     parts = stage_parts(

@@ -8,11 +8,14 @@ and ranks must not import it. Everyone else reads `MODELS`.
 # H query heads, G key/value heads (groups), D model width.
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from tests.trainer.hf_models import CONFIGS, by_rules, section_for
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, MLP = 4, 32, 4, 2, 48
 VOCAB, SEQ_LEN, SAMPLES, WINDOW = 96, 80, 8, 24
@@ -77,7 +80,7 @@ def main(path: str) -> None:
     torch.manual_seed(0)
     tokens, targets = torch.randint(0, VOCAB, (2, SAMPLES, SEQ_LEN))
     found: Arrays = {"tokens": tokens.numpy(), "targets": targets.numpy()}
-    for name in MODELS:
+    for name in (*MODELS, *CONFIGS):
         model = _build(name)
         logits = model(tokens, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -88,7 +91,12 @@ def main(path: str) -> None:
         weights = {key: value.detach().numpy() for key, value in parameters.items()}
         gradients = {key: value.grad.numpy() for key, value in parameters.items()}
         for kind, arrays in (("weights", weights), ("gradients", gradients)):
-            ours = _MAPPINGS[name](arrays, kind == "gradients")
+            if name in CONFIGS:
+                section = section_for(name, model.config.to_dict())
+                found[f"{name}/section"] = json.dumps(section)
+                ours = by_rules(section, model.config.model_type, arrays)
+            else:
+                ours = _MAPPINGS[name](arrays, kind == "gradients")
             found |= {f"{name}/{kind}/{key}": array for key, array in ours.items()}
     np.savez(path, **found)
 
@@ -97,7 +105,7 @@ def _build(name: str) -> Any:
     import torch
     import transformers
 
-    model_class, config_class, options = _CLASSES[name]
+    model_class, config_class, options = (_CLASSES | CONFIGS)[name]
     config = getattr(transformers, config_class)(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, model_class)(config).double().eval()

@@ -112,6 +112,17 @@ MEASURED: dict[str, dict[str, Any]] = {
     "recompute_selective": {"parallel": {**WIDE, "recompute": "selective"}},
     "parallel_block": {"parallel": {"tp": 2, **WIDE}, "model": {"block": "parallel"}},
     "llama": {"parallel": WIDE, "model": {**LLAMA, "tied_embeddings": False}},
+    "qwen3": {"parallel": WIDE, "model": {**LLAMA, "qk_norm": "head", "head_width": 32}},
+    "gemma": {
+        "parallel": {"tp": 2, **WIDE},
+        "model": {
+            **LLAMA,
+            "activation": "geglu_tanh",
+            "norm_weight": "one_plus",
+            "embedding_scale": 8.0,
+            "vocab_multiple": 64,
+        },
+    },
     "window": {"parallel": WIDE, "model": {"window": 16, "seq_len": 128}},
     "megascale": {
         "parallel": WIDE,

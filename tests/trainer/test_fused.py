@@ -36,20 +36,36 @@ PAIRS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Any, 
         fused.eager_rms_norm,
         (_random(3, 4, 5), _random(5), 1e-5),
     ),
-    "bias_gelu": (
-        fused.bias_gelu,
-        fused.eager_bias_gelu,
+    "bias_activation": (
+        fused.bias_activation,
+        fused.eager_bias_activation,
         (_random(3, 4, 5), _random(5), "gelu"),
     ),
-    "bias_gelu by tanh": (
-        fused.bias_gelu,
-        fused.eager_bias_gelu,
+    "bias_activation by tanh": (
+        fused.bias_activation,
+        fused.eager_bias_activation,
         (_random(3, 4, 5), _random(5), "gelu_tanh"),
     ),
-    "bias_swiglu": (
-        fused.bias_swiglu,
-        fused.eager_bias_swiglu,
-        (_random(3, 4, 5), _random(3, 4, 5, seed=1), _random(5), _random(5, seed=1)),
+    **{
+        f"bias_activation with {kind}": (
+            fused.bias_activation,
+            fused.eager_bias_activation,
+            (_random(3, 4, 5), _random(5), kind),
+        )
+        for kind in ("relu", "relu2")
+    },
+    **{
+        f"bias_gated with {kind}": (
+            fused.bias_gated,
+            fused.eager_bias_gated,
+            (_random(3, 4, 5), _random(3, 4, 5, seed=1), _random(5), _random(5, seed=1), kind),
+        )
+        for kind in ("swiglu", "geglu", "geglu_tanh")
+    },
+    "norms without weights": (
+        lambda x: fused.layer_norm(x, None, None, 1e-5) + fused.rms_norm(x, None, 1e-5),
+        lambda x: fused.eager_layer_norm(x, None, None, 1e-5) + fused.eager_rms_norm(x, None, 1e-5),
+        (_random(3, 4, 5),),
     ),
     "bias_dropout_add": (
         fused.bias_dropout_add,

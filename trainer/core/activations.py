@@ -105,7 +105,7 @@ def loss_bytes(facts: PlanInput) -> int:
 def _projected_values(facts: PlanInput) -> int:
     """Around the linear layers: what comes out of the first and goes into the last."""
     model, shape = facts.model, facts.model.shape
-    per_token = shape.qkv_width + shape.mlp_in_width + shape.hidden + shape.mlp_hidden
+    per_token = shape.qkv_width + shape.mlp_in_width + shape.query_width + shape.mlp_hidden
     if shape.gated:
         # The gate after its non-linearity, which the product with the other half needs.
         per_token += shape.mlp_hidden
@@ -113,7 +113,7 @@ def _projected_values(facts: PlanInput) -> int:
         # One projection is cut in two by group. A branch with a bias copies its part; the
         # projection itself lives as long as one part is looked at where it lies.
         whole = shape.qkv_width + shape.mlp_in_width
-        copied = model.attention_bias * shape.qkv_width + model.mlp_bias * shape.mlp_in_width
+        copied = model.qkv_bias * shape.qkv_width + model.mlp_bias * shape.mlp_in_width
         per_token += copied if 0 < copied < whole else 0
     return facts.tokens // facts.layout.tp * per_token
 
@@ -125,18 +125,21 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
     per_token = 0
     shares = shape.kv_heads < shape.heads
     if model.rotary:
-        per_token += shape.hidden + shape.kv_width
+        per_token += shape.query_width + shape.kv_width
     elif shares:
         # Query heads of several groups are not evenly spaced in the rows.
-        per_token += shape.hidden
+        per_token += shape.query_width
     if facts.micro_batch > 1 or model.parallel_block or window is not None:
         # Its own output, which is in another order than the projection reads it.
-        per_token += shape.hidden
+        per_token += shape.query_width
     if window is not None:
         # Each block of queries beside a copy of the keys and values that it reaches.
         block = max(_MIN_WINDOW_BLOCK, window // 4)
         reach = min(shape.seq_len, window - 1 + block)
-        per_token += shape.hidden + 2 * shape.kv_width * reach // min(block, shape.seq_len)
+        per_token += shape.query_width + 2 * shape.kv_width * reach // min(block, shape.seq_len)
+    if model.qk_norm:
+        # Queries and keys after their norm; as of other norms, the scaled input too.
+        per_token += 2 * (shape.query_width + shape.kv_width)
     if model.attention_dropout:
         # Weights are spelled out: themselves, their mask and their product.
         keys = mean_keys(shape, window, Convention.WINDOWED if window else Convention.FULL)

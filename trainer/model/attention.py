@@ -1,6 +1,6 @@
 """The attention core: from projected rows to each head's mixture of values.
 
-It has no parameters, so it may be computed again instead of kept. Which kernel
+It has no parameters of its own, so it may be computed again instead of kept. Which kernel
 runs follows from the layer: SDPA for full attention, blocks of it (FlexAttention
 on CUDA) inside a window, and explicit weights where they are dropped.
 """
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey, keep_mask
-from trainer.model.fused import causal_softmax, masked_softmax
+from trainer.model.fused import causal_softmax, layer_norm, masked_softmax, rms_norm
+from trainer.model.layers import HeadNorm
 from trainer.model.recompute import recompute
 from trainer.model.rope import rotate
 from trainer.model.window import flex_attention, windowed_attention
@@ -32,42 +33,58 @@ class AttentionCore:
     layer: int
     tp_index: int
 
-    def __call__(self, rows_SBGR: Tensor, key: DropoutKey | None) -> Tensor:
+    def __call__(
+        self, rows_SBGR: Tensor, key: DropoutKey | None, norm: HeadNorm | None = None
+    ) -> Tensor:
         """Each group's query, key and value rows to its query heads' outputs."""
+        factors = () if norm is None else norm.factors()
         if self.config.recompute_of(self.layer) == "selective":
-            return recompute(partial(self._mix, key=key), rows_SBGR)
-        return self._mix(rows_SBGR, key)
+            return recompute(partial(self._mix, key=key), rows_SBGR, *factors)
+        return self._mix(rows_SBGR, *factors, key=key)
 
-    def _mix(self, rows_SBGR: Tensor, key: DropoutKey | None) -> Tensor:
+    def _mix(self, rows_SBGR: Tensor, *factors: Tensor, key: DropoutKey | None) -> Tensor:
         config = self.config
         width = config.head_width
         q, k_SBGC, v_SBGC = torch.split(rows_SBGR, [config.group_query_rows, width, width], dim=-1)
         q_SBHC = torch.unflatten(q, -1, (-1, width)).flatten(2, 3)
+        if factors:
+            q_SBHC, k_SBGC = map(self._normed, (q_SBHC, k_SBGC), factors)
         if config.rope is not None:
             q_SBHC, k_SBGC = rotate(q_SBHC, config.rope), rotate(k_SBGC, config.rope)
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (q_SBHC, k_SBGC, v_SBGC))
         mixed_BHSC = self._attend(q, k, v, key)
         return mixed_BHSC.permute(2, 0, 1, 3).reshape(*rows_SBGR.shape[:3], -1)
 
+    def _normed(self, x: Tensor, factor: Tensor) -> Tensor:
+        if self.config.norm == "rmsnorm":
+            return rms_norm(x, factor, self.config.norm_eps)
+        return layer_norm(x, factor, None, self.config.norm_eps)
+
     def _attend(
         self, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, key: DropoutKey | None
     ) -> Tensor:
-        rate = self.config.attention_dropout
+        rate, scale = self.config.attention_dropout, self.config.attention_scale
         window = self.config.window_of(self.layer)
         if key is not None and rate > 0:
             # SDPA draws from the global generator: masks would depend on what ran before.
             generator = key.generator(f"{self.layer}.weights", self.tp_index, q_BHSC.device)
-            core = partial(weighted_attention, rate=rate, generator=generator)
+            core = partial(weighted_attention, rate=rate, generator=generator, scale=scale)
             if window is not None:
                 return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
             return core(q_BHSC, k_BGSC, v_BGSC, None)
         if window is None:
             return F.scaled_dot_product_attention(
-                q_BHSC, k_BGSC, v_BGSC, is_causal=True, enable_gqa=_shares(q_BHSC, k_BGSC)
+                q_BHSC,
+                k_BGSC,
+                v_BGSC,
+                is_causal=True,
+                enable_gqa=_shares(q_BHSC, k_BGSC),
+                scale=scale,
             )
         if q_BHSC.is_cuda:
-            return flex_attention(q_BHSC, k_BGSC, v_BGSC, window)
-        return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, masked_sdpa)
+            return flex_attention(q_BHSC, k_BGSC, v_BGSC, window, scale=scale)
+        core = partial(masked_sdpa, scale=scale)
+        return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
 
 
 def weighted_attention(
@@ -78,6 +95,7 @@ def weighted_attention(
     *,
     rate: float,
     generator: torch.Generator,
+    scale: float | None = None,
 ) -> Tensor:
     """Attention with its weights spelled out, and dropped with probability `rate`.
 
@@ -85,7 +103,7 @@ def weighted_attention(
     """
     q = torch.unflatten(q_BHSC, 1, (k_BGKC.shape[1], -1))
     scores = q @ k_BGKC.unsqueeze(2).transpose(-1, -2)
-    scale = q.shape[-1] ** -0.5
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if allowed_SK is None:
         weights = causal_softmax(scores, scale)
     else:
@@ -94,10 +112,22 @@ def weighted_attention(
     return (weights @ v_BGKC.unsqueeze(2)).flatten(1, 2)
 
 
-def masked_sdpa(q_BHSC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, allowed_SK: Tensor) -> Tensor:
+def masked_sdpa(
+    q_BHSC: Tensor,
+    k_BGKC: Tensor,
+    v_BGKC: Tensor,
+    allowed_SK: Tensor,
+    *,
+    scale: float | None = None,
+) -> Tensor:
     """Attention with the keys that a mask allows."""
     return F.scaled_dot_product_attention(
-        q_BHSC, k_BGKC, v_BGKC, attn_mask=allowed_SK, enable_gqa=_shares(q_BHSC, k_BGKC)
+        q_BHSC,
+        k_BGKC,
+        v_BGKC,
+        attn_mask=allowed_SK,
+        enable_gqa=_shares(q_BHSC, k_BGKC),
+        scale=scale,
     )
 
 

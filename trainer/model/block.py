@@ -24,7 +24,7 @@ from torch import Tensor
 from trainer.model.attention import AttentionCore
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey
-from trainer.model.layers import ColumnLinear, Layer, MlpInput, MlpUp, Norm, RowLinear
+from trainer.model.layers import ColumnLinear, HeadNorm, Layer, MlpInput, MlpUp, Norm, RowLinear
 from trainer.model.recompute import recompute
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import column_linear
@@ -75,17 +75,22 @@ class Attention(Layer):
 
     def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
         super().__init__(config, mesh)
-        bias = config.attention_bias
         rows = config.groups * config.group_attention_rows
-        self.qkv = ColumnLinear(config, mesh, features=rows, bias=bias)
+        self.qkv = ColumnLinear(config, mesh, features=rows, bias=config.has_qkv_bias)
+        self.head_norm = HeadNorm(config, mesh) if config.qk_norm else None
         self.out = RowLinear(
-            config, mesh, features=config.hidden, bias=bias, site=f"{layer}.attention"
+            config,
+            mesh,
+            features=config.query_width,
+            bias=config.attention_bias,
+            site=f"{layer}.attention",
         )
         self._core = AttentionCore(config=config, layer=layer, tp_index=mesh.tp.index)
 
     def forward(self, x_SBD: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         rows_SBGR = self.qkv(x_SBD).unflatten(-1, (self.num_groups, -1))
-        out: Tensor = self.out(self._core(rows_SBGR, key).flatten(2), residual_SBD, key)
+        mixed_SBGR = self._core(rows_SBGR, key, self.head_norm)
+        out: Tensor = self.out(mixed_SBGR.flatten(2), residual_SBD, key)
         return out
 
 
@@ -119,10 +124,11 @@ class ParallelBlock(Block):
         super().__init__(config, mesh, layer)
         two = config.block_norms == 2
         self.input = TwoNormInput(config, mesh) if two else FusedInput(config, mesh)
+        self.head_norm = HeadNorm(config, mesh) if config.qk_norm else None
         self.output = RowLinear(
             config,
             mesh,
-            features=config.hidden + config.mlp_hidden,
+            features=config.query_width + config.mlp_hidden,
             bias=config.attention_bias or config.mlp_bias,
             site=f"{layer}.block",
         )
@@ -130,7 +136,8 @@ class ParallelBlock(Block):
 
     def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         rows_SBGR, units_SBGR = self.input(x_SBD)
-        inner_SBGR = torch.cat((self._core(rows_SBGR, key), units_SBGR), dim=-1)
+        mixed_SBGR = self._core(rows_SBGR, key, self.head_norm)
+        inner_SBGR = torch.cat((mixed_SBGR, units_SBGR), dim=-1)
         out: Tensor = self.output(inner_SBGR.flatten(2), x_SBD, key)
         return out
 
@@ -150,7 +157,7 @@ class FusedInput(MlpInput):
         self.weight = self.declare("weight", shape, init="normal", std=config.init_std, shard_dim=0)
         self.attention_bias = (
             self.declare("attention_bias", (attention_rows,), init="zeros", shard_dim=0)
-            if config.attention_bias
+            if config.has_qkv_bias
             else None
         )
 
@@ -172,7 +179,7 @@ class TwoNormInput(Layer):
         super().__init__(config, mesh)
         self.attention_norm = Norm(config, mesh)
         rows = config.groups * config.group_attention_rows
-        self.qkv = ColumnLinear(config, mesh, features=rows, bias=config.attention_bias)
+        self.qkv = ColumnLinear(config, mesh, features=rows, bias=config.has_qkv_bias)
         self.mlp_norm = Norm(config, mesh)
         self.up = MlpUp(config, mesh)
 

@@ -16,6 +16,22 @@ import torch
 from trainer.parallel.overlap import MIN_PIECE_BYTES
 
 RecomputeMode = Literal["none", "selective", "full"]
+Gate = Literal["swiglu", "geglu", "geglu_tanh"]
+Plain = Literal["gelu", "gelu_tanh", "relu", "relu2"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Frequencies changed for long sequences; `outlast.model.RopeScalingSpec` says what each is."""
+
+    kind: Literal["linear", "dynamic", "yarn", "llama3"]
+    factor: float
+    original_seq_len: int
+    low_freq_factor: float
+    high_freq_factor: float
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +41,16 @@ class RopeConfig:
     theta: float
     fraction: float
     pairs: Literal["halves", "neighbours"]
+    scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptConfig:
     """The shape of the model and how it is computed; `outlast.spec.ModelSpec` says what each is.
 
-    `kv_heads` None means as many as `heads`. `window_pattern` says of each layer
-    whether the window holds there, repeated over the depth.
+    `kv_heads` None means as many as `heads`, `head_dim` None hidden / heads, `vocab_rows` None
+    as many as there are tokens, `qkv_bias` None as `attention_bias`. `window_pattern` says of
+    each layer whether the window holds there, repeated over the depth.
     """
 
     layers: int
@@ -47,18 +65,26 @@ class GptConfig:
     sequence_parallel: bool
     dtype: torch.dtype
     kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab_rows: int | None = None
     block: Literal["serial", "parallel"] = "serial"
     block_norms: Literal[1, 2] = 1
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_bias: bool = True
-    activation: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu_tanh"
+    norm_weight: Literal["plain", "one_plus", "none"] = "plain"
+    qk_norm: bool = False
+    activation: Gate | Plain = "gelu_tanh"
     learned_positions: bool = True
     rope: RopeConfig | None = None
     window: int | None = None
     window_pattern: tuple[Literal["local", "global"], ...] = ("local",)
     attention_bias: bool = True
+    qkv_bias: bool | None = None
     mlp_bias: bool = True
     head_bias: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    residual_scale: float = 1.0
     logit_scale: float = 1.0
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -79,12 +105,26 @@ class GptConfig:
 
     @property
     def head_width(self) -> int:
-        return self.hidden // self.heads
+        return self.hidden // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def query_width(self) -> int:
+        """Queries of all heads, and what attention gives."""
+        return self.heads * self.head_width
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of a table of the vocabulary; those beyond the vocabulary are padding."""
+        return self.vocab_size if self.vocab_rows is None else self.vocab_rows
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        return self.attention_bias if self.qkv_bias is None else self.qkv_bias
 
     @property
     def group_query_rows(self) -> int:
         """Query rows of one group."""
-        return self.hidden // self.groups
+        return self.query_width // self.groups
 
     @property
     def group_attention_rows(self) -> int:
@@ -94,7 +134,15 @@ class GptConfig:
     @property
     def mlp_inputs(self) -> int:
         """Matrices into the MLP: a gated one has a gate beside its input."""
-        return 2 if self.activation == "swiglu" else 1
+        return 2 if self.gate is not None else 1
+
+    @property
+    def gate(self) -> Gate | None:
+        """The activation of an MLP that has a gate."""
+        match self.activation:
+            case "swiglu" | "geglu" | "geglu_tanh" as gate:
+                return gate
+        return None
 
     @property
     def drops(self) -> bool:

@@ -4,8 +4,8 @@
 |--------------------|--------------------------------------|---------------|
 | layer_norm         | one C++ kernel                       | the same      |
 | rms_norm           | one C++ kernel                       | the same      |
-| bias_gelu          | C++ gelu after the sum               | compiled twin |
-| bias_swiglu        | C++ silu between sums                | compiled twin |
+| bias_activation    | C++ gelu or relu after the sum       | compiled twin |
+| bias_gated         | C++ silu or gelu between sums        | compiled twin |
 | bias_dropout_add   | addcmul: mask, scale and residual    | compiled twin |
 | masked_softmax     | C++ softmax, keeps the weights only  | compiled twin |
 
@@ -19,65 +19,93 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-Gelu = Literal["gelu", "gelu_tanh"]
+from trainer.model.config import Gate, Plain
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """LayerNorm over the last dim."""
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def eager_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def eager_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
-    out = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
+    out = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    out = out if weight is None else out * weight
     return out if bias is None else out + bias
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Root-mean-square norm over the last dim (arXiv 1910.07467)."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-def eager_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+def eager_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    out = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return out if weight is None else out * weight
 
 
-def bias_gelu(x: Tensor, bias: Tensor | None, kind: Gelu) -> Tensor:
-    """GELU of x + bias, exact or by its tanh approximation."""
+def bias_activation(x: Tensor, bias: Tensor | None, kind: Plain) -> Tensor:
+    """The activation of x + bias; GELU is exact or its tanh approximation, relu2 relu's square."""
     if x.is_cuda:
-        return compiled(eager_bias_gelu)(x, bias, kind)
+        return compiled(eager_bias_activation)(x, bias, kind)
     biased = x if bias is None else x + bias
-    return F.gelu(biased, approximate="tanh" if kind == "gelu_tanh" else "none")
+    match kind:
+        case "relu":
+            return F.relu(biased)
+        case "relu2":
+            return F.relu(biased).square()
+        case _:
+            return F.gelu(biased, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def eager_bias_gelu(x: Tensor, bias: Tensor | None, kind: Gelu) -> Tensor:
+def eager_bias_activation(x: Tensor, bias: Tensor | None, kind: Plain) -> Tensor:
     biased = x if bias is None else x + bias
-    if kind == "gelu":
-        return 0.5 * biased * (1.0 + torch.erf(biased * math.sqrt(0.5)))
-    inner = math.sqrt(2.0 / math.pi) * (biased + 0.044715 * biased**3)
-    return 0.5 * biased * (1.0 + torch.tanh(inner))
+    match kind:
+        case "relu":
+            return biased.clamp(min=0.0)
+        case "relu2":
+            return biased.clamp(min=0.0) ** 2
+        case _:
+            return _eager_gelu(biased, by_tanh=kind == "gelu_tanh")
 
 
-def bias_swiglu(gate: Tensor, x: Tensor, gate_bias: Tensor | None, x_bias: Tensor | None) -> Tensor:
-    """silu(gate + its bias) * (x + its bias) (arXiv 2002.05202)."""
+def _eager_gelu(x: Tensor, *, by_tanh: bool) -> Tensor:
+    if not by_tanh:
+        return 0.5 * x * (1.0 + torch.erf(x * math.sqrt(0.5)))
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+def bias_gated(
+    gate: Tensor, x: Tensor, gate_bias: Tensor | None, x_bias: Tensor | None, kind: Gate
+) -> Tensor:
+    """activation(gate + its bias) * (x + its bias): silu for swiglu (arXiv 2002.05202)."""
     if x.is_cuda:
-        return compiled(eager_bias_swiglu)(gate, x, gate_bias, x_bias)
+        return compiled(eager_bias_gated)(gate, x, gate_bias, x_bias, kind)
     gate = gate if gate_bias is None else gate + gate_bias
-    return F.silu(gate) * (x if x_bias is None else x + x_bias)
+    if kind == "swiglu":
+        opened = F.silu(gate)
+    else:
+        opened = F.gelu(gate, approximate="tanh" if kind == "geglu_tanh" else "none")
+    return opened * (x if x_bias is None else x + x_bias)
 
 
-def eager_bias_swiglu(
-    gate: Tensor, x: Tensor, gate_bias: Tensor | None, x_bias: Tensor | None
+def eager_bias_gated(
+    gate: Tensor, x: Tensor, gate_bias: Tensor | None, x_bias: Tensor | None, kind: Gate
 ) -> Tensor:
     gate = gate if gate_bias is None else gate + gate_bias
-    return gate * torch.sigmoid(gate) * (x if x_bias is None else x + x_bias)
+    if kind == "swiglu":
+        opened = gate * torch.sigmoid(gate)
+    else:
+        opened = _eager_gelu(gate, by_tanh=kind == "geglu_tanh")
+    return opened * (x if x_bias is None else x + x_bias)
 
 
 def bias_dropout_add(

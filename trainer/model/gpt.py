@@ -75,6 +75,8 @@ class GptChunk(nn.Module):
 
     def _embed(self, tokens_SB: Tensor, key: DropoutKey | None) -> Tensor:
         x_SBD = vocab_embedding(tokens_SB, self.tokens.weight, self._tp)
+        if self._config.embedding_scale != 1.0:
+            x_SBD = x_SBD * self._config.embedding_scale
         if self._config.learned_positions:
             x_SBD = x_SBD + self.positions(x_SBD.shape[0])
         keep = stream_mask(x_SBD, "embedding", self._config.dropout, self._tp, key)
@@ -89,4 +91,5 @@ class GptChunk(nn.Module):
             self._tp,
             bias_V=table.bias,
             logit_scale=self._config.logit_scale,
+            vocab_size=self._config.vocab_size,
         )

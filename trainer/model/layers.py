@@ -8,14 +8,22 @@ parts are in `trainer.model.fused`.
 # Capitals are logical sizes; a rank's shard may be smaller.
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Literal
+
+from torch import Tensor, nn
 
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey, stream_mask
-from trainer.model.fused import bias_dropout_add, bias_gelu, bias_swiglu, layer_norm, rms_norm
+from trainer.model.fused import (
+    bias_activation,
+    bias_dropout_add,
+    bias_gated,
+    layer_norm,
+    rms_norm,
+)
 from trainer.model.parameters import ParallelModule
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.tensor import TensorParallel, column_linear, row_linear
+from trainer.parallel.tensor import TensorParallel, column_linear, row_linear, summed_grad
 
 
 def tensor_parallel(config: GptConfig, mesh: Mesh) -> TensorParallel:
@@ -45,14 +53,49 @@ class Norm(Layer):
 
     def __init__(self, config: GptConfig, mesh: Mesh) -> None:
         super().__init__(config, mesh)
-        self.weight = self.declare("weight", (config.hidden,), init="ones")
-        biased = config.norm == "layernorm" and config.norm_bias
-        self.bias = self.declare("bias", (config.hidden,), init="zeros") if biased else None
+        shape, weighted = (config.hidden,), config.norm_weight != "none"
+        biased = weighted and config.norm == "layernorm" and config.norm_bias
+        self.weight = declare_norm_weight(self, "weight", config.hidden) if weighted else None
+        self.bias = self.declare("bias", shape, init="zeros") if biased else None
 
     def forward(self, x_SBD: Tensor) -> Tensor:
+        weight = None if self.weight is None else norm_factor(self.config, self.weight)
         if self.config.norm == "rmsnorm":
-            return rms_norm(x_SBD, self.weight, self.config.norm_eps)
-        return layer_norm(x_SBD, self.weight, self.bias, self.config.norm_eps)
+            return rms_norm(x_SBD, weight, self.config.norm_eps)
+        return layer_norm(x_SBD, weight, self.bias, self.config.norm_eps)
+
+
+def declare_norm_weight(layer: Layer, name: str, width: int) -> nn.Parameter:
+    """A weight of a norm, which multiplies with one at first."""
+    init: Literal["zeros", "ones"] = "ones"
+    if layer.config.norm_weight == "one_plus":
+        init = "zeros"
+    return layer.declare(name, (width,), init=init)
+
+
+def norm_factor(config: GptConfig, weight: Tensor) -> Tensor:
+    """What a norm with this weight multiplies with."""
+    return 1.0 + weight if config.norm_weight == "one_plus" else weight
+
+
+class HeadNorm(Layer):
+    """The norm of each head's query and key: one weight for all of a kind, on all tensor ranks."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        self.query, self.key = (
+            declare_norm_weight(self, name, config.head_width) for name in ("query", "key")
+        )
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """What queries and keys are multiplied with, on this rank's heads."""
+        query, key = (
+            # Each rank has some of the heads. With sequence parallelism the gradients of all
+            # that is replicated are summed once a step; without it this has to be done here.
+            weight if self.tp.sequence_parallel else summed_grad(weight, self.tp.comm)
+            for weight in (self.query, self.key)
+        )
+        return norm_factor(self.config, query), norm_factor(self.config, key)
 
 
 class ColumnLinear(Layer):
@@ -88,8 +131,12 @@ class RowLinear(Layer):
     def forward(self, x_SBF: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         """The stream plus the product and its bias, some of it dropped by `key`."""
         product_SBD = row_linear(x_SBF, self.weight, None, self.tp)
+        bias: Tensor | None = self.bias
+        scale = self.config.residual_scale
+        if scale != 1.0:
+            product_SBD, bias = product_SBD * scale, None if bias is None else bias * scale
         keep = stream_mask(product_SBD, self._site, self.config.dropout, self.tp, key)
-        return bias_dropout_add(product_SBD, self.bias, residual_SBD, keep)
+        return bias_dropout_add(product_SBD, bias, residual_SBD, keep)
 
 
 class MlpInput(Layer):
@@ -101,7 +148,7 @@ class MlpInput(Layer):
             self.declare(name, (config.mlp_hidden,), init="zeros", shard_dim=0) if wanted else None
             for name, wanted in (
                 ("bias", config.mlp_bias),
-                ("gate_bias", config.mlp_bias and config.activation == "swiglu"),
+                ("gate_bias", config.mlp_bias and config.gate is not None),
             )
         )
 
@@ -111,10 +158,12 @@ class MlpInput(Layer):
         bias, gate_bias = (
             None if bias is None else bias.view(shape) for bias in (self.bias, self.gate_bias)
         )
-        if self.config.activation == "swiglu":
-            gate, x = projected.chunk(2, dim=-1)
-            return bias_swiglu(gate, x, gate_bias, bias)
-        return bias_gelu(projected, bias, self.config.activation)
+        match self.config.activation:
+            case "swiglu" | "geglu" | "geglu_tanh" as kind:
+                gate, x = projected.chunk(2, dim=-1)
+                return bias_gated(gate, x, gate_bias, bias, kind)
+            case kind:
+                return bias_activation(projected, bias, kind)
 
 
 class MlpUp(MlpInput):
@@ -149,7 +198,7 @@ class TokenTable(Layer):
         super().__init__(config, mesh)
         self.weight = self.declare(
             "weight",
-            (config.vocab_size, config.hidden),
+            (config.table_rows, config.hidden),
             init="normal",
             std=config.init_std,
             shard_dim=0,
@@ -157,7 +206,7 @@ class TokenTable(Layer):
             counted=counted,
         )
         self.bias = (
-            self.declare("bias", (config.vocab_size,), init="zeros", shard_dim=0) if bias else None
+            self.declare("bias", (config.table_rows,), init="zeros", shard_dim=0) if bias else None
         )
 
 

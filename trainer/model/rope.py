@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from trainer.model.config import RopeConfig
+from trainer.model.rope_scaling import scaled_frequencies
 
 
 def rotate(x_SBHC: Tensor, config: RopeConfig) -> Tensor:
     """x with its first `fraction` of each head turned by the position along dim 0."""
     width = rotated_width(x_SBHC.shape[-1], config)
     cos_SR, sin_SR = _tables(
-        x_SBHC.shape[0], width, config.theta, dtype=x_SBHC.dtype, device=x_SBHC.device
+        x_SBHC.shape[0], width, config, dtype=x_SBHC.dtype, device=x_SBHC.device
     )
     cos, sin = cos_SR[:, None, None, :], sin_SR[:, None, None, :]
     turning, rest = x_SBHC[..., :width], x_SBHC[..., width:]
@@ -41,9 +42,12 @@ def rotated_width(head_width: int, config: RopeConfig) -> int:
 # Every layer of a rank uses the same one; evaluation may use another length.
 @functools.lru_cache(maxsize=4)
 def _tables(
-    seq_len: int, width: int, theta: float, *, dtype: torch.dtype, device: torch.device
+    seq_len: int, width: int, config: RopeConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position * theta^(-2i/width), [S, R]; exact before rounding to dtype."""
-    powers = torch.arange(0, width, 2, dtype=torch.float64) / width
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta**-powers)
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    frequencies, factor = scaled_frequencies(config, width, seq_len)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    tables = (angles.cos(), angles.sin())
+    if factor != 1.0:
+        tables = (factor * tables[0], factor * tables[1])
+    return tables[0].to(device, dtype), tables[1].to(device, dtype)

@@ -69,12 +69,23 @@ def _window_mask(queries: int, keys: int, window: int, *, device: torch.device) 
 
 
 def flex_attention(
-    q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, window: int, *, compiled: bool = True
+    q_BHSC: Tensor,
+    k_BGSC: Tensor,
+    v_BGSC: Tensor,
+    window: int,
+    *,
+    scale: float | None = None,
+    compiled: bool = True,
 ) -> Tensor:
     """The same by FlexAttention's kernels; uncompiled they run anywhere, without their speed."""
     flex, mask = _flex(q_BHSC.shape[2], window, q_BHSC.device, compiled=compiled)
     out: Tensor = flex(
-        q_BHSC, k_BGSC, v_BGSC, block_mask=mask, enable_gqa=q_BHSC.shape[1] != k_BGSC.shape[1]
+        q_BHSC,
+        k_BGSC,
+        v_BGSC,
+        block_mask=mask,
+        enable_gqa=q_BHSC.shape[1] != k_BGSC.shape[1],
+        scale=scale,
     )
     return out
 

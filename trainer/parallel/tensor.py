@@ -35,6 +35,7 @@ __all__ = [
     "TensorParallel",
     "column_linear",
     "row_linear",
+    "summed_grad",
     "vocab_embedding",
 ]
 
@@ -60,6 +61,12 @@ def row_linear(
 def vocab_embedding(tokens_SB: Tensor, weight_VD: Tensor, tp: TensorParallel) -> Tensor:
     """Rows of an embedding whose vocabulary is split over the group."""
     out: Tensor = _apply(_VocabEmbedding, tokens_SB, weight_VD, tp)
+    return out
+
+
+def summed_grad(weight: Tensor, comm: Comm) -> Tensor:
+    """The weight itself, whose gradient is the sum over the group of every rank's."""
+    out: Tensor = _apply(_SummedGrad, weight, comm)
     return out
 
 
@@ -97,6 +104,17 @@ class _RowLinear(Function):
         x_SBF, weight_DF = ctx.saved_tensors
         full_SBD = _whole_sequence(grad_SBD, ctx.tp)
         return full_SBD @ weight_DF, _weight_grad(full_SBD, x_SBF), None
+
+
+class _SummedGrad(Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, comm: Comm) -> Tensor:
+        ctx.comm = comm
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.comm.all_reduce(grad.contiguous()), None
 
 
 class _VocabEmbedding(Function):

@@ -36,12 +36,14 @@ def vocab_loss(
     *,
     bias_V: Tensor | None = None,
     logit_scale: float = 1.0,
+    vocab_size: int | None = None,
     max_logits: int | None = None,
 ) -> Tensor:
     """The summed loss of all tokens; logits are logit_scale * (hidden @ weight^T + bias).
 
     `hidden_SBD` is the shard of the sequence under sequence parallelism, `targets_SB`
-    always the whole. No more than `max_logits` logits, but those of one token, exist
+    always the whole. Rows of the weight beyond `vocab_size` are padding, whose probability
+    is 0; None: there are none. No more than `max_logits` logits, but those of one token, exist
     at a time on a rank; None leaves it to the device. In 16-bit types softmax, loss and
     sums are fp32.
     """
@@ -49,6 +51,9 @@ def vocab_loss(
     options = _Options(
         tp=tp,
         logit_scale=logit_scale,
+        own_vocab=num_rows
+        if vocab_size is None
+        else min(num_rows, max(0, vocab_size - tp.comm.index * num_rows)),
         chunk_tokens=loss_chunk_tokens(num_rows, on_gpu=weight_VD.is_cuda)
         if max_logits is None
         else max(1, max_logits // num_rows),
@@ -63,6 +68,8 @@ def vocab_loss(
 class _Options:
     tp: TensorParallel
     logit_scale: float
+    own_vocab: int
+    """Rows of this rank that are no padding."""
     chunk_tokens: int
     differentiated: bool
 
@@ -111,6 +118,7 @@ class _Head:
     def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, options: _Options) -> None:
         self._weight, self._bias = weight_VD, bias_V
         self._scale, self._comm = options.logit_scale, options.tp.comm
+        self._own_vocab = options.own_vocab
         self.sum_dtype = torch.promote_types(weight_VD.dtype, torch.float32)
         differentiated = [
             tensor if options.differentiated else None for tensor in (weight_VD, bias_V)
@@ -125,6 +133,9 @@ class _Head:
         logits_NV = F.linear(x_ND, self._weight, self._bias).to(self.sum_dtype)
         if self._scale != 1.0:
             logits_NV *= self._scale
+        # Not minus infinity: a rank that has nothing but padding would subtract it from itself.
+        if self._own_vocab < logits_NV.shape[1]:
+            logits_NV[:, self._own_vocab :] = torch.finfo(self.sum_dtype).min
         rows_N, inside_N = own_rows(targets_N, logits_NV.shape[1], self._comm)
         picked_N = logits_NV.gather(1, rows_N.unsqueeze(1)).squeeze(1) * inside_N
         largest_N = logits_NV.amax(dim=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from outlast.spec import JobSpec
+from outlast.spec import JobSpec, ModelSpec
 from trainer.data.prepare import DataOptions
-from trainer.model.config import GptConfig, RopeConfig
+from trainer.model.config import GptConfig, RopeConfig, RopeScaling
 from trainer.model.parameters import FlatParameters
 from trainer.optim.adam import AdamWConfig
 from trainer.optim.adamw import FlatAdamW
@@ -27,7 +27,12 @@ DTYPES = {
 def gpt_config(spec: JobSpec) -> GptConfig:
     """The model section of the spec, in the model's own words."""
     model, parallel = spec.model, spec.parallel
-    rope = RopeConfig(theta=model.rope_theta, fraction=model.rope_fraction, pairs=model.rope_pairs)
+    rope = RopeConfig(
+        theta=model.rope_theta,
+        fraction=model.rope_fraction,
+        pairs=model.rope_pairs,
+        scaling=_rope_scaling(model),
+    )
     return GptConfig(
         layers=model.layers,
         hidden=model.hidden,
@@ -41,24 +46,48 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         sequence_parallel=parallel.sequence_parallel,
         dtype=DTYPES[spec.precision],
         kv_heads=model.kv_heads,
+        head_dim=model.head_width,
+        vocab_rows=model.vocab_rows,
         block=model.block,
         block_norms=model.block_norms,
         norm=model.norm,
         norm_bias=model.norm_bias,
+        norm_weight=model.norm_weight,
+        qk_norm=model.qk_norm == "head",
         activation=model.activation,
         learned_positions=model.positions == "learned",
         rope=rope if model.positions == "rope" else None,
         window=model.window,
         window_pattern=model.window_pattern,
         attention_bias=model.attention_bias,
+        qkv_bias=model.qkv_bias,
         mlp_bias=model.mlp_bias,
         head_bias=model.head_bias,
+        embedding_scale=model.embedding_scale,
+        attention_scale=model.attention_scale,
+        residual_scale=model.residual_scale,
         logit_scale=model.logit_scale,
         dropout=model.dropout,
         attention_dropout=model.attention_dropout,
         seed=spec.seed,
         tp_chunks=parallel.tp_chunks,
         recompute=parallel.recompute,
+    )
+
+
+def _rope_scaling(model: ModelSpec) -> RopeScaling | None:
+    given = model.rope_scaling
+    if given.kind == "none":
+        return None
+    return RopeScaling(
+        kind=given.kind,
+        factor=given.factor,
+        original_seq_len=given.original_seq_len or model.seq_len,
+        low_freq_factor=given.low_freq_factor,
+        high_freq_factor=given.high_freq_factor,
+        beta_fast=given.beta_fast,
+        beta_slow=given.beta_slow,
+        attention_factor=given.attention_factor,
     )
 
 

@@ -1,0 +1,278 @@
+"""The architectures of `transformers` that are models of ours, and what each tensor becomes.
+
+A family has options that are fields of ours, fields that all its models have, and rules for
+its tensors. `section_of` reads a `config.json`; `config_of` writes one, and refuses a model
+that would be read back as another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from checkpoint.hf import options
+from checkpoint.hf.errors import UnsupportedModelError
+from checkpoint.hf.options import Config, Fields, Option, choice
+from checkpoint.hf.rules import Rule
+from checkpoint.hf.tensors import gpt2_rules, llama_rules
+from outlast.model import ModelSpec
+
+# What is the trainer's own, and what follows from others and is compared as such.
+_NOT_COMPARED = {"preset", "vocab_multiple", "dropout", "attention_dropout", "init_std"}
+_DERIVED = {
+    "kv_heads": "num_kv_heads",
+    "ffn_hidden": "mlp_hidden",
+    "head_width": "width_of_head",
+    "qkv_bias": "has_qkv_bias",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One `model_type` of `transformers`."""
+
+    name: str
+    architecture: str
+    options: tuple[Option, ...]
+    fixed: Mapping[str, Any]
+    rules: Callable[[ModelSpec], Iterator[Rule]]
+    rotary: bool = True
+    windows: Literal["none", "all", "by_layer"] = "none"
+    derived: Callable[[Fields], Fields] = field(default=lambda fields: {})
+    """Fields that follow from others."""
+
+
+_SHAPE = (
+    Option(theirs="num_hidden_layers", ours="layers", missing=32),
+    Option(theirs="hidden_size", ours="hidden", missing=4096),
+    Option(theirs="num_attention_heads", ours="heads", missing=32),
+    Option(theirs="num_key_value_heads", ours="kv_heads", missing=None),
+    Option(theirs="intermediate_size", ours="ffn_hidden", missing=11008),
+    Option(theirs="vocab_size", ours="vocab_size", missing=32000),
+    Option(theirs="initializer_range", ours="init_std", missing=0.02),
+    Option(theirs="attention_dropout", ours="attention_dropout", missing=0.0),
+)
+_RMS_EPS = Option(theirs="rms_norm_eps", ours="norm_eps", missing=1e-6)
+_HEAD_DIM = Option(theirs="head_dim", ours="head_width", missing=None)
+_ATTENTION_BIAS = Option(theirs="attention_bias", ours="attention_bias", missing=False)
+_MLP_BIAS = Option(theirs="mlp_bias", ours="mlp_bias", missing=False)
+
+
+def _tied(missing: bool) -> Option:
+    return Option(theirs="tie_word_embeddings", ours="tied_embeddings", missing=missing)
+
+
+def _gate(missing: str = "silu") -> Option:
+    return choice("hidden_act", "activation", missing, options.GATED_ACTIVATIONS)
+
+
+_RMS = {"norm": "rmsnorm"}
+_UNBIASED = {"attention_bias": False, "mlp_bias": False}
+_LLAMA = (*_SHAPE, _RMS_EPS, _HEAD_DIM, _ATTENTION_BIAS, _tied(False), _gate())
+_QWEN = (*_SHAPE, _RMS_EPS, _tied(False), _gate())
+
+
+def _inverse(value: float) -> float:
+    return 1.0 / value
+
+
+_FAMILIES = (
+    Family(
+        name="llama",
+        architecture="LlamaForCausalLM",
+        options=(*_LLAMA, _MLP_BIAS),
+        fixed=_RMS,
+        rules=llama_rules,
+    ),
+    Family(
+        name="mistral",
+        architecture="MistralForCausalLM",
+        options=(*_SHAPE, _RMS_EPS, _HEAD_DIM, _tied(False), _gate()),
+        fixed={**_RMS, **_UNBIASED},
+        rules=llama_rules,
+        windows="all",
+    ),
+    Family(
+        name="qwen2",
+        architecture="Qwen2ForCausalLM",
+        options=_QWEN,
+        fixed={**_RMS, **_UNBIASED, "qkv_bias": True},
+        rules=llama_rules,
+        windows="by_layer",
+    ),
+    Family(
+        name="qwen3",
+        architecture="Qwen3ForCausalLM",
+        options=(
+            *_QWEN,
+            _ATTENTION_BIAS,
+            Option(theirs="head_dim", ours="head_width", missing=128),
+        ),
+        fixed={**_RMS, "mlp_bias": False, "qk_norm": "head"},
+        rules=llama_rules,
+        windows="by_layer",
+    ),
+    Family(
+        name="gemma",
+        architecture="GemmaForCausalLM",
+        options=(
+            *(*_SHAPE, _RMS_EPS, _ATTENTION_BIAS, _tied(True), _gate("gelu_pytorch_tanh")),
+            Option(theirs="head_dim", ours="head_width", missing=256),
+        ),
+        fixed={**_RMS, "mlp_bias": False, "norm_weight": "one_plus"},
+        rules=llama_rules,
+        derived=lambda fields: {"embedding_scale": fields["hidden"] ** 0.5},
+    ),
+    Family(
+        name="granite",
+        architecture="GraniteForCausalLM",
+        options=(
+            *(*_LLAMA, _MLP_BIAS),
+            Option(theirs="embedding_multiplier", ours="embedding_scale", missing=1.0),
+            Option(theirs="residual_multiplier", ours="residual_scale", missing=1.0),
+            Option(theirs="attention_multiplier", ours="attention_scale", missing=1.0),
+            Option(
+                theirs="logits_scaling",
+                ours="logit_scale",
+                missing=1.0,
+                read=_inverse,
+                write=_inverse,
+            ),
+        ),
+        fixed=_RMS,
+        rules=llama_rules,
+    ),
+    Family(
+        name="olmo",
+        architecture="OlmoForCausalLM",
+        options=(*_SHAPE, _ATTENTION_BIAS, _tied(False), _gate()),
+        # `OlmoLayerNorm` has no parameters, and its epsilon is no option.
+        fixed={"norm_weight": "none", "norm_eps": 1e-5, "mlp_bias": False},
+        rules=llama_rules,
+    ),
+    Family(
+        name="gpt2",
+        architecture="GPT2LMHeadModel",
+        options=(
+            Option(theirs="n_layer", ours="layers", missing=12),
+            Option(theirs="n_embd", ours="hidden", missing=768),
+            Option(theirs="n_head", ours="heads", missing=12),
+            Option(theirs="n_inner", ours="ffn_hidden", missing=None),
+            Option(theirs="n_positions", ours="seq_len", missing=1024),
+            Option(theirs="vocab_size", ours="vocab_size", missing=50257),
+            Option(theirs="layer_norm_epsilon", ours="norm_eps", missing=1e-5),
+            Option(theirs="initializer_range", ours="init_std", missing=0.02),
+            Option(theirs="resid_pdrop", ours="dropout", missing=0.1),
+            Option(theirs="attn_pdrop", ours="attention_dropout", missing=0.1),
+            _tied(True),
+            choice("activation_function", "activation", "gelu_new", options.PLAIN_ACTIVATIONS),
+        ),
+        fixed={},
+        rules=gpt2_rules,
+        rotary=False,
+    ),
+)
+FAMILIES: Mapping[str, Family] = {family.name: family for family in _FAMILIES}
+
+
+def family_of(config: Config) -> Family:
+    """The family of a `config.json`.
+
+    Raises:
+        UnsupportedModelError: it is none of ours.
+    """
+    name = str(config.get("model_type"))
+    if name not in FAMILIES:
+        raise UnsupportedModelError(
+            f"config.json: model_type is {name!r}; known are: {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[name]
+
+
+def section_of(config: Config) -> Fields:
+    """The model section of a job's spec that is the model of a `config.json`.
+
+    Raises:
+        UnsupportedModelError: its architecture is unknown, or an option that we lack is set.
+    """
+    family = family_of(config)
+    config = _without_constants(config, family)
+    fields: Fields = dict(family.fixed)
+    for option in family.options:
+        fields[option.ours] = option.read(config.get(option.theirs, option.missing))
+    read = {option.theirs for option in family.options}
+    if family.rotary:
+        fields |= options.read_rope(config)
+        read |= options.ROPE_OPTIONS
+    if family.windows != "none":
+        fields |= options.read_window(config)
+        read |= options.WINDOW_OPTIONS
+    fields |= family.derived(fields)
+    options.check_all_read(config, read, family.name)
+    return fields
+
+
+def config_of(model: ModelSpec, family: Family) -> Fields:
+    """A `config.json` of a family that says what our model is.
+
+    Raises:
+        UnsupportedModelError: the family has no such model.
+    """
+    config: Fields = {"model_type": family.name, "architectures": [family.architecture]}
+    for option in family.options:
+        value = getattr(model, _DERIVED.get(option.ours, option.ours))
+        config[option.theirs] = option.write(value)
+    if family.name == "gpt2":
+        config["embd_pdrop"] = config["resid_pdrop"]
+    if family.rotary:
+        config |= options.write_rope(model)
+    if family.windows != "none":
+        config |= options.write_window(model, by_layer=family.windows == "by_layer")
+    other = compared(ModelSpec.model_validate(section_of(config)))
+    for name, value in compared(model).items():
+        if other[name] != value:
+            raise UnsupportedModelError(
+                f"{family.architecture} has no model with model.{name} = {value}, only "
+                f"{other[name]}"
+            )
+    return config
+
+
+def rules_of(model: ModelSpec, family: Family) -> tuple[Rule, ...]:
+    """What each tensor of a model becomes."""
+    return tuple(family.rules(model))
+
+
+def compared(model: ModelSpec) -> Fields:
+    """What decides the model, by field: what follows from other fields if it is not given."""
+    found = {}
+    for name in ModelSpec.model_fields:
+        if name not in _NOT_COMPARED:
+            found[name] = getattr(model, _DERIVED.get(name, name))
+    if model.attention_scale is None:
+        found["attention_scale"] = model.width_of_head**-0.5
+    if model.positions == "rope" and model.rope_scaling.kind == "dynamic":
+        del found["seq_len"]
+    return found
+
+
+# Options with which a family would be another model, and what they must be.
+_CONSTANTS: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {"scale_attn_weights": True},
+}
+
+
+def _without_constants(config: Config, family: Family) -> Fields:
+    left = dict(config)
+    for name, value in _CONSTANTS.get(family.name, {}).items():
+        given = left.pop(name, value)
+        if given != value:
+            raise options.refused(name, given, f"allowed: {value}")
+    if family.name == "gpt2":
+        # Both are ours in one field.
+        of_stream = left.get("resid_pdrop", 0.1)
+        given = left.pop("embd_pdrop", of_stream)
+        if given != of_stream:
+            raise options.refused("embd_pdrop", given, f"allowed: resid_pdrop = {of_stream}")
+    return left

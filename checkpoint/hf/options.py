@@ -1,0 +1,202 @@
+"""What a `config.json` says, in fields of our model section, and back.
+
+An option is either read, or known not to change what is computed, or refused by its name:
+a model is never taken for another one that is nearly the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint.hf.errors import UnsupportedModelError
+from outlast.model import ModelSpec
+
+Config = Mapping[str, Any]
+Fields = dict[str, Any]
+
+GATED_ACTIVATIONS = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu"}
+PLAIN_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+# They say how a model is used, or from where it comes.
+IGNORED = frozenset(
+    {
+        *("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
+        *("model_type", "pretraining_tp", "return_dict", "task_specific_params", "torch_dtype"),
+        *("transformers_version", "use_cache", "problem_type", "chunk_size_feed_forward"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of theirs and the field of ours; `missing` is what theirs is if not given."""
+
+    theirs: str
+    ours: str
+    missing: Any
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
+
+
+def choice(theirs: str, ours: str, missing: str, values: Mapping[str, str]) -> Option:
+    """An option with names for values, of which we have some."""
+
+    def read(value: Any) -> str:
+        if value not in values:
+            raise refused(theirs, value, f"allowed: {', '.join(values)}")
+        return values[value]
+
+    def write(value: Any) -> str:
+        named = [theirs_value for theirs_value, ours_value in values.items() if ours_value == value]
+        if not named:
+            raise UnsupportedModelError(f"model.{ours} = {value} has no name in {theirs}")
+        return named[0]
+
+    return Option(theirs=theirs, ours=ours, missing=missing, read=read, write=write)
+
+
+def refused(option: str, value: Any, why: str = "the trainer does not have it") -> Exception:
+    """The error for an option that we lack."""
+    return UnsupportedModelError(f"config.json: {option} = {value!r} cannot be taken over; {why}")
+
+
+def check_all_read(config: Config, read: set[str], family: str) -> None:
+    """Refuse what is set and neither read nor known to change nothing."""
+    for name, value in config.items():
+        if name in read or name in IGNORED or value is None or value is False:
+            continue
+        if name.startswith(("output_", "summary_", "is_encoder_decoder")):
+            continue
+        raise refused(name, value, f"it is not known of {family}")
+
+
+# ---- rotary positions
+
+_SCALING_KEYS = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "yarn": {"factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"},
+}
+ROPE_OPTIONS = frozenset(
+    {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
+    | {"max_position_embeddings", "original_max_position_embeddings"}
+)
+
+
+def read_rope(config: Config) -> Fields:
+    """The fields of rotary positions, and the length of a sequence."""
+    seq_len = config["max_position_embeddings"]
+    given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
+    given.pop("type", None)
+    theta = given.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
+    fraction = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
+    original = given.pop("original_max_position_embeddings", None) or config.get(
+        "original_max_position_embeddings"
+    )
+    if kind not in _SCALING_KEYS:
+        raise refused("rope_type", kind, f"allowed: {', '.join(_SCALING_KEYS)}")
+    for name, value in given.items():
+        is_default = value is None or (name, value) == ("truncate", True)
+        if name not in _SCALING_KEYS[kind] and not is_default:
+            raise refused(f"rope_parameters.{name}", value)
+    fields: Fields = {
+        "positions": "rope",
+        "rope_theta": float(theta),
+        "rope_fraction": float(fraction or 1.0),
+        "seq_len": seq_len,
+    }
+    if kind != "default":
+        scaling = {"kind": kind, **_scaling(kind, given)}
+        if kind != "linear":
+            # The dynamic one counts from the length that the config says.
+            scaling["original_seq_len"] = seq_len if kind == "dynamic" else original or seq_len
+        fields["rope_scaling"] = scaling
+    return fields
+
+
+def _scaling(kind: str, given: Mapping[str, Any]) -> Fields:
+    found = {name: value for name, value in given.items() if value is not None}
+    if kind == "yarn":
+        scales = found.pop("mscale", None), found.pop("mscale_all_dim", None)
+        if "attention_factor" not in found and all(scales):
+            over, under = (0.1 * scale * math.log(found["factor"]) + 1.0 for scale in scales)
+            found["attention_factor"] = over / under
+    return {name: value for name, value in found.items() if name != "truncate"}
+
+
+def write_rope(model: ModelSpec) -> Fields:
+    """The same as `transformers` has it."""
+    scaling = model.rope_scaling
+    parameters: Fields = {"rope_theta": model.rope_theta, "rope_type": "default"}
+    if model.rope_fraction != 1.0:
+        parameters["partial_rotary_factor"] = model.rope_fraction
+    if scaling.kind != "none":
+        given = scaling.model_dump()
+        keys = _SCALING_KEYS[scaling.kind] & set(given)
+        parameters["rope_type"] = scaling.kind
+        parameters |= {key: given[key] for key in sorted(keys) if given[key] is not None}
+    if scaling.kind in ("llama3", "yarn"):
+        parameters["original_max_position_embeddings"] = scaling.original_seq_len
+    longest = model.seq_len
+    if scaling.kind == "dynamic" and scaling.original_seq_len is not None:
+        longest = scaling.original_seq_len
+    return {"rope_parameters": parameters, "max_position_embeddings": longest}
+
+
+# ---- windows
+
+WINDOW_OPTIONS = frozenset(
+    {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+)
+_KINDS = {"sliding_attention": "local", "full_attention": "global"}
+
+
+def read_window(config: Config) -> Fields:
+    """The fields of windows; `layer_types` counts before the older options."""
+    window = config.get("sliding_window")
+    if window is None or config.get("use_sliding_window", True) is False:
+        return {}
+    layers = config["num_hidden_layers"]
+    types = config.get("layer_types")
+    if types is None:
+        first = config.get("max_window_layers", 0)
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    unknown = [each for each in types if each not in _KINDS]
+    if unknown:
+        raise refused("layer_types", unknown[0], f"allowed: {', '.join(_KINDS)}")
+    kinds = [_KINDS[each] for each in types]
+    if "local" not in kinds:
+        return {}
+    return {"window": window, "window_pattern": _shortest_pattern(kinds)}
+
+
+def _shortest_pattern(kinds: list[str]) -> list[str]:
+    """What `kinds` is made of, again and again."""
+    for length in range(1, len(kinds)):
+        if all(kind == kinds[index % length] for index, kind in enumerate(kinds)):
+            return kinds[:length]
+    return kinds
+
+
+def write_window(model: ModelSpec, *, by_layer: bool) -> Fields:
+    """The same as `transformers` has it: by layer, or one window for all."""
+    if not by_layer:
+        return {"sliding_window": model.window}
+    if model.window is None:
+        return {"use_sliding_window": False}
+    names = {ours: theirs for theirs, ours in _KINDS.items()}
+    pattern = model.window_pattern
+    types = [names[pattern[layer % len(pattern)]] for layer in range(model.layers)]
+    return {"sliding_window": model.window, "use_sliding_window": True, "layer_types": types}

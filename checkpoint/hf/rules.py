@@ -1,0 +1,88 @@
+"""How tensors of `transformers` become ours, and ours become theirs again.
+
+Every rule only moves numbers: rows of several tensors are cut into pieces and put together in
+another order. So the way back is exact, and the same rules hold for weights and gradients.
+
+What does not belong here: which rules a model has (`families.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One tensor of ours and those of theirs that it is made of, in order.
+
+    Theirs have `rows` rows each, once they are transposed where `transposed` says that they
+    keep [in, out]. Together these are cut into `pieces`. `joined` says how ours holds those:
+    one after another, group by group of heads, or as planes of a new first dimension.
+    With `columns` what is said of rows is meant of the columns of both.
+    Ours has zeros below, up to `padded_rows`.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    rows: tuple[int, ...]
+    pieces: tuple[int, ...]
+    joined: Literal["rows", "groups", "planes"] = "rows"
+    groups: int = 1
+    transposed: bool = False
+    columns: bool = False
+    padded_rows: int | None = None
+
+    def to_ours(self, found: Mapping[str, Tensor]) -> Tensor:
+        """Our tensor. Raises ValueError where a shape is not what the rule says."""
+        parts = []
+        for name, rows in zip(self.theirs, self.rows, strict=True):
+            part = found[name].t() if self.transposed != self.columns else found[name]
+            if part.shape[0] != rows:
+                dim = "columns" if self.transposed != self.columns else "rows"
+                raise ValueError(f"{name} has {part.shape[0]} {dim}; its config says {rows}")
+            parts.append(part)
+        joined = self._join(torch.split(torch.cat(parts), list(self.pieces)))
+        if self.padded_rows is not None:
+            padding = joined.new_zeros(self.padded_rows - joined.shape[0], *joined.shape[1:])
+            joined = torch.cat((joined, padding))
+        return (joined.t() if self.columns else joined).contiguous()
+
+    def to_theirs(self, ours: Tensor) -> dict[str, Tensor]:
+        """Their tensors, by name."""
+        whole = ours.t() if self.columns else ours
+        parts = torch.split(torch.cat(list(self._cut(whole))), list(self.rows))
+        return {
+            name: (part.t() if self.transposed != self.columns else part).contiguous()
+            for name, part in zip(self.theirs, parts, strict=True)
+        }
+
+    def _join(self, pieces: Sequence[Tensor]) -> Tensor:
+        match self.joined:
+            case "rows":
+                return torch.cat(list(pieces))
+            case "planes":
+                return torch.stack(list(pieces))
+            case "groups":
+                by_group = [piece.reshape(self.groups, -1, *piece.shape[1:]) for piece in pieces]
+                return torch.cat(by_group, dim=1).flatten(0, 1)
+
+    def _cut(self, whole: Tensor) -> Sequence[Tensor]:
+        match self.joined:
+            case "rows":
+                return torch.split(whole[: sum(self.pieces)], list(self.pieces))
+            case "planes":
+                return whole.unbind()
+            case "groups":
+                by_group = torch.unflatten(whole, 0, (self.groups, -1))
+                sizes = [rows // self.groups for rows in self.pieces]
+                return [piece.flatten(0, 1) for piece in torch.split(by_group, sizes, dim=1)]
+
+
+def copied(ours: str, theirs: str, rows: int, *, transposed: bool = False) -> Rule:
+    """A tensor that is the same in both."""
+    return Rule(ours=ours, theirs=(theirs,), rows=(rows,), pieces=(rows,), transposed=transposed)

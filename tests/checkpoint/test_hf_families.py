@@ -1,0 +1,120 @@
+"""What a `config.json` of Hugging Face is in a spec, what is refused, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from checkpoint.hf.errors import UnsupportedModelError
+from checkpoint.hf.families import FAMILIES, compared, config_of, section_of
+from outlast.model import ModelSpec
+from outlast.sizing.of_spec import num_parameters
+from outlast.spec.parse import parse_spec
+from tests.trainer.hf_models import CONFIGS
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+}
+# The published config of Llama 3.1 8B, as far as it says what is computed.
+LLAMA_3_1 = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+
+
+def family_name(config_class: str) -> str:
+    return config_class.removesuffix("Config").lower()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_section_goes_back_to_the_config_that_it_is_of(name: str) -> None:
+    _, config_class, given = CONFIGS[name]
+    family = FAMILIES[family_name(config_class)]
+    model = ModelSpec.model_validate(section_of({"model_type": family.name, **given}))
+    written = section_of(config_of(model, family))
+    assert compared(ModelSpec.model_validate(written)) == compared(model)
+
+
+def test_every_family_is_held_to_transformers() -> None:
+    assert {family_name(config_class) for _, config_class, _ in CONFIGS.values()} == set(FAMILIES)
+
+
+def test_a_published_config_is_a_spec_that_may_be_submitted() -> None:
+    spec = parse_spec({"name": "a", "model": section_of(LLAMA_3_1)})
+    assert num_parameters(spec) == 8_030_261_248
+    scaling = spec.model.rope_scaling
+    assert (scaling.kind, scaling.factor, scaling.original_seq_len) == ("llama3", 8.0, 8192)
+    preset = parse_spec({"name": "a", "model": {"preset": "llama3-8b"}}).model
+    assert spec.model.shape.block_weights == preset.shape.block_weights
+
+
+@pytest.mark.parametrize("model_type", ["mamba", None, 3])
+def test_an_unknown_architecture_is_refused_with_the_known_ones(model_type: object) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"known are: llama, .*gpt2"):
+        section_of({"model_type": model_type})
+
+
+LACKING: dict[str, dict[str, Any]] = {
+    "hidden_act": {"hidden_act": "quick_gelu"},
+    "rope_type": {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+    "rope_parameters.truncate": {
+        "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}
+    },
+    "clip_qkv": {"model_type": "olmo", "clip_qkv": 8.0},
+    "use_bidirectional_attention": {"model_type": "gemma", "use_bidirectional_attention": True},
+    "layer_types": {
+        "model_type": "qwen2",
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "chunked_attention"],
+    },
+    "scale_attn_weights": {"model_type": "gpt2", "scale_attn_weights": False},
+    "embd_pdrop": {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.1},
+    "quantization_config": {"quantization_config": {"bits": 4}},
+}
+
+
+@pytest.mark.parametrize("option", LACKING)
+def test_an_option_that_we_lack_is_refused_by_its_name(option: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"^config\.json: {option} = "):
+        section_of({**LLAMA, **LACKING[option]})
+
+
+def test_a_model_that_a_family_does_not_have_is_not_written() -> None:
+    model = ModelSpec.model_validate({**section_of(LLAMA), "qk_norm": "head"})
+    with pytest.raises(UnsupportedModelError, match=r"no model with model\.qk_norm = head"):
+        config_of(model, FAMILIES["llama"])

@@ -1,0 +1,119 @@
+"""Small models of `transformers`, by their configs, for tests of `checkpoint.hf`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, MLP = 4, 32, 4, 2, 48
+VOCAB, SEQ_LEN, WINDOW = 96, 80, 24
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "intermediate_size": MLP,
+    "max_position_embeddings": SEQ_LEN,
+    "pad_token_id": None,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+# Wider than the model's own, as Qwen 3's and Gemma's are.
+_WIDE_HEADS = {"head_dim": 12}
+
+
+def _rope(kind: str, **others: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": kind, **others}}
+
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_EARLIER = {"original_max_position_embeddings": 32}
+
+# By name: the classes of `transformers`, and options of the config.
+CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama-of-rules": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**_SHAPE, **_rope("llama3", factor=8.0, **_LLAMA3, **_EARLIER), "mlp_bias": True},
+    ),
+    "llama-linear": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**_SHAPE, **_rope("linear", factor=4.0), "attention_bias": True},
+    ),
+    "llama-dynamic": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**_SHAPE, **_rope("dynamic", factor=4.0), "max_position_embeddings": 32},
+    ),
+    "mistral-yarn": (
+        "MistralForCausalLM",
+        "MistralConfig",
+        {**_SHAPE, **_rope("yarn", factor=2.5, **_EARLIER), "sliding_window": WINDOW},
+    ),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        {**_SHAPE, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_SHAPE, **_WIDE_HEADS}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", {**_SHAPE, **_WIDE_HEADS}),
+    "granite": (
+        "GraniteForCausalLM",
+        "GraniteConfig",
+        {
+            **_SHAPE,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "olmo": ("OlmoForCausalLM", "OlmoConfig", _SHAPE),
+    "gpt2-of-rules": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {
+            "vocab_size": VOCAB,
+            "n_embd": HIDDEN,
+            "n_layer": LAYERS,
+            "n_head": HEADS,
+            "n_positions": SEQ_LEN,
+            "n_inner": MLP,
+            "activation_function": "relu",
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        },
+    ),
+}
+# What a spec adds to the section: of the second tensor rank half the rows are padding, or all.
+_PADDED = {"qwen3": {"vocab_multiple": 128}, "gemma": {"vocab_multiple": 256}}
+
+
+def section_for(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section of the spec that the ranks run."""
+    from checkpoint.hf.families import section_of
+
+    # One length for all, beyond what some were first trained on.
+    return {**section_of(config), **_PADDED.get(name, {}), "seq_len": SEQ_LEN}
+
+
+def by_rules(section: Mapping[str, Any], family: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays of `transformers` under our names, all of them used and given back as they were."""
+    import torch
+
+    from checkpoint.hf.families import FAMILIES, rules_of
+    from outlast.model import ModelSpec
+
+    theirs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    found, returned = {}, {}
+    for rule in rules_of(ModelSpec.model_validate(dict(section)), FAMILIES[family]):
+        ours = rule.to_ours(theirs)
+        found[rule.ours] = ours.numpy()
+        returned |= rule.to_theirs(ours)
+    assert returned.keys() == theirs.keys()
+    assert all(torch.equal(returned[name], tensor) for name, tensor in theirs.items())
+    return found

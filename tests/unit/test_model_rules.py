@@ -1,0 +1,94 @@
+"""Options of the model that mean something only together."""
+
+from __future__ import annotations
+
+import pytest
+
+from outlast.problems import SpecError
+from outlast.sizing.of_spec import num_parameters
+from outlast.spec.parse import parse_spec
+
+ROPE = {"positions": "rope"}
+LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_seq_len": 64}
+
+WRONG = {
+    "scaling without rope": (
+        {"rope_scaling": LLAMA3},
+        "model.rope_scaling.kind",
+        "applies only with model.positions = rope, not learned",
+    ),
+    "a factor without scaling": (
+        {**ROPE, "rope_scaling": {"factor": 2.0}},
+        "model.rope_scaling.factor",
+        "applies only with model.rope_scaling.kind = linear or dynamic or yarn or llama3, not none",
+    ),
+    "a field of another kind": (
+        {**ROPE, "rope_scaling": {**LLAMA3, "beta_fast": 16.0}},
+        "model.rope_scaling.beta_fast",
+        "applies only with model.rope_scaling.kind = yarn, not llama3",
+    ),
+    "no original length": (
+        {**ROPE, "rope_scaling": {"kind": "yarn", "factor": 4.0}},
+        "model.rope_scaling.original_seq_len",
+        "is required with model.rope_scaling.kind = yarn",
+    ),
+    "no room between factors": (
+        {**ROPE, "rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+        "model.rope_scaling.high_freq_factor",
+        "is 4; allowed: more than model.rope_scaling.low_freq_factor = 4",
+    ),
+    "dynamic with one pair": (
+        {
+            **ROPE,
+            "head_width": 2,
+            "rope_scaling": {"kind": "dynamic", "factor": 2.0, "original_seq_len": 64},
+        },
+        "model.rope_scaling.kind",
+        "needs 4 or more rotated values",
+    ),
+    "a kind that there is not": (
+        {**ROPE, "rope_scaling": {"kind": "llama"}},
+        "model.rope_scaling.kind",
+        "(did you mean llama3?)",
+    ),
+    "an odd head that turns": (
+        {**ROPE, "head_width": 5},
+        "model.rope_fraction",
+        "rotates 5 of a head's 5 values",
+    ),
+    "a bias of norms without weights": (
+        {"norm_weight": "none", "norm_bias": False},
+        "model.norm_bias",
+        "applies only with a weight of norms",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "field", "message"), WRONG.values(), ids=list(WRONG))
+def test_what_means_nothing_is_refused(model: dict[str, object], field: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"name": "a", "model": model})
+    (problem,) = caught.value.problems
+    assert problem.field == field
+    assert message in problem.message
+
+
+def test_a_width_of_heads_need_not_fill_the_model() -> None:
+    model = {"hidden": 100, "heads": 3, "head_width": 64}
+    parse_spec({"name": "a", "model": model})
+
+
+def test_a_vocabulary_is_padded_for_tensor_ranks() -> None:
+    document = {"name": "a", "model": {"vocab_size": 257}, "parallel": {"tp": 4}}
+    with pytest.raises(SpecError, match=r"model\.vocab_size: .* or model\.vocab_multiple = 4"):
+        parse_spec(document)
+    padded = parse_spec({**document, "model": {"vocab_size": 257, "vocab_multiple": 8}})
+    # Seven rows more, in the table that both ends share.
+    plain = parse_spec({"name": "a", "model": {"vocab_size": 257}})
+    assert num_parameters(padded) - num_parameters(plain) == 7 * padded.model.hidden
+
+
+def test_padding_that_does_not_fit_says_what_does() -> None:
+    model = {"vocab_size": 257, "vocab_multiple": 6}
+    with pytest.raises(SpecError, match=r"makes 258 rows; allowed: multiples of parallel\.tp = 4"):
+        parse_spec({"name": "a", "model": model, "parallel": {"tp": 4}})
