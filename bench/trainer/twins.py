@@ -75,24 +75,14 @@ def _pairs(device: torch.device) -> Mapping[str, Pair]:
         return lambda x, bias, residual: operation(x, bias, residual, keep.to(x.dtype))
 
     return {
-        "layer_norm": (
-            _with_last(fused.layer_norm, 1e-5),
-            _with_last(fused.eager_layer_norm, 1e-5),
-            (x, row, bias),
-        ),
-        "rms_norm": (
-            _with_last(fused.rms_norm, 1e-5),
-            _with_last(fused.eager_rms_norm, 1e-5),
-            (x, row),
-        ),
+        "layer_norm": (*_with_last(1e-5, fused.layer_norm, fused.eager_layer_norm), (x, row, bias)),
+        "rms_norm": (*_with_last(1e-5, fused.rms_norm, fused.eager_rms_norm), (x, row)),
         "bias_activation": (
-            _with_last(fused.bias_activation, "gelu_tanh"),
-            _with_last(fused.eager_bias_activation, "gelu_tanh"),
+            *_with_last("gelu_tanh", fused.bias_activation, fused.eager_bias_activation),
             (x, bias),
         ),
         "bias_gated": (
-            _with_last(fused.bias_gated, "swiglu"),
-            _with_last(fused.eager_bias_gated, "swiglu"),
+            *_with_last("swiglu", fused.bias_gated, fused.eager_bias_gated),
             (x, other, bias, row),
         ),
         "bias_dropout_add": (
@@ -101,8 +91,7 @@ def _pairs(device: torch.device) -> Mapping[str, Pair]:
             (x, bias, other),
         ),
         "causal_softmax": (
-            _with_last(fused.causal_softmax, 0.125),
-            _with_last(fused.eager_causal_softmax, 0.125),
+            *_with_last(0.125, fused.causal_softmax, fused.eager_causal_softmax),
             (random(2, 4, 128, 128),),
         ),
         "windowed_attention": (_windowed(device), _eager_windowed_attention, heads),
@@ -114,8 +103,9 @@ def _pairs(device: torch.device) -> Mapping[str, Pair]:
     }
 
 
-def _with_last(operation: Operation, *last: object) -> Operation:
-    return lambda *tensors: operation(*tensors, *last)
+def _with_last(last: object, *operations: Operation) -> list[Operation]:
+    """The operations with one more argument, the same for all."""
+    return [lambda *tensors, each=each: each(*tensors, last) for each in operations]
 
 
 def _windowed(device: torch.device) -> Operation:
