@@ -237,7 +237,7 @@ def _decode_changed(data: Json) -> object:
     if kind is None or not isinstance(values, dict):
         raise ValueError(f"expected a change of a record, found {data!r}")
     record = _RECORDS[kind]
-    members = {name: (plain, decoder) for name, plain, decoder, _ in _members(record)}
+    members = _members_by_name(record)
     decoded: list[tuple[str, object]] = []
     for name, value in with_names_of_now(record, values).items():
         if name not in members:
@@ -261,6 +261,11 @@ def _members(kind: Any) -> tuple[tuple[str, type | None, _Decoder, bool], ...]:
         for item in fields(kind)
         if item.metadata.get("written", True)
     )
+
+
+@cache
+def _members_by_name(kind: Any) -> dict[str, tuple[type | None, _Decoder]]:
+    return {name: (plain, decoder) for name, plain, decoder, _ in _members(kind)}
 
 
 def _dataclass_decoder(kind: Any) -> _Decoder:

@@ -386,6 +386,8 @@ class Context:
     def _ill(self) -> list[NodeId]:
         """Free nodes that are silent or stuck, by whichever is quicker: either may be thousands."""
         index = self.state.index
+        if not self.silent and not index.stuck:
+            return []
         if len(self.silent) < len(index.free):
             ill = dict.fromkeys((*self.silent, *index.stuck))
             return sorted((node for node in ill if node in index.free), key=index.order.__getitem__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import assert_never
 
 from controller.core import accounting
@@ -370,16 +371,24 @@ def grown(incident: IncidentRecord, fact: IncidentGrown) -> IncidentRecord:
     )
 
 
+# Of an incident, what an `IncidentGrown` adds to, and what it does not change.
+_ADDED = ("evidence", "timeline", "findings")
+_added = attrgetter(*_ADDED)
+_fixed = attrgetter(*({item.name for item in fields(IncidentRecord)} - {"fault_s", *_ADDED}))
+
+
 def growth(old: IncidentRecord, new: IncidentRecord) -> IncidentGrown | None:
     """What was added to an incident; None when anything else of it has changed."""
-    fact = IncidentGrown(
+    pairs = zip(_added(old), _added(new), strict=True)
+    if _fixed(old) != _fixed(new) or any(now[: len(was)] != was for was, now in pairs):
+        return None
+    return IncidentGrown(
         incident=new.incident,
         fault_s=new.fault_s,
         evidence=new.evidence[len(old.evidence) :],
         timeline=new.timeline[len(old.timeline) :],
         findings=new.findings[len(old.findings) :],
     )
-    return fact if grown(old, fact) == new else None
 
 
 def _without(nodes: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:

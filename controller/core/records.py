@@ -21,6 +21,8 @@ from outlast.layout import Layout
 from outlast.skipped import StepRange
 
 NO_ATTEMPT = Attempt(0)
+# No spares are kept for jobs in these.
+_AT_REST = (*TERMINAL, JobState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,7 @@ class JobRecord:
     @property
     def wants_nodes(self) -> bool:
         """Whether it trains or will go on by itself, so that spares are kept for it."""
-        return self.wanted is Wanted.RUN and self.state not in (*TERMINAL, JobState.PAUSED)
+        return self.wanted is Wanted.RUN and self.state not in _AT_REST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from controller.core.frozen import replace
@@ -76,9 +78,17 @@ class CommandsClosed:
 
 def difference(before: _Record, after: _Record) -> Values:
     """The fields that differ, with their new values."""
-    names = (field.name for field in fields(after))
-    pairs = ((name, getattr(before, name), getattr(after, name)) for name in names)
+    kind: Any = type(after)
+    names, values_of = _reader(kind)
+    pairs = zip(names, values_of(before), values_of(after), strict=True)
     return tuple((name, new) for name, old, new in pairs if old is not new and old != new)
+
+
+@cache
+def _reader(kind: Any) -> tuple[tuple[str, ...], attrgetter[tuple[object, ...]]]:
+    """The names of a record's fields, and what reads them all."""
+    names = tuple(item.name for item in fields(kind))
+    return names, attrgetter(*names)
 
 
 def changed(record: _Record, values: Values) -> _Record:
