@@ -1,4 +1,4 @@
-"""Why a model of `transformers` is not one that we can train."""
+"""Why a folder of `transformers` cannot be taken over."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ from outlast.errors import FatalError
 
 class UnsupportedModelError(FatalError):
     """An architecture that we do not know, or one with an option that we lack."""
+
+
+class DamagedFolderError(FatalError):
+    """Files are missing, cut off, or do not fit together."""

@@ -37,6 +37,10 @@ class Family:
     options: tuple[Option, ...]
     fixed: Mapping[str, Any]
     rules: Callable[[ModelSpec], Iterator[Rule]]
+    prefix: str = "model."
+    """Of all names but the head's; a model that was saved without a head lacks it."""
+    tables: tuple[str, str] = ("model.embed_tokens.weight", "lm_head.weight")
+    """The tables of the input and of the output, of which one may be a copy."""
     rotary: bool = True
     windows: Literal["none", "all", "by_layer"] = "none"
     derived: Callable[[Fields], Fields] = field(default=lambda fields: {})
@@ -170,9 +174,39 @@ _FAMILIES = (
         ),
         fixed={},
         rules=gpt2_rules,
+        prefix="transformer.",
+        tables=("transformer.wte.weight", "lm_head.weight"),
         rotary=False,
     ),
 )
+# Well-known architectures that are refused, and what of them we lack or have not mapped.
+LACKING: Mapping[str, str] = {
+    "bert": "attention in both directions",
+    "bloom": "ALiBi",
+    "cohere2": "layers without positions beside rotary ones",
+    "deepseek_v3": "mixture of experts and latent attention",
+    "falcon": "names of tensors that are not mapped yet",
+    "gemma2": "soft-capped scores and logits, and norms after attention and MLP",
+    "gemma3_text": "norms after attention and MLP, and rotary positions of two kinds",
+    "glm4": "norms after attention and MLP",
+    "gpt_bigcode": "names of tensors that are not mapped yet",
+    "gpt_neox": "a bias for each branch of a parallel block",
+    "gpt_oss": "mixture of experts and attention sinks",
+    "gptj": "names of tensors that are not mapped yet",
+    "llama4_text": "mixture of experts and layers without positions",
+    "mixtral": "mixture of experts",
+    "mpt": "ALiBi",
+    "olmo2": "norms after attention and MLP",
+    "phi": "a bias for each branch of a parallel block",
+    "phi3": "names of tensors that are not mapped yet",
+    "qwen2_moe": "mixture of experts",
+    "qwen3_moe": "mixture of experts",
+    "qwen3_next": "mixture of experts and linear attention",
+    "smollm3": "layers without positions beside rotary ones",
+    "stablelm": "names of tensors that are not mapped yet",
+    "starcoder2": "names of tensors that are not mapped yet",
+    "t5": "an encoder",
+}
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _FAMILIES}
 
 
@@ -183,6 +217,11 @@ def family_of(config: Config) -> Family:
         UnsupportedModelError: it is none of ours.
     """
     name = str(config.get("model_type"))
+    if name in LACKING:
+        raise UnsupportedModelError(
+            f"config.json: model_type is {name!r}, which needs {LACKING[name]}; the trainer does "
+            f"not have that. Known are: {', '.join(FAMILIES)}"
+        )
     if name not in FAMILIES:
         raise UnsupportedModelError(
             f"config.json: model_type is {name!r}; known are: {', '.join(FAMILIES)}"

@@ -61,6 +61,12 @@ __all__ = [
 ]
 
 
+# What is said of a checkpoint that is not meant to have state of an optimizer.
+WEIGHTS_ONLY = "weights_only"
+# How names of that state begin, beside those of weights.
+_OPTIMIZER = "optim."
+
+
 class SealedStep(NamedTuple):
     """A step in host memory, and the attempt that sealed it.
 
@@ -146,7 +152,8 @@ def load_storage(
     rectangles: each byte that anybody needs is read by one of them and passed on, to ranks of
     its `node` through memory that they share. After an error the tensors hold anything.
     `manifest_of` is asked on rank 0 instead of `read_manifest`: it may have read it before.
-    `is_whole`: the ranks together want all that was saved.
+    `is_whole`: the ranks together want all that was saved. Where weights alone were saved, the
+    state of the optimizer is zeros, as before a first step.
 
     Raises, on every rank alike:
         CorruptCheckpointError: a file is missing, short or does not fit its checksum.
@@ -154,6 +161,7 @@ def load_storage(
         StorageUnavailableError: storage did not answer.
     """
     manifest = manifest_for_all(step, peers, manifest_of or partial(read_manifest, storage))
+    tensors = _without_fresh(tensors, manifest)
     tiles = Tiles(manifest)
     units = plan_reading(tiles, _wanted_by_all(tensors, peers), peers.rank, is_whole=is_whole)
     own = [unit for unit in units if unit.reader == peers.rank]
@@ -171,6 +179,16 @@ def load_storage(
     for target in targets:
         target.finish()
     return _extra_for(manifest, peers)
+
+
+def _without_fresh(tensors: Sequence[NamedTensor], manifest: Manifest) -> Sequence[NamedTensor]:
+    """What there is to load: a checkpoint of weights alone leaves the optimizer as it begins."""
+    if WEIGHTS_ONLY not in _parse_extra(manifest.parts[0].extra):
+        return tensors
+    for named in tensors:
+        if named.name.startswith(_OPTIMIZER):
+            named.tensor.zero_()
+    return [named for named in tensors if not named.name.startswith(_OPTIMIZER)]
 
 
 def read_manifest(storage: Storage, step: int) -> Manifest:

@@ -19,6 +19,7 @@ from outlast.cli import (
     demo,
     diagnose,
     fleet,
+    hugging_face,
     incidents,
     jobs,
     models,
@@ -98,6 +99,7 @@ checkpoints.register(app)
 archive.register(app)
 planning.register(app)
 models.register(app)
+hugging_face.register(app)
 simulation.register(app)
 demo.register(app)
 

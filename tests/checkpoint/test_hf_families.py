@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from checkpoint.hf.errors import UnsupportedModelError
-from checkpoint.hf.families import FAMILIES, compared, config_of, section_of
+from checkpoint.hf.families import FAMILIES, LACKING, compared, config_of, section_of
 from outlast.model import ModelSpec
 from outlast.sizing.of_spec import num_parameters
 from outlast.spec.parse import parse_spec
@@ -89,7 +90,14 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(model_type: obje
         section_of({"model_type": model_type})
 
 
-LACKING: dict[str, dict[str, Any]] = {
+@pytest.mark.parametrize("model_type", LACKING)
+def test_a_known_architecture_that_we_lack_is_refused_with_what_it_needs(model_type: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(LACKING[model_type])):
+        section_of({"model_type": model_type})
+    assert model_type not in FAMILIES
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
     "hidden_act": {"hidden_act": "quick_gelu"},
     "rope_type": {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
     "rope_parameters.truncate": {
@@ -108,10 +116,10 @@ LACKING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("option", LACKING)
+@pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_that_we_lack_is_refused_by_its_name(option: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"^config\.json: {option} = "):
-        section_of({**LLAMA, **LACKING[option]})
+        section_of({**LLAMA, **OPTIONS[option]})
 
 
 def test_a_model_that_a_family_does_not_have_is_not_written() -> None:

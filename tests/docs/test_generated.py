@@ -15,6 +15,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
     "script",
     [
         "make_state_diagrams",
+        "make_models_reference",
         "make_spec_reference",
         "make_metrics_reference",
         "make_simulate_reference",

@@ -1,0 +1,126 @@
+"""A folder as `save_pretrained` writes it: a config, and weights in one file or several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoint.hf.errors import DamagedFolderError
+from checkpoint.hf.rules import Rule
+from checkpoint.hf.tensor_files import TensorFile
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# What a tokenizer may consist of, and how text is generated.
+TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja"),
+    *("generation_config.json", "vocab.txt", "spiece.model"),
+)
+# Constants that older versions of `transformers` have saved beside weights.
+_CONSTANTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's `config.json`.
+
+    Raises:
+        DamagedFolderError: there is none, or it is not JSON.
+    """
+    return _read_json(folder / CONFIG)
+
+
+class Weights(Mapping[str, Tensor]):
+    """Tensors of a folder by name, each read when it is asked for."""
+
+    def __init__(
+        self, files: Mapping[str, TensorFile], prefix: str, *, outlines: bool = False
+    ) -> None:
+        self._files, self._prefix, self._outlines = files, prefix, outlines
+
+    def __getitem__(self, name: str) -> Tensor:
+        for stored in (name, name.removeprefix(self._prefix)):
+            if stored in self._files:
+                file = self._files[stored]
+                return file.outline(stored) if self._outlines else file.read(stored)
+        raise DamagedFolderError(f"no file of weights has {name}")
+
+    @property
+    def outlines(self) -> Mapping[str, Tensor]:
+        """The same tensors without their values."""
+        return Weights(self._files, self._prefix, outlines=True)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def check_used(self, rules: tuple[Rule, ...], tied: tuple[str, str] | None) -> None:
+        """Raise DamagedFolderError where a tensor is there that no rule reads.
+
+        `tied` are the names of a table and of its copy, which may be there, and the same.
+        """
+        used = {name for rule in rules for name in rule.theirs}
+        used |= {name.removeprefix(self._prefix) for name in used}
+        unused = [name for name in self if name not in used and not name.endswith(_CONSTANTS)]
+        if tied is not None and tied[1] in unused:
+            if not torch.equal(self[tied[0]], self[tied[1]]):
+                raise DamagedFolderError(
+                    f"{tied[1]} differs from {tied[0]}, though config.json says that they are tied"
+                )
+            unused.remove(tied[1])
+        if unused:
+            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+            raise DamagedFolderError(
+                f"the model that config.json describes has no {', '.join(unused[:3])}{more}"
+            )
+
+
+@contextmanager
+def opened(folder: Path, prefix: str) -> Iterator[Weights]:
+    """The weights of a folder; names may lack `prefix`, as those of a model without a head do.
+
+    Raises:
+        DamagedFolderError: a file is missing or damaged.
+    """
+    paths = [folder / WEIGHTS]
+    if (folder / INDEX).exists():
+        named = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(named, dict) or not all(map(_is_file_name, named.values())):
+            raise DamagedFolderError(f"{folder / INDEX} has no weight_map of names of files")
+        paths = [folder / name for name in dict.fromkeys(named.values())]
+    elif not paths[0].exists():
+        raise DamagedFolderError(
+            f"{folder} has no {WEIGHTS}; weights in another format are saved as such by "
+            "`save_pretrained` of transformers"
+        )
+    files = []
+    try:
+        for path in paths:
+            files.append(TensorFile(path))
+        yield Weights({name: file for file in files for name in file.names}, prefix)
+    finally:
+        for file in files:
+            file.close()
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and Path(name).name == name
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DamagedFolderError(f"{path}: {error}") from error
+    if not isinstance(found, dict):
+        raise DamagedFolderError(f"{path}: not a mapping")
+    return found

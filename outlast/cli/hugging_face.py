@@ -1,0 +1,238 @@
+"""`outlast import hf` and `outlast export hf`: weights of Hugging Face in, and out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outlast.cli import output
+from outlast.cli.connect import controller_of, find_job
+from outlast.cli.errors import CliError
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.job_folder import Folder, nothing_there, url_of
+from outlast.cli.options import Controller, Json, StateDir
+from outlast.cli.progress import bytes_bar
+from outlast.cli.usage import Commands
+
+if TYPE_CHECKING:
+    from checkpoint.hf.convert import Imported
+    from outlast.model import ModelSpec
+
+
+class WeightType(StrEnum):
+    """Types in which weights are exported."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+_Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="Folder with config.json and safetensors, as Hugging Face has them."
+    ),
+]
+_Root = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL", help="New checkpoint root, a path or an fsspec URL, for checkpoint.load."
+    ),
+]
+_SpecOut = Annotated[
+    Path | None,
+    typer.Option("--spec", metavar="FILE", help="Write a job spec that begins with the weights."),
+]
+_Multiple = Annotated[
+    int,
+    typer.Option(
+        "--vocab-multiple",
+        metavar="N",
+        min=1,
+        help="Pad the vocabulary to a multiple of N rows, such as the tensor-parallel degree.",
+    ),
+]
+_SpecIn = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec", metavar="SPEC", help="The job's spec; not needed where a controller has the job."
+    ),
+]
+_Target = Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")]
+_Step = Annotated[
+    int | None, typer.Option("--step", metavar="STEP", min=0, help="The newest unless given.")
+]
+_Like = Annotated[
+    Path | None,
+    typer.Option(
+        "--like",
+        metavar="DIR",
+        help="Folder of the same architecture; its tokenizer is copied, and what its config.json "
+        "says besides the model.",
+    ),
+]
+_Type = Annotated[
+    WeightType, typer.Option("--type", metavar="fp32|bf16|fp16", help="Of the weights.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    into = Commands(no_args_is_help=True, help="Take over weights of other programs.")
+    into.command("hf")(import_hf)
+    app.add_typer(into, name="import")
+    out_of = Commands(no_args_is_help=True, help="Write weights for other programs.")
+    out_of.command("hf")(export_hf)
+    app.add_typer(out_of, name="export")
+
+
+def import_hf(
+    source: _Source,
+    url: _Root,
+    spec: _SpecOut = None,
+    vocab_multiple: _Multiple = 1,
+    json: Json = False,
+) -> None:
+    """Make a folder of Hugging Face a checkpoint of step 0 that jobs begin with.
+
+    It has weights only: `checkpoint.load: URL` in a spec with the same model section starts
+    at step 0 with a fresh optimizer. A model that the trainer cannot compute exactly is
+    refused, with the option that is lacking.
+    """
+    from checkpoint.hf.convert import import_folder
+    from checkpoint.storage.storage import Storage
+
+    if spec is not None and spec.exists():
+        raise CliError(f"{spec} exists already; give another --spec")
+    size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    with _as_messages(), bytes_bar("importing", size or None, quiet=json) as on_bytes:
+        storage = Storage(url)
+        done = import_folder(source, storage, vocab_multiple=vocab_multiple, on_bytes=on_bytes)
+    document = _spec_of(done, url, source)
+    if spec is not None:
+        _write_yaml(spec, document)
+    if json:
+        output.print_json({**asdict(done), "url": url, "spec": document})
+        return
+    output.print_lines(
+        [
+            ("imported", f"{source}, a {done.family} of {done.parameters:,} parameters"),
+            ("checkpoint", f"step 0 of {url}"),
+            ("spec", f"{spec}" if spec else "model:"),
+            *(() if spec else (("spec", f"  {key}: {_flow(v)}") for key, v in _shown(done))),
+        ]
+    )
+
+
+def export_hf(
+    job: Folder,
+    target: _Target,
+    spec: _SpecIn = None,
+    step: _Step = None,
+    like: _Like = None,
+    weights: _Type = WeightType.BF16,
+    json: Json = False,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Write the weights of a checkpoint as a folder that `transformers` loads.
+
+    The architecture is that of --like, or the first one that has this model; a model that no
+    known architecture has is refused. Padding of the vocabulary is left out.
+    """
+    from checkpoint.hf.convert import DTYPES, export_folder
+    from checkpoint.storage.storage import Storage
+
+    model = _model_of(job, spec, controller, state_dir)
+    url = url_of(job, controller, state_dir)
+    with _as_messages():
+        storage = Storage(url)
+        steps = sorted(storage.committed_steps())
+        if not steps:
+            raise nothing_there(storage, url)
+        chosen = steps[-1] if step is None else step
+        if chosen not in steps:
+            known = ", ".join(map(str, steps))
+            raise CliError(f"{url}: no checkpoint of step {chosen} (there: {known})")
+        with bytes_bar(f"step {chosen}", None, quiet=json) as on_bytes:
+            done = export_folder(
+                storage,
+                chosen,
+                model,
+                target,
+                like=like,
+                dtype=DTYPES[weights.value],
+                on_bytes=on_bytes,
+            )
+    if json:
+        output.print_json({**asdict(done), "folder": str(target)})
+        return
+    from outlast.cli.describe import size
+
+    text = f"step {done.step} of {url} as {done.architecture}, {done.dtype}"
+    output.print_lines(
+        [("exported", text), ("folder", f"{target}, {size(done.size_bytes)} of weights")]
+    )
+
+
+def _model_of(job: str, spec: Path | None, controller: str, state_dir: Path) -> ModelSpec:
+    """The model section: of the spec that is given, or of the job that a controller has."""
+    from outlast.problems import SpecError
+    from outlast.spec.parse import accepted_spec
+    from outlast.specfile import SpecFileError, read_document
+
+    if spec is not None:
+        # Whether the job could run here is no matter of its weights.
+        try:
+            return accepted_spec(read_document(spec).value).model
+        except (SpecFileError, SpecError) as error:
+            raise CliError(f"{spec}: {error}") from error
+    try:
+        with controller_of(controller, state_dir) as client:
+            name = job.rstrip("/").rpartition("/")[2]
+            return accepted_spec(output.facts(find_job(client, name))["spec"]).model
+    except CliError as error:
+        raise CliError(f"what model {job} has is not known: {error}; give --spec") from error
+
+
+def _spec_of(done: Imported, url: str, source: Path) -> dict[str, Any]:
+    """A spec that begins with the weights."""
+    letters = "".join(c if c.isalnum() else "-" for c in source.resolve().name.lower())
+    name = letters.strip("-")[:53].strip("-") or done.family
+    return {"name": name, "model": dict(_shown(done)), "checkpoint": {"load": url}}
+
+
+def _shown(done: Imported) -> list[tuple[str, Any]]:
+    """Fields that differ from their defaults."""
+    from outlast.model import ModelSpec
+
+    given = ModelSpec.model_validate(done.section).model_dump(mode="json", exclude_defaults=True)
+    return list(given.items())
+
+
+def _flow(value: object) -> str:
+    import yaml
+
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
+
+
+def _write_yaml(path: Path, document: dict[str, Any]) -> None:
+    import yaml
+
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+@contextmanager
+def _as_messages() -> Iterator[None]:
+    from outlast.errors import OutlastError
+
+    try:
+        yield
+    except (OutlastError, ValueError, OSError) as error:
+        raise CliError(str(error)) from error

@@ -1,0 +1,130 @@
+"""Weights of Hugging Face go into a checkpoint and come out again, the same to the bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from checkpoint.hf.convert import export_folder, import_folder
+from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
+from checkpoint.hf.families import section_of
+from checkpoint.hf.tensor_files import TensorFile
+from checkpoint.storage.storage import Storage
+from outlast.cli.errors import ExitCode
+from outlast.model import ModelSpec
+from tests.checkpoint import hf_folders
+from tests.cli.running import outlast, outlast_json
+from tests.trainer.hf_models import CONFIGS
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each model, as `save_pretrained` writes it."""
+    folder = tmp_path_factory.mktemp("saved")
+    hf_folders.run("save", folder)
+    return folder
+
+
+@pytest.fixture
+def llama(saved: Path, tmp_path: Path) -> Path:
+    """A copy of one of them."""
+    return shutil.copytree(saved / "llama-linear", tmp_path / "llama")
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def model_of(folder: Path) -> ModelSpec:
+    return ModelSpec.model_validate(section_of(json.loads((folder / "config.json").read_text())))
+
+
+def test_what_goes_in_comes_out_to_the_bit(saved: Path, tmp_path: Path) -> None:
+    for name in CONFIGS:
+        source, root = saved / name, Storage(str(tmp_path / "roots" / name))
+        done = import_folder(source, root)
+        model = model_of(source)
+        assert done.section == section_of(json.loads((source / "config.json").read_text()))
+        out = tmp_path / "out" / name
+        export_folder(root, 0, model, out, like=source, file_bytes=30_000)
+        before, after = weights(source), weights(out)
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[key], tensor) for key, tensor in before.items()), name
+        assert (out / "tokenizer.json").read_text() == "{}"
+        assert len(list(out.glob("*.safetensors"))) > 1
+    # And `transformers` takes ours for theirs.
+    said = hf_folders.run("compare", saved, tmp_path / "out").split()
+    assert dict(zip(said[::2], said[1::2], strict=True)) == dict.fromkeys(CONFIGS, "True")
+
+
+def test_an_architecture_is_found_for_a_model(llama: Path, tmp_path: Path) -> None:
+    root = Storage(str(tmp_path / "root"))
+    import_folder(llama, root)
+    done = export_folder(root, 0, model_of(llama), tmp_path / "out", dtype=torch.float32)
+    assert (done.architecture, done.dtype) == ("LlamaForCausalLM", "float32")
+    assert done.files == ("model.safetensors",)
+    other = ModelSpec.model_validate({**model_of(llama).model_dump(), "block": "parallel"})
+    with pytest.raises(UnsupportedModelError, match="no architecture has this model"):
+        export_folder(root, 0, other, tmp_path / "other")
+
+
+def test_a_folder_of_another_model_is_refused_before_anything_is_written(
+    llama: Path, tmp_path: Path
+) -> None:
+    root = Storage(str(tmp_path / "root"))
+    config = json.loads((llama / "config.json").read_text())
+
+    def refused_with(**changes: object) -> str:
+        (llama / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises((DamagedFolderError, UnsupportedModelError)) as caught:
+            import_folder(llama, root)
+        assert not root.committed_steps()
+        return str(caught.value)
+
+    assert "rows; its config says 64" in refused_with(intermediate_size=64)
+    assert "no file of weights has model.layers.4" in refused_with(num_hidden_layers=5)
+    assert "has no model.layers.3." in refused_with(num_hidden_layers=3)
+    assert "lm_head.weight differs from" in refused_with(tie_word_embeddings=True)
+    assert "known are: llama" in refused_with(model_type="mamba")
+
+
+def test_a_file_that_is_cut_off_is_refused(llama: Path, tmp_path: Path) -> None:
+    path = next(llama.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedFolderError, match="not a whole file of safetensors"):
+        import_folder(llama, Storage(str(tmp_path / "root")))
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(3, dtype=torch.int32)}, path)
+    file = TensorFile(path)
+    with pytest.raises(DamagedFolderError, match="a is of type I32; allowed: F64, F32, BF16, F16"):
+        file.read("a")
+    file.close()
+
+
+def test_commands_import_and_export(llama: Path, tmp_path: Path) -> None:
+    root, spec, out = tmp_path / "root", tmp_path / "job.yaml", tmp_path / "out"
+    done = outlast("import", "hf", str(llama), str(root), "--spec", str(spec))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "step 0 of" in done.stdout
+    written = yaml.safe_load(spec.read_text())
+    assert written["checkpoint"] == {"load": str(root)}
+    assert written["model"]["rope_scaling"] == {"kind": "linear", "factor": 4.0}
+    again = outlast("import", "hf", str(llama), str(root))
+    assert again.returncode == ExitCode.BAD_INPUT
+    assert "has checkpoints already" in again.stderr
+    exported = outlast_json("export", "hf", str(root), str(out), "--spec", str(spec))
+    assert exported["architecture"] == "LlamaForCausalLM"
+    assert weights(out).keys() == weights(llama).keys()
