@@ -88,6 +88,11 @@ class ModelSpec(Section):
     block_norms: Literal[1, 2] = Field(
         1, description="Norms of a parallel block: one shared, or one for each branch."
     )
+    block_biases: Literal[1, 2] = Field(
+        1,
+        description="Biases of a parallel block's output: one of the sum, or one of each branch "
+        "(Phi, GPT-NeoX), which move apart from each other in training.",
+    )
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Kind of every norm.")
     norm_bias: bool = Field(True, description="A LayerNorm adds a bias too.")
     norm_weight: Literal["plain", "one_plus", "none"] = Field(

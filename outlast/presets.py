@@ -35,7 +35,16 @@ PresetName = Literal[
     "llama3-8b",
     "llama3-70b",
     "llama3-405b",
+    "llama3.1-8b",
+    "llama3.1-70b",
+    "llama3.1-405b",
     "mistral-7b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-32b",
 ]
 
 
@@ -81,6 +90,26 @@ _LLAMA3 = _Family(
     source="arXiv 2407.21783",
     common={**_LLAMA_LIKE, "vocab_size": 128256, "seq_len": 8192, "rope_theta": 500_000.0},
 )
+_LLAMA3_1 = _Family(
+    source="arXiv 2407.21783",
+    common={
+        **_LLAMA3.common,
+        "seq_len": 131_072,
+        "rope_scaling": {"kind": "llama3", "factor": 8.0, "original_seq_len": 8192},
+    },
+)
+_QWEN3 = _Family(
+    source="arXiv 2505.09388",
+    common={
+        **_LLAMA_LIKE,
+        "vocab_size": 151_936,
+        "seq_len": 32_768,
+        "norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "head_width": 128,
+        "qk_norm": "head",
+    },
+)
 _MISTRAL = _Family(
     source="arXiv 2310.06825",
     common={**_LLAMA_LIKE, "vocab_size": 32000, "seq_len": 8192, "window": 4096},
@@ -111,5 +140,14 @@ PRESETS: Mapping[str, Preset] = {
     "llama3-8b": _LLAMA3.model(32, 4096, 32, ffn_hidden=14336),
     "llama3-70b": _LLAMA3.model(80, 8192, 64, ffn_hidden=28672),
     "llama3-405b": _LLAMA3.model(126, 16384, 128, ffn_hidden=53248),
+    "llama3.1-8b": _LLAMA3_1.model(32, 4096, 32, ffn_hidden=14336),
+    "llama3.1-70b": _LLAMA3_1.model(80, 8192, 64, ffn_hidden=28672),
+    "llama3.1-405b": _LLAMA3_1.model(126, 16384, 128, ffn_hidden=53248),
     "mistral-7b": _MISTRAL.model(32, 4096, 32, ffn_hidden=14336),
+    "qwen3-0.6b": _QWEN3.model(28, 1024, 16, ffn_hidden=3072, tied_embeddings=True),
+    "qwen3-1.7b": _QWEN3.model(28, 2048, 16, ffn_hidden=6144, tied_embeddings=True),
+    "qwen3-4b": _QWEN3.model(36, 2560, 32, ffn_hidden=9728, tied_embeddings=True),
+    "qwen3-8b": _QWEN3.model(36, 4096, 32, ffn_hidden=12288),
+    "qwen3-14b": _QWEN3.model(40, 5120, 40, ffn_hidden=17408),
+    "qwen3-32b": _QWEN3.model(64, 5120, 64, ffn_hidden=25600),
 }

@@ -15,7 +15,7 @@ from checkpoint.hf import options
 from checkpoint.hf.errors import UnsupportedModelError
 from checkpoint.hf.options import Config, Fields, Option, choice
 from checkpoint.hf.rules import Rule
-from checkpoint.hf.tensors import gpt2_rules, llama_rules
+from checkpoint.hf.tensors import gpt2_rules, llama_rules, neox_rules, phi_rules
 from outlast.model import ModelSpec
 
 # What is the trainer's own, and what follows from others and is compared as such.
@@ -77,8 +77,19 @@ _LLAMA = (*_SHAPE, _RMS_EPS, _HEAD_DIM, _ATTENTION_BIAS, _tied(False), _gate())
 _QWEN = (*_SHAPE, _RMS_EPS, _tied(False), _gate())
 
 
+_LAYER_EPS = Option(theirs="layer_norm_eps", ours="norm_eps", missing=1e-5)
+_PARALLEL = {True: "parallel", False: "serial"}
+
+
 def _inverse(value: float) -> float:
     return 1.0 / value
+
+
+def _neox_branches(fields: Fields) -> Fields:
+    """A parallel block has two norms, and a bias for each branch that has one."""
+    if fields["block"] == "serial":
+        return {}
+    return {"block_norms": 2, "block_biases": 2 if fields["attention_bias"] else 1}
 
 
 _FAMILIES = (
@@ -156,6 +167,40 @@ _FAMILIES = (
         rules=llama_rules,
     ),
     Family(
+        name="phi",
+        architecture="PhiForCausalLM",
+        options=(
+            *(*_SHAPE, _LAYER_EPS, _tied(False)),
+            Option(theirs="resid_pdrop", ours="dropout", missing=0.0),
+            choice("hidden_act", "activation", "gelu_new", options.PLAIN_ACTIVATIONS),
+        ),
+        fixed={"block": "parallel", "block_biases": 2, "head_bias": True},
+        rules=phi_rules,
+    ),
+    Family(
+        name="gpt_neox",
+        architecture="GPTNeoXForCausalLM",
+        options=(
+            *(each for each in _SHAPE if each.ours != "kv_heads"),
+            *(_LAYER_EPS, _tied(False)),
+            Option(theirs="attention_bias", ours="attention_bias", missing=True),
+            Option(theirs="hidden_dropout", ours="dropout", missing=0.0),
+            Option(
+                theirs="use_parallel_residual",
+                ours="block",
+                missing=True,
+                read=_PARALLEL.__getitem__,
+                write=lambda block: block == "parallel",
+            ),
+            choice("hidden_act", "activation", "gelu", options.PLAIN_ACTIVATIONS),
+        ),
+        fixed={},
+        rules=neox_rules,
+        prefix="gpt_neox.",
+        tables=("gpt_neox.embed_in.weight", "embed_out.weight"),
+        derived=_neox_branches,
+    ),
+    Family(
         name="gpt2",
         architecture="GPT2LMHeadModel",
         options=(
@@ -190,14 +235,12 @@ LACKING: Mapping[str, str] = {
     "gemma3_text": "norms after attention and MLP, and rotary positions of two kinds",
     "glm4": "norms after attention and MLP",
     "gpt_bigcode": "names of tensors that are not mapped yet",
-    "gpt_neox": "a bias for each branch of a parallel block",
     "gpt_oss": "mixture of experts and attention sinks",
     "gptj": "names of tensors that are not mapped yet",
     "llama4_text": "mixture of experts and layers without positions",
     "mixtral": "mixture of experts",
     "mpt": "ALiBi",
     "olmo2": "norms after attention and MLP",
-    "phi": "a bias for each branch of a parallel block",
     "phi3": "names of tensors that are not mapped yet",
     "qwen2_moe": "mixture of experts",
     "qwen3_moe": "mixture of experts",
@@ -262,7 +305,7 @@ def config_of(model: ModelSpec, family: Family) -> Fields:
     for option in family.options:
         value = getattr(model, _DERIVED.get(option.ours, option.ours))
         config[option.theirs] = option.write(value)
-    if family.name == "gpt2":
+    if family.name in _TWO_DROPOUTS:
         config["embd_pdrop"] = config["resid_pdrop"]
     if family.rotary:
         config |= options.write_rope(model)
@@ -296,6 +339,8 @@ def compared(model: ModelSpec) -> Fields:
     return found
 
 
+# Families with dropout of embeddings and of branches, and what both are if not given.
+_TWO_DROPOUTS = {"gpt2": 0.1, "phi": 0.0}
 # Options with which a family would be another model, and what they must be.
 _CONSTANTS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"scale_attn_weights": True},
@@ -308,9 +353,9 @@ def _without_constants(config: Config, family: Family) -> Fields:
         given = left.pop(name, value)
         if given != value:
             raise options.refused(name, given, f"allowed: {value}")
-    if family.name == "gpt2":
+    if family.name in _TWO_DROPOUTS:
         # Both are ours in one field.
-        of_stream = left.get("resid_pdrop", 0.1)
+        of_stream = left.get("resid_pdrop", _TWO_DROPOUTS[family.name])
         given = left.pop("embd_pdrop", of_stream)
         if given != of_stream:
             raise options.refused("embd_pdrop", given, f"allowed: resid_pdrop = {of_stream}")

@@ -32,6 +32,7 @@ IGNORED = frozenset(
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
         *("model_type", "pretraining_tp", "return_dict", "task_specific_params", "torch_dtype"),
         *("transformers_version", "use_cache", "problem_type", "chunk_size_feed_forward"),
+        *("classifier_dropout",),
     }
 )
 
@@ -91,6 +92,8 @@ _SCALING_KEYS = {
 ROPE_OPTIONS = frozenset(
     {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
     | {"max_position_embeddings", "original_max_position_embeddings"}
+    # As GPT-NeoX once had them.
+    | {"rotary_pct", "rotary_emb_base"}
 )
 
 
@@ -100,8 +103,11 @@ def read_rope(config: Config) -> Fields:
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)
-    theta = given.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
+    theta = (
+        given.pop("rope_theta", None) or config.get("rope_theta") or config.get("rotary_emb_base")
+    )
     fraction = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
+    fraction = fraction or config.get("rotary_pct")
     original = given.pop("original_max_position_embeddings", None) or config.get(
         "original_max_position_embeddings"
     )
@@ -113,7 +119,7 @@ def read_rope(config: Config) -> Fields:
             raise refused(f"rope_parameters.{name}", value)
     fields: Fields = {
         "positions": "rope",
-        "rope_theta": float(theta),
+        "rope_theta": float(theta or 10_000.0),
         "rope_fraction": float(fraction or 1.0),
         "seq_len": seq_len,
     }

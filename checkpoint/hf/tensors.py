@@ -60,6 +60,93 @@ def _gated_mlp(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:
         yield copied(f"{ours}.down.bias", f"{theirs}.down_proj.bias", model.hidden)
 
 
+def phi_rules(model: ModelSpec) -> Iterator[Rule]:
+    """Phi: a parallel block with one norm, and biases everywhere."""
+    yield table(model, "tokens.weight", "model.embed_tokens.weight")
+    yield from _norm(model, "norm", "model.final_layernorm")
+    if not model.tied_embeddings:
+        yield table(model, "head.weight", "lm_head.weight")
+        yield table(model, "head.bias", "lm_head.bias")
+    queries, keys = model.heads * model.width_of_head, model.num_kv_heads * model.width_of_head
+    qkv = (queries, keys, keys)
+    for layer in range(model.layers):
+        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
+        yield from _norm(model, f"{ours}.input.norm", f"{theirs}.input_layernorm")
+        projections = tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv")
+        for name, inputs, rows in (
+            (
+                "weight",
+                (*(f"{each}.weight" for each in projections), f"{theirs}.mlp.fc1.weight"),
+                (*qkv, model.mlp_hidden),
+            ),
+            (
+                "attention_bias",
+                tuple(f"{each}.bias" for each in projections),
+                (queries, keys, keys),
+            ),
+        ):
+            yield Rule(
+                ours=f"{ours}.input.{name}",
+                theirs=inputs,
+                rows=rows,
+                pieces=rows,
+                joined="groups",
+                groups=model.num_kv_heads,
+            )
+        yield copied(f"{ours}.input.bias", f"{theirs}.mlp.fc1.bias", model.mlp_hidden)
+        yield from _branches(
+            model, f"{ours}.output", f"{theirs}.self_attn.dense", f"{theirs}.mlp.fc2"
+        )
+
+
+def neox_rules(model: ModelSpec) -> Iterator[Rule]:
+    """GPT-NeoX, which has queries, keys and values in our order: head by head."""
+    yield table(model, "tokens.weight", "gpt_neox.embed_in.weight")
+    yield from _norm(model, "norm", "gpt_neox.final_layer_norm")
+    if not model.tied_embeddings:
+        yield table(model, "head.weight", "embed_out.weight")
+    is_parallel = model.block == "parallel"
+    attention_bias = ("weight", "bias") if model.attention_bias else ("weight",)
+    for layer in range(model.layers):
+        ours, theirs = f"blocks.{layer}", f"gpt_neox.layers.{layer}"
+        inputs = f"{ours}.input" if is_parallel else ours
+        yield from _norm(model, f"{inputs}.attention_norm", f"{theirs}.input_layernorm")
+        yield from _norm(model, f"{inputs}.mlp_norm", f"{theirs}.post_attention_layernorm")
+        qkv, up = ("qkv", "up") if is_parallel else ("attention.qkv", "mlp.up")
+        attention, mlp = f"{theirs}.attention", f"{theirs}.mlp"
+        for part in attention_bias:
+            other = f"{attention}.query_key_value.{part}"
+            yield copied(f"{inputs}.{qkv}.{part}", other, 3 * model.hidden)
+        for part in ("weight", "bias"):
+            yield copied(f"{inputs}.{up}.{part}", f"{mlp}.dense_h_to_4h.{part}", model.mlp_hidden)
+        if is_parallel:
+            yield from _branches(
+                model, f"{ours}.output", f"{attention}.dense", f"{mlp}.dense_4h_to_h"
+            )
+            continue
+        for part in attention_bias:
+            yield copied(f"{ours}.attention.out.{part}", f"{attention}.dense.{part}", model.hidden)
+        for part in ("weight", "bias"):
+            yield copied(f"{ours}.mlp.down.{part}", f"{mlp}.dense_4h_to_h.{part}", model.hidden)
+
+
+def _branches(model: ModelSpec, ours: str, attention: str, mlp: str) -> Iterator[Rule]:
+    """What a parallel block adds to the stream: columns of both branches, and their biases."""
+    columns = (model.heads * model.width_of_head, model.mlp_hidden)
+    yield Rule(
+        ours=f"{ours}.weight",
+        theirs=(f"{attention}.weight", f"{mlp}.weight"),
+        rows=columns,
+        pieces=columns,
+        joined="groups",
+        groups=model.num_kv_heads,
+        columns=True,
+    )
+    yield copied(f"{ours}.bias", f"{mlp}.bias", model.hidden)
+    if model.block_biases == 2:
+        yield copied(f"{ours}.attention_bias", f"{attention}.bias", model.hidden)
+
+
 def gpt2_rules(model: ModelSpec) -> Iterator[Rule]:
     """GPT-2, whose linear layers keep [in, out]."""
     hidden = model.hidden

@@ -152,6 +152,12 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
     if model.block == "serial" and model.block_norms == 2:
         # A serial block always has a norm before each of its two branches.
         problems.append(only_with("model.block_norms", 2, "model.block = parallel", "serial"))
+    if model.block_biases == 2:
+        if model.block == "serial":
+            problems.append(only_with("model.block_biases", 2, "model.block = parallel", "serial"))
+        elif not (model.attention_bias and model.mlp_bias):
+            needed = "model.attention_bias and model.mlp_bias"
+            problems.append(only_with("model.block_biases", 2, needed, "without both"))
     if model.norm == "rmsnorm" and "norm_bias" in changed(model):
         needed = "model.norm = layernorm"
         problems.append(only_with("model.norm_bias", "false", needed, "rmsnorm, which has none"))

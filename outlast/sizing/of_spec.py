@@ -51,6 +51,7 @@ def _model_facts(model: ModelSpec) -> ModelFacts:
         tied_embeddings=model.tied_embeddings,
         parallel_block=parallel_block,
         norms_per_block=model.block_norms if parallel_block else 2,
+        block_biases=model.block_biases,
         norm_vectors=model.norm_vectors,
         learned_positions=model.positions == "learned",
         rotary=model.positions == "rope",

@@ -22,6 +22,8 @@ class ModelFacts:
     tied_embeddings: bool
     parallel_block: bool = False
     norms_per_block: int = 2
+    block_biases: int = 1
+    """Of what a parallel block adds to the stream, at most."""
     norm_vectors: int = 2
     """Vectors of one norm: a weight, and maybe a bias."""
     learned_positions: bool = True
@@ -203,8 +205,8 @@ def _replicated_parameters(model: ModelFacts) -> int:
     """Norms of a block, and biases of what goes back into the stream."""
     row_biases = model.attention_bias + model.mlp_bias
     if model.parallel_block:
-        # One projection back into the stream serves both branches, and has one bias.
-        row_biases = min(1, row_biases)
+        # One projection back into the stream serves both branches.
+        row_biases = min(model.block_biases, row_biases)
     vectors = model.norms_per_block * model.norm_vectors + row_biases
     return vectors * model.shape.hidden + _head_norm_parameters(model)
 

@@ -59,7 +59,8 @@ LLAMA_3_1 = {
 
 
 def family_name(config_class: str) -> str:
-    return config_class.removesuffix("Config").lower()
+    name = config_class.removesuffix("Config").lower()
+    return {"gptneox": "gpt_neox"}.get(name, name)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -24,12 +24,18 @@ _SHAPE = {
 _WIDE_HEADS = {"head_dim": 12}
 
 
+# Names that files have, where those in memory are others.
+_SAVED_AS = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+
+
 def _rope(kind: str, **others: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": kind, **others}}
 
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _EARLIER = {"original_max_position_embeddings": 32}
+
+_NEOX = {name: value for name, value in _SHAPE.items() if name != "num_key_value_heads"}
 
 # By name: the classes of `transformers`, and options of the config.
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -72,6 +78,21 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("OlmoForCausalLM", "OlmoConfig", _SHAPE),
+    "phi-of-rules": (
+        "PhiForCausalLM",
+        "PhiConfig",
+        {**_SHAPE, **_rope("default", partial_rotary_factor=0.5)},
+    ),
+    "neox": (
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {**_NEOX, **_rope("default", partial_rotary_factor=0.25)},
+    ),
+    "neox-serial": (
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {**_NEOX, "use_parallel_residual": False, "attention_bias": False},
+    ),
     "gpt2-of-rules": (
         "GPT2LMHeadModel",
         "GPT2Config",
@@ -108,7 +129,8 @@ def by_rules(section: Mapping[str, Any], family: str, arrays: Mapping[str, Any])
     from checkpoint.hf.families import FAMILIES, rules_of
     from outlast.model import ModelSpec
 
-    theirs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    saved_as = _SAVED_AS.get(family, {})
+    theirs = {saved_as.get(name, name): torch.from_numpy(each) for name, each in arrays.items()}
     found, returned = {}, {}
     for rule in rules_of(ModelSpec.model_validate(dict(section)), FAMILIES[family]):
         ours = rule.to_ours(theirs)

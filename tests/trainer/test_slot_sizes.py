@@ -33,7 +33,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
     heads = draw(st.sampled_from((2, 4, 6)))
     block = draw(st.sampled_from(("serial", "parallel")))
     norm = draw(st.sampled_from(("layernorm", "rmsnorm")))
-    tied = draw(st.booleans())
+    tied, biased = draw(st.booleans()), draw(st.booleans())
     model = {
         "layers": draw(st.integers(parts, parts + 3)) if chunks == 1 else parts,
         "heads": heads,
@@ -49,10 +49,11 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         "qk_norm": draw(st.sampled_from(("none", "head"))),
         "qkv_bias": draw(st.sampled_from((None, True, False))),
         "vocab_multiple": draw(st.sampled_from((1, 64))),
-        "attention_bias": draw(st.booleans()),
-        "mlp_bias": draw(st.booleans()),
+        "attention_bias": biased or draw(st.booleans()),
+        "mlp_bias": biased or draw(st.booleans()),
         "head_bias": not tied and draw(st.booleans()),
         "block": block,
+        "block_biases": 2 if block == "parallel" and biased else 1,
         "norm": norm,
     }
     return parse_spec(

@@ -56,6 +56,16 @@ WRONG = {
         "model.rope_fraction",
         "rotates 5 of a head's 5 values",
     ),
+    "two biases of a serial block": (
+        {"block_biases": 2},
+        "model.block_biases",
+        "applies only with model.block = parallel, not serial",
+    ),
+    "two biases of one": (
+        {"block": "parallel", "block_biases": 2, "mlp_bias": False},
+        "model.block_biases",
+        "applies only with model.attention_bias and model.mlp_bias",
+    ),
     "a bias of norms without weights": (
         {"norm_weight": "none", "norm_bias": False},
         "model.norm_bias",

@@ -23,6 +23,9 @@ RELEASED = {
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
     "mistral-7b": 7_241_732_096,
 }
 # In billions, as printed: arXiv 1909.08053 table 1, 2104.04473 table 1, 2402.15627 table 1.
@@ -43,6 +46,13 @@ PRINTED = {
     "ptd-1t": "1008.0",
     "megascale-175b": "175",
     "megascale-530b": "530",
+    # The models' cards.
+    "qwen3-0.6b": "0.6",
+    "qwen3-1.7b": "1.7",
+    "qwen3-4b": "4.0",
+    "qwen3-8b": "8.2",
+    "qwen3-14b": "14.8",
+    "qwen3-32b": "32.8",
 }
 
 

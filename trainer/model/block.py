@@ -130,6 +130,7 @@ class ParallelBlock(Block):
             mesh,
             features=config.query_width + config.mlp_hidden,
             bias=config.attention_bias or config.mlp_bias,
+            two_biases=config.block_biases == 2,
             site=f"{layer}.block",
         )
         self._core = AttentionCore(config=config, layer=layer, tp_index=mesh.tp.index)

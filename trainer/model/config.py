@@ -69,6 +69,7 @@ class GptConfig:
     vocab_rows: int | None = None
     block: Literal["serial", "parallel"] = "serial"
     block_norms: Literal[1, 2] = 1
+    block_biases: Literal[1, 2] = 1
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_bias: bool = True
     norm_weight: Literal["plain", "one_plus", "none"] = "plain"

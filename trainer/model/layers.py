@@ -114,24 +114,37 @@ class ColumnLinear(Layer):
 class RowLinear(Layer):
     """A linear layer back into the residual stream; its input features are split over the group.
 
-    `site` names it among the layer's places where something is dropped.
+    `site` names it among the layer's places where something is dropped. `two_biases`: that of
+    attention by itself, beside that of the MLP.
     """
 
     def __init__(
-        self, config: GptConfig, mesh: Mesh, *, features: int, bias: bool, site: str
+        self,
+        config: GptConfig,
+        mesh: Mesh,
+        *,
+        features: int,
+        bias: bool,
+        site: str,
+        two_biases: bool = False,
     ) -> None:
         super().__init__(config, mesh)
         shape = (config.hidden, features)
         self.weight = self.declare(
             "weight", shape, init="normal", std=config.residual_std, shard_dim=1
         )
-        self.bias = self.declare("bias", (config.hidden,), init="zeros") if bias else None
+        self.bias, self.attention_bias = (
+            self.declare(name, (config.hidden,), init="zeros") if wanted else None
+            for name, wanted in (("bias", bias), ("attention_bias", two_biases))
+        )
         self._site = site
 
     def forward(self, x_SBF: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         """The stream plus the product and its bias, some of it dropped by `key`."""
         product_SBD = row_linear(x_SBF, self.weight, None, self.tp)
         bias: Tensor | None = self.bias
+        if self.bias is not None and self.attention_bias is not None:
+            bias = self.bias + self.attention_bias
         scale = self.config.residual_scale
         if scale != 1.0:
             product_SBD, bias = product_SBD * scale, None if bias is None else bias * scale

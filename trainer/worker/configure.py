@@ -50,6 +50,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         vocab_rows=model.vocab_rows,
         block=model.block,
         block_norms=model.block_norms,
+        block_biases=model.block_biases,
         norm=model.norm,
         norm_bias=model.norm_bias,
         norm_weight=model.norm_weight,
