@@ -143,11 +143,12 @@ class Controller:
                     # Seed 783: it died of an event that this effect brought about.
                     return False
             self._count_down()
-            world.checkers.performed(event, machine, self.journal.folded)
+            wake_s = machine.wake_at()
+            world.checkers.performed(event, machine, self.journal.folded, wake_s)
         except _Crash:
             self.crash()
             return False
-        self._set_timer()
+        self._set_timer(wake_s)
         facts = [each for effect in effects if isinstance(effect, Persist) for each in effect.facts]
         if facts and self.edge is not None:
             changed = self.edge.refresh(facts, world.now_s)
@@ -236,9 +237,7 @@ class Controller:
             return NodeFound(node=node, verdict="fail", detail=detail, figure=0.4)
         return NodeFound(node=node, verdict="pass", detail="", figure=1.0)
 
-    def _set_timer(self) -> None:
-        assert self.machine is not None
-        wake_s = self.machine.wake_at()
+    def _set_timer(self, wake_s: float | None) -> None:
         if wake_s is not None and (self._timer_s is None or wake_s < self._timer_s):
             self._timer_s = wake_s
             delay_s = self._world.random.uniform(0.0, 0.05)

@@ -19,6 +19,7 @@ from random import Random
 
 from controller.core.facts import State
 from controller.sim.faults import SAFETY_S, end_faults, plan_faults
+from controller.sim.garbage import few_collections
 from controller.sim.shapes import draw_shape
 from controller.sim.shrink import shrink
 from controller.sim.timeline import EPOCH_S
@@ -70,9 +71,10 @@ def run_seed(seed: int, *, only: tuple[int, ...] | None = None, trace: bool = Fa
     """
     world = World(seed, draw_shape(Random(f"shape {seed}")), trace=trace)
     try:
-        faults = plan_faults(world, only)
-        world.timeline.run_until(EPOCH_S + SAFETY_S)
-        state = end_world(world)
+        with few_collections():
+            faults = plan_faults(world, only)
+            world.timeline.run_until(EPOCH_S + SAFETY_S)
+            state = end_world(world)
     except Exception as error:
         error.add_note(f"replay: {replay_line(seed, only)}")
         raise

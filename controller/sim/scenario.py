@@ -7,9 +7,7 @@ the job must train again and end cleanly.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from controller.core import accounting, cost
@@ -24,6 +22,7 @@ from controller.sim.attempt import SimJob
 from controller.sim.campaign import DAY_S, Campaign
 from controller.sim.durations import Duration, SourcedPace, durations_for, with_changes
 from controller.sim.faults import end_faults
+from controller.sim.garbage import few_collections
 from controller.sim.incident_classes import IncidentClass, by_cause, opened_by, waited_for_node
 from controller.sim.mixes import MIXES, Mix
 from controller.sim.pace import WHOLE, Fidelity
@@ -160,7 +159,7 @@ def simulate(
     `told` hears now and then how many days have passed, and how it stands, in words.
     """
     violations: list[str] = []
-    with _few_collections():
+    with few_collections():
         run = _Run(scenario, trace=trace, told=told)
         try:
             run.safety()
@@ -168,20 +167,6 @@ def simulate(
         except Violation as violation:
             violations.append(str(violation))
         return run.result(tuple(violations))
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Look for cycles rarely: hardly any are made.
-
-    With 12,500 nodes more than half of the time went into going through all that lives.
-    """
-    usual = gc.get_threshold()
-    gc.set_threshold(1_000_000, 100, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
 
 
 class _Run:
