@@ -17,6 +17,19 @@ from tests.sim.stories import STORIES, Story
 
 BUGS = (*OTHER_BUGS, *REPLICA_BUGS, *START_BUGS)
 LEAST_BUGS = 30
+# Where it takes many seeds, one that notices. It is tried first: the others, in their order, only
+# if it does not notice any more.
+NOTICED_BY = {
+    "a deposed leader writes": 4,
+    "a failed checkpoint counts": 9,
+    "a limit that has passed changes nothing": 4,
+    "a planned stop is a fault": 12,
+    "a rank that lost its peer is blamed": 6,
+    "a stall is never reported": 7,
+    "an agent's wake-up is dropped": 4,
+    "nobody wakes to give workers up": 22,
+    "the edge's wake-up is dropped": 5,
+}
 # Of each story, so many seeds are known to be clean.
 NUM_CLEAN = 2
 
@@ -25,7 +38,9 @@ NUM_CLEAN = 2
 def test_planted_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name, value in bug.plants:
         monkeypatch.setattr(owner, name, value)
-    for seed in range(bug.seeds):
+    first = NOTICED_BY.get(bug.what, 0)
+    assert first < bug.seeds
+    for seed in sorted(range(bug.seeds), key=lambda seed: seed != first):
         try:
             bug.story(seed)
         except Violation as violation:
@@ -44,4 +59,6 @@ def test_a_story_ends_well_without_bugs(story: Story) -> None:
 
 
 def test_there_are_as_many_bugs_as_promised() -> None:
-    assert len({bug.what for bug in BUGS}) == len(BUGS) >= LEAST_BUGS
+    names = {bug.what for bug in BUGS}
+    assert len(names) == len(BUGS) >= LEAST_BUGS
+    assert names >= NOTICED_BY.keys()
