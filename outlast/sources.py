@@ -17,6 +17,8 @@ SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tes
 _NUM_NAMED = 3
 # What binary files begin with, and what to do about each.
 _BEGINNINGS = {
+    b"MMIDIDX": "an index of tokens; give it as data.tokens",
+    b"\x93NUMPY": "an array of numpy's; give it as data.tokens if it has token ids",
     b"PAR1": "a Parquet file",
     b"\x1f\x8b": "a gzip archive; decompress it",
     b"\x28\xb5\x2f\xfd": "a zstd archive; decompress it",

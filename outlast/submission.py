@@ -14,6 +14,7 @@ from outlast.script_command import is_python
 
 _PLACES = (
     ("data", "source"),
+    ("data", "validation_tokens"),
     ("checkpoint", "url"),
     ("checkpoint", "load"),
     ("workload", "working_dir"),
@@ -40,11 +41,40 @@ def resolve_places(
         path = _below(folder, given)
         resolved[section] = {**resolved[section], field: path}
         written[f"{section}.{field}"] = given
+    _resolve_tokens(resolved, written, folder)
     if has_code:
         _resolve_code(resolved, written, folder)
     elif not has_image:
         _resolve_workload(resolved, written, folder)
     return resolved, written
+
+
+def _resolve_tokens(resolved: dict[str, Any], written: dict[str, str], folder: Path) -> None:
+    """The same for the paths of a blend, which are names of a section."""
+    data = resolved.get("data")
+    if not isinstance(data, dict):
+        return
+    relative: list[str] = []
+
+    def below(tokens: object) -> object:
+        if _is_text(tokens) and _is_relative("data", tokens):
+            relative.append(tokens)
+            return _below(folder, tokens)
+        if isinstance(tokens, dict):
+            return {below(path): weight for path, weight in tokens.items()}
+        return tokens
+
+    changed = {"tokens": below(data["tokens"])} if "tokens" in data else {}
+    if relative:
+        written["data.tokens"] = ", ".join(relative)
+    if isinstance(changes := data.get("blend_changes"), list | tuple):
+        changed["blend_changes"] = [
+            {**change, "tokens": below(change["tokens"])}
+            if isinstance(change, dict) and "tokens" in change
+            else change
+            for change in changes
+        ]
+    resolved["data"] = {**data, **changed}
 
 
 def _has_code(document: Mapping[str, Any]) -> bool:

@@ -15,15 +15,21 @@ from checkpoint.core import names
 from checkpoint.storage.drivers import missing_driver
 from outlast.cli.stored_load import StoredLoad, look_at_load
 from outlast.problems import FieldProblem, UnreadError, collect, shown
-from outlast.rules.data import check_tokens
 from outlast.rules.places import NO_CHECKPOINT, local_path, wrong_with_place
 from outlast.rules.workload import plain_secrets, script_index
-from outlast.sources import Source, survey
+from outlast.sources import Source
+from outlast.tokens.fit import TokenSources, look_at_data
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
-_OWNERS = {"model.seq_len": "data.source", "checkpoint.load_step": "checkpoint.load"}
+_OF_DATA = ("data.source", "data.tokens", "data.validation_tokens")
+_OWNERS = {
+    "model.seq_len": _OF_DATA,
+    "model.vocab_size": _OF_DATA,
+    "data.validation_fraction": _OF_DATA,
+    "checkpoint.load_step": ("checkpoint.load",),
+}
 _UNCERTAIN = "(on this machine; what counts is what the nodes have)"
 
 
@@ -41,7 +47,7 @@ class Seen:
 
     problems: tuple[FieldProblem, ...] = ()
     warnings: tuple[str, ...] = ()
-    source: Source | None = None
+    source: Source | TokenSources | None = None
 
 
 def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
@@ -50,7 +56,7 @@ def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
     A path that only nodes may have is a problem where the nodes are this machine, and a
     warning elsewhere. A relative path is the submitter's, so what it names must be here.
     """
-    source: list[Source] = []
+    source: list[Source | TokenSources] = []
     sent: list[FieldProblem] = []
     loads: list[StoredLoad] = []
     rules: tuple[Callable[[JobSpec], list[FieldProblem]], ...] = (
@@ -64,14 +70,18 @@ def look(spec: JobSpec, written: Mapping[str, str], nodes: Nodes) -> Seen:
     problems, warnings = [], _secrets(spec)
     for found in collect(rules, spec):
         # What a file or a folder holds is as certain as where it is.
-        owner = _OWNERS.get(found.field, found.field)
+        owners = _OWNERS.get(found.field, (found.field,))
         message = _as_written(found.message, written.get(found.field))
         problem = FieldProblem(field=found.field, message=message)
         is_read = found.field != "checkpoint.url"
         is_everywhere = found in sent or any(
             each.is_everywhere and found in each.problems for each in loads
         )
-        if nodes is Nodes.HERE or is_everywhere or (is_read and owner in written):
+        if (
+            nodes is Nodes.HERE
+            or is_everywhere
+            or (is_read and any(owner in written for owner in owners))
+        ):
             problems.append(problem)
         else:
             warnings.append(f"{problem.field} {problem.message} {_UNCERTAIN}")
@@ -89,7 +99,7 @@ def resolved_lines(spec: JobSpec, written: Mapping[str, str]) -> list[str]:
         value: object = spec
         for name in field.split("."):
             value = getattr(value, name)
-        meant = " ".join(value) if isinstance(value, tuple) else value
+        meant = " ".join(value) if isinstance(value, tuple | dict) else value
         found.append(f"{field}: {given} is {meant}")
     return found
 
@@ -162,20 +172,13 @@ def _missing(field: str, path: str, what: str) -> FieldProblem:
     return FieldProblem(field=field, message=message)
 
 
-def _look_at_source(spec: JobSpec, found: list[Source]) -> list[FieldProblem]:
-    source = spec.data.source
-    if spec.is_script or not (source.startswith("/") or source == "python-stdlib"):
+def _look_at_source(spec: JobSpec, found: list[Source | TokenSources]) -> list[FieldProblem]:
+    if spec.is_script:
         return []
-    try:
-        held = survey(source, spec.data.max_bytes)
-    except ValueError as error:
-        message = f"is {shown(source)}, which {error}; give a text file or a folder with some"
-        return [FieldProblem(field="data.source", message=message)]
-    found.append(held)
-    if held.max_bytes is not None and held.nbytes >= held.max_bytes:
-        # That many tokens are a rule of the spec.
-        return []
-    return check_tokens(spec, held.nbytes, f"all of data.source = {source}")
+    problems, held = look_at_data(spec)
+    if held is not None:
+        found.append(held)
+    return problems
 
 
 def _look_at_drivers(spec: JobSpec) -> list[FieldProblem]:

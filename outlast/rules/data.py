@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, shown
@@ -22,6 +23,8 @@ BLOCK_TOKENS = 8192
 
 def _check_source(spec: JobSpec) -> list[FieldProblem]:
     source = spec.data.source
+    if spec.data.tokens is not None:
+        return []
     if source == PYTHON_STDLIB or (source.startswith("/") and source.isprintable()):
         return []
     if scheme_of(source) is not None:
@@ -47,6 +50,8 @@ def bytes_read(source: str, max_bytes: int | None) -> int | None:
 def _check_length(spec: JobSpec) -> list[FieldProblem]:
     """However much text there is, no more than `max_bytes` is read."""
     given = spec.data.max_bytes
+    if spec.data.tokens is not None:
+        return []
     most = bytes_read(spec.data.source, given)
     # A larger one is a problem of its own, and no float holds all of its digits.
     if most is None or most > LARGEST["data.max_bytes"]:
@@ -97,4 +102,75 @@ def block_tokens(num_tokens: int, fraction: float) -> int:
     return max(1, min(BLOCK_TOKENS, int(num_tokens * fraction)))
 
 
-RULES = (_check_source, _check_length)
+def _check_text_only(spec: JobSpec) -> list[FieldProblem]:
+    """Fields of text beside tokens, and of tokens beside text."""
+    data = spec.data
+    given: dict[str, object]
+    if data.tokens is not None:
+        given = {
+            "source": data.source if data.source != PYTHON_STDLIB else None,
+            "max_bytes": data.max_bytes,
+        }
+        why = "is of text, and data.tokens is given, too; keep one of them"
+    else:
+        given = {
+            "validation_tokens": data.validation_tokens,
+            "blend_changes": data.blend_changes or None,
+        }
+        why = "is given without data.tokens, which it needs"
+    return [
+        FieldProblem(field=f"data.{name}", message=why)
+        for name, value in given.items()
+        # What could not be read is not looked at here.
+        if value
+    ]
+
+
+def _check_token_paths(spec: JobSpec) -> list[FieldProblem]:
+    named = [("data.tokens", path) for path in spec.data.weights]
+    if spec.data.validation_tokens is not None:
+        named.append(("data.validation_tokens", spec.data.validation_tokens))
+    return [
+        FieldProblem(
+            field=field,
+            message=f"is {shown(path)}; allowed: the path of a folder of `outlast data prepare`, "
+            "of a pair NAME.bin and NAME.idx, or of a .npy file",
+        )
+        for field, path in named
+        if not (path.startswith("/") and path.isprintable())
+    ]
+
+
+def _check_weights(spec: JobSpec) -> list[FieldProblem]:
+    data = spec.data
+    blends = [("data.tokens", data.weights)] if data.tokens is not None else []
+    blends += [
+        (f"data.blend_changes[{number}].tokens", change.tokens)
+        for number, change in enumerate(data.blend_changes)
+    ]
+    problems = []
+    for field, weights in blends:
+        negative = [path for path, weight in weights.items() if weight < 0]
+        unknown = [path for path in weights if path not in data.weights]
+        if negative:
+            message = f"has a negative weight for {negative[0]}; allowed: 0 or more"
+        elif unknown and data.tokens is not None:
+            message = f"has {unknown[0]}, which data.tokens has not; give it weight 0 there"
+        elif not any(weights.values()):
+            message = "has weights that sum to nothing; allowed: one more than 0 at least"
+        else:
+            continue
+        problems.append(FieldProblem(field=field, message=message))
+    steps = [1, *(change.from_step for change in data.blend_changes)]
+    problems += [
+        FieldProblem(
+            field=f"data.blend_changes[{number}].from_step",
+            message=f"is {now}, not after step {before}; give changes in the order of steps",
+        )
+        for number, (before, now) in enumerate(pairwise(steps))
+        if now <= before
+    ]
+    return problems
+
+
+RULES = (_check_source, _check_length, _check_text_only, _check_token_paths, _check_weights)

@@ -8,9 +8,9 @@ converted once at the boundary; no `core/` package ever sees it.
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from outlast.detectors import DetectorsSpec
 from outlast.layout import Layout
@@ -89,9 +89,30 @@ class ParallelSpec(Section):
     )
 
 
+class BlendChange(Section):
+    """Other weights of the same sources from a step on."""
+
+    from_step: int = Field(ge=2, description="The first step with these weights.")
+    tokens: dict[str, float] = Field(description="Weights by path; a path left out has none.")
+
+
 class DataSpec(Section):
     """Where tokens come from."""
 
+    tokens: str | dict[str, float] | None = Field(
+        None,
+        description="Tokens instead of text: a prepared folder, a pair NAME.bin "
+        "and NAME.idx of Megatron-LM, or a .npy array of ids. A blend is a section of paths with "
+        "their weights. Every node must have them.",
+    )
+    blend_changes: tuple[BlendChange, ...] = Field(
+        (), description="Weights of the paths in tokens that change at a step, in order of steps."
+    )
+    validation_tokens: str | None = Field(
+        None,
+        description="Tokens for evaluation alone; the validation split of tokens unless given, or "
+        "validation_fraction of its sequences where it has none.",
+    )
     source: str = Field(
         "python-stdlib",
         min_length=1,
@@ -110,6 +131,21 @@ class DataSpec(Section):
         description="Read at most this many bytes of the source; all of it unless given, and the "
         "first 16 MiB of python-stdlib.",
     )
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _has_no_yes_or_no(cls, value: Any) -> Any:
+        """pydantic would read a weight of true as 1."""
+        if isinstance(value, dict) and any(isinstance(each, bool) for each in value.values()):
+            raise ValueError("not a weight")
+        return value
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the first step by path; none where it trains on text."""
+        if self.tokens is None:
+            return {}
+        return {self.tokens: 1.0} if isinstance(self.tokens, str) else self.tokens
 
 
 class ScheduleSpec(Section):

@@ -83,7 +83,7 @@ def sent_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> 
     loop.train_step(2)
     sent = {group: count - before[group] for group, count in _counted(state).items()}
     state.data_parallel.drain()
-    state.train_loader.close()
+    state.data.train.close()
     box.close()
     return sent
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer.core.blend import Blend
+
 _MASK_64 = 2**64 - 1
 # Four rounds make a Feistel network with good round functions a pseudo-random
 # permutation (Luby and Rackoff, 1988).
@@ -21,18 +23,15 @@ _ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
+class Batches:
     """How a step's global batch is cut into replicas and micro-batches."""
 
-    num_samples: int
     global_batch: int
     micro_batch: int
     num_replicas: int
     seed: int
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1:
-            raise ValueError("the data holds no whole sample")
         if self.global_batch % (self.num_replicas * self.micro_batch):
             raise ValueError(
                 f"global batch {self.global_batch} is not a multiple of "
@@ -44,15 +43,52 @@ class BatchPlan:
         """Micro-batches that one replica runs per step."""
         return self.global_batch // (self.num_replicas * self.micro_batch)
 
-    def samples(self, step: int, replica: int, micro_batch: int) -> tuple[int, ...]:
-        """Sample numbers that a replica's micro-batch reads at `step` (counted from 1)."""
+    def positions(self, step: int, replica: int, micro_batch: int) -> range:
+        """Places in all of training that a replica's micro-batch has at `step`, from 1."""
         first = (step - 1) * self.global_batch
         first += (replica * self.num_micro_batches + micro_batch) * self.micro_batch
-        return tuple(self._sample_at(first + offset) for offset in range(self.micro_batch))
+        return range(first, first + self.micro_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan(Batches):
+    """The samples of a single data set."""
+
+    num_samples: int
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError("the data holds no whole sample")
+        Batches.__post_init__(self)
+
+    def samples(self, step: int, replica: int, micro_batch: int) -> tuple[int, ...]:
+        """Sample numbers that a replica's micro-batch reads at `step` (counted from 1)."""
+        return tuple(map(self._sample_at, self.positions(step, replica, micro_batch)))
 
     def _sample_at(self, position: int) -> int:
         pass_number, index = divmod(position, self.num_samples)
         return permuted(index, self.num_samples, _mix(self.seed ^ _mix(pass_number)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendPlan(Batches):
+    """The samples of several sources with weights; each is passed over at its own pace."""
+
+    blend: Blend
+    num_samples: tuple[int, ...]
+    """Of each source."""
+
+    def samples(self, step: int, replica: int, micro_batch: int) -> tuple[tuple[int, int], ...]:
+        """Source and sample of it that a replica's micro-batch reads at `step`, from 1."""
+        return tuple(map(self._sample_at, self.positions(step, replica, micro_batch)))
+
+    def _sample_at(self, position: int) -> tuple[int, int]:
+        source, earlier = self.blend.at(position)
+        size = self.num_samples[source]
+        pass_number, index = divmod(earlier, size)
+        # Sources of one size are visited in different orders.
+        key = _mix(self.seed ^ _mix(_mix(source + 1) ^ pass_number))
+        return source, permuted(index, size, key)
 
 
 def permuted(index: int, size: int, key: int) -> int:

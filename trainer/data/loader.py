@@ -11,23 +11,51 @@ same samples share them in the page cache: token files are memory-mapped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
-from trainer.core.batch import BatchPlan
-from trainer.data.dataset import TokenDataset
 from trainer.parallel.pipeline import MicroBatch
+
+_Sample = TypeVar("_Sample")
+_Sample_co = TypeVar("_Sample_co", covariant=True)
+_Sample_contra = TypeVar("_Sample_contra", contravariant=True)
+
+
+class Plan(Protocol[_Sample_co]):
+    """Which samples a micro-batch reads, as `trainer.core.batch` has it."""
+
+    @property
+    def num_micro_batches(self) -> int: ...
+
+    def samples(self, step: int, replica: int, micro_batch: int) -> tuple[_Sample_co, ...]: ...
+
+
+class Dataset(Protocol[_Sample_contra]):
+    """Where they are read from."""
+
+    def read(self, samples: Sequence[_Sample_contra]) -> tuple[Tensor, Tensor]: ...
 
 
 class Loader:
     """One replica's view of a data set."""
 
     def __init__(
-        self, dataset: TokenDataset, plan: BatchPlan, *, replica: int, device: torch.device
+        self,
+        dataset: Dataset[_Sample],
+        plan: Plan[_Sample],
+        *,
+        replica: int,
+        device: torch.device,
     ) -> None:
-        self._dataset = dataset
-        self._plan = plan
+        def read(step: int, replica: int, index: int) -> tuple[Tensor, Tensor]:
+            return dataset.read(plan.samples(step, replica, index))
+
+        self._read_batch = read
+        self._num_micro_batches = plan.num_micro_batches
         self._replica = replica
         self._device = device
         # It starts its thread at the first use: workers are forked with a single thread.
@@ -70,9 +98,8 @@ class Loader:
     def _read(self, step: int, replica: int | None = None) -> list[MicroBatch]:
         batches = []
         replica = self._replica if replica is None else replica
-        for index in range(self._plan.num_micro_batches):
-            samples = self._plan.samples(step, replica, index)
-            tokens, targets = self._dataset.read(samples)
+        for index in range(self._num_micro_batches):
+            tokens, targets = self._read_batch(step, replica, index)
             if self._device.type == "cuda":
                 # Only page-locked memory is copied to a GPU without waiting.
                 tokens, targets = tokens.pin_memory(), targets.pin_memory()

@@ -98,7 +98,7 @@ class Replay:
         with torch.random.fork_rng(devices=devices):
             box.phase(Phase.DATA)
             state.data_parallel.prefetch()
-            micro_batches = state.train_loader.micro_batches(self.step, replica=replica)
+            micro_batches = state.data.train.micro_batches(self.step, replica=replica)
             box.phase(Phase.FORWARD_BACKWARD)
             state.data_parallel.observe(self._others.add)
             state.data_parallel.begin_step(len(micro_batches))

@@ -123,7 +123,7 @@ class TrainLoop:
     def _end(self, *, done: bool) -> bool:
         """Leave nothing under way: on a GPU, `drain` only tells the device to wait."""
         self._state.data_parallel.drain()
-        self._state.train_loader.close()
+        self._state.data.train.close()
         # A process that ends while it sends takes its peers' results with it.
         self._await_device(self._spec.recovery.hang_timeout_s)
         self._saver.finish(self._spec.recovery.hang_timeout_s)
@@ -140,7 +140,7 @@ class TrainLoop:
         state.meter.begin()
         box.phase(Phase.DATA)
         state.data_parallel.prefetch()
-        micro_batches = state.train_loader.micro_batches(step)
+        micro_batches = state.data.train.micro_batches(step)
 
         box.phase(Phase.FORWARD_BACKWARD)
         state.data_parallel.begin_step(len(micro_batches))
@@ -149,7 +149,7 @@ class TrainLoop:
         box.phase(Phase.GRADIENT_SYNC)
         if step < self._spec.steps and not is_skipped(self._skipped, step + 1):
             # Read while gradients are on their way; the next step takes it.
-            state.train_loader.prepare(step + 1)
+            state.data.train.prepare(step + 1)
         state.data_parallel.finish_gradients()
         if replay is not None:
             replay.compare(loss)
@@ -329,7 +329,7 @@ class TrainLoop:
         num_batches = self._spec.eval.batches
         total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
         for number in range(1, num_batches + 1):
-            micro_batches = self._state.eval_loader.micro_batches(number)
+            micro_batches = self._state.data.evaluation.micro_batches(number)
             total += self._state.eval_engine.run(micro_batches, 1.0 / (self._tokens * num_batches))
         if self._mesh.at.tp > 0:
             total.zero_()

@@ -179,7 +179,7 @@ def _resume(
     resumed_step = _restore(assignment, state, tensors, prefetch, join)
     if resumed_step < state.spec.steps:
         # The first batch is read while host memory is mapped.
-        state.train_loader.prepare(resumed_step + 1)
+        state.data.train.prepare(resumed_step + 1)
     saver = Stager(
         assignment.memory_dir,
         rank=assignment.rank,
@@ -251,13 +251,13 @@ def _rendezvous(assignment: Assignment, timeout_s: float) -> Store | None:
 def _check_same_data(state: TrainState) -> None:
     """Raise ValueError on every rank alike unless all read the same text."""
     mesh = state.mesh
-    number = int(state.data_digest[:15], 16)
+    number = int(state.data.digest[:15], 16)
     row = torch.tensor([number, -number], dtype=torch.int64, device=mesh.device)
     smallest, minus_largest = mesh.fold(row, lambda rows: rows.amin(dim=0)).tolist()
     if smallest != -minus_largest:
         raise ValueError(
-            f"data.source {state.spec.data.source!r} holds different text on different nodes; "
-            f"here its digest is {state.data_digest}"
+            f"{state.data.name} holds other text or tokens on different nodes; "
+            f"here its digest is {state.data.digest}"
         )
 
 
@@ -296,14 +296,14 @@ def _restore(
         changes = state.apply_extra(restored.extra)
     state.data_parallel.refresh()
     if mesh.rank == 0:
-        for line in state.data_left_out:
+        for line in state.data.left_out:
             print(f"data: {line}", flush=True)
     # Equal bits are promised for an equal environment only: what it is goes to the controller,
     # and so do checkpoints that should have been loaded.
     document = {
         EnvironmentField.ENVIRONMENT: environment(mesh.device),
         EnvironmentField.CHANGES: changes,
-        EnvironmentField.LEFT_OUT: state.data_left_out,
+        EnvironmentField.LEFT_OUT: state.data.left_out,
         EnvironmentField.SKIPPED: () if restored is None else restored.skipped,
     }
     _write_whole(assignment.environment_path, document)

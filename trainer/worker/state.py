@@ -24,11 +24,7 @@ from checkpoint.stage.payload import NamedTensor
 from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from trainer.core import schedule as schedules
-from trainer.core.batch import BatchPlan
 from trainer.core.rectangles import boxes
-from trainer.data.dataset import TokenDataset
-from trainer.data.loader import Loader
-from trainer.data.prepare import prepare
 from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk
@@ -42,6 +38,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import ChunkHooks, PipelineEngine
 from trainer.parallel.zero import DataParallel
 from trainer.worker import configure
+from trainer.worker.feeding import Feeding, open_data
 from trainer.worker.meter import PeakMemory, StepMeter
 
 _NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
@@ -61,11 +58,7 @@ class TrainState:
     meter: StepMeter
     train_engine: PipelineEngine
     eval_engine: PipelineEngine
-    train_loader: Loader
-    eval_loader: Loader
-    data_digest: str
-    data_left_out: tuple[str, ...]
-    """What of the source is not read, in words."""
+    data: Feeding
 
     @property
     def splits_sequence(self) -> bool:
@@ -125,16 +118,23 @@ class TrainState:
         """
         return {
             "step": step,
-            "loader": {
-                "next_sample": step * self.spec.data.global_batch,
-                "seed": self.spec.seed,
-                "data_digest": self.data_digest,
-            },
+            "loader": self._loader_at(step),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
             "rng": {"torch_cpu": bytes(torch.get_rng_state().numpy()).hex()},
             "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
             "layout": _layout(self.spec),
             "environment": environment(self.mesh.device),
+        }
+
+    def _loader_at(self, step: int) -> dict[str, Any]:
+        next_sample = step * self.spec.data.global_batch
+        blend = self.data.blend
+        return {
+            "next_sample": next_sample,
+            "seed": self.spec.seed,
+            "data_digest": self.data.digest,
+            # Weights may change in what is to come, and not in what was.
+            **({} if blend is None else {"samples_by_source": blend.before(next_sample)}),
         }
 
     def apply_extra(self, extra: dict[str, Any]) -> list[str]:
@@ -150,18 +150,18 @@ class TrainState:
         state = bytearray.fromhex(extra["rng"]["torch_cpu"])
         torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
         loader = extra["loader"]
-        if loader["data_digest"] != self.data_digest:
+        if loader["data_digest"] != self.data.digest:
             raise ValueError(
-                f"data.source {self.spec.data.source!r}: its text has changed since the checkpoint "
+                f"{self.data.name}: its text has changed since the checkpoint "
                 f"of step {extra['step']} (digest was {loader['data_digest']}, is "
-                f"{self.data_digest}); bring the old text back or submit a new job"
+                f"{self.data.digest}); bring the old text back or submit a new job"
             )
         own = self.extra(extra["step"])
         if loader != own["loader"]:
             raise ValueError(
                 f"the checkpoint of step {extra['step']} was trained on other samples: its loader "
                 f"stood at {loader}, this job's is at {own['loader']}; go on with the same "
-                "data, seed and data.global_batch"
+                "data, weights up to that step, seed and data.global_batch"
             )
         if self.loss_scale is not None:
             if extra["loss_scale"] is None:
@@ -204,7 +204,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
     )
     meter = StepMeter(mesh.comms, memory, mesh.timeline, data_parallel)
     train_engine, eval_engine = _engines(spec, mesh, chunks, (meter, data_parallel))
-    files = prepare(data_dir, configure.data_options(spec))
+    data = open_data(spec, mesh, data_dir)
     return TrainState(
         spec=spec,
         mesh=mesh,
@@ -216,10 +216,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         meter=meter,
         train_engine=train_engine,
         eval_engine=eval_engine,
-        train_loader=_loader(spec, mesh, files.train),
-        eval_loader=_loader(spec, mesh, files.validation),
-        data_digest=files.digest,
-        data_left_out=files.left_out,
+        data=data,
     )
 
 
@@ -332,15 +329,3 @@ def _layout(spec: JobSpec) -> dict[str, str]:
     return {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes} | {
         "parallel.zero.level": str(parallel.zero.level)
     }
-
-
-def _loader(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:
-    dataset = TokenDataset(path, seq_len=spec.model.seq_len)
-    plan = BatchPlan(
-        num_samples=dataset.num_samples,
-        global_batch=spec.data.global_batch,
-        micro_batch=spec.parallel.micro_batch,
-        num_replicas=spec.parallel.dp,
-        seed=spec.seed,
-    )
-    return Loader(dataset, plan, replica=mesh.at.dp, device=mesh.device)

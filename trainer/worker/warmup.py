@@ -35,8 +35,8 @@ def warm_up(state: TrainState, step: int) -> None:
     with torch.random.fork_rng(devices=devices):
         if state.spec.eval.interval_steps is not None:
             # Before the step, whose end drops the weights that ZeRO has gathered for both.
-            state.eval_engine.warm_up(state.eval_loader.micro_batches(1))
-        micro_batches = state.train_loader.micro_batches(step)
+            state.eval_engine.warm_up(state.data.evaluation.micro_batches(1))
+        micro_batches = state.data.train.micro_batches(step)
         state.data_parallel.prefetch()
         state.data_parallel.begin_step(len(micro_batches))
         state.train_engine.warm_up(micro_batches)

@@ -27,9 +27,8 @@ from controller.agent.workers.launch import StartRefusedError
 from outlast.errors import OutlastError
 from outlast.failures import ErrorKind
 from outlast.problems import FieldProblem, shown
-from outlast.rules.data import check_tokens
-from outlast.sources import survey
 from outlast.spec import JobSpec
+from outlast.tokens.fit import look_at_data
 from outlast.v1 import agents_pb2
 
 # Places that were found right; a node that forgets one looks again.
@@ -69,8 +68,8 @@ class Preflight:
         """
         start = command.start_workers
         job_id = command.job_id
-        source = ("data.source", spec.data.source, job_id)
-        problems = await self._once(source, lambda: _source(spec))
+        source = ("data", spec.data.model_dump_json(), job_id)
+        problems = await self._once(source, lambda: look_at_data(spec)[0])
         kind = ErrorKind.MISSING if problems else ErrorKind.CONFIG
         if launch.should_try_storage(command):
             elsewhere = await self._storage(start.checkpoint_url, command, spec)
@@ -142,18 +141,6 @@ class Preflight:
         self._known[key] = None
         while len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]
-
-
-def _source(spec: JobSpec) -> list[FieldProblem]:
-    source = spec.data.source
-    try:
-        held = survey(source, spec.data.max_bytes)
-    except ValueError as error:
-        message = f"is {shown(source)}, which {error}; give a text file or a folder with some"
-        return [FieldProblem(field="data.source", message=message)]
-    if held.max_bytes is not None and held.nbytes >= held.max_bytes:
-        return []
-    return check_tokens(spec, held.nbytes, f"all of data.source = {source}")
 
 
 def _load(spec: JobSpec, url: str) -> list[FieldProblem]:

@@ -1,0 +1,140 @@
+"""Whether what a spec trains on is there, is of its vocabulary, and is enough: from its files.
+
+Submission and a node's preflight both look here, so that both say the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outlast.problems import FieldProblem, shown
+from outlast.rules.data import PYTHON_STDLIB, check_tokens
+from outlast.sources import Source, survey
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+    from outlast.tokens.files import TokenFile, TokenSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSources:
+    """The files of tokens that a spec names."""
+
+    sources: tuple[TokenSource, ...]
+    validation: TokenSource | None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(source.name for source in self.sources)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(source.train.num_tokens for source in self.sources)
+
+    def left_out(self) -> list[str]:
+        return []
+
+
+def look_at_data(spec: JobSpec) -> tuple[list[FieldProblem], Source | TokenSources | None]:
+    """What is wrong with the data of `spec` here, and what was found."""
+    if spec.data.tokens is not None:
+        return _look_at_tokens(spec)
+    source = spec.data.source
+    if not (source.startswith("/") or source == PYTHON_STDLIB):
+        return [], None
+    try:
+        held = survey(source, spec.data.max_bytes)
+    except ValueError as error:
+        message = f"is {shown(source)}, which {error}; give a text file or a folder with some"
+        return [FieldProblem(field="data.source", message=message)], None
+    if held.max_bytes is not None and held.nbytes >= held.max_bytes:
+        # That many tokens are a rule of the spec.
+        return [], held
+    return check_tokens(spec, held.nbytes, f"all of data.source = {source}"), held
+
+
+def _look_at_tokens(spec: JobSpec) -> tuple[list[FieldProblem], TokenSources | None]:
+    problems: list[FieldProblem] = []
+    named = [("data.tokens", name) for name in spec.data.weights]
+    if spec.data.validation_tokens is not None:
+        named.append(("data.validation_tokens", spec.data.validation_tokens))
+    opened = [_open(field, name, problems) for field, name in named if name.startswith("/")]
+    found = [each for each in opened if each is not None]
+    if problems or len(found) < len(named):
+        return problems, None
+    num_sources = len(spec.data.weights)
+    sources, validation = tuple(found[:num_sources]), next(iter(found[num_sources:]), None)
+    for (field, _), source in zip(named, found, strict=True):
+        problems += _vocabulary(spec, field, source)
+        files = [(field, source.train)]
+        if field == "data.tokens" and source.validation is not None and validation is None:
+            files.append((field, source.validation))
+        problems += [each for file in files for each in _length(spec, *file)]
+        if field == "data.tokens" and source.validation is None and validation is None:
+            problems += _holdout(spec, source)
+    problems += _tokenizers(found)
+    return problems, TokenSources(sources=sources, validation=validation)
+
+
+def _open(field: str, name: str, problems: list[FieldProblem]) -> TokenSource | None:
+    from outlast.tokens.files import open_source
+
+    try:
+        return open_source(name)
+    except ValueError as error:
+        problems.append(FieldProblem(field=field, message=f"is {shown(name)}, which {error}"))
+        return None
+
+
+def _vocabulary(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProblem]:
+    size, needed = spec.model.vocab_size, source.vocab_size
+    what = f"the tokenizer of {field} = {source.name} has"
+    if needed is None:
+        files = [source.train, *filter(None, [source.validation])]
+        needed = 1 + max(file.largest_sampled() for file in files)
+        what = f"ids in {field} = {source.name} are of"
+    if needed <= size:
+        return []
+    message = f"is {size}; {what} a vocabulary of {needed}; allowed: {needed} or more"
+    return [FieldProblem(field="model.vocab_size", message=message)]
+
+
+def _length(spec: JobSpec, field: str, file: TokenFile) -> list[FieldProblem]:
+    if file.num_sequences(spec.model.seq_len):
+        return []
+    allowed = (
+        f"1 to {file.num_tokens - 1}, or more tokens" if file.num_tokens > 1 else "more tokens"
+    )
+    return [
+        FieldProblem(
+            field="model.seq_len",
+            message=f"is {spec.model.seq_len}; {file.path} of {field} has {file.num_tokens} "
+            f"tokens, fewer than one sequence and its next token; allowed: {allowed}",
+        )
+    ]
+
+
+def _holdout(spec: JobSpec, source: TokenSource) -> list[FieldProblem]:
+    from outlast.tokens.holdout import Holdout
+
+    number, fraction = source.train.num_sequences(spec.model.seq_len), spec.data.validation_fraction
+    split = Holdout(num_sequences=number, fraction=fraction)
+    if number == 0 or min(split.num_held_out, split.num_trained_on) > 0:
+        return []
+    return [
+        FieldProblem(
+            field="data.validation_fraction",
+            message=f"is {fraction:g}; of {number} sequences in {source.name} that holds out "
+            f"{split.num_held_out}; give more, a shorter model.seq_len or data.validation_tokens",
+        )
+    ]
+
+
+def _tokenizers(found: list[TokenSource]) -> list[FieldProblem]:
+    by_tokenizer = {source.tokenizer: source.name for source in found if source.tokenizer}
+    if len(by_tokenizer) < 2:
+        return []
+    words = ", ".join(f"{name} of {tokenizer}" for tokenizer, name in by_tokenizer.items())
+    message = f"has ids of different tokenizers: {words}; prepare all of it with one"
+    return [FieldProblem(field="data.tokens", message=message)]

@@ -1,0 +1,200 @@
+"""The index beside a file of tokens, in Megatron-LM's format: NAME.bin and NAME.idx.
+
+The `.bin` file has the tokens and nothing else. The `.idx` file says, in little-endian order:
+9 bytes of magic, the version (uint64), the code of a token's type (uint8), how many sequences and
+how many entries of the list of documents there are (uint64 each); then of each sequence its number
+of tokens (int32) and its first byte (int64), and the list of documents (int64): the first sequence
+of each, and at the end the number of all sequences. Here each document is one sequence, unless it
+is longer than an int32 can say.
+
+All of it is mapped into memory: an index of a billion documents costs pages, not lists.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_VERSION = 1
+_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+_CODES = {name: code for code, name in _TYPES.items()}
+# Types of floating-point numbers, which hold no tokens.
+_OTHERS = {6: "float64", 7: "float32"}
+_MAX_SEQUENCE = 2**31 - 1
+# Sequences at either end whose places are compared: enough to tell a file that is no plain list.
+_NUM_CHECKED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What an `.idx` file says of its `.bin` file."""
+
+    token_type: str
+    """A name of numpy's, such as uint16."""
+    lengths: NDArray[np.int32]
+    """Tokens of each sequence."""
+    places: NDArray[np.int64]
+    """First byte of each sequence."""
+    documents: NDArray[np.int64]
+    """First sequence of each document, and the number of all sequences."""
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.documents) - 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Size that the `.bin` file must have."""
+        return int(self.places[-1]) + int(self.lengths[-1]) * np.dtype(self.token_type).itemsize
+
+
+def read_index(path: Path) -> Index:
+    """Map an index into memory.
+
+    Raises:
+        ValueError: it is none, it is truncated, or its tokens do not lie one after the other.
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    if not header.startswith(MAGIC[: len(header)]) or not header:
+        raise ValueError(f"{path} is no index of tokens: it does not begin with {MAGIC[:7]!r}")
+    if len(header) < _HEADER.size:
+        raise ValueError(f"{path} is truncated: it has {size} bytes, fewer than its header")
+    _, version, code, num_sequences, num_entries = _HEADER.unpack(header)
+    if version != _VERSION:
+        raise ValueError(f"{path} is an index of version {version}; only {_VERSION} is read")
+    if code not in _TYPES:
+        what = _OTHERS.get(code, f"of the unknown type {code}")
+        raise ValueError(f"{path}: tokens are {what}; allowed: {', '.join(_TYPES.values())}")
+    expected = _HEADER.size + 12 * num_sequences + 8 * num_entries
+    if size < expected:
+        raise ValueError(
+            f"{path} is truncated: it has {size:,} bytes, and an index of {num_sequences:,} "
+            f"sequences has {expected:,}; copy it again"
+        )
+    if size == expected + num_sequences > expected:
+        raise ValueError(f"{path} has a mode for each sequence: multimodal data is not read")
+    if size > expected:
+        raise ValueError(f"{path} has {size - expected:,} bytes more than its header says")
+    if not num_sequences or num_entries < 2:
+        raise ValueError(f"{path} has no documents")
+    index = _mapped(path, _TYPES[code], num_sequences, num_entries)
+    _check_order(path, index)
+    return index
+
+
+def _mapped(path: Path, token_type: str, num_sequences: int, num_entries: int) -> Index:
+    at = _HEADER.size
+
+    def take(kind: str, count: int) -> NDArray[Any]:
+        nonlocal at
+        array: NDArray[Any] = np.memmap(path, dtype=kind, mode="r", offset=at, shape=(count,))
+        at += array.nbytes
+        return array
+
+    return Index(
+        token_type=token_type,
+        lengths=take("<i4", num_sequences),
+        places=take("<i8", num_sequences),
+        documents=take("<i8", num_entries),
+    )
+
+
+def _check_order(path: Path, index: Index) -> None:
+    """Sequences are read as one long row of tokens, so they must follow each other."""
+    item = np.dtype(index.token_type).itemsize
+    count = len(index.lengths)
+    starts_well = index.places[0] == 0 and index.documents[0] == 0
+    if not starts_well or index.documents[-1] != count:
+        raise ValueError(f"{path}: its documents are not all of its sequences, in order")
+    for part in (slice(0, _NUM_CHECKED), slice(max(0, count - _NUM_CHECKED), count)):
+        lengths, places = index.lengths[part], index.places[part]
+        # Differences, and not sums, so that no int32 overflows.
+        follows = np.diff(places) == lengths[:-1].astype(np.int64) * item
+        if not follows.all() or (lengths < 0).any():
+            raise ValueError(f"{path}: its sequences do not lie one after the other")
+
+
+class TokenWriter:
+    """Writes NAME.bin and, in `close`, NAME.idx; both are complete only then.
+
+    Memory holds one number for each document.
+    """
+
+    def __init__(self, name: Path, token_type: str) -> None:
+        """`name` is the path of both files without their endings."""
+        self._name = name
+        self._type = np.dtype(token_type).newbyteorder("<")
+        self._code = _CODES[token_type]
+        self._lengths = _Numbers("<i4")
+        self._sequences = _Numbers("<i8")
+        self._file: BinaryIO = name.with_name(f"{name.name}.bin").open("wb")
+
+    def add(self, tokens: NDArray[Any]) -> None:
+        """Write one document of one token at least."""
+        self._file.write(tokens.astype(self._type, copy=False).tobytes())
+        self._sequences.append([len(self._lengths)])
+        lengths = [_MAX_SEQUENCE] * (len(tokens) // _MAX_SEQUENCE)
+        rest = len(tokens) % _MAX_SEQUENCE
+        self._lengths.append([*lengths, rest] if rest else lengths)
+
+    def close(self) -> None:
+        """Write the index."""
+        self._file.close()
+        write_index(
+            self._name.with_name(f"{self._name.name}.idx"),
+            code=self._code,
+            lengths=self._lengths.all(),
+            documents=self._sequences.all(),
+            item_bytes=self._type.itemsize,
+        )
+
+
+def write_index(
+    path: Path,
+    *,
+    code: int,
+    lengths: NDArray[np.int32],
+    documents: NDArray[np.int64],
+    item_bytes: int,
+) -> None:
+    """Write an index; `documents` has the first sequence of each, without the number of all."""
+    places = np.zeros(len(lengths), dtype="<i8")
+    np.cumsum(lengths[:-1], dtype=np.int64, out=places[1:])
+    places *= item_bytes
+    with path.open("wb") as file:
+        file.write(_HEADER.pack(MAGIC, _VERSION, code, len(lengths), len(documents) + 1))
+        file.write(lengths.astype("<i4", copy=False).tobytes())
+        file.write(places.tobytes())
+        file.write(documents.astype("<i8", copy=False).tobytes())
+        file.write(struct.pack("<q", len(lengths)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _Numbers:
+    """A growing list of numbers that takes no more memory than they need."""
+
+    def __init__(self, kind: str) -> None:
+        self._buffer = bytearray()
+        self._kind = np.dtype(kind)
+
+    def append(self, numbers: Sequence[int]) -> None:
+        self._buffer += np.asarray(numbers, dtype=self._kind).tobytes()
+
+    def all(self) -> NDArray[Any]:
+        return np.frombuffer(self._buffer, dtype=self._kind)
+
+    def __len__(self) -> int:
+        return len(self._buffer) // self._kind.itemsize

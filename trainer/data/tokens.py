@@ -1,0 +1,68 @@
+"""Sequences of files of tokens: mapped into memory, read by source and number.
+
+Documents lie one after the other in a file, each with what its tokenizer puts behind it, and a
+sequence is cut out of that row wherever it falls: nothing is padded, and no list says where
+sequences begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outlast.tokens.files import TokenFile
+
+
+class Sequences:
+    """The sequences of one file that belong to one split."""
+
+    def __init__(
+        self, file: TokenFile, *, seq_len: int, number: int, place: Callable[[int], int] | None
+    ) -> None:
+        """`place` says where in the file each of so many sequences is; None: they are all."""
+        self.num_samples = number
+        self.path = file.path
+        self._tokens = file.tokens()
+        self._seq_len = seq_len
+        self._place = place
+
+    def read(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The tokens of a sequence and the one behind it."""
+        at = (sample if self._place is None else self._place(sample)) * self._seq_len
+        row: np.ndarray[tuple[int], np.dtype[np.int64]]
+        row = self._tokens[at : at + self._seq_len + 1].astype(np.int64)
+        return row
+
+
+class BlendDataset:
+    """Sequences of several sources."""
+
+    def __init__(self, sources: Sequence[Sequences], *, vocab_size: int) -> None:
+        self._sources = sources
+        self._vocab_size = vocab_size
+
+    def read(self, samples: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of samples, given by source and number, each [S, B] int64.
+
+        Raises:
+            ValueError: an id is beyond the vocabulary. Files are looked into before the start,
+                but not read to their end.
+        """
+        rows = np.stack([self._sources[source].read(sample) for source, sample in samples])
+        if rows.min() < 0 or rows.max() >= self._vocab_size:
+            raise ValueError(self._beyond(rows, samples))
+        block = torch.from_numpy(rows).t()
+        return block[:-1].contiguous(), block[1:].contiguous()
+
+    def _beyond(self, rows: np.ndarray, samples: Sequence[tuple[int, int]]) -> str:
+        is_wrong = (rows < 0) | (rows >= self._vocab_size)
+        row = int(is_wrong.any(axis=1).argmax())
+        source, sample = samples[row]
+        return (
+            f"data.tokens: {self._sources[source].path} has the id {rows[row][is_wrong[row]][0]} "
+            f"in sequence {sample}, beyond model.vocab_size = {self._vocab_size}; it was made "
+            "with another tokenizer, or is damaged"
+        )

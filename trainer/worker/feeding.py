@@ -1,0 +1,152 @@
+"""Where a rank's micro-batches come from: text that is prepared here, or files of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlast.spec import JobSpec
+from outlast.tokens.files import TokenFile, TokenSource, open_source
+from outlast.tokens.holdout import Holdout
+from trainer.core.batch import BatchPlan, BlendPlan
+from trainer.core.blend import Blend, Stage
+from trainer.data.dataset import TokenDataset
+from trainer.data.loader import Loader
+from trainer.data.prepare import prepare
+from trainer.data.tokens import BlendDataset, Sequences
+from trainer.parallel.mesh import Mesh
+from trainer.worker import configure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feeding:
+    """Both splits of a job's data."""
+
+    train: Loader
+    evaluation: Loader
+    name: str
+    """The field that names the data, and what it says."""
+    digest: str
+    left_out: tuple[str, ...]
+    """What of the source is not read, in words."""
+    blend: Blend | None
+    """Of training on tokens."""
+
+
+def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path) -> Feeding:
+    """The data that `spec` names.
+
+    Raises:
+        ValueError: it is not there, or cannot feed this model.
+    """
+    if spec.data.tokens is not None:
+        return _of_tokens(spec, mesh)
+    files = prepare(data_dir, configure.data_options(spec))
+    return Feeding(
+        train=_text(spec, mesh, files.train),
+        evaluation=_text(spec, mesh, files.validation),
+        name=f"data.source {spec.data.source!r}",
+        digest=files.digest,
+        left_out=files.left_out,
+        blend=None,
+    )
+
+
+def _text(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:
+    dataset = TokenDataset(path, seq_len=spec.model.seq_len)
+    plan = BatchPlan(
+        num_samples=dataset.num_samples,
+        global_batch=spec.data.global_batch,
+        micro_batch=spec.parallel.micro_batch,
+        num_replicas=spec.parallel.dp,
+        seed=spec.seed,
+    )
+    return Loader(dataset, plan, replica=mesh.at.dp, device=mesh.device)
+
+
+def _of_tokens(spec: JobSpec, mesh: Mesh) -> Feeding:
+    weights = spec.data.weights
+    sources = [_opened("data.tokens", name) for name in weights]
+    stages = [Stage(first_position=0, weights=tuple(weights.values()))]
+    for change in spec.data.blend_changes:
+        stages.append(
+            Stage(
+                first_position=(change.from_step - 1) * spec.data.global_batch,
+                weights=tuple(change.tokens.get(name, 0.0) for name in weights),
+            )
+        )
+    given = spec.data.validation_tokens
+    validation = None if given is None else _opened("data.validation_tokens", given)
+    if validation is None:
+        held_out, of_evaluation = [_held_out(spec, each) for each in sources], stages[0]
+    else:
+        held_out = [_all(spec, validation.train)]
+        of_evaluation = Stage(first_position=0, weights=(1.0,))
+    blend = Blend(stages)
+    trained_on = [_trained_on(spec, each, whole=validation is not None) for each in sources]
+    digests = [each.digest for each in (*sources, *filter(None, [validation]))]
+    return Feeding(
+        train=_loader(spec, mesh, trained_on, blend),
+        evaluation=_loader(spec, mesh, held_out, Blend([of_evaluation])),
+        name=f"data.tokens {', '.join(weights)}",
+        digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
+        left_out=(),
+        blend=blend,
+    )
+
+
+def _opened(field: str, name: str) -> TokenSource:
+    try:
+        return open_source(name)
+    except ValueError as error:
+        raise ValueError(f"{field} {name!r} {error}") from error
+
+
+def _trained_on(spec: JobSpec, source: TokenSource, *, whole: bool) -> Sequences:
+    if whole or source.validation is not None:
+        return _all(spec, source.train)
+    split = _split(spec, source.train)
+    return _sequences(spec, source.train, split.num_trained_on, split.trained_on)
+
+
+def _held_out(spec: JobSpec, source: TokenSource) -> Sequences:
+    if source.validation is not None:
+        return _all(spec, source.validation)
+    split = _split(spec, source.train)
+    return _sequences(spec, source.train, split.num_held_out, split.held_out)
+
+
+def _split(spec: JobSpec, file: TokenFile) -> Holdout:
+    number = file.num_sequences(spec.model.seq_len)
+    return Holdout(num_sequences=number, fraction=spec.data.validation_fraction)
+
+
+def _all(spec: JobSpec, file: TokenFile) -> Sequences:
+    return _sequences(spec, file, file.num_sequences(spec.model.seq_len), None)
+
+
+def _sequences(
+    spec: JobSpec, file: TokenFile, number: int, place: Callable[[int], int] | None
+) -> Sequences:
+    if number < 1:
+        raise ValueError(
+            f"{file.path} holds {file.num_tokens} tokens, too few for a sequence of "
+            f"model.seq_len = {spec.model.seq_len} in each split; give more tokens, a larger "
+            "data.validation_fraction or a shorter sequence"
+        )
+    return Sequences(file, seq_len=spec.model.seq_len, number=number, place=place)
+
+
+def _loader(spec: JobSpec, mesh: Mesh, sources: list[Sequences], blend: Blend) -> Loader:
+    plan = BlendPlan(
+        num_samples=tuple(each.num_samples for each in sources),
+        blend=blend,
+        global_batch=spec.data.global_batch,
+        micro_batch=spec.parallel.micro_batch,
+        num_replicas=spec.parallel.dp,
+        seed=spec.seed,
+    )
+    dataset = BlendDataset(sources, vocab_size=spec.model.vocab_size)
+    return Loader(dataset, plan, replica=mesh.at.dp, device=mesh.device)
