@@ -1,8 +1,7 @@
-"""The architectures of `transformers` that are models of ours, and what each tensor becomes.
+"""The architectures of `transformers` that are models of ours.
 
 A family has options that are fields of ours, fields that all its models have, and rules for
-its tensors. `section_of` reads a `config.json`; `config_of` writes one, and refuses a model
-that would be read back as another.
+its tensors. What reads them is in `sections.py`.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from checkpoint.hf import options
-from checkpoint.hf.errors import UnsupportedModelError
-from checkpoint.hf.options import Config, Fields, Option, choice
+from checkpoint.hf.options import Fields, Option, choice
 from checkpoint.hf.rules import Rule
-from checkpoint.hf.tensors import gpt2_rules, llama_rules, neox_rules, phi_rules
+from checkpoint.hf.tensors import (
+    gpt2_rules,
+    llama_rules,
+    neox_rules,
+    phi3_rules,
+    phi_rules,
+    starcoder2_rules,
+)
 from outlast.model import ModelSpec
-
-# What is the trainer's own, and what follows from others and is compared as such.
-_NOT_COMPARED = {"preset", "vocab_multiple", "dropout", "attention_dropout", "init_std"}
-_DERIVED = {
-    "kv_heads": "num_kv_heads",
-    "ffn_hidden": "mlp_hidden",
-    "head_width": "width_of_head",
-    "qkv_bias": "has_qkv_bias",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +79,14 @@ _PARALLEL = {True: "parallel", False: "serial"}
 
 def _inverse(value: float) -> float:
     return 1.0 / value
+
+
+def _phi3_scaling(fields: Fields) -> Fields:
+    """`transformers` takes Phi-3's yarn for longrope, which is another."""
+    kind = fields.get("rope_scaling", {}).get("kind")
+    if kind is not None:
+        raise options.refused("rope_type", kind, "allowed: default")
+    return {}
 
 
 def _neox_branches(fields: Fields) -> Fields:
@@ -167,6 +171,33 @@ _FAMILIES = (
         rules=llama_rules,
     ),
     Family(
+        name="phi3",
+        architecture="Phi3ForCausalLM",
+        options=(
+            *(*_SHAPE, _RMS_EPS, _tied(False), _gate()),
+            Option(theirs="resid_pdrop", ours="dropout", missing=0.0),
+        ),
+        fixed={**_RMS, **_UNBIASED},
+        rules=phi3_rules,
+        windows="all",
+        derived=_phi3_scaling,
+    ),
+    Family(
+        name="starcoder2",
+        architecture="Starcoder2ForCausalLM",
+        options=(
+            *(*_SHAPE, _tied(True)),
+            Option(theirs="norm_epsilon", ours="norm_eps", missing=1e-5),
+            Option(theirs="use_bias", ours="attention_bias", missing=True),
+            Option(theirs="residual_dropout", ours="dropout", missing=0.0),
+            choice("hidden_act", "activation", "gelu_pytorch_tanh", options.PLAIN_ACTIVATIONS),
+        ),
+        fixed={},
+        rules=starcoder2_rules,
+        windows="all",
+        derived=lambda fields: {"mlp_bias": fields["attention_bias"]},
+    ),
+    Family(
         name="phi",
         architecture="PhiForCausalLM",
         options=(
@@ -241,122 +272,11 @@ LACKING: Mapping[str, str] = {
     "mixtral": "mixture of experts",
     "mpt": "ALiBi",
     "olmo2": "norms after attention and MLP",
-    "phi3": "names of tensors that are not mapped yet",
     "qwen2_moe": "mixture of experts",
     "qwen3_moe": "mixture of experts",
     "qwen3_next": "mixture of experts and linear attention",
     "smollm3": "layers without positions beside rotary ones",
     "stablelm": "names of tensors that are not mapped yet",
-    "starcoder2": "names of tensors that are not mapped yet",
     "t5": "an encoder",
 }
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _FAMILIES}
-
-
-def family_of(config: Config) -> Family:
-    """The family of a `config.json`.
-
-    Raises:
-        UnsupportedModelError: it is none of ours.
-    """
-    name = str(config.get("model_type"))
-    if name in LACKING:
-        raise UnsupportedModelError(
-            f"config.json: model_type is {name!r}, which needs {LACKING[name]}; the trainer does "
-            f"not have that. Known are: {', '.join(FAMILIES)}"
-        )
-    if name not in FAMILIES:
-        raise UnsupportedModelError(
-            f"config.json: model_type is {name!r}; known are: {', '.join(FAMILIES)}"
-        )
-    return FAMILIES[name]
-
-
-def section_of(config: Config) -> Fields:
-    """The model section of a job's spec that is the model of a `config.json`.
-
-    Raises:
-        UnsupportedModelError: its architecture is unknown, or an option that we lack is set.
-    """
-    family = family_of(config)
-    config = _without_constants(config, family)
-    fields: Fields = dict(family.fixed)
-    for option in family.options:
-        fields[option.ours] = option.read(config.get(option.theirs, option.missing))
-    read = {option.theirs for option in family.options}
-    if family.rotary:
-        fields |= options.read_rope(config)
-        read |= options.ROPE_OPTIONS
-    if family.windows != "none":
-        fields |= options.read_window(config)
-        read |= options.WINDOW_OPTIONS
-    fields |= family.derived(fields)
-    options.check_all_read(config, read, family.name)
-    return fields
-
-
-def config_of(model: ModelSpec, family: Family) -> Fields:
-    """A `config.json` of a family that says what our model is.
-
-    Raises:
-        UnsupportedModelError: the family has no such model.
-    """
-    config: Fields = {"model_type": family.name, "architectures": [family.architecture]}
-    for option in family.options:
-        value = getattr(model, _DERIVED.get(option.ours, option.ours))
-        config[option.theirs] = option.write(value)
-    if family.name in _TWO_DROPOUTS:
-        config["embd_pdrop"] = config["resid_pdrop"]
-    if family.rotary:
-        config |= options.write_rope(model)
-    if family.windows != "none":
-        config |= options.write_window(model, by_layer=family.windows == "by_layer")
-    other = compared(ModelSpec.model_validate(section_of(config)))
-    for name, value in compared(model).items():
-        if other[name] != value:
-            raise UnsupportedModelError(
-                f"{family.architecture} has no model with model.{name} = {value}, only "
-                f"{other[name]}"
-            )
-    return config
-
-
-def rules_of(model: ModelSpec, family: Family) -> tuple[Rule, ...]:
-    """What each tensor of a model becomes."""
-    return tuple(family.rules(model))
-
-
-def compared(model: ModelSpec) -> Fields:
-    """What decides the model, by field: what follows from other fields if it is not given."""
-    found = {}
-    for name in ModelSpec.model_fields:
-        if name not in _NOT_COMPARED:
-            found[name] = getattr(model, _DERIVED.get(name, name))
-    if model.attention_scale is None:
-        found["attention_scale"] = model.width_of_head**-0.5
-    if model.positions == "rope" and model.rope_scaling.kind == "dynamic":
-        del found["seq_len"]
-    return found
-
-
-# Families with dropout of embeddings and of branches, and what both are if not given.
-_TWO_DROPOUTS = {"gpt2": 0.1, "phi": 0.0}
-# Options with which a family would be another model, and what they must be.
-_CONSTANTS: Mapping[str, Mapping[str, Any]] = {
-    "gpt2": {"scale_attn_weights": True},
-}
-
-
-def _without_constants(config: Config, family: Family) -> Fields:
-    left = dict(config)
-    for name, value in _CONSTANTS.get(family.name, {}).items():
-        given = left.pop(name, value)
-        if given != value:
-            raise options.refused(name, given, f"allowed: {value}")
-    if family.name in _TWO_DROPOUTS:
-        # Both are ours in one field.
-        of_stream = left.get("resid_pdrop", _TWO_DROPOUTS[family.name])
-        given = left.pop("embd_pdrop", of_stream)
-        if given != of_stream:
-            raise options.refused("embd_pdrop", given, f"allowed: resid_pdrop = {of_stream}")
-    return left

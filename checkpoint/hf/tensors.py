@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from checkpoint.hf.rules import Rule, copied
 from outlast.model import ModelSpec
@@ -58,6 +59,35 @@ def _gated_mlp(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:
         yield copied(f"{ours}.up.gate_bias", f"{theirs}.gate_proj.bias", units)
         yield copied(f"{ours}.up.bias", f"{theirs}.up_proj.bias", units)
         yield copied(f"{ours}.down.bias", f"{theirs}.down_proj.bias", model.hidden)
+
+
+def phi3_rules(model: ModelSpec) -> Iterator[Rule]:
+    """Phi-3: Llama with one tensor for queries, keys and values, and one for gate and input."""
+    for rule in llama_rules(model):
+        if rule.ours.endswith("attention.qkv.weight"):
+            fused = rule.theirs[0].replace("q_proj", "qkv_proj")
+            yield replace(rule, theirs=(fused,), rows=(sum(rule.pieces),))
+        elif rule.ours.endswith("mlp.up.weight"):
+            fused = rule.theirs[0].replace("gate_proj", "gate_up_proj")
+            yield replace(rule, theirs=(fused,), rows=(sum(rule.pieces),))
+        else:
+            yield rule
+
+
+def starcoder2_rules(model: ModelSpec) -> Iterator[Rule]:
+    """StarCoder 2: Llama's names around an MLP without a gate."""
+    yield table(model, "tokens.weight", "model.embed_tokens.weight")
+    yield from _norm(model, "norm", "model.norm")
+    if not model.tied_embeddings:
+        yield table(model, "head.weight", "lm_head.weight")
+    for layer in range(model.layers):
+        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
+        yield from _norm(model, f"{ours}.attention_norm", f"{theirs}.input_layernorm")
+        yield from _attention(model, f"{ours}.attention", f"{theirs}.self_attn")
+        yield from _norm(model, f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm")
+        for part in ("weight", "bias") if model.mlp_bias else ("weight",):
+            yield copied(f"{ours}.mlp.up.{part}", f"{theirs}.mlp.c_fc.{part}", model.mlp_hidden)
+            yield copied(f"{ours}.mlp.down.{part}", f"{theirs}.mlp.c_proj.{part}", model.hidden)
 
 
 def phi_rules(model: ModelSpec) -> Iterator[Rule]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoint.hf.convert import export_folder, import_folder
 from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
-from checkpoint.hf.families import section_of
+from checkpoint.hf.sections import section_of
 from checkpoint.hf.tensor_files import TensorFile
 from checkpoint.storage.storage import Storage
 from outlast.cli.errors import ExitCode

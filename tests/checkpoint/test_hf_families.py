@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from checkpoint.hf.errors import UnsupportedModelError
-from checkpoint.hf.families import FAMILIES, LACKING, compared, config_of, section_of
+from checkpoint.hf.families import FAMILIES, LACKING
+from checkpoint.hf.sections import compared, config_of, section_of
 from outlast.model import ModelSpec
 from outlast.sizing.of_spec import num_parameters
 from outlast.spec.parse import parse_spec
@@ -111,6 +112,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "chunked_attention"],
     },
+    "rope_type ": {
+        "model_type": "phi3",
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+    },
     "scale_attn_weights": {"model_type": "gpt2", "scale_attn_weights": False},
     "embd_pdrop": {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.1},
     "quantization_config": {"quantization_config": {"bits": 4}},
@@ -119,7 +124,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_that_we_lack_is_refused_by_its_name(option: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=rf"^config\.json: {option} = "):
+    with pytest.raises(UnsupportedModelError, match=rf"^config\.json: {option.strip()} = "):
         section_of({**LLAMA, **OPTIONS[option]})
 
 

@@ -78,6 +78,12 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("OlmoForCausalLM", "OlmoConfig", _SHAPE),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", {**_SHAPE, "sliding_window": WINDOW}),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        "Starcoder2Config",
+        {**_SHAPE, "sliding_window": WINDOW},
+    ),
     "phi-of-rules": (
         "PhiForCausalLM",
         "PhiConfig",
@@ -116,7 +122,7 @@ _PADDED = {"qwen3": {"vocab_multiple": 128}, "gemma": {"vocab_multiple": 256}}
 
 def section_for(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The model section of the spec that the ranks run."""
-    from checkpoint.hf.families import section_of
+    from checkpoint.hf.sections import section_of
 
     # One length for all, beyond what some were first trained on.
     return {**section_of(config), **_PADDED.get(name, {}), "seq_len": SEQ_LEN}
@@ -126,7 +132,8 @@ def by_rules(section: Mapping[str, Any], family: str, arrays: Mapping[str, Any])
     """Arrays of `transformers` under our names, all of them used and given back as they were."""
     import torch
 
-    from checkpoint.hf.families import FAMILIES, rules_of
+    from checkpoint.hf.families import FAMILIES
+    from checkpoint.hf.sections import rules_of
     from outlast.model import ModelSpec
 
     saved_as = _SAVED_AS.get(family, {})
