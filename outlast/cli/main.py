@@ -16,6 +16,7 @@ from outlast import __version__
 from outlast.cli import (
     archive,
     checkpoints,
+    data,
     demo,
     diagnose,
     fleet,
@@ -99,6 +100,7 @@ checkpoints.register(app)
 archive.register(app)
 planning.register(app)
 models.register(app)
+data.register(app)
 hugging_face.register(app)
 simulation.register(app)
 demo.register(app)

@@ -101,7 +101,7 @@ class DataSpec(Section):
 
     tokens: str | dict[str, float] | None = Field(
         None,
-        description="Tokens instead of text: a prepared folder, a pair NAME.bin "
+        description="Tokens instead of text: a folder of `outlast data prepare`, a pair NAME.bin "
         "and NAME.idx of Megatron-LM, or a .npy array of ids. A blend is a section of paths with "
         "their weights. Every node must have them.",
     )

@@ -13,6 +13,7 @@ All of it is mapped into memory: an index of a billion documents costs pages, no
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"
 _CODES = {name: code for code, name in _TYPES.items()}
 # Types of floating-point numbers, which hold no tokens.
 _OTHERS = {6: "float64", 7: "float32"}
+_COPY_BYTES = 1 << 22
 _MAX_SEQUENCE = 2**31 - 1
 # Sequences at either end whose places are compared: enough to tell a file that is no plain list.
 _NUM_CHECKED = 1_000_000
@@ -151,6 +153,8 @@ class TokenWriter:
 
     def close(self) -> None:
         """Write the index."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.close()
         write_index(
             self._name.with_name(f"{self._name.name}.idx"),
@@ -159,6 +163,37 @@ class TokenWriter:
             documents=self._sequences.all(),
             item_bytes=self._type.itemsize,
         )
+
+
+def join_pairs(pairs: Sequence[Path], name: Path, token_type: str) -> bool:
+    """Write the documents of all `pairs`, in their order, as one; False if they have none.
+
+    Memory holds one number for each document.
+    """
+    lengths, documents = _Numbers("<i4"), _Numbers("<i8")
+    with name.with_name(f"{name.name}.bin").open("wb") as joined:
+        for pair in pairs:
+            tokens = pair.with_name(f"{pair.name}.bin")
+            if not tokens.stat().st_size:
+                continue
+            index = read_index(pair.with_name(f"{pair.name}.idx"))
+            documents.append(index.documents[:-1] + len(lengths))
+            lengths.append(index.lengths)
+            with tokens.open("rb") as part:
+                shutil.copyfileobj(part, joined, _COPY_BYTES)
+        joined.flush()
+        os.fsync(joined.fileno())
+    if not len(lengths):
+        name.with_name(f"{name.name}.bin").unlink()
+        return False
+    write_index(
+        name.with_name(f"{name.name}.idx"),
+        code=_CODES[token_type],
+        lengths=lengths.all(),
+        documents=documents.all(),
+        item_bytes=np.dtype(token_type).itemsize,
+    )
+    return True
 
 
 def write_index(
@@ -190,7 +225,7 @@ class _Numbers:
         self._buffer = bytearray()
         self._kind = np.dtype(kind)
 
-    def append(self, numbers: Sequence[int]) -> None:
+    def append(self, numbers: Sequence[int] | NDArray[Any]) -> None:
         self._buffer += np.asarray(numbers, dtype=self._kind).tobytes()
 
     def all(self) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.core.batch import BlendPlan
@@ -28,6 +28,7 @@ def test_no_source_is_ever_a_whole_sample_off_its_weight(weights: list[int]) -> 
             assert abs(had * sum(weights) - (position + 1) * weight) < sum(weights)
 
 
+@settings(max_examples=20)
 @given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=7))
 def test_any_weights_make_a_bounded_period(weights: list[float]) -> None:
     pattern = Pattern(weights)

@@ -14,7 +14,7 @@ import heapq
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -83,6 +83,23 @@ class Blend:
         stage = bisect_right(self._firsts, position) - 1
         here = self._patterns[stage].before(position - self._firsts[stage])
         return [a + b for a, b in zip(self._taken[stage], here, strict=True)]
+
+
+def blend_of(
+    weights: Mapping[str, float],
+    changes: Sequence[tuple[int, Mapping[str, float]]],
+    *,
+    global_batch: int,
+) -> Blend:
+    """The blend of sources with names; changes have their first step and its weights."""
+    later = [
+        Stage(
+            first_position=(step - 1) * global_batch,
+            weights=tuple(changed.get(name, 0.0) for name in weights),
+        )
+        for step, changed in changes
+    ]
+    return Blend([Stage(first_position=0, weights=tuple(weights.values())), *later])
 
 
 def _counts(weights: Sequence[float]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from outlast.spec import JobSpec
 from outlast.tokens.files import TokenFile, TokenSource, open_source
 from outlast.tokens.holdout import Holdout
 from trainer.core.batch import BatchPlan, BlendPlan
-from trainer.core.blend import Blend, Stage
+from trainer.core.blend import Blend, blend_of
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader
 from trainer.data.prepare import prepare
@@ -69,27 +69,20 @@ def _text(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:
 def _of_tokens(spec: JobSpec, mesh: Mesh) -> Feeding:
     weights = spec.data.weights
     sources = [_opened("data.tokens", name) for name in weights]
-    stages = [Stage(first_position=0, weights=tuple(weights.values()))]
-    for change in spec.data.blend_changes:
-        stages.append(
-            Stage(
-                first_position=(change.from_step - 1) * spec.data.global_batch,
-                weights=tuple(change.tokens.get(name, 0.0) for name in weights),
-            )
-        )
+    changes = [(each.from_step, each.tokens) for each in spec.data.blend_changes]
+    blend = blend_of(weights, changes, global_batch=spec.data.global_batch)
     given = spec.data.validation_tokens
     validation = None if given is None else _opened("data.validation_tokens", given)
     if validation is None:
-        held_out, of_evaluation = [_held_out(spec, each) for each in sources], stages[0]
+        held_out, shares = [_held_out(spec, each) for each in sources], weights
     else:
         held_out = [_all(spec, validation.train)]
-        of_evaluation = Stage(first_position=0, weights=(1.0,))
-    blend = Blend(stages)
+        shares = {validation.name: 1.0}
     trained_on = [_trained_on(spec, each, whole=validation is not None) for each in sources]
     digests = [each.digest for each in (*sources, *filter(None, [validation]))]
     return Feeding(
         train=_loader(spec, mesh, trained_on, blend),
-        evaluation=_loader(spec, mesh, held_out, Blend([of_evaluation])),
+        evaluation=_loader(spec, mesh, held_out, blend_of(shares, [], global_batch=1)),
         name=f"data.tokens {', '.join(weights)}",
         digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         left_out=(),

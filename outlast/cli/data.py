@@ -1,0 +1,198 @@
+"""`outlast data`: a corpus becomes files of tokens, and what a spec trains on is shown."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outlast.cli import output
+from outlast.cli.errors import CliError, ExitCode, bad_input
+from outlast.cli.options import Assignments, Json, SpecFile
+from outlast.cli.progress import bytes_bar
+from outlast.cli.usage import Commands
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+    from outlast.tokens.files import TokenSource
+    from outlast.tokens.fit import TokenSources
+    from outlast.tokens.manifest import Manifest
+    from trainer.data.corpus.run import Order
+
+_HEADER = ("SOURCE", "DOCUMENTS", "TOKENS", "SEQUENCES", "SAMPLES", "EPOCHS")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = Commands(no_args_is_help=True, help="Files of tokens, which data.tokens trains on.")
+    group.command("prepare")(prepare)
+    group.command("show")(show)
+    app.add_typer(group, name="data")
+
+
+def prepare(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Text files (.txt, .md, .rst, .py), JSON lines (.jsonl, .jsonl.gz), or folders of "
+            "them.",
+        ),
+    ],
+    output_folder: Annotated[
+        Path, typer.Option("--output", metavar="DIR", help="Folder to make, for data.tokens.")
+    ],
+    tokenizer: Annotated[
+        str,
+        typer.Option(metavar="byte|FILE", help="byte, or a tokenizer.json of Hugging Face's."),
+    ] = "byte",
+    text_field: Annotated[
+        str, typer.Option(metavar="NAME", help="Field of a JSON line that has the text.")
+    ] = "text",
+    validation_fraction: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Share of the documents to hold out.")
+    ] = 0.01,
+    processes: Annotated[
+        int, typer.Option(min=0, help="Processes that tokenise; 0: one for each CPU.")
+    ] = 0,
+    json: Json = False,
+) -> None:
+    """Turn text into files of tokens, in Megatron-LM's format.
+
+    Each text file and each JSON line is a document. Interrupted, the same command goes on
+    where it was.
+    """
+    from trainer.data.corpus.run import Order
+    from trainer.data.corpus.units import find_units
+
+    began_s = time.monotonic()
+    with bad_input():
+        units = find_units([each.expanduser().resolve() for each in sources])
+    order = Order(
+        units=tuple(units),
+        tokenizer=tokenizer if tokenizer == "byte" else str(Path(tokenizer).resolve()),
+        text_field=text_field,
+        validation_fraction=validation_fraction,
+    )
+    made = _run(output_folder, order, min(processes or os.cpu_count() or 1, len(units)), json)
+    seconds = time.monotonic() - began_s
+    total = sum(unit.num_bytes for unit in units)
+    facts = _prepared(made, str(output_folder.resolve()), total, seconds)
+    if json:
+        output.print_json(facts)
+    else:
+        output.print_lines(_summary(facts))
+
+
+def _run(folder: Path, order: Order, num_processes: int, quiet: bool) -> Manifest:
+    from concurrent.futures.process import BrokenProcessPool
+
+    from trainer.data.corpus.run import prepare
+
+    total = sum(unit.num_bytes for unit in order.units)
+    try:
+        with bytes_bar("tokenising", total, quiet=quiet) as advance, bad_input():
+            return prepare(folder, order, num_processes=num_processes, done=advance)
+    except BrokenProcessPool as error:
+        raise CliError(
+            "a process that tokenises was killed, perhaps for want of memory; the same command "
+            "goes on, with fewer --processes if need be",
+            ExitCode.JOB_FAILED,
+        ) from error
+
+
+def _prepared(made: Manifest, folder: str, num_bytes: int, seconds: float) -> dict[str, Any]:
+    splits = {
+        name: {"tokens": split.tokens, "documents": split.documents}
+        for name, split in made.splits.items()
+    }
+    num_tokens = sum(split.tokens for split in made.splits.values())
+    return {
+        "folder": folder,
+        "tokenizer": made.tokenizer,
+        "vocab_size": made.vocab_size,
+        "end_of_document": made.end_of_document,
+        "source_bytes": num_bytes,
+        "splits": splits,
+        "digest": made.digest,
+        "seconds": round(seconds, 3),
+        "tokens_per_s": round(num_tokens / seconds),
+    }
+
+
+def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [("folder", facts["folder"])]
+    for name, split in facts["splits"].items():
+        lines.append((name, f"{split['tokens']:,} tokens in {split['documents']:,} documents"))
+    end = facts["end_of_document"]
+    behind = "nothing" if end is None else f"id {end}"
+    return [
+        *lines,
+        ("tokenizer", f"{facts['tokenizer']}: {facts['vocab_size']:,} ids, {behind} behind each"),
+        ("speed", f"{facts['tokens_per_s']:,} tokens/s, {facts['seconds']:.1f} s in all"),
+        ("digest", facts["digest"]),
+        ("spec", f"data.tokens: {facts['folder']}, model.vocab_size: {facts['vocab_size']}"),
+    ]
+
+
+def show(spec: SpecFile, set_: Assignments = [], json: Json = False) -> None:  # noqa: B006
+    """Show what a spec trains on: documents, tokens, and how often each source is passed over."""
+    from outlast.cli.places import Nodes
+    from outlast.cli.specfile import load_spec
+    from outlast.tokens.fit import TokenSources
+
+    checked = load_spec(spec, set_, Nodes.HERE)
+    found = checked.seen.source
+    if not isinstance(found, TokenSources):
+        raise CliError("the spec trains on text; `outlast plan` shows how much there is")
+    rows = _shown(checked.spec, found)
+    if json:
+        output.print_json({"sources": rows})
+        return
+    table = [
+        (
+            row["source"],
+            "unknown" if row["documents"] is None else f"{row['documents']:,}",
+            f"{row['tokens']:,}",
+            f"{row['sequences']:,}",
+            f"{row['samples']:,}",
+            f"{row['epochs']:.3g}",
+        )
+        for row in rows
+    ]
+    output.print_table(_HEADER, table, empty="")
+
+
+def _shown(spec: JobSpec, found: TokenSources) -> list[dict[str, Any]]:
+    from trainer.core.blend import blend_of
+
+    changes = [(each.from_step, each.tokens) for each in spec.data.blend_changes]
+    blend = blend_of(spec.data.weights, changes, global_batch=spec.data.global_batch)
+    samples = blend.before(spec.steps * spec.data.global_batch)
+    rows = []
+    for source, number in zip(found.sources, samples, strict=True):
+        sequences = _trained_on(spec, source, has_own=found.validation is not None)
+        rows.append(
+            {
+                "source": source.name,
+                "documents": source.train.num_documents,
+                "tokens": source.train.num_tokens,
+                "sequences": sequences,
+                "samples": number,
+                "epochs": number / sequences,
+            }
+        )
+    return rows
+
+
+def _trained_on(spec: JobSpec, source: TokenSource, *, has_own: bool) -> int:
+    from outlast.tokens.holdout import Holdout
+
+    number = source.train.num_sequences(spec.model.seq_len)
+    if has_own or source.validation is not None:
+        return number
+    fraction = spec.data.validation_fraction
+    return Holdout(num_sequences=number, fraction=fraction).num_trained_on

@@ -1,0 +1,165 @@
+"""Preparing a corpus: units become pairs of files side by side, which are then joined in order.
+
+What is done stays: each unit's files appear in one rename, and a run
+that was interrupted goes on with the units that have none. The result does not depend on how many
+processes there were, nor on which was first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from math import floor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from outlast.tokens.index import TokenWriter, join_pairs, read_index
+from outlast.tokens.manifest import NAME, Manifest, Split
+from trainer.data.corpus.tokenizer import Tokenizer, load
+from trainer.data.corpus.units import Unit, documents
+
+_SPLITS = ("train", "validation")
+_PIECE_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be made of the units; it decides every byte of the result."""
+
+    units: tuple[Unit, ...]
+    tokenizer: str
+    text_field: str
+    validation_fraction: float
+
+    def digest(self) -> str:
+        """Changes with the corpus and the options."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def prepare(
+    folder: Path, order: Order, *, num_processes: int, done: Callable[[int], None]
+) -> Manifest:
+    """Make the token files of `order` in `folder`; `done` gets the bytes of text of each unit.
+
+    Raises:
+        ValueError: the folder has another corpus, or a document cannot be read.
+        BrokenProcessPool: a process was killed; the next call goes on.
+    """
+    tokenizer = load(order.tokenizer)
+    parts = folder / "parts"
+    _claim(folder, parts, order)
+    todo = []
+    for number, unit in enumerate(order.units):
+        if (parts / str(number)).exists():
+            done(unit.num_bytes)
+        else:
+            todo.append(number)
+    _tokenize_all(parts, order, todo, num_processes, done)
+    manifest = _join(folder, parts, order, tokenizer)
+    manifest.write(folder)
+    shutil.rmtree(parts)
+    return manifest
+
+
+def _tokenize_all(
+    parts: Path, order: Order, todo: list[int], num_processes: int, done: Callable[[int], None]
+) -> None:
+    # Never forked: what else runs in this process must not be copied.
+    pool = ProcessPoolExecutor(num_processes, get_context("spawn"))
+    running: dict[Future[None], int] = {}
+    try:
+        while todo or running:
+            # A few at a time: a corpus may have a million files.
+            while todo and len(running) < 2 * num_processes:
+                number = todo.pop(0)
+                running[pool.submit(_tokenize, parts / str(number), order, number)] = number
+            for each in wait(running, return_when=FIRST_COMPLETED).done:
+                each.result()
+                done(order.units[running.pop(each)].num_bytes)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _claim(folder: Path, parts: Path, order: Order) -> None:
+    """Refuse a folder that holds something else, or a part of another corpus."""
+    if (folder / NAME).exists():
+        raise ValueError(f"{folder} has a prepared corpus already; give another --output")
+    claim = parts / "order"
+    if claim.exists():
+        if claim.read_text() != order.digest():
+            raise ValueError(
+                f"{folder} has parts of a corpus with other files or options; delete it, or give "
+                "another --output"
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; give another --output")
+    parts.mkdir(parents=True, exist_ok=True)
+    claim.write_text(order.digest())
+
+
+def _tokenize(part: Path, order: Order, number: int) -> None:
+    """One unit, in a process of its own."""
+    tokenizer, fraction = load(order.tokenizer), Fraction(str(order.validation_fraction))
+    partial = part.with_name(f"{part.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    writers = {split: TokenWriter(partial / split, tokenizer.token_type) for split in _SPLITS}
+    end = tokenizer.end_of_document
+    for place, text in enumerate(documents(order.units[number], order.text_field)):
+        tokens = tokenizer.encode(text)
+        if end is not None:
+            tokens = np.append(tokens, end)
+        if not len(tokens):
+            continue
+        # The number of the unit moves the first: each may have few documents.
+        at = place + number
+        is_held_out = floor((at + 1) * fraction) > floor(at * fraction)
+        writers["validation" if is_held_out else "train"].add(tokens)
+    for writer in writers.values():
+        writer.close()
+    partial.rename(part)
+
+
+def _join(folder: Path, parts: Path, order: Order, tokenizer: Tokenizer) -> Manifest:
+    splits = {}
+    for split in _SPLITS:
+        pairs = [parts / str(number) / split for number in range(len(order.units))]
+        if join_pairs(pairs, folder / split, tokenizer.token_type):
+            splits[split] = _described(folder / split)
+    if "train" not in splits:
+        raise ValueError("the corpus has no documents to train on")
+    digests = [split.sha256 for split in splits.values()]
+    return Manifest(
+        tokenizer=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        token_type=tokenizer.token_type,
+        end_of_document=tokenizer.end_of_document,
+        source=_sources(order.units),
+        digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
+        splits=splits,
+    )
+
+
+def _sources(units: Sequence[Unit]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(unit.path for unit in units))
+
+
+def _described(name: Path) -> Split:
+    digest, path = hashlib.sha256(), name.with_name(f"{name.name}.bin")
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    index = read_index(name.with_name(f"{name.name}.idx"))
+    return Split(
+        tokens=path.stat().st_size // np.dtype(index.token_type).itemsize,
+        documents=index.num_documents,
+        sha256=digest.hexdigest(),
+    )
