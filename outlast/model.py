@@ -94,6 +94,11 @@ class ModelSpec(Section):
         "(Phi, GPT-NeoX), which move apart from each other in training.",
     )
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Kind of every norm.")
+    norm_place: Literal["before", "after", "both"] = Field(
+        "before",
+        description="Where a serial block has its norms: before attention and MLP, after them and "
+        "before the residual is added, or both (Gemma 2).",
+    )
     norm_bias: bool = Field(True, description="A LayerNorm adds a bias too.")
     norm_weight: Literal["plain", "one_plus", "none"] = Field(
         "plain",
@@ -144,6 +149,15 @@ class ModelSpec(Section):
     )
     attention_scale: float | None = Field(
         None, gt=0, description="Factor on attention's scores; 1 / sqrt(head_width) unless given."
+    )
+    attention_softcap: float | None = Field(
+        None,
+        gt=0,
+        description="Bound c of attention's scores, as c tanh(score / c) (Gemma 2). Scores of a "
+        "micro-batch are then all in memory.",
+    )
+    logit_softcap: float | None = Field(
+        None, gt=0, description="The same for the logits, after logit_scale."
     )
     residual_scale: float = Field(
         1.0, gt=0, description="Factor on what each branch adds to the residual (Granite)."

@@ -14,6 +14,7 @@ from checkpoint.hf import options
 from checkpoint.hf.options import Fields, Option, choice
 from checkpoint.hf.rules import Rule
 from checkpoint.hf.tensors import (
+    gemma2_rules,
     gpt2_rules,
     llama_rules,
     neox_rules,
@@ -144,6 +145,30 @@ _FAMILIES = (
         derived=lambda fields: {"embedding_scale": fields["hidden"] ** 0.5},
     ),
     Family(
+        name="gemma2",
+        architecture="Gemma2ForCausalLM",
+        options=(
+            *(*_SHAPE, _RMS_EPS, _ATTENTION_BIAS, _tied(True)),
+            choice(
+                "hidden_activation", "activation", "gelu_pytorch_tanh", options.GATED_ACTIVATIONS
+            ),
+            Option(theirs="head_dim", ours="head_width", missing=256),
+            Option(
+                theirs="query_pre_attn_scalar",
+                ours="attention_scale",
+                missing=256,
+                read=lambda scalar: scalar**-0.5,
+                write=lambda scale: round(scale**-2),
+            ),
+            Option(theirs="attn_logit_softcapping", ours="attention_softcap", missing=50.0),
+            Option(theirs="final_logit_softcapping", ours="logit_softcap", missing=30.0),
+        ),
+        fixed={**_RMS, "mlp_bias": False, "norm_weight": "one_plus", "norm_place": "both"},
+        rules=gemma2_rules,
+        windows="by_layer",
+        derived=lambda fields: {"embedding_scale": fields["hidden"] ** 0.5},
+    ),
+    Family(
         name="granite",
         architecture="GraniteForCausalLM",
         options=(
@@ -262,7 +287,6 @@ LACKING: Mapping[str, str] = {
     "cohere2": "layers without positions beside rotary ones",
     "deepseek_v3": "mixture of experts and latent attention",
     "falcon": "names of tensors that are not mapped yet",
-    "gemma2": "soft-capped scores and logits, and norms after attention and MLP",
     "gemma3_text": "norms after attention and MLP, and rotary positions of two kinds",
     "glm4": "norms after attention and MLP",
     "gpt_bigcode": "names of tensors that are not mapped yet",

@@ -176,6 +176,8 @@ def read_window(config: Config) -> Fields:
         return {}
     layers = config["num_hidden_layers"]
     types = config.get("layer_types")
+    if types is None and config.get("model_type") == "gemma2":
+        types = [list(_KINDS)[layer % 2] for layer in range(layers)]
     if types is None:
         first = config.get("max_window_layers", 0)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]

@@ -61,6 +61,20 @@ def _gated_mlp(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:
         yield copied(f"{ours}.down.bias", f"{theirs}.down_proj.bias", model.hidden)
 
 
+def gemma2_rules(model: ModelSpec) -> Iterator[Rule]:
+    """Gemma 2: Llama with a norm behind each branch as well, and other names for norms."""
+    for rule in llama_rules(model):
+        if rule.ours.endswith("mlp_norm.weight"):
+            before = rule.theirs[0].replace("post_attention", "pre_feedforward")
+            yield replace(rule, theirs=(before,))
+        else:
+            yield rule
+    for layer in range(model.layers):
+        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
+        yield from _norm(model, f"{ours}.attention.out.norm", f"{theirs}.post_attention_layernorm")
+        yield from _norm(model, f"{ours}.mlp.down.norm", f"{theirs}.post_feedforward_layernorm")
+
+
 def phi3_rules(model: ModelSpec) -> Iterator[Rule]:
     """Phi-3: Llama with one tensor for queries, keys and values, and one for gate and input."""
     for rule in llama_rules(model):

@@ -153,6 +153,9 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
     if model.block == "serial" and model.block_norms == 2:
         # A serial block always has a norm before each of its two branches.
         problems.append(only_with("model.block_norms", 2, "model.block = parallel", "serial"))
+    if model.block == "parallel" and model.norm_place != "before":
+        needed = "model.block = serial"
+        problems.append(only_with("model.norm_place", model.norm_place, needed, "parallel"))
     if model.block_biases == 2:
         if model.block == "serial":
             problems.append(only_with("model.block_biases", 2, "model.block = parallel", "serial"))

@@ -50,7 +50,8 @@ def _model_facts(model: ModelSpec) -> ModelFacts:
         shape=model.shape,
         tied_embeddings=model.tied_embeddings,
         parallel_block=parallel_block,
-        norms_per_block=model.block_norms if parallel_block else 2,
+        norms_per_block=_norms_per_block(model),
+        norms_after=model.norm_place != "before",
         block_biases=model.block_biases,
         norm_vectors=model.norm_vectors,
         learned_positions=model.positions == "learned",
@@ -63,7 +64,14 @@ def _model_facts(model: ModelSpec) -> ModelFacts:
         head_bias=model.head_bias,
         dropout=model.dropout > 0,
         attention_dropout=model.attention_dropout > 0,
+        attention_softcap=model.attention_softcap is not None,
     )
+
+
+def _norms_per_block(model: ModelSpec) -> int:
+    if model.block == "parallel":
+        return model.block_norms
+    return 4 if model.norm_place == "both" else 2
 
 
 def _value_bytes(spec: JobSpec) -> ValueBytes:

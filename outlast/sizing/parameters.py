@@ -24,6 +24,8 @@ class ModelFacts:
     norms_per_block: int = 2
     block_biases: int = 1
     """Of what a parallel block adds to the stream, at most."""
+    norms_after: bool = False
+    """Whether there are norms after attention and the MLP."""
     norm_vectors: int = 2
     """Vectors of one norm: a weight, and maybe a bias."""
     learned_positions: bool = True
@@ -37,6 +39,7 @@ class ModelFacts:
     head_bias: bool = False
     dropout: bool = False
     attention_dropout: bool = False
+    attention_softcap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

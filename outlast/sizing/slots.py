@@ -19,7 +19,7 @@ _FRAME_BYTES = 2 << 10
 # `checkpoint.stage.slot_sums`: behind the tensors a word for each block of 4 MiB.
 _SUMMED_BYTES, _SUM_BYTES = 4 << 20, 8
 # The most parameters that a block has, and the ends of a model (`trainer.model`).
-_BLOCK_TENSORS, _END_TENSORS = 16, 6
+_BLOCK_TENSORS, _END_TENSORS = 18, 6
 # How many more rectangles a unit comes in when ZeRO cuts it: at each border through a tensor of
 # at most three dimensions. A stage's ends are up to four units.
 _CUTS, _END_UNITS = 4, 4

@@ -66,6 +66,18 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_SHAPE, **_WIDE_HEADS}),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", {**_SHAPE, **_WIDE_HEADS}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {
+            **_SHAPE,
+            **_WIDE_HEADS,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "granite": (
         "GraniteForCausalLM",
         "GraniteConfig",

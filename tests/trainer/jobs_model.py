@@ -76,7 +76,7 @@ def _oracle_model(mesh: Mesh, run: Run, name: str, arrays: dict[str, Any]) -> di
     )
     _load(flat, {key: arrays[f"{name}/weights/{key}"] for key in flat.facts})
     replicas.refresh()
-    logits = _kept_logits(chunks[-1], tp, config.logit_scale)
+    logits = _kept_logits(chunks[-1], tp, config)
     batches = _batches(mesh, arrays)
     loss = _engine(run, mesh, chunks, config, len(batches), replicas).run(
         _begun(replicas, batches), 1.0 / arrays["targets"].size
@@ -124,7 +124,7 @@ def _engine(
     )
 
 
-def _kept_logits(chunk: GptChunk, tp: TensorParallel, scale: float) -> list[Tensor]:
+def _kept_logits(chunk: GptChunk, tp: TensorParallel, config: GptConfig) -> list[Tensor]:
     """The logits of each micro-batch, once the chunk has run; none if it has no output."""
     logits: list[Tensor] = []
     if chunk.part.is_last:
@@ -132,7 +132,10 @@ def _kept_logits(chunk: GptChunk, tp: TensorParallel, scale: float) -> list[Tens
 
         def keep_logits(_module: Any, _inputs: Any, normed_SBD: Tensor) -> None:
             found = column_linear(normed_SBD.detach(), table.weight, table.bias, tp)
-            logits.append((found * scale).detach())
+            found = found * config.logit_scale
+            if (cap := config.logit_softcap) is not None:
+                found = cap * torch.tanh(found / cap)
+            logits.append(found.detach())
 
         chunk.norm.register_forward_hook(keep_logits)
     return logits

@@ -123,6 +123,18 @@ MEASURED: dict[str, dict[str, Any]] = {
             "vocab_multiple": 64,
         },
     },
+    "gemma2": {
+        "parallel": WIDE,
+        "model": {
+            **LLAMA,
+            "norm_place": "both",
+            "attention_softcap": 5.0,
+            "logit_softcap": 3.0,
+            "window": 16,
+            "window_pattern": ["local", "global"],
+        },
+    },
+    "norms_after": {"parallel": WIDE, "model": {**LLAMA, "norm_place": "after"}},
     "window": {"parallel": WIDE, "model": {"window": 16, "seq_len": 128}},
     "megascale": {
         "parallel": WIDE,

@@ -24,6 +24,8 @@ from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.slots import staged_tensors
 
+_NORM_PLACES = ("before", "after", "both")
+
 
 @st.composite
 def jobs(draw: st.DrawFn) -> JobSpec:
@@ -55,6 +57,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         "block": block,
         "block_biases": 2 if block == "parallel" and biased else 1,
         "norm": norm,
+        "norm_place": "before" if block == "parallel" else draw(st.sampled_from(_NORM_PLACES)),
     }
     return parse_spec(
         {

@@ -61,6 +61,11 @@ WRONG = {
         "model.block_biases",
         "applies only with model.block = parallel, not serial",
     ),
+    "norms after branches of a parallel block": (
+        {"block": "parallel", "norm_place": "both"},
+        "model.norm_place",
+        "applies only with model.block = serial, not parallel",
+    ),
     "two biases of one": (
         {"block": "parallel", "block_biases": 2, "mlp_bias": False},
         "model.block_biases",

@@ -72,6 +72,9 @@ def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
         return stream * size
     # A parallel block has one input to both of its norms.
     inputs = 1 if model.parallel_block else 2
+    if model.norms_after:
+        # What a norm after a branch reads, beside what the branch itself reads.
+        inputs += 2
     outputs = model.norms_per_block
     if model.rms_norm:
         # On a CPU it is several operations, and the scaled input is kept between them.
@@ -140,6 +143,10 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
     if model.qk_norm:
         # Queries and keys after their norm; as of other norms, the scaled input too.
         per_token += 2 * (shape.query_width + shape.kv_width)
+    if model.attention_softcap and not model.attention_dropout:
+        # Weights are spelled out: the bounded scores and the weights themselves.
+        keys = mean_keys(shape, window, Convention.WINDOWED if window else Convention.FULL)
+        per_token += round(2 * shape.heads * keys)
     if model.attention_dropout:
         # Weights are spelled out: themselves, their mask and their product.
         keys = mean_keys(shape, window, Convention.WINDOWED if window else Convention.FULL)

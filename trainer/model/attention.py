@@ -65,10 +65,15 @@ class AttentionCore:
     ) -> Tensor:
         rate, scale = self.config.attention_dropout, self.config.attention_scale
         window = self.config.window_of(self.layer)
-        if key is not None and rate > 0:
-            # SDPA draws from the global generator: masks would depend on what ran before.
-            generator = key.generator(f"{self.layer}.weights", self.tp_index, q_BHSC.device)
-            core = partial(weighted_attention, rate=rate, generator=generator, scale=scale)
+        dropped, softcap = key is not None and rate > 0, self.config.attention_softcap
+        if dropped or softcap is not None:
+            generator = None
+            if key is not None and dropped:
+                # SDPA draws from the global generator: masks would depend on what ran before.
+                generator = key.generator(f"{self.layer}.weights", self.tp_index, q_BHSC.device)
+            core = partial(
+                weighted_attention, rate=rate, generator=generator, scale=scale, softcap=softcap
+            )
             if window is not None:
                 return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
             return core(q_BHSC, k_BGSC, v_BGSC, None)
@@ -94,21 +99,26 @@ def weighted_attention(
     allowed_SK: Tensor | None,
     *,
     rate: float,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Attention with its weights spelled out, and dropped with probability `rate`.
 
+    `generator` None: nothing is dropped. `softcap` bounds the scores.
     `allowed_SK` None: each query sees the keys up to its own.
     """
     q = torch.unflatten(q_BHSC, 1, (k_BGKC.shape[1], -1))
     scores = q @ k_BGKC.unsqueeze(2).transpose(-1, -2)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if softcap is not None:
+        scores, scale = softcap * torch.tanh(scores * (scale / softcap)), 1.0
     if allowed_SK is None:
         weights = causal_softmax(scores, scale)
     else:
         weights = masked_softmax(scores, allowed_SK, scale)
-    weights = weights * keep_mask(weights, rate, generator)
+    if generator is not None:
+        weights = weights * keep_mask(weights, rate, generator)
     return (weights @ v_BGKC.unsqueeze(2)).flatten(1, 2)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.model.attention import AttentionCore
 from trainer.model.config import GptConfig
@@ -55,13 +55,14 @@ class Block(Layer, ABC):
 
 
 class SerialBlock(Block):
-    """Attention and MLP, each after a norm and added to the residual stream."""
+    """Attention and MLP, each with norms before or after it and added to the residual stream."""
 
     def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
         super().__init__(config, mesh, layer)
-        self.attention_norm = Norm(config, mesh)
+        before = config.norm_place != "after"
+        self.attention_norm = Norm(config, mesh) if before else nn.Identity()
         self.attention = Attention(config, mesh, layer)
-        self.mlp_norm = Norm(config, mesh)
+        self.mlp_norm = Norm(config, mesh) if before else nn.Identity()
         self.mlp = Mlp(config, mesh, layer)
 
     def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:

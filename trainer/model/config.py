@@ -72,6 +72,7 @@ class GptConfig:
     block_biases: Literal[1, 2] = 1
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_bias: bool = True
+    norm_place: Literal["before", "after", "both"] = "before"
     norm_weight: Literal["plain", "one_plus", "none"] = "plain"
     qk_norm: bool = False
     activation: Gate | Plain = "gelu_tanh"
@@ -85,6 +86,8 @@ class GptConfig:
     head_bias: bool = False
     embedding_scale: float = 1.0
     attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     dropout: float = 0.0

@@ -91,5 +91,6 @@ class GptChunk(nn.Module):
             self._tp,
             bias_V=table.bias,
             logit_scale=self._config.logit_scale,
+            logit_softcap=self._config.logit_softcap,
             vocab_size=self._config.vocab_size,
         )

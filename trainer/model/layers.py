@@ -137,6 +137,8 @@ class RowLinear(Layer):
             self.declare(name, (config.hidden,), init="zeros") if wanted else None
             for name, wanted in (("bias", bias), ("attention_bias", two_biases))
         )
+        # A parallel block has none: its branches are one product.
+        self.norm = None if config.norm_place == "before" else Norm(config, mesh)
         self._site = site
 
     def forward(self, x_SBF: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
@@ -145,6 +147,9 @@ class RowLinear(Layer):
         bias: Tensor | None = self.bias
         if self.bias is not None and self.attention_bias is not None:
             bias = self.bias + self.attention_bias
+        if self.norm is not None:
+            product_SBD = self.norm(product_SBD if bias is None else product_SBD + bias)
+            bias = None
         scale = self.config.residual_scale
         if scale != 1.0:
             product_SBD, bias = product_SBD * scale, None if bias is None else bias * scale

@@ -36,21 +36,23 @@ def vocab_loss(
     *,
     bias_V: Tensor | None = None,
     logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
     vocab_size: int | None = None,
     max_logits: int | None = None,
 ) -> Tensor:
     """The summed loss of all tokens; logits are logit_scale * (hidden @ weight^T + bias).
 
     `hidden_SBD` is the shard of the sequence under sequence parallelism, `targets_SB`
-    always the whole. Rows of the weight beyond `vocab_size` are padding, whose probability
-    is 0; None: there are none. No more than `max_logits` logits, but those of one token, exist
-    at a time on a rank; None leaves it to the device. In 16-bit types softmax, loss and
-    sums are fp32.
+    always the whole. With `logit_softcap` c they are c tanh(logits / c). Rows of the weight
+    beyond `vocab_size` are padding, whose probability is 0; None: there are none. No more than
+    `max_logits` logits, but those of one token, exist at a time on a rank; None leaves it to
+    the device. In 16-bit types softmax, loss and sums are fp32.
     """
     num_rows = weight_VD.shape[0]
     options = _Options(
         tp=tp,
         logit_scale=logit_scale,
+        softcap=logit_softcap,
         own_vocab=num_rows
         if vocab_size is None
         else min(num_rows, max(0, vocab_size - tp.comm.index * num_rows)),
@@ -68,6 +70,7 @@ def vocab_loss(
 class _Options:
     tp: TensorParallel
     logit_scale: float
+    softcap: float | None
     own_vocab: int
     """Rows of this rank that are no padding."""
     chunk_tokens: int
@@ -118,7 +121,7 @@ class _Head:
     def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, options: _Options) -> None:
         self._weight, self._bias = weight_VD, bias_V
         self._scale, self._comm = options.logit_scale, options.tp.comm
-        self._own_vocab = options.own_vocab
+        self._own_vocab, self._softcap = options.own_vocab, options.softcap
         self.sum_dtype = torch.promote_types(weight_VD.dtype, torch.float32)
         differentiated = [
             tensor if options.differentiated else None for tensor in (weight_VD, bias_V)
@@ -134,6 +137,11 @@ class _Head:
         if self._scale != 1.0:
             logits_NV *= self._scale
         # Not minus infinity: a rank that has nothing but padding would subtract it from itself.
+        slope_NV = None
+        if self._softcap is not None:
+            bounded_NV = torch.tanh(logits_NV / self._softcap)
+            slope_NV = 1.0 - bounded_NV.square() if grad_ND is not None else None
+            logits_NV = bounded_NV * self._softcap
         if self._own_vocab < logits_NV.shape[1]:
             logits_NV[:, self._own_vocab :] = torch.finfo(self.sum_dtype).min
         rows_N, inside_N = own_rows(targets_N, logits_NV.shape[1], self._comm)
@@ -146,6 +154,8 @@ class _Head:
             probability_NV = exp_NV.mul_((largest_N - log_total_N).exp().unsqueeze(1))
             tokens_N = torch.arange(len(rows_N), device=rows_N.device)
             probability_NV[tokens_N, rows_N] -= inside_N.to(self.sum_dtype)
+            if slope_NV is not None:
+                probability_NV *= slope_NV
             self._differentiate(x_ND, probability_NV, grad_ND)
         return (log_total_N - picked_N).sum()
 
