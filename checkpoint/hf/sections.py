@@ -76,7 +76,7 @@ def config_of(model: ModelSpec, family: Family) -> Fields:
     """
     config: Fields = {"model_type": family.name, "architectures": [family.architecture]}
     for option in family.options:
-        value = getattr(model, _DERIVED.get(option.ours, option.ours))
+        value = _value(model, option.ours)
         config[option.theirs] = option.write(value)
     if family.name in _TWO_DROPOUTS:
         of_stream, of_embeddings, _ = _TWO_DROPOUTS[family.name]
@@ -105,9 +105,7 @@ def compared(model: ModelSpec) -> Fields:
     found = {}
     for name in ModelSpec.model_fields:
         if name not in _NOT_COMPARED:
-            found[name] = getattr(model, _DERIVED.get(name, name))
-    if model.attention_scale is None:
-        found["attention_scale"] = model.width_of_head**-0.5
+            found[name] = _value(model, name)
     if model.positions == "rope" and model.rope_scaling.kind == "dynamic":
         del found["seq_len"]
     return found
@@ -120,6 +118,15 @@ _TWO_DROPOUTS = {
     "phi3": ("resid_pdrop", "embd_pdrop", 0.0),
     "starcoder2": ("residual_dropout", "embedding_dropout", 0.0),
 }
+
+
+def _value(model: ModelSpec, name: str) -> Any:
+    """A field, or what it is if it is not given."""
+    if name == "attention_scale" and model.attention_scale is None:
+        return model.width_of_head**-0.5
+    return getattr(model, _DERIVED.get(name, name))
+
+
 # Options with which a family would be another model, and what they must be.
 _CONSTANTS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"scale_attn_weights": True},

@@ -27,12 +27,6 @@ DTYPES = {
 def gpt_config(spec: JobSpec) -> GptConfig:
     """The model section of the spec, in the model's own words."""
     model, parallel = spec.model, spec.parallel
-    rope = RopeConfig(
-        theta=model.rope_theta,
-        fraction=model.rope_fraction,
-        pairs=model.rope_pairs,
-        scaling=_rope_scaling(model),
-    )
     return GptConfig(
         layers=model.layers,
         hidden=model.hidden,
@@ -58,7 +52,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         qk_norm=model.qk_norm == "head",
         activation=model.activation,
         learned_positions=model.positions == "learned",
-        rope=rope if model.positions == "rope" else None,
+        rope=_rope(model),
         window=model.window,
         window_pattern=model.window_pattern,
         attention_bias=model.attention_bias,
@@ -76,6 +70,17 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         seed=spec.seed,
         tp_chunks=parallel.tp_chunks,
         recompute=parallel.recompute,
+    )
+
+
+def _rope(model: ModelSpec) -> RopeConfig | None:
+    if model.positions != "rope":
+        return None
+    return RopeConfig(
+        theta=model.rope_theta,
+        fraction=model.rope_fraction,
+        pairs=model.rope_pairs,
+        scaling=_rope_scaling(model),
     )
 
 
