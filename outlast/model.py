@@ -128,6 +128,11 @@ class ModelSpec(Section):
         description="Which values of a head turn together: i and i + width/2 (Llama), "
         "or 2i and 2i + 1 (GPT-J).",
     )
+    rope_pattern: tuple[Literal["rope", "none"], ...] = Field(
+        ("rope",),
+        min_length=1,
+        description="Which layers rotate, repeated over the depth; the others know no positions.",
+    )
     rope_scaling: RopeScalingSpec = RopeScalingSpec()
     window: int | None = Field(
         None, ge=1, description="Local layers attend to this many tokens, the own one included."

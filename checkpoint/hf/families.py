@@ -169,6 +169,23 @@ _FAMILIES = (
         derived=lambda fields: {"embedding_scale": fields["hidden"] ** 0.5},
     ),
     Family(
+        name="smollm3",
+        architecture="SmolLM3ForCausalLM",
+        options=(
+            *(*_SHAPE, _RMS_EPS, _ATTENTION_BIAS, _MLP_BIAS, _tied(True), _gate()),
+            Option(
+                theirs="no_rope_layers",
+                ours="rope_pattern",
+                missing=None,
+                read=lambda kinds: options.shortest([("none", "rope")[kind] for kind in kinds]),
+                write=lambda kinds: [int(kind == "rope") for kind in kinds],
+            ),
+        ),
+        fixed=_RMS,
+        rules=llama_rules,
+        windows="by_layer",
+    ),
+    Family(
         name="granite",
         architecture="GraniteForCausalLM",
         options=(
@@ -299,7 +316,6 @@ LACKING: Mapping[str, str] = {
     "qwen2_moe": "mixture of experts",
     "qwen3_moe": "mixture of experts",
     "qwen3_next": "mixture of experts and linear attention",
-    "smollm3": "layers without positions beside rotary ones",
     "stablelm": "names of tensors that are not mapped yet",
     "t5": "an encoder",
 }

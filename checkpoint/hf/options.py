@@ -187,10 +187,10 @@ def read_window(config: Config) -> Fields:
     kinds = [_KINDS[each] for each in types]
     if "local" not in kinds:
         return {}
-    return {"window": window, "window_pattern": _shortest_pattern(kinds)}
+    return {"window": window, "window_pattern": shortest(kinds)}
 
 
-def _shortest_pattern(kinds: list[str]) -> list[str]:
+def shortest(kinds: list[str]) -> list[str]:
     """What `kinds` is made of, again and again."""
     for length in range(1, len(kinds)):
         if all(kind == kinds[index % length] for index, kind in enumerate(kinds)):

@@ -81,6 +81,9 @@ def config_of(model: ModelSpec, family: Family) -> Fields:
     if family.name in _TWO_DROPOUTS:
         of_stream, of_embeddings, _ = _TWO_DROPOUTS[family.name]
         config[of_embeddings] = config[of_stream]
+    if "no_rope_layers" in config:
+        kinds = config["no_rope_layers"]
+        config["no_rope_layers"] = [kinds[layer % len(kinds)] for layer in range(model.layers)]
     if family.rotary:
         config |= options.write_rope(model)
     if family.windows != "none":
@@ -139,6 +142,11 @@ def _without_constants(config: Config, family: Family) -> Fields:
         given = left.pop(name, value)
         if given != value:
             raise options.refused(name, given, f"allowed: {value}")
+    if family.name == "smollm3":
+        # A list counts before the interval that it is made of.
+        interval, layers = left.pop("no_rope_layer_interval", 4), left["num_hidden_layers"]
+        by_interval = [int((layer + 1) % interval != 0) for layer in range(layers)]
+        left["no_rope_layers"] = left.get("no_rope_layers") or by_interval
     if family.name in _TWO_DROPOUTS:
         # Both are ours in one field.
         of_stream, of_embeddings, missing = _TWO_DROPOUTS[family.name]

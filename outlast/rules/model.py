@@ -69,7 +69,12 @@ def _check_rotation(spec: JobSpec) -> list[FieldProblem]:
     model = spec.model
     if model.positions != "rope":
         return [
-            only_with(f"model.{name}", value, "model.positions = rope", model.positions)
+            only_with(
+                f"model.{name}",
+                list(value) if isinstance(value, tuple) else value,
+                "model.positions = rope",
+                model.positions,
+            )
             for name, value in changed(model).items()
             if name.startswith("rope_") and name != "rope_scaling"
         ]
@@ -168,6 +173,14 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
     if model.norm_weight == "none" and "norm_bias" in changed(model):
         needed = "a weight of norms (model.norm_weight)"
         problems.append(only_with("model.norm_bias", "false", needed, "without one"))
+    if model.positions == "rope" and "rope" not in model.rope_pattern:
+        problems.append(
+            FieldProblem(
+                field="model.rope_pattern",
+                message="has no layer that rotates; allowed: patterns with at least one rope, or "
+                "model.positions = none",
+            )
+        )
     if model.head_bias and model.tied_embeddings:
         needed = "model.tied_embeddings = false"
         problems.append(only_with("model.head_bias", "true", needed, "with a shared table"))

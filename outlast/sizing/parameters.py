@@ -29,7 +29,8 @@ class ModelFacts:
     norm_vectors: int = 2
     """Vectors of one norm: a weight, and maybe a bias."""
     learned_positions: bool = True
-    rotary: bool = False
+    rotary: tuple[bool, ...] = (False,)
+    """Whether a layer rotates, repeated over the depth."""
     rms_norm: bool = False
     qkv_bias: bool = True
     attention_bias: bool = True
@@ -40,6 +41,10 @@ class ModelFacts:
     dropout: bool = False
     attention_dropout: bool = False
     attention_softcap: bool = False
+
+    def rotates(self, layer: int) -> bool:
+        """Whether one layer turns its queries and keys."""
+        return self.rotary[layer % len(self.rotary)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +185,11 @@ def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
 
 def layer_kinds(facts: PlanInput, parts: Iterable[ModelPart]) -> dict[int, int]:
     """Of layers that are alike one, and how many there are: a deep model has few kinds."""
-    first: dict[tuple[str, int | None], int] = {}
+    model = facts.model
+    first: dict[tuple[str, int | None, bool], int] = {}
     counts: dict[int, int] = {}
     for layer in layers_of(parts):
-        kind = facts.recompute[layer], facts.model.shape.window_of(layer)
+        kind = facts.recompute[layer], model.shape.window_of(layer), model.rotates(layer)
         alike = first.setdefault(kind, layer)
         counts[alike] = counts.get(alike, 0) + 1
     return counts

@@ -86,6 +86,21 @@ def test_a_published_config_is_a_spec_that_may_be_submitted() -> None:
     assert spec.model.shape.block_weights == preset.shape.block_weights
 
 
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ({}, ["rope", "rope", "rope", "none"]),
+        ({"no_rope_layer_interval": 2}, ["rope", "none"]),
+        ({"no_rope_layer_interval": 2, "no_rope_layers": [1] * 8}, ["rope"]),
+    ],
+)
+def test_layers_without_positions_follow_an_interval_or_a_list(
+    given: dict[str, Any], pattern: list[str]
+) -> None:
+    config = {**LLAMA, "model_type": "smollm3", "num_hidden_layers": 8, **given}
+    assert section_of(config)["rope_pattern"] == pattern
+
+
 @pytest.mark.parametrize("model_type", ["mamba", None, 3])
 def test_an_unknown_architecture_is_refused_with_the_known_ones(model_type: object) -> None:
     with pytest.raises(UnsupportedModelError, match=r"known are: llama, .*gpt2"):

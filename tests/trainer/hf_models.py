@@ -78,6 +78,11 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        "SmolLM3Config",
+        {**_SHAPE, "no_rope_layers": [1, 0, 1, 0]},
+    ),
     "granite": (
         "GraniteForCausalLM",
         "GraniteConfig",

@@ -134,6 +134,10 @@ MEASURED: dict[str, dict[str, Any]] = {
             "window_pattern": ["local", "global"],
         },
     },
+    "some_layers_rotate": {
+        "parallel": WIDE,
+        "model": {**LLAMA, "rope_pattern": ["none", "none", "rope"]},
+    },
     "norms_after": {"parallel": WIDE, "model": {**LLAMA, "norm_place": "after"}},
     "window": {"parallel": WIDE, "model": {"window": 16, "seq_len": 128}},
     "megascale": {

@@ -66,6 +66,16 @@ WRONG = {
         "model.norm_place",
         "applies only with model.block = serial, not parallel",
     ),
+    "no layer that rotates": (
+        {**ROPE, "rope_pattern": ["none"]},
+        "model.rope_pattern",
+        "has no layer that rotates",
+    ),
+    "a pattern without rope": (
+        {"rope_pattern": ["rope", "none"]},
+        "model.rope_pattern",
+        "applies only with model.positions = rope, not learned",
+    ),
     "two biases of one": (
         {"block": "parallel", "block_biases": 2, "mlp_bias": False},
         "model.block_biases",

@@ -127,7 +127,7 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
     window = shape.window_of(layer)
     per_token = 0
     shares = shape.kv_heads < shape.heads
-    if model.rotary:
+    if model.rotates(layer):
         per_token += shape.query_width + shape.kv_width
     elif shares:
         # Query heads of several groups are not evenly spaced in the rows.

@@ -49,8 +49,9 @@ class AttentionCore:
         q_SBHC = torch.unflatten(q, -1, (-1, width)).flatten(2, 3)
         if factors:
             q_SBHC, k_SBGC = map(self._normed, (q_SBHC, k_SBGC), factors)
-        if config.rope is not None:
-            q_SBHC, k_SBGC = rotate(q_SBHC, config.rope), rotate(k_SBGC, config.rope)
+        rope = config.rope_of(self.layer)
+        if rope is not None:
+            q_SBHC, k_SBGC = rotate(q_SBHC, rope), rotate(k_SBGC, rope)
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (q_SBHC, k_SBGC, v_SBGC))
         mixed_BHSC = self._attend(q, k, v, key)
         return mixed_BHSC.permute(2, 0, 1, 3).reshape(*rows_SBGR.shape[:3], -1)

@@ -78,6 +78,7 @@ class GptConfig:
     activation: Gate | Plain = "gelu_tanh"
     learned_positions: bool = True
     rope: RopeConfig | None = None
+    rope_pattern: tuple[Literal["rope", "none"], ...] = ("rope",)
     window: int | None = None
     window_pattern: tuple[Literal["local", "global"], ...] = ("local",)
     attention_bias: bool = True
@@ -158,6 +159,11 @@ class GptConfig:
         # A window as long as the sequence hides nothing.
         wide = self.window is None or self.window >= self.seq_len
         return None if wide or kind == "global" else self.window
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """How `layer` turns queries and keys; None: not at all."""
+        kind = self.rope_pattern[layer % len(self.rope_pattern)]
+        return self.rope if kind == "rope" else None
 
     def recompute_of(self, layer: int) -> RecomputeMode:
         """What the backward pass of `layer` computes again."""

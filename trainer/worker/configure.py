@@ -53,6 +53,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         activation=model.activation,
         learned_positions=model.positions == "learned",
         rope=_rope(model),
+        rope_pattern=model.rope_pattern,
         window=model.window,
         window_pattern=model.window_pattern,
         attention_bias=model.attention_bias,
