@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ from checkpoint.stage.slotfile import PAYLOAD_AT, SlotFile
 from checkpoint.torch_format.frames import Frame, frame_of
 
 
-@dataclass(frozen=True, slots=True)
-class NamedTensor:
+class NamedTensor(NamedTuple):
     """A tensor of this rank, and which rectangle of which global tensor it is.
 
-    Of ranks that hold the same, one owns it: storage gets it from there.
+    Of ranks that hold the same, one owns it: storage gets it from there. A tuple, because a save
+    makes one for each tensor anew.
     """
 
     name: str
@@ -26,15 +26,11 @@ class NamedTensor:
     offsets: tuple[int, ...]
     owned: bool = True
 
-    def is_like(self, other: NamedTensor) -> bool:
-        """Whether it is the same rectangle, though it may lie elsewhere."""
-        about = (self.name, self.owned, self.global_shape, self.offsets)
-        tensor, known = self.tensor, other.tensor
-        return (
-            about == (other.name, other.owned, other.global_shape, other.offsets)
-            and (tensor.dtype, tensor.shape) == (known.dtype, known.shape)
-            and tensor.device == known.device
-        )
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """All but where it lies and what it holds."""
+        name, tensor, global_shape, offsets, owned = self
+        return name, global_shape, offsets, owned, tensor.dtype, tensor.shape, tensor.device
 
 
 def make_table(rank: int, world_size: int, tensors: Sequence[NamedTensor]) -> ShardTable:

@@ -6,8 +6,10 @@ It is the trainer's own way: the same slots, uploads, copies on other nodes and 
 from __future__ import annotations
 
 import atexit
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from checkpoint.core.saving import Held, SavePlan
@@ -95,7 +97,8 @@ class Checkpoints:
         self._plan.agreed(held)
         order = self._plan.order(step, held, stopping=self._is_stopping)
         assert order is not None, "each step is saved"
-        stager = self._ready(self._tensors())
+        with _no_collection():
+            stager = self._ready(self._tensors())
         if stager.save(step, {"step": step}, **asdict(order)):
             self._plan.saved(order)
             stager.order_behind()
@@ -212,6 +215,22 @@ class Checkpoints:
         )
         self._stager.resumed(max(self._resumed_step, self._last_step))
         return self._stager
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No pass of the garbage collector meanwhile.
+
+    Taking a state apart makes thousands of small objects, which go by themselves: passes over them
+    cost a fifth of its time and find nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _copy_stream(tensors: Sequence[NamedTensor]) -> CopyStream:

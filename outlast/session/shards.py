@@ -14,12 +14,13 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from checkpoint.core.ownership import ALONE, Copies, Held, owned
+from checkpoint.core.ownership import Copies, Held, owned
 from checkpoint.stage.payload import NamedTensor
 from outlast.worker_contract import rank_name
 
@@ -72,10 +73,16 @@ class Sharding:
 
 def sharding_of(tensor: Tensor) -> Sharding | None:
     """How it is spread; None for a plain tensor."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(tensor, module.DTensor):
+    dtensor = _dtensor()
+    if dtensor is None or not isinstance(tensor, dtensor):
         return None
     return Sharding(tensor.device_mesh, tuple(tensor.placements))
+
+
+def _dtensor() -> Any:
+    """The class, where it is known to this process; else nothing is one."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return None if module is None else module.DTensor
 
 
 def rank_path(rank: int, path: str) -> str:
@@ -88,7 +95,7 @@ def named_tensors(
 ) -> list[NamedTensor]:
     """What this rank puts into a checkpoint; what it owns comes first.
 
-    `own` are the objects, at the beginnings of paths, of whose tensors each rank has its own.
+    `own` are those of `tensors` of which each rank has its own.
 
     Raises:
         TypeError: a tensor has a part that is no rectangle.
@@ -98,29 +105,29 @@ def named_tensors(
     # Ranks with the same parts share them out among each other. Most are the same on all ranks.
     same: list[int] = []
     shared: dict[tuple[Sharding | None, Copies], list[int]] = {(None, everyone): same}
+    is_any_spread = _dtensor() is not None
     for path, tensor in tensors.items():
-        sharding, name, local, shape = sharding_of(tensor), path, tensor, tensor.shape
-        offsets: tuple[int, ...] = (0,) * len(shape)
-        copies = everyone
+        sharding = sharding_of(tensor) if is_any_spread else None
+        shape = tensor.shape
         if sharding is not None:
             local, copies = _local(tensor, path), sharding.copies
             if not local.numel():
                 continue
             _, offsets = sharding.part(shape)
-        elif path.partition(".")[0] in own:
-            name, copies = rank_path(rank, path), ALONE
-        if copies is everyone:
-            same.append(len(parts))
-        else:
             shared.setdefault((sharding, copies), []).append(len(parts))
-        parts.append((name, local, shape, offsets))
+            parts.append((path, local, shape, offsets))
+        elif path in own:
+            parts.append((rank_path(rank, path), tensor, shape, (0,) * len(shape)))
+        else:
+            same.append(len(parts))
+            parts.append((path, tensor, shape, (0,) * len(shape)))
     is_mine = [True] * len(parts)
     for (_, copies), indices in shared.items():
         sizes = tuple(parts[index][1].nbytes for index in indices)
         for index, mine in zip(indices, _owned(sizes, copies), strict=True):
             is_mine[index] = mine
-    found = [NamedTensor(*part, owned=mine) for part, mine in zip(parts, is_mine, strict=True)]
-    return sorted(found, key=lambda named: not named.owned)
+    mine_first = sorted(zip(is_mine, parts, strict=True), key=itemgetter(0), reverse=True)
+    return [NamedTensor(*part, mine) for mine, part in mine_first]
 
 
 @lru_cache(maxsize=8)

@@ -24,6 +24,7 @@ from checkpoint.stage.hostcopy import host_bytes
 # Keys of JSON objects, each of which stands for a kind of value.
 _DICT, _ORDERED, _LIST, _TUPLE, _SET, _BYTES, _FLOAT = "d", "o", "l", "t", "s", "b", "f"
 _TENSOR, _ARRAY, _DTYPE, _SIZE = "T", "A", "y", "z"
+_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _PLAIN = frozenset({str, bool, int, type(None)})
 
 
@@ -40,10 +41,10 @@ class Flat:
     """The bytes of small tensors."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """By the path that leads to each, such as `model.layers.0.weight`."""
-    own: frozenset[str] = frozenset()
-    """Names of states of which each rank has its own."""
-    takes_small: bool = False
-    """Whether small tensors of the state that is being taken apart go inline."""
+    own: set[str] = field(default_factory=set)
+    """Those of `tensors` of which each rank has its own."""
+    is_own: bool = False
+    """Whether each rank has its own of the state that is being taken apart."""
 
 
 def flatten(states: Mapping[str, Any], own: Collection[str] = ()) -> Flat:
@@ -52,10 +53,10 @@ def flatten(states: Mapping[str, Any], own: Collection[str] = ()) -> Flat:
     Raises:
         TypeError: something in them is neither a tensor nor what JSON can say; its path is named.
     """
-    flat = Flat(own=frozenset(own))
+    flat = Flat()
     document = {}
     for name, state in states.items():
-        flat.takes_small = name in flat.own
+        flat.is_own = name in own
         document[name] = _out(state, name, flat)
     # What has just been built has no circles; looking for them takes a third of the time.
     flat.text = json.dumps(document, separators=(",", ":"), check_circular=False)
@@ -144,15 +145,16 @@ def _number(value: Any, path: str, flat: Flat) -> Any:
 
 def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
     """Keep a tensor; what stands for it in the text: where it is, its shape and type."""
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+    dtype = tensor.dtype
+    if tensor.layout is not torch.strided or dtype in _QUANTIZED or tensor.is_meta:
         raise TypeError(
-            f"{path} is a {tensor.layout} tensor on {tensor.device}; only dense tensors with "
-            "values can be saved"
+            f"{path} is a {tensor.layout} tensor of {dtype} on {tensor.device}; only dense "
+            "tensors with values can be saved"
         )
     if tensor.requires_grad:
         tensor = tensor.detach()
-    about = [list(tensor.shape), _dtype_name(tensor.dtype)]
-    if flat.takes_small and tensor.nbytes <= INLINE_BYTES and tensor.device.type == "cpu":
+    about = [list(tensor.shape), _dtype_name(dtype)]
+    if flat.is_own and tensor.nbytes <= INLINE_BYTES and tensor.is_cpu:
         begin = len(flat.inline)
         flat.inline += host_bytes(tensor.resolve_conj().resolve_neg().contiguous())
         return [begin, *about]
@@ -160,6 +162,8 @@ def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
     while name in flat.tensors:
         # A key may itself have a dot.
         name += "'"
+    if flat.is_own:
+        flat.own.add(name)
     flat.tensors[name] = tensor
     return [name, *about]
 

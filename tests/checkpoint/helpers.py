@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -48,7 +48,7 @@ def make_tensors(seed: int, *, rank: int = 0, ranks: int = 1, width: int = 8) ->
         NamedTensor("model.turned", torch.randn(2, 3, generator=made).t(), (3, 2), (0, 0)),
     ]
     own, *others = tensors
-    return [own, *(replace(other, owned=rank == 0) for other in others)]
+    return [own, *(other._replace(owned=rank == 0) for other in others)]
 
 
 def same_bits(left: Sequence[NamedTensor], right: Sequence[NamedTensor]) -> bool:

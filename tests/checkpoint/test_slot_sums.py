@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +102,7 @@ def test_blocks_cover_every_byte_once_and_begin_as_the_parts_in_storage_do(
 
 def test_sums_are_those_of_what_is_owned_and_then_of_the_rest(tmp_path: Path) -> None:
     tensors = make_tensors(1)
-    save_steps(tmp_path, [*tensors[:2], *(replace(t, owned=False) for t in tensors[2:])], 1)
+    save_steps(tmp_path, [*tensors[:2], *(t._replace(owned=False) for t in tensors[2:])], 1)
     (slot,) = summed(tmp_path / memory_folder(0)).values()
     sums = stored_sums(slot)
     assert sums is not None

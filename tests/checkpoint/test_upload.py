@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def test_nodes_that_share_only_the_store_make_one_checkpoint(url: str, tmp_path:
 
 @both_stores
 def test_a_rank_that_owns_nothing_has_an_empty_part(url: str, tmp_path: Path) -> None:
-    others = [replace(named, owned=False) for named in make_tensors(3)]
+    others = [named._replace(owned=False) for named in make_tensors(3)]
     stagers = [
         make_stager(tmp_path, tensors, rank=rank, world_size=2)
         for rank, tensors in enumerate((make_tensors(3), others))

@@ -11,7 +11,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ class TrainState:
             ends=Copies(index=self.mesh.embedding.index, count=self.mesh.embedding.size),
         )
         placed = [
-            replace(tensor, owned=share) for (tensor, _), share in zip(tensors, shares, strict=True)
+            tensor._replace(owned=share) for (tensor, _), share in zip(tensors, shares, strict=True)
         ]
         return sorted(placed, key=lambda tensor: not tensor.owned)
 
