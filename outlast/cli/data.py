@@ -25,6 +25,33 @@ if TYPE_CHECKING:
 _HEADER = ("SOURCE", "DOCUMENTS", "TOKENS", "SEQUENCES", "SAMPLES", "EPOCHS")
 
 
+_Sources = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SOURCE...",
+        help="Text files (.txt, .md, .rst, .py), JSON lines (.jsonl, .jsonl.gz), or folders of "
+        "them.",
+    ),
+]
+_OutputFolder = Annotated[
+    Path, typer.Option("--output", metavar="DIR", help="Folder to make, for data.tokens.")
+]
+_Tokenizer = Annotated[
+    str, typer.Option(metavar="byte|FILE", help="byte, or a tokenizer.json of Hugging Face's.")
+]
+_TextField = Annotated[
+    str, typer.Option(metavar="NAME", help="Field of a JSON line that has the text.")
+]
+_ValidationFraction = Annotated[
+    float,
+    typer.Option(metavar="SHARE", min=0, max=0.5, help="Share of the documents to hold out."),
+]
+_Processes = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, help="Processes that tokenise; 0: one for each CPU."),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     group = Commands(no_args_is_help=True, help="Files of tokens, which data.tokens trains on.")
@@ -34,30 +61,12 @@ def register(app: typer.Typer) -> None:
 
 
 def prepare(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Text files (.txt, .md, .rst, .py), JSON lines (.jsonl, .jsonl.gz), or folders of "
-            "them.",
-        ),
-    ],
-    output_folder: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Folder to make, for data.tokens.")
-    ],
-    tokenizer: Annotated[
-        str,
-        typer.Option(metavar="byte|FILE", help="byte, or a tokenizer.json of Hugging Face's."),
-    ] = "byte",
-    text_field: Annotated[
-        str, typer.Option(metavar="NAME", help="Field of a JSON line that has the text.")
-    ] = "text",
-    validation_fraction: Annotated[
-        float, typer.Option(min=0, max=0.5, help="Share of the documents to hold out.")
-    ] = 0.01,
-    processes: Annotated[
-        int, typer.Option(min=0, help="Processes that tokenise; 0: one for each CPU.")
-    ] = 0,
+    sources: _Sources,
+    output_folder: _OutputFolder,
+    tokenizer: _Tokenizer = "byte",
+    text_field: _TextField = "text",
+    validation_fraction: _ValidationFraction = 0.01,
+    processes: _Processes = 0,
     json: Json = False,
 ) -> None:
     """Turn text into files of tokens, in Megatron-LM's format.
