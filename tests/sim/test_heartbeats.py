@@ -101,18 +101,24 @@ def _tell(story: _Story) -> list[tuple[float, str, str]]:
     return story.said
 
 
-def test_edge_finds_the_same_as_with_every_heartbeat() -> None:
+@pytest.fixture(scope="module")
+def every() -> list[tuple[float, str, str]]:
+    """What the edge says when it hears every message."""
+    return _tell(_Story(with_every_message=True))
+
+
+def test_edge_finds_the_same_as_with_every_heartbeat(every: list[tuple[float, str, str]]) -> None:
     left_out = _tell(_Story(with_every_message=False))
-    every = _tell(_Story(with_every_message=True))
     assert [said[1:] for said in left_out] == [said[1:] for said in every]
     for (at_s, kind, subject), (then_s, *_) in zip(left_out, every, strict=True):
         assert abs(at_s - then_s) <= MAY_DIFFER_S, (kind, subject)
     assert {kind for _, kind, _ in every} == {kind.__name__ for kind in OF_EDGE}
 
 
-def test_a_message_too_few_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_too_few_is_noticed(
+    every: list[tuple[float, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that the comparison is known to see what it is there for."""
-    every = _tell(_Story(with_every_message=True))
     monkeypatch.setattr(Heartbeats, "_hear_last", lambda *_: None)
     left_out = _tell(_Story(with_every_message=False))
     assert [said[1:] for said in left_out] != [said[1:] for said in every]
