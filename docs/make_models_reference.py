@@ -32,7 +32,8 @@ _FAMILIES = """## Weights of Hugging Face
 checkpoint of step 0, and `checkpoint.load: URL` begins with it: weights only, with a fresh
 optimizer, on any layout. `outlast export hf JOB|URL DIR` writes a checkpoint as such a folder.
 What is imported and exported is the same to the bit, and logits, loss and gradients equal those
-of `transformers`.
+of `transformers`. So do, in fp32 within 1e-5, the losses of three steps of AdamW at tp 2 and pp 2,
+and the weights that these leave.
 
 Options beside these are refused by their name unless they are off or change nothing that is
 computed.

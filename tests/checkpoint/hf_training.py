@@ -1,0 +1,105 @@
+"""What `transformers` trains in tests of conversion: a program, as it takes long to import.
+
+`train FOLDER` writes a small model of each config to FOLDER/before and, after a few steps of
+AdamW on FOLDER/batches.npy, to FOLDER/after; the losses go to FOLDER/losses.json.
+`compare FOLDER` prints how far the models in FOLDER/exported are from those in FOLDER/after, by
+name: the largest difference of logits, in parts of the largest logit, and that of weights.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.trainer.hf_models import CONFIGS
+
+_ROOT = Path(__file__).parents[2]
+# As the spec has it. Where a gradient is nearly zero, epsilon keeps its rounding out of the step:
+# with 1e-8 that alone moves single weights by up to 1e-4, in either program.
+LR, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-5, 0.1, 1.0
+
+
+def run(*arguments: object) -> str:
+    """What the program prints."""
+    command = [sys.executable, "-m", "tests.checkpoint.hf_training", *map(str, arguments)]
+    done = subprocess.run(
+        command, check=True, cwd=_ROOT, timeout=240, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
+
+
+def train(folder: Path) -> None:
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    batches = torch.from_numpy(np.load(folder / "batches.npy"))
+    losses = {}
+    for name, (model_class, config_class, options) in CONFIGS.items():
+        config = getattr(transformers, config_class)(**options)
+        config._attn_implementation = "eager"
+        model = getattr(transformers, model_class)(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # Larger than at the start of training, so that every part counts.
+                start = 1.0 if float(parameter.flatten()[0]) == 1.0 else 0.0
+                parameter.copy_(start + 0.1 * torch.randn_like(parameter))
+        model.save_pretrained(folder / "before" / name)
+        losses[name] = _steps(model, batches)
+        model.save_pretrained(folder / "after" / name)
+    (folder / "losses.json").write_text(json.dumps(losses))
+
+
+def _steps(model: Any, batches: Any) -> list[float]:
+    """The loss of each step."""
+    import torch
+
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [each for each in parameters if each.dim() > 1], "weight_decay": DECAY},
+        {"params": [each for each in parameters if each.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    losses = []
+    for rows in batches:
+        logits = model(rows[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        losses.append(loss.item())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def compare(folder: Path) -> None:
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    tokens = torch.from_numpy(np.load(folder / "batches.npy"))[0, :, :-1]
+    found = {}
+    for name in CONFIGS:
+        ours, theirs = (
+            transformers.AutoModelForCausalLM.from_pretrained(
+                folder / kind / name, dtype=torch.float32, attn_implementation="eager"
+            )
+            for kind in ("exported", "after")
+        )
+        with torch.no_grad():
+            logits, expected = ours(tokens).logits, theirs(tokens).logits
+        apart = (logits - expected).abs().max() / expected.abs().max()
+        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+        weights = max((one - other).abs().max().item() for one, other in pairs)
+        found[name] = (apart.item(), weights)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    {"train": train, "compare": compare}[sys.argv[1]](Path(sys.argv[2]))
