@@ -38,7 +38,8 @@ def wrong_to_load(spec: JobSpec, url: str, storage: Storage) -> list[FieldProble
             "checkpoints lie"
         )
         return [FieldProblem(field="checkpoint.load", message=message)]
-    wrong = wrong_with_steps(url, steps, wanted, spec.steps)
+    end = None if spec.checkpoint.load_weights_only else spec.steps
+    wrong = wrong_with_steps(url, steps, wanted, end)
     if wrong is not None:
         field = "checkpoint.load" if wanted is None else "checkpoint.load_step"
         return [FieldProblem(field=field, message=wrong)]

@@ -68,11 +68,14 @@ class Tiles:
         CorruptCheckpointError: rectangles of a tensor leave a gap, or overlap.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, *, without: str | None = None) -> None:
+        """`without` begins the names of tensors that nobody wants."""
         self.manifest = manifest
         holders: dict[tuple[object, ...], list[tuple[int, ShardTensor]]] = defaultdict(list)
         for index, part in enumerate(manifest.parts):
             for tensor in part.tensors:
+                if without is not None and tensor.name.startswith(without):
+                    continue
                 holders[tensor.rectangle].append((index, tensor))
         self.by_part: dict[int, list[Tile]] = defaultdict(list)
         by_name: dict[str, list[Tile]] = defaultdict(list)

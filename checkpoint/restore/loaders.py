@@ -58,9 +58,13 @@ class Loader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Into tensors that are there, whatever is in them."""
+    """Into tensors that are there, whatever is in them.
+
+    With `weights_only` what storage has of an optimizer is left there.
+    """
 
     tensors: Sequence[NamedTensor]
+    weights_only: bool = False
 
     def sealed_steps(self, folder: Path) -> list[SealedStep]:
         return restore.sealed_steps(folder, self.tensors)
@@ -78,5 +82,11 @@ class InPlace:
         manifest_of: Callable[[int], Manifest],
     ) -> dict[str, Any]:
         return restore.load_storage(
-            storage, step, self.tensors, peers, node=node, manifest_of=manifest_of
+            storage,
+            step,
+            self.tensors,
+            peers,
+            node=node,
+            manifest_of=manifest_of,
+            weights_only=self.weights_only,
         )

@@ -24,7 +24,7 @@ from checkpoint.core.checked_json import canonical
 from checkpoint.core.manifest import Manifest
 from checkpoint.core.reading import plan_reading
 from checkpoint.core.shards import ShardTensor
-from checkpoint.core.tiles import Tiles, Wanted
+from checkpoint.core.tiles import Tiles, Wanted, check_same_model
 from checkpoint.errors import (
     CorruptCheckpointError,
     DamagedMemoryError,
@@ -145,6 +145,7 @@ def load_storage(
     node: Node | None = None,
     manifest_of: Callable[[int], Manifest] | None = None,
     is_whole: bool = True,
+    weights_only: bool = False,
 ) -> dict[str, object]:
     """Fill `tensors` from the committed checkpoint of `step`; returns what was saved as `extra`.
 
@@ -152,8 +153,8 @@ def load_storage(
     rectangles: each byte that anybody needs is read by one of them and passed on, to ranks of
     its `node` through memory that they share. After an error the tensors hold anything.
     `manifest_of` is asked on rank 0 instead of `read_manifest`: it may have read it before.
-    `is_whole`: the ranks together want all that was saved. Where weights alone were saved, the
-    state of the optimizer is zeros, as before a first step.
+    `is_whole`: the ranks together want all that was saved. With `weights_only` the state of the
+    optimizer becomes zeros, as before a first step; so it does where weights alone were saved.
 
     Raises, on every rank alike:
         CorruptCheckpointError: a file is missing, short or does not fit its checksum.
@@ -161,9 +162,15 @@ def load_storage(
         StorageUnavailableError: storage did not answer.
     """
     manifest = manifest_for_all(step, peers, manifest_of or partial(read_manifest, storage))
-    tensors = _without_fresh(tensors, manifest)
-    tiles = Tiles(manifest)
-    units = plan_reading(tiles, _wanted_by_all(tensors, peers), peers.rank, is_whole=is_whole)
+    if weights_only or WEIGHTS_ONLY in _parse_extra(manifest.parts[0].extra):
+        tensors = _without_fresh(tensors)
+    tiles = Tiles(manifest, without=_OPTIMIZER if weights_only else None)
+    wanted = _wanted_by_all(tensors, peers)
+    if weights_only:
+        check_same_model(tiles, wanted, is_whole=is_whole)
+        # Of the weights it was all, and what else is saved is not read.
+        is_whole = False
+    units = plan_reading(tiles, wanted, peers.rank, is_whole=is_whole)
     own = [unit for unit in units if unit.reader == peers.rank]
     neighbours = Neighbours.meet(peers, node, own)
     source = ReadAhead(storage, manifest, own, neighbours.pool)
@@ -181,10 +188,8 @@ def load_storage(
     return _extra_for(manifest, peers)
 
 
-def _without_fresh(tensors: Sequence[NamedTensor], manifest: Manifest) -> Sequence[NamedTensor]:
-    """What there is to load: a checkpoint of weights alone leaves the optimizer as it begins."""
-    if WEIGHTS_ONLY not in _parse_extra(manifest.parts[0].extra):
-        return tensors
+def _without_fresh(tensors: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
+    """The weights; the optimizer's state is made what it is before the first step."""
     for named in tensors:
         if named.name.startswith(_OPTIMIZER):
             named.tensor.zero_()

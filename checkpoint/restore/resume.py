@@ -77,13 +77,15 @@ class Restored:
 class OtherJob:
     """The checkpoints of another job that this one begins with.
 
-    `step` None: the newest. It must come before `last_step`, at which this job ends.
+    `step` None: the newest. It must come before `last_step`, at which this job ends; or
+    training begins at step 0 with its weights alone, which `weights` loads.
     `is_chosen` says that a person chose it later, and not the spec.
     """
 
     url: str
     step: int | None
     last_step: int
+    weights: Loader | None = None
     is_chosen: bool = False
 
     def failure(self, what: str) -> FatalError:
@@ -266,13 +268,13 @@ def _from_other(
     prefetch = StoragePrefetch(other.url, lists=peers.rank == 0)
     with _opened(peers, prefetch) as (storage, committed, manifest_of):
         steps = [step for step in committed if other.step in (None, step)]
-        if steps and steps[0] >= other.last_step:
+        if steps and steps[0] >= other.last_step and other.weights is None:
             raise other.failure(
                 f"step {steps[0]} below {other.url} is not before the end of this job, steps = "
                 f"{other.last_step}; raise steps, or say an earlier load_step"
             )
         # It is not ours: a corrupt one is left as it is.
-        loads = _loads(storage, manifest_of, steps, loader, peers, node)
+        loads = _loads(storage, manifest_of, steps, other.weights or loader, peers, node)
         try:
             restored, skipped = _first_loadable(ranks, loads, storage.url)
         except LayoutMismatchError as error:
@@ -284,6 +286,9 @@ def _from_other(
             f"{_in_words(skipped)}); a checkpoint root is checkpoint.url of the other job with "
             "its job id"
         )
+    if other.weights is not None:
+        extra = {"weights_of": f"step {restored.step} of {other.url}"}
+        restored = replace(restored, step=0, extra=extra)
     return replace(restored, skipped=skipped)
 
 

@@ -28,12 +28,15 @@ def _check_load(spec: JobSpec) -> list[FieldProblem]:
 
 def _check_load_step(spec: JobSpec) -> list[FieldProblem]:
     """Another job's checkpoint has a next step."""
-    step = spec.checkpoint.load_step
-    if step is None:
-        return []
+    step, weights_only = spec.checkpoint.load_step, spec.checkpoint.load_weights_only
     if spec.checkpoint.load is None:
-        return [only_with("checkpoint.load_step", step, "checkpoint.load", "none")]
-    if step < spec.steps:
+        given = (("load_step", step), ("load_weights_only", weights_only))
+        return [
+            only_with(f"checkpoint.{name}", value, "checkpoint.load", "none")
+            for name, value in given
+            if value
+        ]
+    if step is None or step < spec.steps or weights_only:
         return []
     allowed = f"1 to {spec.steps - 1}" if spec.steps > 1 else "none"
     return [

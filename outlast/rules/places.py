@@ -33,16 +33,18 @@ def local_path(url: str) -> str | None:
     return rest if scheme in ("file", "local") and rest.startswith("/") else None
 
 
-def wrong_with_steps(url: str, steps: Sequence[int], wanted: int | None, end: int) -> str | None:
+def wrong_with_steps(
+    url: str, steps: Sequence[int], wanted: int | None, end: int | None
+) -> str | None:
     """Why a job of `end` steps cannot begin with a checkpoint at `url`, which holds `steps`.
 
-    `steps` are ascending, and one at least.
+    `steps` are ascending, and one at least. Where only weights are taken there is no end.
     """
     near = ", ".join(map(str, steps[-_NUM_STEPS:]))
     if wanted is not None:
         missing = f"is {wanted}, and {url} has no checkpoint of that step; allowed: {near}"
         return None if wanted in steps else missing
-    if steps[-1] < end:
+    if end is None or steps[-1] < end:
         return None
     earlier = [step for step in steps if step < end]
     remedy = f", or checkpoint.load_step: {earlier[-1]}" if earlier else ""

@@ -29,7 +29,9 @@ MAX_SIZES = 64
 _TRAINER_FIELDS = ("steps", "seed", "precision", "determinism")
 _TRAINER_SECTIONS = ("loss_scale", "model", "parallel", "data", "optimizer", "eval")
 # Of checkpoints, what only the trainer obeys.
-_TRAINER_CHECKPOINTS = ("load", "load_step", "memory_interval_steps", "keep_best")
+_TRAINER_CHECKPOINTS = (
+    *("load", "load_step", "load_weights_only", "memory_interval_steps", "keep_best"),
+)
 # Of detectors, what leaves out batches.
 _TRAINER_DETECTORS = ("non_finite_again", "rollback_steps")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

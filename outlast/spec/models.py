@@ -210,6 +210,11 @@ class CheckpointSpec(Section):
     load_step: int | None = Field(
         None, ge=1, description="Which of them; the newest that can be loaded unless given."
     )
+    load_weights_only: bool = Field(
+        False,
+        description="Take its weights alone: training begins at step 0 with a fresh optimizer, on "
+        "any data. A checkpoint of `outlast import hf` has nothing else.",
+    )
     memory_interval_steps: int = Field(
         1, ge=1, description="Copy the state to host memory every so many steps."
     )

@@ -87,6 +87,39 @@ def test_a_job_begins_with_imported_weights_on_any_layout(
     assert run(ranks, tmp_path / "split", split) == pytest.approx(dense, rel=1e-5)
 
 
+def test_weights_of_a_job_are_begun_with_as_if_they_were_imported(
+    ranks: RankPool, exported: Path, tmp_path: Path
+) -> None:
+    make_text(tmp_path)
+    imported, trained = tmp_path / "imported", exported.parent / "store" / "job-1"
+    import_folder(exported, Storage(str(imported)), vocab_multiple=64)
+    # What was trained there so far, and on which samples, does not matter.
+    loads = {"load": str(trained), "load_step": 2, "load_weights_only": True}
+    layout = {"tp": 2, "zero": {"level": 1}, "dp": 2}
+    spec = job(tmp_path, layout, steps=2, **loads) | {"seed": 5}
+    assert wrong_to_load(parse_spec(spec), str(trained), Storage(str(trained))) == []
+    losses = run(ranks, tmp_path / "tuned", spec)
+    note = json.loads((tmp_path / "tuned" / "a1-rank-0.environment.json").read_text())
+    assert note["changes"] == [f"the weights are those of step 2 of {trained}"]
+
+    expected = job(tmp_path, layout, steps=2, load=str(imported)) | {"seed": 5}
+    assert run(ranks, tmp_path / "expected", expected) == losses
+
+
+def test_weights_of_another_model_are_not_begun_with(
+    ranks: RankPool, exported: Path, tmp_path: Path
+) -> None:
+    make_text(tmp_path)
+    loads = {"load": str(exported.parent / "store" / "job-1"), "load_weights_only": True}
+    model = {"qk_norm": "none"}
+    (tmp_path / "run").mkdir()
+    spec = job(tmp_path, {"tp": 2}, model=model, **loads)
+    results = ranks.run(train, 2, tmp_path / "run", spec, 1, 0)
+    assert {result["code"] for result in results} == {WorkerExitCode.FAILED}
+    said = (tmp_path / "run" / "a1-rank-1.error.json").read_text()
+    assert "holds 4 tensors that this model has not" in said
+
+
 def test_imported_weights_are_padded_for_tensor_ranks(
     ranks: RankPool, exported: Path, tmp_path: Path
 ) -> None:

@@ -278,7 +278,7 @@ def _restore(
         skipped=assignment.skipped,
         chosen=assignment.chosen,
         only_step=must_start_at(assignment.chosen, assignment.attempt),
-        other=_other_job(assignment),
+        other=_other_job(assignment, tensors),
         join=join,
         node=Node(folder=assignment.memory_dir.parent, ranks=frozenset(assignment.node_ranks)),
         # What is left of a start's time is for loading.
@@ -310,7 +310,7 @@ def _restore(
     return 0 if restored is None else restored.step
 
 
-def _other_job(assignment: Assignment) -> OtherJob | None:
+def _other_job(assignment: Assignment, tensors: Sequence[NamedTensor]) -> OtherJob | None:
     """The checkpoints of another job to begin with: a person's choice, else the spec's."""
     spec, choice = assignment.spec, assignment.chosen[-1:]
     for each in choice:
@@ -319,8 +319,13 @@ def _other_job(assignment: Assignment) -> OtherJob | None:
             return OtherJob(url=each.url, step=step, last_step=spec.steps, is_chosen=True)
     if spec.checkpoint.load is None:
         return None
-    step = spec.checkpoint.load_step
-    return OtherJob(url=spec.checkpoint.load, step=step, last_step=spec.steps)
+    weights = InPlace(tensors, weights_only=True) if spec.checkpoint.load_weights_only else None
+    return OtherJob(
+        url=spec.checkpoint.load,
+        step=spec.checkpoint.load_step,
+        last_step=spec.steps,
+        weights=weights,
+    )
 
 
 def write_error(path: Path, error: BaseException) -> None:

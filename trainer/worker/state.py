@@ -144,6 +144,8 @@ class TrainState:
             ValueError: the text or the order of samples is another one, so going on would
                 train on a mixture.
         """
+        if "weights_of" in extra:
+            return [f"the weights are those of {extra['weights_of']}"]
         if "converted_from" in extra:
             # Another program's: it holds tensors. What else there is follows from the step.
             return [f"the checkpoint of step {extra['step']} is from {extra['converted_from']}"]
