@@ -1,19 +1,22 @@
 """A GPT of 1 to 7 billion parameters in bf16 on one GPU: MFU, and where the time goes.
 
 Trains through the production loop (parallel block, recomputation as asked, fp32 weights
-for the optimizer), then holds every fused operation and its gradients to its eager twin
-on the device. Without a GPU only `--size toy` runs, on the CPU, to try the program.
+for the optimizer), after every fused operation and its gradients were held to its eager
+twin on the device. With `--save`, what a checkpoint in host memory after each step costs,
+in turns with steps without. Without a GPU only `--size toy` runs, on the CPU, to try the program.
 
-    python -m bench.gpu_single [--size toy|1b|3b|7b] [--steps 20]
+    python -m bench.gpu_single [--size toy|400m|1b|3b|7b] [--steps 20] [--save FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ WARM_UP_STEPS = 3
 # Hidden widths as in the usual models of these sizes; 7b fits one device of 141 GB.
 SIZES: Mapping[str, dict[str, Any]] = {
     "toy": {"layers": 2, "hidden": 64, "heads": 2, "seq_len": 64, "vocab_size": 256},
+    "400m": {"layers": 24, "hidden": 1024, "heads": 16, "seq_len": 2048, "vocab_size": 32_768},
     "1b": {"layers": 24, "hidden": 2048, "heads": 16, "seq_len": 2048, "vocab_size": 32_768},
     "3b": {"layers": 32, "hidden": 2560, "heads": 20, "seq_len": 2048, "vocab_size": 32_768},
     "7b": {"layers": 32, "hidden": 4096, "heads": 32, "seq_len": 2048, "vocab_size": 32_768},
@@ -47,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
+    parser.add_argument("--save", type=Path, help="folder in host memory, such as /dev/shm/bench")
     options = parser.parse_args(arguments)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu" and options.size != "toy":
@@ -54,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     twins = check_twins(device)
     row = train(_spec(options), device, options.steps)
+    if options.save is not None:
+        row |= save(_spec(options), device, options.steps, options.save)
     row |= {"size": options.size, "twins": twins}
     print(json.dumps(row, indent=1))
     if device.type == "cuda":
@@ -103,6 +110,44 @@ def train(spec: JobSpec, device: torch.device, steps: int) -> dict[str, Any]:
         },
         "peak_memory_bytes": use.peak_memory_bytes,
     }
+
+
+def save(spec: JobSpec, device: torch.device, steps: int, memory: Path) -> dict[str, Any]:
+    """Seconds of a step with and without a save after each, and of a plain copy to the host."""
+    seconds: dict[str, float] = {}
+    for name, where in (("plain_step_s", None), ("saved_step_s", memory)):
+        with tempfile.TemporaryDirectory(prefix="outlast-bench-") as folder:
+            ours = Ours(spec, folder=Path(folder), device=device, memory=where)
+            for number in range(WARM_UP_STEPS):
+                ours.step(number)
+            begin_s = time.perf_counter()
+            for number in range(steps):
+                ours.step(number)
+            if ours.stager is not None:
+                ours.stager.finish()
+            seconds[name] = (time.perf_counter() - begin_s) / steps
+            if ours.stager is not None:
+                ours.stager.close()
+    shutil.rmtree(memory)
+    copied_bytes = min(ours.state_bytes, 1 << 30)
+    return {
+        "state_bytes": ours.state_bytes,
+        **seconds,
+        "saved_vs_plain": seconds["saved_step_s"] / seconds["plain_step_s"],
+        "copy_s": _copy_s(device, copied_bytes) * ours.state_bytes / copied_bytes,
+    }
+
+
+def _copy_s(device: torch.device, num_bytes: int) -> float:
+    """Seconds to copy so much from the device into memory that was pinned before."""
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    into = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    found = []
+    for _ in range(5):
+        begin_s = time.perf_counter()
+        into.copy_(source)
+        found.append(time.perf_counter() - begin_s)
+    return statistics.median(found)
 
 
 def _spec(options: argparse.Namespace) -> JobSpec:

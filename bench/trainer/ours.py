@@ -1,4 +1,7 @@
-"""One rank of Outlast's trainer, as a benchmark drives it: the production loop, no checkpoints."""
+"""One rank of Outlast's trainer, as a benchmark drives it: the production loop.
+
+It has no checkpoints unless it is given a folder for those in host memory.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # re-exports
 
 from bench.trainer.shape import Shape
+from checkpoint.stage.copy_stream import copy_stream_for
+from checkpoint.stage.stager import Stager
 from outlast.blackbox import Reader, Writer
 from outlast.spec import JobSpec
 from trainer.parallel.mesh import build_mesh
 from trainer.worker.loop import TrainLoop
-from trainer.worker.state import build_state
+from trainer.worker.state import TrainState, build_state
 
 if TYPE_CHECKING:
     from bench.member import Rank
@@ -42,6 +47,18 @@ class _SavesNothing:
         """Nothing is on its way."""
 
 
+def _stager(folder: Path, state: TrainState) -> Stager:
+    """As a worker has it that is alone on its node."""
+    return Stager(
+        folder,
+        rank=state.mesh.rank,
+        attempt=1,
+        world_size=state.mesh.layout.world_size,
+        tensors=state.named_tensors(),
+        copy_stream=copy_stream_for(state.mesh.device, ranks_here=1),
+    )
+
+
 class Ours:
     """`step` trains on one global batch; `box` reads what the rank notes of itself."""
 
@@ -66,6 +83,7 @@ class Ours:
         folder: Path,
         interface: str = "",
         device: torch.device | None = None,
+        memory: Path | None = None,
     ) -> None:
         path = folder / f"{rank}.blackbox"
         box = Writer(path, rank=rank, world_size=spec.layout.world_size, attempt=1)
@@ -83,8 +101,11 @@ class Ours:
         state = build_state(spec, self.mesh, folder / "data")
         state.flat.initialise(spec.seed)
         state.data_parallel.refresh()
+        self.state_bytes = sum(named.tensor.nbytes for named in state.named_tensors())
         self.num_parameters = sum(math.prod(facts.shape) for facts in state.flat.facts.values())
-        self._loop = TrainLoop(state, box, _SavesNothing(), stop_requested=lambda: False)
+        self.stager = None if memory is None else _stager(memory, state)
+        saver = self.stager or _SavesNothing()
+        self._loop = TrainLoop(state, box, saver, stop_requested=lambda: False)
         self._step = 0
 
     @property

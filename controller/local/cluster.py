@@ -275,7 +275,8 @@ class LocalCluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, NODE_MARK: str(folder)},
+                # NCCL lets ranks share a GPU only where they are on different hosts.
+                env={"NCCL_HOSTID": node.name, **os.environ, NODE_MARK: str(folder)},
             )
         node.process = process_name(node.child.pid)
         assert node.process is not None, "a child that nobody has waited for has a name"

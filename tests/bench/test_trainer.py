@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +33,18 @@ def test_a_gpt_trains_in_bf16_and_tells_where_the_time_went(
     assert sum(passes_s.values()) <= row["phases_s"]["forward_backward"]
     assert set(row["twins"]) >= {"layer_norm", "bias_gated", "causal_softmax"}
     assert set(row["twins"]) >= {"windowed_attention", "vocab_loss"}
+
+
+def test_saves_after_each_step_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = tmp_path / "memory"
+    assert gpu_single.main(["--size", "toy", "--steps", "2", "--save", str(memory)]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["saved_step_s"] > 0
+    assert row["copy_s"] > 0
+    assert row["state_bytes"] >= 12 * row["parameters"]
+    assert not memory.exists()
 
 
 def test_a_wrong_gradient_of_a_fused_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
