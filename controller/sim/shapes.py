@@ -91,13 +91,13 @@ def _draw_workloads(random: Random, jobs: Sequence[SimJob]) -> None:
             keep_copies.append((job, random.random() >= TWINS_SHARE))
     for job in jobs:
         if random.random() < SCRIPT_SHARE:
-            _be_script(job, is_silent=random.random() < SILENT_SHARE)
+            make_script(job, is_silent=random.random() < SILENT_SHARE)
     for job, dp_is_sharded in keep_copies:
         if not job.is_silent:
             job.keep_copies(dp_is_sharded=dp_is_sharded)
 
 
-def _be_script(job: SimJob, *, is_silent: bool) -> None:
+def make_script(job: SimJob, *, is_silent: bool) -> None:
     """As `convert.plan_of` has it: it cannot be told to leave out batches, or to store its end."""
     job.script_steps, job.is_silent = job.plan.total_steps, is_silent
     job.plan = replace(job.plan, total_steps=None, last_checkpoint_s=0.0)

@@ -18,6 +18,8 @@ def upload(world: World, training: Training, step: int) -> None:
     if training.job.is_silent:
         if training.job.store_up:
             training.job.saved_step = step
+            # Cut off from the controller it trains on, and the next attempt resumes from this.
+            training.note_trained(step)
         return
     agents = [world.nodes[node].agent for node in training.nodes]
     delay_s = world.pace.upload_s(training.job.upload_s)

@@ -17,6 +17,7 @@ from controller.core.retention import Retention, expired
 from controller.core.states import JobState
 from controller.sim.attempt import SimJob, Training
 from controller.sim.run import end_world
+from controller.sim.shapes import make_script
 from controller.sim.violation import Violation
 from controller.sim.world import Shape, World, make_plan
 from outlast.failures import FailureClass
@@ -39,6 +40,7 @@ def _world(
     spares: int = 5,
     read_share: float = 0.0,
     copy_steps: int = 0,
+    is_silent: bool = False,
 ) -> World:
     """A job that has been submitted, and spare nodes beside it."""
     shape = Shape(
@@ -60,6 +62,8 @@ def _world(
     if copy_steps:
         world.jobs[JOB].copy_steps = copy_steps
         world.jobs[JOB].keep_copies(dp_is_sharded=True)
+    if is_silent:
+        make_script(world.jobs[JOB], is_silent=True)
     world.submit(world.jobs[JOB])
     return world
 
@@ -269,6 +273,17 @@ def node_is_lost(seed: int) -> None:
     end_world(world)
 
 
+def script_saves_while_cut_off(seed: int) -> None:
+    """Seed 245: a silent script trains on where nobody sees it, and saves for the next attempt."""
+    world = _world(seed, nodes=1, is_silent=True)
+    node = _last(_trains(world))
+    world.cut(node)
+    _pass(world, HOUR_S / 2)
+    world.heal(node)
+    _pass(world, HOUR_S / 2)
+    end_world(world)
+
+
 def spare_dies(seed: int) -> None:
     """A free node dies while it is being checked."""
     world = _world(seed)
@@ -303,5 +318,6 @@ STORIES: tuple[Story, ...] = (
     records_expire,
     slots_are_read,
     node_is_lost,
+    script_saves_while_cut_off,
     spare_dies,
 )
