@@ -68,7 +68,7 @@ class CheckpointReports:
     def memory_damaged(self, job_id: str, damage: Damage) -> None:
         """Host memory of this node did not hold what was written to it; the slot is not used."""
         sign = agents_pb2.HostSign(
-            subject="silent_corruption", what=f"rank {damage.rank}", words=damage.what
+            subject="silent_corruption", what=f"rank {damage.rank}", message=damage.what
         )
         self._emit_of_job(job_id, agents_pb2.AgentEvent(host_sign=sign))
 

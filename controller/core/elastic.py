@@ -146,11 +146,11 @@ def _is_unsure(ctx: Context) -> bool:
 def _shrunk(
     ctx: Context, job: JobRecord, size: Size, places: tuple[NodeId | None, ...]
 ) -> JobRecord:
-    words = f"going on with {_in_words(job, size)}: no more nodes came in time ({_setting(job)})"
+    message = f"going on with {_in_words(job, size)}: no more nodes came in time ({_setting(job)})"
     incident = ctx.incident_of(job)
     if incident is not None:
-        ctx.note(incident, "elastic", words)
-    ctx.emit(Alert(summary=f"job {job.job_id} is {words}"))
+        ctx.note(incident, "elastic", message)
+    ctx.emit(Alert(summary=f"job {job.job_id} is {message}"))
     return _at(ctx, job, size, places)
 
 

@@ -84,14 +84,14 @@ def _clear(ctx: Context, job: JobRecord) -> None:
 
 
 def _in_words(step: int, suspects: tuple[NodeId, ...], *, still_here: bool) -> str:
-    words = (
+    message = (
         f"step {step} was done again and its loss is finite now: it did not reproduce, so a device "
     )
-    words += "computed wrong"
+    message += "computed wrong"
     if not suspects:
-        return f"{words}; which one is not known"
+        return f"{message}; which one is not known"
     if not still_here:
-        return f"{words}; {names(suspects)} had a part in it, and the job has left it"
+        return f"{message}; {names(suspects)} had a part in it, and the job has left it"
     if len(suspects) == 1:
-        return f"{words}; {suspects[0]} is suspected"
-    return f"{words}; one of {names(suspects)} is suspected"
+        return f"{message}; {suspects[0]} is suspected"
+    return f"{message}; one of {names(suspects)} is suspected"

@@ -54,6 +54,6 @@ def fault_of(host: Host, closing: tuple[ClosingCondition, ...]) -> str:
     for one in closing:
         found = host.conditions.get(one.kind)
         if found is not None and found.status == one.status:
-            why = f" ({found.words})" if found.words else ""
+            why = f" ({found.message})" if found.message else ""
             return f"its host has the condition {one.kind}={one.status}{why}"
     return ""

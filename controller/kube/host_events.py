@@ -72,8 +72,8 @@ class HostEvents:
 
         `refusal` is why others that are wanted cannot even be made, "" when they can.
         """
-        words = (refusal and f"a pod cannot be made: {refusal}", _words_for(on_the_way))
-        detail = "; ".join(filter(None, words))[:_MAX_WORDS]
+        messages = (refusal and f"a pod cannot be made: {refusal}", _message_for(on_the_way))
+        detail = "; ".join(filter(None, messages))[:_MAX_WORDS]
         if detail == self._awaited:
             return []
         self._awaited = detail
@@ -127,14 +127,14 @@ def _pod_trouble(pod: Pod | None) -> str:
     return "" if pod.is_alive else f"its pod {pod.name} has {pod.phase.lower()}{why}"
 
 
-def _words_for(on_the_way: list[Pod]) -> str:
+def _message_for(on_the_way: list[Pod]) -> str:
     """Such as `3 pods are on their way; outlast-agent-2 is Pending: Unschedulable: …`."""
     if not on_the_way:
         return ""
     told = [pod for pod in sorted(on_the_way, key=lambda pod: pod.name) if pod.detail]
     count = len(on_the_way)
-    words = f"{count} pod{'s are' if count > 1 else ' is'} on the way"
+    message = f"{count} pod{'s are' if count > 1 else ' is'} on the way"
     if told:
         where = f" on {told[0].host}" if told[0].host else ""
-        words += f"; {told[0].name}{where} is {told[0].phase}: {told[0].detail}"
-    return words
+        message += f"; {told[0].name}{where} is {told[0].phase}: {told[0].detail}"
+    return message

@@ -45,7 +45,7 @@ class Condition:
 
     status: str
     """True, False or Unknown."""
-    words: str
+    message: str
     """Reason and message."""
 
 
@@ -104,7 +104,7 @@ def read_host(document: Json) -> Host:
     conditions = {
         item["type"]: Condition(
             status=item["status"],
-            words=": ".join(filter(None, (item.get("reason"), item.get("message")))),
+            message=": ".join(filter(None, (item.get("reason"), item.get("message")))),
         )
         for item in (document.get("status") or {}).get("conditions") or ()
     }
@@ -158,7 +158,7 @@ def _not_ready(conditions: Mapping[str, Condition]) -> str:
     # against it.
     if ready is None or ready.status == "True":
         return ""
-    return f"Ready is {ready.status}" + (f" ({ready.words})" if ready.words else "")
+    return f"Ready is {ready.status}" + (f" ({ready.message})" if ready.message else "")
 
 
 def _seconds(stamp: str | None) -> float:

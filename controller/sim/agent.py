@@ -216,9 +216,9 @@ class Agent:
         event = agents_pb2.AgentEvent(job_id=job, attempt=attempt, checkpoint_trouble=trouble)
         self.emit(event, Weight.LASTING)
 
-    def report_device(self, words: str) -> None:
+    def report_device(self, message: str) -> None:
         """What the kernel says of the node's devices; nothing once they are well again."""
-        sign = agents_pb2.HostSign(subject=Cause.KERNEL_LOG, what="gpu", words=words)
+        sign = agents_pb2.HostSign(subject=Cause.KERNEL_LOG, what="gpu", message=message)
         self.emit(agents_pb2.AgentEvent(host_sign=sign), Weight.LASTING)
 
     # Commands

@@ -58,8 +58,8 @@ class SpikeWatch:
             return ""
         of_loss, of_norm = self._loss_spike(step.loss), self._norm_spike(step.grad_norm)
         self.is_of_loss = bool(of_loss)
-        words = "; ".join(filter(None, (of_loss, of_norm)))
-        return f"step {step.step}: {words}" if words else ""
+        message = "; ".join(filter(None, (of_loss, of_norm)))
+        return f"step {step.step}: {message}" if message else ""
 
     def _loss_spike(self, loss: float) -> str:
         before = self._losses
@@ -113,7 +113,7 @@ class SpeedWatch:
         self._window: list[float] = []
         self.best_s = best_s
         self._lasting = Lasting()
-        self.words = ""
+        self.message = ""
 
     def take(self, step: Step) -> bool | None:
         """True when steps have become slow for good, False when that is over, else None."""
@@ -123,7 +123,7 @@ class SpeedWatch:
         present_s = median(self._window)
         self._window = []
         best_s = self.best_s = min(present_s, self.best_s or present_s)
-        self.words = (
+        self.message = (
             f"a step takes {present_s:.4g} s, {present_s / best_s:.2f} times the {best_s:.4g} s of "
             f"the job's best window (limit {SLOWER:g}, in 3 of 5 windows)"
         )

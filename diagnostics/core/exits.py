@@ -82,7 +82,7 @@ class Classification:
     rule: str = ""
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The reason, and by which rule of which table it is one."""
         if not self.rule:
             return self.reason

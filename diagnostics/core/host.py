@@ -45,7 +45,7 @@ class KernelLine:
     """A line that a rule knows."""
 
     rule: KernelRule
-    words: str
+    message: str
 
 
 def known_lines(lines: Iterable[str]) -> tuple[KernelLine, ...]:
@@ -56,19 +56,19 @@ def known_lines(lines: Iterable[str]) -> tuple[KernelLine, ...]:
         if rule is not None:
             means = rule.means
             which = f"class {str(means.kernel_class)!r}, {KERNEL_LOG.cite(rule.name)}"
-            words = f"{means.says} ({KERNEL_LOG.name}, {which}): {line.strip()[:300]}"
-            found.append(KernelLine(rule=rule, words=words))
+            message = f"{means.says} ({KERNEL_LOG.name}, {which}): {line.strip()[:300]}"
+            found.append(KernelLine(rule=rule, message=message))
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something found on a node, or over again when `words` is empty."""
+    """Something found on a node, or over again when `message` is empty."""
 
     subject: Subject
     # What of the subject: a folder, "" where there is only one.
     what: str
-    words: str
+    message: str
     # It speaks of what runs on the node, and not against the node.
     spares_node: bool = False
 
@@ -88,28 +88,28 @@ class HostWatch:
         )
         for folder, free in state.disks_free.items():
             where = (Subject.DISK, folder)
-            words = f"of the disk of its folder {folder!r} is free"
-            changes += self._level(where, free, (LEAST_DISK, ENOUGH_DISK), words)
+            message = f"of the disk of its folder {folder!r} is free"
+            changes += self._level(where, free, (LEAST_DISK, ENOUGH_DISK), message)
         before, self._oom_kills = self._oom_kills, state.oom_kills
         if before is not None and state.oom_kills > before:
-            words = f"the kernel killed {state.oom_kills - before} processes for want of memory"
-            changes.append(Change(subject=Subject.MEMORY, what="oom", words=words))
+            message = f"the kernel killed {state.oom_kills - before} processes for want of memory"
+            changes.append(Change(subject=Subject.MEMORY, what="oom", message=message))
         for line in state.kernel:
             spares = not line.rule.means.blames_node
             changes.append(
-                Change(subject=Subject.KERNEL, what="", words=line.words, spares_node=spares)
+                Change(subject=Subject.KERNEL, what="", message=line.message, spares_node=spares)
             )
         return changes
 
     def _level(
-        self, where: tuple[Subject, str], share: float, limits: tuple[float, float], words: str
+        self, where: tuple[Subject, str], share: float, limits: tuple[float, float], message: str
     ) -> list[Change]:
         least, enough = limits
         subject, what = where
         if share < least and not self._told.get(where):
             self._told[where] = True
-            text = f"{share:.1%} {words} (limit {least:.0%}, ours)"
-            return [Change(subject=subject, what=what, words=text)]
+            text = f"{share:.1%} {message} (limit {least:.0%}, ours)"
+            return [Change(subject=subject, what=what, message=text)]
         if share >= enough and self._told.pop(where, False):
-            return [Change(subject=subject, what=what, words="")]
+            return [Change(subject=subject, what=what, message="")]
         return []

@@ -37,7 +37,7 @@ class Slow:
     limit: float
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The measured value, the limit and where it comes from."""
         return (
             f"rank {self.rank} works {self.work_s:.4g} s in a step, {self.ratio:.2f} times the "

@@ -18,7 +18,7 @@ class Match:
     """A line that a rule knows."""
 
     rule: WorkerRule
-    words: str
+    message: str
 
 
 def known_lines(lines: Iterable[str]) -> tuple[Match, ...]:
@@ -28,6 +28,6 @@ def known_lines(lines: Iterable[str]) -> tuple[Match, ...]:
         rule = WORKER_LOG.first(line)
         if rule is not None and rule.name not in found:
             which = f"{WORKER_LOG.name}, {WORKER_LOG.cite(rule.name)}"
-            words = f"{rule.means.says} ({which}): {line.strip()[:_MAX_WORDS]}"
-            found[rule.name] = Match(rule=rule, words=words)
+            message = f"{rule.means.says} ({which}): {line.strip()[:_MAX_WORDS]}"
+            found[rule.name] = Match(rule=rule, message=message)
     return tuple(found.values())

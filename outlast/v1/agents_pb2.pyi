@@ -555,7 +555,7 @@ class HostSign(google.protobuf.message.Message):
 
     SUBJECT_FIELD_NUMBER: builtins.int
     WHAT_FIELD_NUMBER: builtins.int
-    WORDS_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
     SPARES_NODE_FIELD_NUMBER: builtins.int
     subject: builtins.str
     """host_memory, disk, kernel_log, worker_log, storage or silent_corruption; the last three are of
@@ -563,7 +563,7 @@ class HostSign(google.protobuf.message.Message):
     """
     what: builtins.str
     """What of it, a folder for instance."""
-    words: builtins.str
+    message: builtins.str
     """The value, the limit and where that comes from; empty when it is over."""
     spares_node: builtins.bool
     """It may be logged, but another node would do no better."""
@@ -572,10 +572,10 @@ class HostSign(google.protobuf.message.Message):
         *,
         subject: builtins.str = ...,
         what: builtins.str = ...,
-        words: builtins.str = ...,
+        message: builtins.str = ...,
         spares_node: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["spares_node", b"spares_node", "subject", b"subject", "what", b"what", "words", b"words"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "spares_node", b"spares_node", "subject", b"subject", "what", b"what"]) -> None: ...
 
 global___HostSign = HostSign
 

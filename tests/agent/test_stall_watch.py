@@ -237,7 +237,7 @@ def test_a_process_killed_for_want_of_memory_is_told(tmp_path: Path) -> None:
     host.look()
     (event,) = told
     assert event.host_sign.subject == "host_memory"
-    assert "killed 1 processes" in event.host_sign.words
+    assert "killed 1 processes" in event.host_sign.message
 
 
 def test_a_container_s_own_limit_counts(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_container_s_own_limit_counts(tmp_path: Path) -> None:
     (cgroup / "memory.current").write_text("990\n")
     (cgroup / "memory.stat").write_text("inactive_file 10\n")
     host.look()
-    assert [event.host_sign.words for event in told] == [
+    assert [event.host_sign.message for event in told] == [
         "2.0% of its memory is left (limit 5%, ours)"
     ]
 
@@ -270,5 +270,5 @@ def test_a_full_disk_is_told_and_room_on_it_too(tmp_path: Path) -> None:
     finally:
         subprocess.run(["umount", disk], check=True)
     assert [event.host_sign.subject for event in told] == ["disk", "disk"]
-    assert "folder 'data' is free" in told[0].host_sign.words
-    assert told[1].host_sign.words == ""
+    assert "folder 'data' is free" in told[0].host_sign.message
+    assert told[1].host_sign.message == ""

@@ -30,27 +30,27 @@ def worker(tmp_path: Path) -> Worker:
         loop.close()
 
 
-def words(logs: WorkerLogs) -> list[str]:
-    return [match.words.rpartition(": ")[2] for _, match in logs.look()]
+def messages(logs: WorkerLogs) -> list[str]:
+    return [match.message.rpartition(": ")[2] for _, match in logs.look()]
 
 
 def test_whole_lines_are_told_once_and_half_ones_when_they_are_whole(worker: Worker) -> None:
     logs = WorkerLogs(lambda: [worker])
-    assert words(logs) == []
+    assert messages(logs) == []
     with worker.paths.log.open("a") as log:
         print(f"step 1\n{LOST} one\nGPU is", end="", file=log, flush=True)
-        assert words(logs) == [f"{LOST} one"]
+        assert messages(logs) == [f"{LOST} one"]
         print(" lost two", file=log, flush=True)
-        assert words(logs) == [f"{LOST} two"]
-    assert words(logs) == []
+        assert messages(logs) == [f"{LOST} two"]
+    assert messages(logs) == []
 
 
 def test_of_a_flood_the_newest_part_is_read(worker: Worker) -> None:
     logs = WorkerLogs(lambda: [worker])
-    assert words(logs) == []
+    assert messages(logs) == []
     flood = f"{LOST} old\n" + "x" * 80 + "\n" + ("y" * 79 + "\n") * (2 * MAX_BYTES // 80)
     worker.paths.log.write_text(f"{flood}{LOST} new\n")
-    assert words(logs) == [f"{LOST} new"]
+    assert messages(logs) == [f"{LOST} new"]
 
 
 def test_a_worker_that_is_gone_is_forgotten(worker: Worker) -> None:
@@ -58,7 +58,7 @@ def test_a_worker_that_is_gone_is_forgotten(worker: Worker) -> None:
     logs = WorkerLogs(lambda: workers)
     worker.paths.log.write_text(f"{LOST}\n")
     workers.clear()
-    assert words(logs) == []
+    assert messages(logs) == []
 
 
 def test_a_log_that_has_grown_too_long_is_shortened_and_its_new_lines_are_told(
@@ -69,6 +69,6 @@ def test_a_log_that_has_grown_too_long_is_shortened_and_its_new_lines_are_told(
         with worker.paths.log.open("a") as log:
             print("a line of what a program has to say\n" * 60_000, file=log)
             print(f"{LOST} {number}", file=log)
-        assert words(logs) == [f"{LOST} {number}"]
+        assert messages(logs) == [f"{LOST} {number}"]
         assert worker.paths.log.stat().st_blocks * 512 <= 1 << 20
-    assert words(logs) == []
+    assert messages(logs) == []

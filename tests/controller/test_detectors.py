@@ -350,7 +350,7 @@ def test_what_is_switched_off_is_not_told() -> None:
 
 def test_a_node_s_own_trouble_goes_to_the_job_on_it() -> None:
     agents = Agents(state_of(kernel_log="act"))
-    xid = host_event("kernel_log", words="an XID")
+    xid = host_event("kernel_log", message="an XID")
     (found,) = agents.host(NODES[0], xid)
     assert isinstance(found, Detected)
     assert (found.cause, found.node, found.detail) == (Cause.KERNEL_LOG, NODES[0], "n1: an XID")
@@ -358,7 +358,7 @@ def test_a_node_s_own_trouble_goes_to_the_job_on_it() -> None:
     well = host_event("disk", what="data")
     assert [type(event) for event in agents.host(NODES[0], well)] == [DetectionEnded]
     assert agents.host(NodeId("elsewhere"), xid) == []
-    assert agents.host(NODES[0], host_event("new", words="x")) == []
+    assert agents.host(NODES[0], host_event("new", message="x")) == []
 
 
 @pytest.mark.parametrize("cause", [Cause.DISK, Cause.HOST_MEMORY])
@@ -367,7 +367,7 @@ def test_a_node_s_memory_and_disks_have_every_mode(
     cause: Cause, mode: str, acts: list[bool]
 ) -> None:
     agents = Agents(state_of(**{cause: mode}))
-    found = agents.host(NODES[0], host_event(cause, words="nearly full"))
+    found = agents.host(NODES[0], host_event(cause, message="nearly full"))
     assert [each.acts for each in found if isinstance(each, Detected)] == acts
 
 
@@ -413,7 +413,7 @@ def test_hosts_and_lines_of_workers_are_heard_while_workers_live(
 ) -> None:
     known = state_of()
     known.jobs[JOB] = replace(known.jobs[JOB], state=state)
-    line = host_event("storage", words="a start waits for checkpoint storage")
+    line = host_event("storage", message="a start waits for checkpoint storage")
     found = Agents(known).host(NODES[0], line)
     assert [event.cause for event in found] == [Cause.STORAGE] * num_found
 
@@ -424,7 +424,7 @@ def test_a_line_of_a_worker_is_told_of_its_own_attempt_and_acted_on_where_it_bla
     agents = Agents(state_of(worker_log="act"))
 
     def acts(attempt: int, **fields: Any) -> list[bool]:
-        event = host_event("worker_log", words="rank 1: ECC", **fields)
+        event = host_event("worker_log", message="rank 1: ECC", **fields)
         event.job_id, event.attempt = JOB, attempt
         return [found.acts for found in agents.host(NODES[0], event)]
 
@@ -437,14 +437,14 @@ def test_damaged_host_memory_is_told_whatever_its_job_does_and_whatever_the_spec
     state = state_of()
     state.jobs[JOB] = replace(state.jobs[JOB], state=JobState.SUSPENDING)
     agents = Agents(state)
-    words = "step 9, host memory, slot 1 of rank 3: bytes 0 to 64 do not fit their checksum"
-    event = host_event("silent_corruption", what="rank 3", words=words)
+    message = "step 9, host memory, slot 1 of rank 3: bytes 0 to 64 do not fit their checksum"
+    event = host_event("silent_corruption", what="rank 3", message=message)
     assert agents.host(NODES[1], event) == []
     event.job_id = JOB
     (found,) = told(agents.host(NODES[1], event), Detected)
     assert isinstance(found, Detected)
     assert (found.cause, found.node, found.rank) == (Cause.SILENT_CORRUPTION, NODES[1], 3)
-    assert found.detail == f"{NODES[1]}: {words}"
+    assert found.detail == f"{NODES[1]}: {message}"
 
 
 def host_event(subject: str, **fields: Any) -> agents_pb2.AgentEvent:

@@ -43,18 +43,18 @@ def test_lost_connection_is_a_cascade() -> None:
 
 def test_words_name_the_rule_and_the_version_of_its_table() -> None:
     found = classify(ExitFacts(code=1, exception_type="MemoryError"))
-    assert found.words == (
+    assert found.message == (
         "MemoryError:  (exception, class 'oom_host', "
         f"rule 'host allocation' of table {EXITS.version})"
     )
     printed = classify(ExitFacts(code=-6, stderr_tail="CUDA out of memory\n"))
-    assert printed.words.startswith("CUDA out of memory (standard error, class 'cuda_oom', rule")
+    assert printed.message.startswith("CUDA out of memory (standard error, class 'cuda_oom', rule")
 
 
 def test_words_that_no_rule_knows_name_none() -> None:
-    assert classify(ExitFacts(code=-9)).words == "killed by SIGKILL"
+    assert classify(ExitFacts(code=-9)).message == "killed by SIGKILL"
     unknown = classify(ExitFacts(code=1, exception_type="my.Error", exception_message="seven"))
-    assert unknown.words == "my.Error: seven"
+    assert unknown.message == "my.Error: seven"
 
 
 def test_initiating_cause_in_standard_error_beats_a_cascade() -> None:
@@ -119,7 +119,7 @@ def test_sigkill_that_the_kernel_has_counted_is_out_of_memory(before: str) -> No
         )
     )
     assert (found.exit_class, found.where) == (FailureClass.OOM_HOST, Where.COUNT)
-    assert found.words == f"killed by SIGKILL: {COUNTED}"
+    assert found.message == f"killed by SIGKILL: {COUNTED}"
 
 
 def test_other_ends_are_not_explained_by_a_count() -> None:

@@ -25,27 +25,27 @@ def test_a_full_disk_is_told_once_with_its_limit_and_when_it_is_over() -> None:
     assert watch.take(state()) == []
     (change,) = watch.take(state(disk=0.01))
     assert (change.subject, change.what) == (Subject.DISK, "data")
-    assert change.words == "1.0% of the disk of its folder 'data' is free (limit 5%, ours)"
+    assert change.message == "1.0% of the disk of its folder 'data' is free (limit 5%, ours)"
     assert watch.take(state(disk=0.06)) == []
-    assert watch.take(state(disk=0.2)) == [Change(subject=Subject.DISK, what="data", words="")]
+    assert watch.take(state(disk=0.2)) == [Change(subject=Subject.DISK, what="data", message="")]
 
 
 def test_little_memory_is_told() -> None:
     (change,) = HostWatch().take(state(memory=0.02))
-    assert change.words == "2.0% of its memory is left (limit 5%, ours)"
+    assert change.message == "2.0% of its memory is left (limit 5%, ours)"
 
 
 def test_processes_killed_before_the_agent_began_are_no_news() -> None:
     watch = HostWatch()
     assert watch.take(state(kills=7)) == []
     (change,) = watch.take(state(kills=9))
-    assert change.words == "the kernel killed 2 processes for want of memory"
+    assert change.message == "the kernel killed 2 processes for want of memory"
 
 
 def test_the_kernel_s_words_come_with_what_they_mean() -> None:
     lines = known_lines(["usb 1-1: new device", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, gone"])
     (change,) = HostWatch().take(state(kernel=lines))
-    assert change.words.startswith(
+    assert change.message.startswith(
         "the driver reports an error of a GPU (kernel log, class 'device', rule 'xid' of table 2)"
     )
 

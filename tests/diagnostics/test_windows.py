@@ -32,8 +32,8 @@ def test_one_slow_rank_of_eight_is_named_after_three_windows() -> None:
     table = StragglerTable(EIGHT)
     told = [table.take(noisy(seed, slow={5: 1.25}))[0] for seed in range(5)]
     assert [[slow.rank for slow in begun] for begun in told] == [[], [], [5], [], []]
-    assert "rank 5" in told[2][0].words
-    assert "limit 1.1" in told[2][0].words
+    assert "rank 5" in told[2][0].message
+    assert "limit 1.1" in told[2][0].message
 
 
 def test_a_straggler_that_has_recovered_for_five_windows_is_none_any_more() -> None:
@@ -85,9 +85,9 @@ def test_a_spike_of_the_gradient_norm_is_told_with_its_limit() -> None:
     source = random.Random(0)
     for step in range(ENOUGH_HISTORY):
         assert not watch.take(a_step(step, norm=source.gauss(1.0, 0.1)))
-    words = watch.take(a_step(99, norm=9.0))
-    assert words.startswith("step 99: gradient norm 9, ")
-    assert "limit 4" in words
+    message = watch.take(a_step(99, norm=9.0))
+    assert message.startswith("step 99: gradient norm 9, ")
+    assert "limit 4" in message
 
 
 @given(st.integers(0, 1000))
@@ -132,7 +132,7 @@ def test_steps_that_become_slow_for_good_are_told_and_the_end_of_it() -> None:
 
     assert windows(5, 1.0) == []
     assert windows(4, 1.5) == [True]
-    assert "1.50 times" in watch.words
+    assert "1.50 times" in watch.message
     assert windows(6, 1.0) == [False]
 
 

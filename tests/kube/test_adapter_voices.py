@@ -17,7 +17,7 @@ from tests.kube.test_adapter_quarantine import document, merged
 from tests.kube.test_adapter_reconcile import SESSION, kinds, quarantined
 from tests.kube.views import CONFIG, host, node, pod, view
 
-BROKEN = {"GPUMissing": Condition(status="True", words="GPUMissing: 7 of 8")}
+BROKEN = {"GPUMissing": Condition(status="True", message="GPUMissing: 7 of 8")}
 HOST = NodeId("host-1")
 
 

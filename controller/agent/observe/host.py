@@ -141,7 +141,7 @@ class Host:
             sign = agents_pb2.HostSign(
                 subject=change.subject,
                 what=change.what,
-                words=change.words,
+                message=change.message,
                 spares_node=change.spares_node,
             )
             event = agents_pb2.AgentEvent(at_s=node_time_s(), host_sign=sign)
@@ -150,7 +150,7 @@ class Host:
             sign = agents_pb2.HostSign(
                 subject=match.rule.means.cause,
                 what=f"rank {worker.rank}",
-                words=f"rank {worker.rank}: {match.words}",
+                message=f"rank {worker.rank}: {match.message}",
                 spares_node=not match.rule.means.blames_node,
             )
             event = agents_pb2.AgentEvent(

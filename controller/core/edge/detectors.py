@@ -52,7 +52,7 @@ class _Odd:
     calm_steps: int = 0
     # Found since they were last reported, and what was said of the newest.
     unreported: int = 0
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(slots=True)
@@ -103,14 +103,14 @@ class Detectors:
                 duration_s=report.duration_s,
             )
             # A worker that finds NaN or Inf has ended by itself when that is to be acted on.
-            words = not_a_number(step)
-            events += self._odd(job, tables, Cause.NON_FINITE, words, report, may_act=False)
-            words = tables.spikes.take(step)
+            message = not_a_number(step)
+            events += self._odd(job, tables, Cause.NON_FINITE, message, report, may_act=False)
+            message = tables.spikes.take(step)
             may_act = tables.spikes.is_of_loss
-            events += self._odd(job, tables, Cause.SPIKE, words, report, may_act=may_act)
+            events += self._odd(job, tables, Cause.SPIKE, message, report, may_act=may_act)
             change = tables.speed.take(step)
             self._best_steps_s[job.job_id] = (job.plan.world_size, tables.speed.best_s)
-            events += self._changed(job, Cause.SLOWDOWN, change, tables.speed.words, report.at_s)
+            events += self._changed(job, Cause.SLOWDOWN, change, tables.speed.message, report.at_s)
         return events
 
     def heartbeat(self, attempts: RanksByAttempt, at_s: float, now_s: float) -> list[Event]:
@@ -144,12 +144,12 @@ class Detectors:
         if event.job_id and (event.job_id, event.attempt) != (job.job_id, job.attempt):
             return []
         cause = Cause(sign.subject)
-        if not sign.words:
-            words = f"{sign.what or 'it'} is well again"
-            return [DetectionEnded(job_id=job.job_id, cause=cause, node=node, detail=words)]
-        words = f"{node}: {sign.words}"
+        if not sign.message:
+            message = f"{sign.what or 'it'} is well again"
+            return [DetectionEnded(job_id=job.job_id, cause=cause, node=node, detail=message)]
+        message = f"{node}: {sign.message}"
         may_act = not sign.spares_node
-        return self._found(job, cause, words, event.at_s, node=node, may_act=may_act)
+        return self._found(job, cause, message, event.at_s, node=node, may_act=may_act)
 
     def _memory_damaged(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
         """Host memory that did not hold what was written: no detector that could be turned off."""
@@ -164,7 +164,7 @@ class Detectors:
                 cause=Cause.SILENT_CORRUPTION,
                 node=node,
                 rank=int(rank) if rank.isdecimal() else None,
-                detail=f"{node}: {event.host_sign.words}",
+                detail=f"{node}: {event.host_sign.message}",
                 at_s=event.at_s,
             )
         ]
@@ -178,17 +178,17 @@ class Detectors:
         if job is None:
             return []
         if not event.is_broken:
-            words = "its host is called well again"
+            message = "its host is called well again"
             return [
                 DetectionEnded(
-                    job_id=job.job_id, cause=Cause.NODE_CONDITION, node=event.node, detail=words
+                    job_id=job.job_id, cause=Cause.NODE_CONDITION, node=event.node, detail=message
                 )
             ]
         return self._condition(job, event.node, at_s)
 
     def _condition(self, job: JobRecord, node: NodeId, at_s: float) -> list[Event]:
-        words = f"{node}: {self._broken[node]}"
-        return self._found(job, Cause.NODE_CONDITION, words, at_s, node=node)
+        message = f"{node}: {self._broken[node]}"
+        return self._found(job, Cause.NODE_CONDITION, message, at_s, node=node)
 
     def _job_on(self, node: NodeId) -> JobRecord | None:
         """The job whose workers are there, if any are."""
@@ -260,8 +260,8 @@ class Detectors:
         begun, ended = tables.stragglers.take(works)
         events: list[Event] = []
         for slow in begun:
-            node = _node_of(job, slow.rank)
-            events += self._found(job, Cause.STRAGGLER, slow.words, at_s, node=node, rank=slow.rank)
+            node, message = _node_of(job, slow.rank), slow.message
+            events += self._found(job, Cause.STRAGGLER, message, at_s, node=node, rank=slow.rank)
         for rank in ended:
             events += self._over(job, Cause.STRAGGLER, _node_of(job, rank))
         return events
@@ -281,11 +281,11 @@ class Detectors:
             change = tables.data.setdefault(rank, Lasting()).take(bad=is_bad)
             node = _node_of(job, rank)
             if change is True:
-                words = (
+                message = (
                     f"rank {rank} waits {data_s:.3g} s for data in a step of {step_s:.3g} s "
                     f"(limit {DATA_SHARE:.0%}, ours, in 3 of 5 windows)"
                 )
-                events += self._found(job, Cause.DATA_STALL, words, at_s, node=node, rank=rank)
+                events += self._found(job, Cause.DATA_STALL, message, at_s, node=node, rank=rank)
             elif change is False:
                 events += self._over(job, Cause.DATA_STALL, node)
         return events
@@ -295,24 +295,24 @@ class Detectors:
         job: JobRecord,
         tables: _Tables,
         cause: Cause,
-        words: str,
+        message: str,
         report: common_pb2.StepReport,
         *,
         may_act: bool,
     ) -> list[Event]:
         """Something about a single step; over when it has not come back for a while."""
         odd = tables.odd.get(cause)
-        if not words:
+        if not message:
             return [] if odd is None else self._calm(job, tables, cause, odd, report)
         acts = may_act and self._mode(job, cause) == "act"
         if odd is not None and not acts and report.at_s - odd.reported_s < REPORT_PERIOD_S:
             odd.last_s, odd.calm_steps = report.at_s, 0
-            odd.unreported, odd.words = odd.unreported + 1, words
+            odd.unreported, odd.message = odd.unreported + 1, message
             return []
         count = 1 if odd is None else 1 + odd.unreported
         tables.odd[cause] = _Odd(last_s=report.at_s, reported_s=report.at_s)
         return self._found(
-            job, cause, words, report.at_s, step=report.step, may_act=may_act, count=count
+            job, cause, message, report.at_s, step=report.step, may_act=may_act, count=count
         )
 
     def _calm(
@@ -328,7 +328,7 @@ class Detectors:
         events: list[Event] = []
         if odd.unreported and report.at_s - odd.reported_s >= REPORT_PERIOD_S:
             events = self._found(
-                job, cause, odd.words, odd.last_s, may_act=False, count=odd.unreported
+                job, cause, odd.message, odd.last_s, may_act=False, count=odd.unreported
             )
             odd.unreported, odd.reported_s = 0, report.at_s
         if odd.calm_steps >= CALM_STEPS and report.at_s - odd.last_s >= CALM_S:
@@ -337,17 +337,17 @@ class Detectors:
         return events
 
     def _changed(
-        self, job: JobRecord, cause: Cause, change: bool | None, words: str, at_s: float
+        self, job: JobRecord, cause: Cause, change: bool | None, message: str, at_s: float
     ) -> list[Event]:
         if change is None:
             return []
-        return self._found(job, cause, words, at_s) if change else self._over(job, cause, None)
+        return self._found(job, cause, message, at_s) if change else self._over(job, cause, None)
 
     def _found(
         self,
         job: JobRecord,
         cause: Cause,
-        words: str,
+        message: str,
         at_s: float,
         *,
         node: NodeId | None = None,
@@ -366,7 +366,7 @@ class Detectors:
                 cause=cause,
                 node=node,
                 rank=rank,
-                detail=words,
+                detail=message,
                 at_s=at_s,
                 acts=mode == "act" and may_act,
                 step=step,

@@ -186,7 +186,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
     "HostSign": {
         "subject": Name(_WORD, reason=Reason.UNKNOWN_WORD),
         "what": _LINE,
-        "words": _LINE,
+        "message": _LINE,
         "spares_node": Flag(),
     },
     "CommandResult": {

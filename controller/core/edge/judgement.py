@@ -73,8 +73,8 @@ class HangJudgement:
         stalled_s, limit = self._standing()
         if self.is_logged:
             places = "; ".join(stood[:_MAX_PLACES])
-            words = f"the job stood still for {stalled_s:.1f} s; {verdict.reason}; {places}"
-            return self._logged(words)
+            message = f"the job stood still for {stalled_s:.1f} s; {verdict.reason}; {places}"
+            return self._logged(message)
         return JobStalled(
             job_id=self.job_id,
             attempt=self.attempt,
@@ -124,14 +124,14 @@ class HangJudgement:
         limit = f"at most {least.stall_limit_s:.1f} s: {least.stall_limit_source}"
         return least.stalled_s, limit
 
-    def _logged(self, words: str) -> Detected:
+    def _logged(self, message: str) -> Detected:
         return Detected(
             job_id=self.job_id,
             attempt=self.attempt,
             cause=Cause.HANG,
             node=None,
             rank=None,
-            detail=words,
+            detail=message,
             at_s=self.wall_s,
         )
 

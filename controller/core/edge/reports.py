@@ -138,7 +138,7 @@ def worker_exited(
             out_of_memory=exit_.out_of_memory,
         )
     )
-    detail = found.words
+    detail = found.message
     # What a rank did last says nothing of a setting that cannot be met.
     if found.exit_class is not FailureClass.CONFIG:
         # One of another version is left out of the words.

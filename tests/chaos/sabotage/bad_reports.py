@@ -77,7 +77,7 @@ def _kinds(case: Case) -> Iterator[dict[str, Any]]:
     for rank in (case.foreign, 2**20, -1):
         exit_ = agents_pb2.WorkerExit(code=-9, at_s=NAN, completed_step=_FAR)
         yield {"worker_exited": agents_pb2.WorkerExited(rank=rank, exit=exit_)}
-    yield {"host_sign": agents_pb2.HostSign(subject="No Such Subject", words="x" * 100_000)}
+    yield {"host_sign": agents_pb2.HostSign(subject="No Such Subject", message="x" * 100_000)}
     yield {"command_result": agents_pb2.CommandResult(command_id="no such command\n")}
     unknown = agents_pb2.CommandResult(command_id="x", error_kind="No Such Kind", detail="y")
     yield {"command_result": unknown}

@@ -330,14 +330,14 @@ def test_wrong_bits_in_a_check_are_silent_corruption() -> None:
 
 def other_bits(driver: Driver, step: int, rank: int = 1, fault_class: str = "corrupt") -> None:
     """Two replicas have computed this step, and their bits differ."""
-    words = "this replica" if fault_class == "corrupt" else "one of the replicas"
+    message = "this replica" if fault_class == "corrupt" else "one of the replicas"
     no_number(
         driver,
         step,
         rank,
         fault_class=fault_class,
         fingerprint="other bits",
-        detail=f"SilentCorruptionError: step {step}: {words} computed other bits",
+        detail=f"SilentCorruptionError: step {step}: {message} computed other bits",
     )
 
 

@@ -273,7 +273,7 @@ class Sender:
         return self.progress(self.step)
 
     def _sign(self, choice: random.Random) -> agents_pb2.AgentMessage:
-        sign = agents_pb2.HostSign(subject="disk", what="/tmp", words="full")
+        sign = agents_pb2.HostSign(subject="disk", what="/tmp", message="full")
         return self._of_job(host_sign=sign)
 
     def _result(self, choice: random.Random) -> agents_pb2.AgentMessage:
