@@ -11,7 +11,7 @@ from dataclasses import asdict
 from google.protobuf import json_format
 
 from checkpoint.core.placement import Placement
-from checkpoint.replicas.placing import partner_places, placement_of
+from checkpoint.replicas.placing import partner_node_indexes, placement_of
 from checkpoint.sizing import placed_host_memory_bytes
 from controller.core.capacity import Capacity, NodeNeed
 from controller.core.kinds import NonFiniteAgain, Rung
@@ -42,7 +42,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
         preflight_timeout_s=recovery.preflight_timeout_s,
         diagnose_timeout_s=recovery.diagnose_timeout_s,
         ladder=tuple(Rung(rung) for rung in recovery.ladder),
-        replica_places=wanted.replica_places,
+        replica_node_indexes=wanted.replica_node_indexes,
         tp=spec.parallel.tp,
         pp=spec.parallel.pp,
         non_finite_again=NonFiniteAgain(spec.detectors.non_finite_again),
@@ -64,9 +64,9 @@ def _size_of(spec: JobSpec) -> Size:
         dp=spec.parallel.dp,
         nodes=spec.num_nodes,
         spec_json=spec.canonical_json(),
-        replica_places=()
+        replica_node_indexes=()
         if placement is None
-        else partner_places(placement, spec.workers_per_node),
+        else partner_node_indexes(placement, spec.workers_per_node),
         need=_need_of(spec, placement),
     )
 

@@ -19,7 +19,7 @@ _HEAD = """# States
 
 Generated from the tables in `controller/core/states.py` by
 `python docs/make_state_diagrams.py`. What triggers each transition is in
-`steps.py`, `acting.py` and `requests.py` (jobs), `fleet.py` and `nodes.py`
+`job_progression.py`, `acting.py` and `requests.py` (jobs), `fleet.py` and `nodes.py`
 (nodes) and `incidents.py`, all in `controller/core`.
 """
 

@@ -13,7 +13,7 @@ from outlast.spec import JobSpec
 def placement_of(spec: JobSpec, rank_nodes: Sequence[str] = ()) -> Placement | None:
     """Where else each rank's state is; None where the spec wants no copies.
 
-    `rank_nodes` names the node of each rank; unless given, nodes are called by their place.
+    `rank_nodes` names the node of each rank; unless given, nodes are called by their index.
     """
     if spec.checkpoint.replicas == 0:
         return None
@@ -27,10 +27,12 @@ def placement_of(spec: JobSpec, rank_nodes: Sequence[str] = ()) -> Placement | N
     return place_replicas(layout, nodes, dp_is_sharded=dp_is_sharded)
 
 
-def partner_places(placement: Placement, workers_per_node: int) -> tuple[tuple[int, ...], ...]:
-    """By place of a node, the places whose nodes have the state of its ranks, too.
+def partner_node_indexes(
+    placement: Placement, workers_per_node: int
+) -> tuple[tuple[int, ...], ...]:
+    """By index of a node, those of the nodes that have the state of its ranks, too.
 
-    `placement` is of nodes that are called by their place.
+    `placement` is of nodes that are called by their index.
     """
     return tuple(
         tuple(int(node) for node in placement.partners(range(first, first + workers_per_node)))
@@ -45,9 +47,9 @@ def num_own_slots(placement: Placement | None) -> int:
 
 
 def slots_by_stage(spec: JobSpec, placement: Placement | None) -> list[Counter[int]]:
-    """By place of a node: of how many slots of ranks of which stage it needs room for.
+    """By index of a node: of how many slots of ranks of which stage it needs room for.
 
-    `placement` is that of the spec, with nodes called by their place.
+    `placement` is that of the spec, with nodes called by their index.
     """
     own, per_node = num_own_slots(placement), spec.workers_per_node
     stage_of = [

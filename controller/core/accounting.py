@@ -191,5 +191,5 @@ def _within(spans: tuple[Span, ...], begin_s: float) -> tuple[Span, ...]:
 
 
 def _added(seconds: tuple[float, ...], part: Part, more_s: float) -> tuple[float, ...]:
-    place = PARTS.index(part)
-    return (*seconds[:place], seconds[place] + more_s, *seconds[place + 1 :])
+    index = PARTS.index(part)
+    return (*seconds[:index], seconds[index] + more_s, *seconds[index + 1 :])

@@ -47,9 +47,11 @@ class AttemptRecord:
         """The node of each rank."""
         return tuple(node for node in self.nodes for _ in range(self.workers_per_node))
 
-    def ranks_at(self, place: int) -> tuple[int, ...]:
-        """The ranks of the node at this place."""
-        return tuple(range(place * self.workers_per_node, (place + 1) * self.workers_per_node))
+    def ranks_at(self, node_index: int) -> tuple[int, ...]:
+        """The ranks of the node at this index."""
+        return tuple(
+            range(node_index * self.workers_per_node, (node_index + 1) * self.workers_per_node)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

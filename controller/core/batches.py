@@ -80,7 +80,7 @@ class _Batch:
     order: CommandsOpened | None = None
     # Of answers since the last command, by what their ids begin with and what they say.
     closed: dict[tuple[str, str], int] = field(default_factory=dict)
-    # What facts at these places are for besides the first one: nodes, names or ranks. Thousands
+    # What facts at these indexes are for besides the first one: nodes, names or ranks. Thousands
     # come one by one, so they are gathered in lists and joined when the batch is over.
     more_nodes: dict[int, list[NodeId]] = field(default_factory=dict)
     more_names: dict[int, list[str]] = field(default_factory=dict)
@@ -88,21 +88,21 @@ class _Batch:
 
     def joined(self) -> list[Fact]:
         """The facts, those that say the same of many nodes or ranks as one."""
-        for place, nodes in self.more_nodes.items():
-            orders = _as_orders(self.facts[place])
+        for index, nodes in self.more_nodes.items():
+            orders = _as_orders(self.facts[index])
             assert orders is not None
-            self.facts[place] = replace(orders, nodes=(*orders.nodes, *nodes))
-        for place, names in self.more_names.items():
-            first = self.facts[place]
+            self.facts[index] = replace(orders, nodes=(*orders.nodes, *nodes))
+        for index, names in self.more_names.items():
+            first = self.facts[index]
             assert isinstance(first, CommandClosed)
             prefix, name = _split_id(first)
-            self.facts[place] = CommandsClosed(
+            self.facts[index] = CommandsClosed(
                 id_prefix=prefix, names=(name, *names), why=first.why
             )
-        for place, ranks in self.more_ranks.items():
-            done = self.facts[place]
+        for index, ranks in self.more_ranks.items():
+            done = self.facts[index]
             assert isinstance(done, RanksDone)
-            self.facts[place] = replace(done, ranks=(*done.ranks, *ranks))
+            self.facts[index] = replace(done, ranks=(*done.ranks, *ranks))
         return self.facts
 
     def take(self, fact: Fact) -> None:
@@ -112,8 +112,8 @@ class _Batch:
             case NodePut(node=node):
                 self._put(self.nodes, node.node, fact)
             case IncidentPut(incident=incident):
-                place = self.incidents.get(incident.incident)
-                if place is not None and isinstance(self.facts[place], IncidentGrown):
+                index = self.incidents.get(incident.incident)
+                if index is not None and isinstance(self.facts[index], IncidentGrown):
                     # What it was before has what was added there.
                     del self.incidents[incident.incident]
                 self._put(self.incidents, incident.incident, fact)
@@ -150,14 +150,14 @@ class _Batch:
             case _:
                 assert_never(fact)
 
-    def _put(self, places: dict[_Id, int], key: _Id, fact: Fact) -> None:
+    def _put(self, indexes: dict[_Id, int], key: _Id, fact: Fact) -> None:
         """The record of something: the last one takes the place of the first."""
-        place = places.get(key)
-        if place is None:
-            places[key] = len(self.facts)
+        index = indexes.get(key)
+        if index is None:
+            indexes[key] = len(self.facts)
             self.facts.append(fact)
         else:
-            self.facts[place] = _since(self.facts[place], fact)
+            self.facts[index] = _since(self.facts[index], fact)
 
     def _prune(self, fact: JobPruned | IncidentsPruned | IncidentCut) -> None:
         pruned = (fact.incident,) if isinstance(fact, IncidentCut) else fact.incidents
@@ -170,8 +170,8 @@ class _Batch:
 
     def _put_job(self, fact: JobPut) -> None:
         job = fact.job
-        place = self.jobs.get(job.job_id)
-        before = None if place is None else self.facts[place]
+        index = self.jobs.get(job.job_id)
+        before = None if index is None else self.facts[index]
         if isinstance(before, JobPut) and before.job.attempt != job.attempt:
             # With an attempt ends what its ranks have done.
             del self.jobs[job.job_id]
@@ -180,8 +180,8 @@ class _Batch:
         self.done.pop(job.job_id, None)
 
     def _grow(self, fact: IncidentGrown) -> None:
-        place = self.incidents.get(fact.incident)
-        before = None if place is None else self.facts[place]
+        index = self.incidents.get(fact.incident)
+        before = None if index is None else self.facts[index]
         joined: Fact = fact
         if isinstance(before, IncidentPut):
             joined = replace(before, incident=grown(before.incident, fact))
@@ -195,20 +195,20 @@ class _Batch:
         self._put(self.incidents, fact.incident, joined)
 
     def _explain(self, fact: JobExplained) -> None:
-        place = self.jobs.get(fact.job_id)
-        before = None if place is None else self.facts[place]
-        if isinstance(before, JobPut) and place is not None:
-            self.facts[place] = replace(before, job=replace(before.job, reason=fact.reason))
+        index = self.jobs.get(fact.job_id)
+        before = None if index is None else self.facts[index]
+        if isinstance(before, JobPut) and index is not None:
+            self.facts[index] = replace(before, job=replace(before.job, reason=fact.reason))
         else:
             self._put(self.reasons, fact.job_id, fact)
 
     def _add_ranks(self, fact: RanksDone) -> None:
-        place = self.done.get(fact.job_id)
-        if place is None:
+        index = self.done.get(fact.job_id)
+        if index is None:
             self.done[fact.job_id] = len(self.facts)
             self.facts.append(fact)
         else:
-            self.more_ranks.setdefault(place, []).extend(fact.ranks)
+            self.more_ranks.setdefault(index, []).extend(fact.ranks)
 
     def _open(self, fact: CommandOpened, command: CommandRecord) -> None:
         """An order that differs from the one before in its node only is written with that."""
@@ -231,12 +231,12 @@ class _Batch:
         self.command = None
         prefix, name = _split_id(fact)
         key = (prefix, fact.why)
-        place = self.closed.get(key)
-        if place is None:
+        index = self.closed.get(key)
+        if index is None:
             self.closed[key] = len(self.facts)
             self.facts.append(fact)
         else:
-            self.more_names.setdefault(place, []).append(name)
+            self.more_names.setdefault(index, []).append(name)
 
 
 def _since(first: Fact, last: Fact) -> Fact:

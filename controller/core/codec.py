@@ -31,7 +31,7 @@ _RECORDS: dict[RecordKind, type] = {
     RecordKind.INCIDENT: IncidentRecord,
 }
 # Tables of a row for each node, which are alike.
-_PACKED = ((JobPlan, "replica_places"), (Size, "replica_places"))
+_PACKED = ((JobPlan, "replica_node_indexes"), (Size, "replica_node_indexes"))
 
 
 def encode_fact(fact: Fact) -> Json:

@@ -156,7 +156,9 @@ def _shrunk(
 
 def _at(ctx: Context, job: JobRecord, size: Size, places: tuple[NodeId | None, ...]) -> JobRecord:
     """The job at another size, with these places."""
-    plan = replace(job.plan, nodes=size.nodes, replica_places=size.replica_places, need=size.need)
+    plan = replace(
+        job.plan, nodes=size.nodes, replica_node_indexes=size.replica_node_indexes, need=size.need
+    )
     unchecked = tuple(node for node in job.unchecked if node in places)
     return ctx.put(
         replace(job, plan=plan, spec_json=size.spec_json, nodes=places, unchecked=unchecked)

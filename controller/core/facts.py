@@ -395,5 +395,5 @@ def _without(nodes: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:
     """The others, quickly: they may be thousands, and so are the answers."""
     if node not in nodes:
         return nodes
-    place = nodes.index(node)
-    return nodes[:place] + nodes[place + 1 :]
+    index = nodes.index(node)
+    return nodes[:index] + nodes[index + 1 :]

@@ -31,15 +31,16 @@ def signs_of(job: JobRecord, event: JobStalled, now_s: float) -> list[Evidence]:
         return [_sign(event, now_s, said, None, None)]
     if len(first_ranks) <= MAX_BLAMED:
         return [
-            _sign(event, now_s, said, job.nodes[place], rank) for place, rank in first_ranks.items()
+            _sign(event, now_s, said, job.nodes[node_index], rank)
+            for node_index, rank in first_ranks.items()
         ]
-    nodes = [node for place in first_ranks if (node := job.nodes[place]) is not None]
+    nodes = [node for node_index in first_ranks if (node := job.nodes[node_index]) is not None]
     said = f"{said}; that is {len(first_ranks):,} nodes: {names(nodes)}"
     if not event.is_program_error:
         return [_sign(event, now_s, said, None, None, len(first_ranks))]
     # Nobody is blamed for what the program does; the first rank is where it was seen.
-    place, rank = next(iter(first_ranks.items()))
-    return [_sign(event, now_s, said, job.nodes[place], rank, len(first_ranks))]
+    node_index, rank = next(iter(first_ranks.items()))
+    return [_sign(event, now_s, said, job.nodes[node_index], rank, len(first_ranks))]
 
 
 def _sign(

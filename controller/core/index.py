@@ -83,8 +83,8 @@ class Index:
     of_kind: dict[type[Command], _Ids] = field(default_factory=dict)
     of_job: dict[tuple[type[Command], JobId | None], _Ids] = field(default_factory=dict)
     of_node: dict[NodeId, _Ids] = field(default_factory=dict)
-    # Of each job that has not ended: its newest attempt, and each node's place in it.
-    places: dict[JobId, tuple[AttemptRecord, dict[NodeId, int]]] = field(default_factory=dict)
+    # Of each job that has not ended: its newest attempt, and each node's index in it.
+    node_indexes: dict[JobId, tuple[AttemptRecord, dict[NodeId, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waiting, self.free, self.standby, self.in_use = (
@@ -125,31 +125,31 @@ class Index:
         _put(self.live_jobs, job.job_id, not has_ended)
         _put(self.held_jobs, job.job_id, has_ended and bool(job.held_by))
         if has_ended:
-            self.places.pop(job.job_id, None)
+            self.node_indexes.pop(job.job_id, None)
 
     def forget_job(self, job_id: JobId) -> None:
         """Of a job that has ended, and for which no command is open."""
-        for table in (self.live_jobs, self.held_jobs, self.num_held, self.places):
+        for table in (self.live_jobs, self.held_jobs, self.num_held, self.node_indexes):
             table.pop(job_id, None)
         for kind in self.of_kind:
             self.of_job.pop((kind, job_id), None)
 
-    def place_in(self, attempt: AttemptRecord, node: NodeId) -> int:
-        """The place of a node in the newest attempt of a job; thousands of nodes are asked for."""
-        return self._places_of(attempt)[node]
+    def node_index(self, attempt: AttemptRecord, node: NodeId) -> int:
+        """The index of a node in the newest attempt of a job; thousands of nodes are asked for."""
+        return self._node_indexes_of(attempt)[node]
 
     def is_placed(self, attempt: AttemptRecord, node: NodeId) -> bool:
         """Whether a node has a place in the newest attempt of a job."""
         if attempt.job not in self.live_jobs:
             return node in attempt.nodes
-        return node in self._places_of(attempt)
+        return node in self._node_indexes_of(attempt)
 
-    def _places_of(self, attempt: AttemptRecord) -> dict[NodeId, int]:
-        known = self.places.get(attempt.job)
+    def _node_indexes_of(self, attempt: AttemptRecord) -> dict[NodeId, int]:
+        known = self.node_indexes.get(attempt.job)
         if known is None or known[0] is not attempt:
-            known = (attempt, {name: place for place, name in enumerate(attempt.nodes)})
+            known = (attempt, {name: index for index, name in enumerate(attempt.nodes)})
             if attempt.job in self.live_jobs:
-                self.places[attempt.job] = known
+                self.node_indexes[attempt.job] = known
         return known[1]
 
     def put_incident(self, incident: IncidentRecord) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from controller.core.attempt_record import AttemptRecord
 from controller.core.kinds import EvidenceKind
 from controller.core.orders import ForgetJob, StartWorkers, StopWorkers
-from controller.core.records import Evidence, NodeRecord, TimelineEntry
+from controller.core.records import Evidence, JobPlan, NodeRecord, Size, TimelineEntry
 from controller.core.states import JobState
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
@@ -21,6 +21,8 @@ _Value = TypeVar("_Value")
 
 # By record: what a field was called, and what it is called now.
 RENAMED: dict[type, dict[str, str]] = {
+    JobPlan: {"replica_places": "replica_node_indexes"},
+    Size: {"replica_places": "replica_node_indexes"},
     StopWorkers: {"look_first": "capture_stacks"},
 }
 # By record: fields that nothing reads any more.

@@ -1,7 +1,7 @@
 """Long tables of numbers in few bytes, for the journal.
 
-The places of copies are a table of one row per node, and nearly all of its rows say the same:
-"the node so many places further on". At 12,500 nodes the rows themselves take 100 kB in every
+Which nodes keep copies is a table of one row per node, and nearly all of its rows say the same:
+"the node so many further on". At 12,500 nodes the rows themselves take 100 kB in every
 record of the job.
 """
 
@@ -14,8 +14,8 @@ Rows = tuple[tuple[int, ...], ...]
 
 
 def pack_rows(rows: Rows) -> list[list[int]]:
-    """Runs of rows that are alike: how many, and how far each number is from its row's place."""
-    offsets = (tuple(number - place for number in row) for place, row in enumerate(rows))
+    """Runs of rows that are alike: how many, and how far each number is from its row's index."""
+    offsets = (tuple(number - index for number in row) for index, row in enumerate(rows))
     return [[len(list(run)), *alike] for alike, run in groupby(offsets)]
 
 
@@ -24,5 +24,5 @@ def unpack_rows(runs: Iterable[Iterable[int]]) -> Rows:
     rows: list[tuple[int, ...]] = []
     for count, *offsets in runs:
         begun = len(rows)
-        rows += (tuple(place + each for each in offsets) for place in range(begun, begun + count))
+        rows += (tuple(index + each for each in offsets) for index in range(begun, begun + count))
     return tuple(rows)

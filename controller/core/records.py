@@ -32,7 +32,7 @@ class Size:
     dp: int
     nodes: int
     spec_json: str
-    replica_places: tuple[tuple[int, ...], ...] = ()
+    replica_node_indexes: tuple[tuple[int, ...], ...] = ()
     need: NodeNeed = NOTHING_NEEDED
 
 
@@ -52,9 +52,9 @@ class JobPlan:
     preflight_timeout_s: float
     diagnose_timeout_s: float
     ladder: tuple[Rung, ...] = (Rung.RESTART, Rung.DIAGNOSE, Rung.REPLACE)
-    # By place, the places whose nodes have its state, too; empty when host memory is not
-    # copied between nodes.
-    replica_places: tuple[tuple[int, ...], ...] = ()
+    # By index of a node, those of the nodes that have its state, too; empty when host memory is
+    # not copied between nodes.
+    replica_node_indexes: tuple[tuple[int, ...], ...] = ()
     # Largest first, the wanted one before all; empty when the job has one size only.
     sizes: tuple[Size, ...] = ()
     # How long missing nodes are waited for, and the least time between growing and growing.
@@ -87,8 +87,8 @@ class JobPlan:
         """Nodes of the size that the user wants, whatever the present one is."""
         return self.sizes[0].nodes if self.sizes else self.nodes
 
-    def model_places(self, rank: int) -> tuple[int, ...]:
-        """Places of the nodes that hold the model of `rank`: each has a part in its loss."""
+    def model_node_indexes(self, rank: int) -> tuple[int, ...]:
+        """Indexes of the nodes that hold the model of `rank`: each has a part in its loss."""
         layout = Layout(tp=self.tp, pp=self.pp, dp=self.world_size // (self.tp * self.pp))
         replica = layout.coordinate(rank).dp
         ranks = (each for each in range(self.world_size) if layout.coordinate(each).dp == replica)

@@ -36,8 +36,8 @@ def computed_on(job: JobRecord, incident: IncidentRecord) -> tuple[NodeId, ...]:
         return () if root.node is None else (root.node,)
     if root.fault_class not in (FailureClass.NON_FINITE, FailureClass.CORRUPT):
         return ()
-    places = (job.nodes[place] for place in job.plan.model_places(root.rank))
-    return tuple(node for node in places if node is not None)
+    holders = (job.nodes[node_index] for node_index in job.plan.model_node_indexes(root.rank))
+    return tuple(node for node in holders if node is not None)
 
 
 def decided(

@@ -150,10 +150,10 @@ def _expired_jobs(state: State, limits: Retention, now_s: float) -> tuple[JobId,
     ended.sort(key=_ended_s, reverse=True)
     found: list[JobId] = []
     num_steps = 0
-    for place, job in enumerate(ended):
+    for index, job in enumerate(ended):
         num_steps += job.high_step
         is_old = now_s - _ended_s(job) > limits.ended_jobs_days * _DAY_S
-        if is_old or place >= limits.ended_jobs or num_steps > limits.curve_steps:
+        if is_old or index >= limits.ended_jobs or num_steps > limits.curve_steps:
             found.append(job.job_id)
     return tuple(job_id for job_id in reversed(found) if may_prune(state, job_id))
 
@@ -201,7 +201,7 @@ def _expired_nodes(state: State, limits: Retention, now_s: float) -> list[NodeId
     surplus = len(former) - limits.former_nodes
     oldest_s = now_s - limits.former_nodes_days * _DAY_S
     return [
-        node.node for place, node in enumerate(former) if place < surplus or node.since_s < oldest_s
+        node.node for index, node in enumerate(former) if index < surplus or node.since_s < oldest_s
     ]
 
 

@@ -1,7 +1,7 @@
 """What each node receives with its order to start, worked out when the order is sent.
 
 The journal has one record of an attempt for all its nodes. What differs between them follows
-from it: a node's ranks from its place in the attempt, the agents that keep copies of their state
+from it: a node's ranks from its index in the attempt, the agents that keep copies of their state
 from the plan and from where those agents are reached now.
 """
 
@@ -15,19 +15,21 @@ from outlast.ids import NodeId
 
 def start_on(state: State, attempt: AttemptRecord, node: NodeId) -> NodeStart:
     """The part of a job's newest attempt that is this node's."""
-    place = state.index.place_in(attempt, node)
+    node_index = state.index.node_index(attempt, node)
     return NodeStart(
         attempt=attempt,
-        ranks=attempt.ranks_at(place),
-        replica_peers=_replica_peers(state, attempt, place),
+        ranks=attempt.ranks_at(node_index),
+        replica_peers=_replica_peers(state, attempt, node_index),
     )
 
 
-def _replica_peers(state: State, attempt: AttemptRecord, place: int) -> tuple[ReplicaPeer, ...]:
-    replica_places = state.jobs[attempt.job].plan.replica_places
-    if not replica_places:
+def _replica_peers(
+    state: State, attempt: AttemptRecord, node_index: int
+) -> tuple[ReplicaPeer, ...]:
+    replica_node_indexes = state.jobs[attempt.job].plan.replica_node_indexes
+    if not replica_node_indexes:
         return ()
-    peers = (state.nodes.get(attempt.nodes[other]) for other in replica_places[place])
+    peers = (state.nodes.get(attempt.nodes[other]) for other in replica_node_indexes[node_index])
     return tuple(
         ReplicaPeer(
             node=peer.node,

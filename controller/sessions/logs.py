@@ -154,7 +154,10 @@ class LogQueries:
 
     def _wanted(self, request: jobs_pb2.LogsRequest, job: JobRecord) -> dict[NodeId, Ranks]:
         """Where the logs should be, and of which ranks as far as that is known."""
-        placed = ((job.nodes[place], ranks) for place, ranks in _places(request, job))
+        placed = (
+            (job.nodes[node_index], ranks)
+            for node_index, ranks in _ranks_by_node_index(request, job)
+        )
         found = {node: ranks for node, ranks in placed if node is not None}
         if request.attempt:
             # It may have run on nodes that the job has no more, or elsewhere on these.
@@ -171,17 +174,23 @@ class LogQueries:
             query.node_left(node)
 
 
-def _places(request: jobs_pb2.LogsRequest, job: JobRecord) -> Iterator[tuple[int, Ranks]]:
-    """The places in the job that a request is about, with the ranks there."""
+def _ranks_by_node_index(
+    request: jobs_pb2.LogsRequest, job: JobRecord
+) -> Iterator[tuple[int, Ranks]]:
+    """Index of each node that a request is about, with the ranks there."""
     per_node = job.plan.workers_per_node
     if request.HasField("rank"):
         if request.rank // per_node < len(job.nodes):
             yield request.rank // per_node, range(request.rank, request.rank + 1)
         return
-    for place in range(len(job.nodes)):
-        yield place, range(place * per_node, (place + 1) * per_node)
+    for node_index in range(len(job.nodes)):
+        yield node_index, range(node_index * per_node, (node_index + 1) * per_node)
 
 
 def _unplaced(request: jobs_pb2.LogsRequest, job: JobRecord) -> list[Ranks]:
     """Ranks that have no node at present."""
-    return [ranks for place, ranks in _places(request, job) if job.nodes[place] is None]
+    return [
+        ranks
+        for node_index, ranks in _ranks_by_node_index(request, job)
+        if job.nodes[node_index] is None
+    ]

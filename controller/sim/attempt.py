@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from checkpoint.core.placement import Placement, place_replicas
-from checkpoint.replicas.placing import partner_places
+from checkpoint.replicas.placing import partner_node_indexes
 from controller.core.edge.settings import NO_JOB
 from controller.core.records import JobPlan
 from controller.ranknodes import rank_nodes
@@ -93,9 +93,9 @@ class SimJob:
         plan = self.plan
         self.plan = replace(
             plan,
-            replica_places=_partners(self, plan, plan.nodes),
+            replica_node_indexes=_partners(self, plan, plan.nodes),
             sizes=tuple(
-                replace(size, replica_places=_partners(self, plan, size.nodes))
+                replace(size, replica_node_indexes=_partners(self, plan, size.nodes))
                 for size in plan.sizes
             ),
         )
@@ -115,7 +115,7 @@ def _partners(job: SimJob, plan: JobPlan, nodes: int) -> tuple[tuple[int, ...], 
     names = [name for name in map(str, range(nodes)) for _ in range(per_node)]
     placement = placement_of(job, layout, names)
     assert placement is not None
-    return partner_places(placement, per_node)
+    return partner_node_indexes(placement, per_node)
 
 
 class Phase(Enum):

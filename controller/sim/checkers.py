@@ -152,11 +152,11 @@ class Checkers:
 
     # What the machine decides
 
-    def ordered(self, place: int, effect: Effect, journalled: State) -> None:
+    def ordered(self, index: int, effect: Effect, journalled: State) -> None:
         """Invariant 2: the journal comes before whatever follows from it."""
         match effect:
             case Persist():
-                if place != 0:
+                if index != 0:
                     self._fail(2, "Persist is not the first effect of its batch")
                 self._note_overdue(journalled)
             case EvictNode(node=node):

@@ -135,9 +135,9 @@ class Controller:
         world = self._world
         try:
             effects = machine.handle(event, world.now_s)
-            for place, effect in enumerate(effects):
+            for index, effect in enumerate(effects):
                 self._count_down()
-                world.checkers.ordered(place, effect, self.journal.folded)
+                world.checkers.ordered(index, effect, self.journal.folded)
                 self._perform(event, effect)
                 if self.machine is not machine:
                     # Seed 783: it died of an event that this effect brought about.

@@ -39,16 +39,16 @@ def test_a_suite_answered_from_memory_is_no_verdict_and_asked_for_again() -> Non
     assert driver.job().unchecked == ("n2",)
 
 
-def test_plan_says_which_places_have_the_state_of_a_place_too() -> None:
+def test_plan_says_which_nodes_have_the_state_of_a_node_too() -> None:
     document = {
         "name": "copied",
         "parallel": {"pp": 3, "tp": 2},
         "model": {"layers": 3},
         "resources": {"workers_per_node": 2},
     }
-    assert convert.plan_of(parse_spec(document)).replica_places == ()
+    assert convert.plan_of(parse_spec(document)).replica_node_indexes == ()
     copied = {**document, "checkpoint": {"replicas": 1}}
-    assert convert.plan_of(parse_spec(copied)).replica_places == ((1,), (2,), (0,))
+    assert convert.plan_of(parse_spec(copied)).replica_node_indexes == ((1,), (2,), (0,))
 
 
 def test_plan_of_an_elastic_job_has_each_size_that_works_with_a_spec_of_its_own() -> None:
@@ -68,9 +68,9 @@ def test_plan_of_an_elastic_job_has_each_size_that_works_with_a_spec_of_its_own(
     assert [size.dp for size in plan.sizes] == [6, 4, 3, 2, 1]
     assert [size.nodes for size in plan.sizes] == [6, 4, 3, 2, 1]
     assert plan.sizes[0].spec_json == spec.canonical_json()
-    assert plan.sizes[0].replica_places == plan.replica_places
-    assert plan.sizes[3].replica_places == ((1,), (0,))
-    assert plan.sizes[4].replica_places == ()
+    assert plan.sizes[0].replica_node_indexes == plan.replica_node_indexes
+    assert plan.sizes[3].replica_node_indexes == ((1,), (0,))
+    assert plan.sizes[4].replica_node_indexes == ()
     for size in plan.sizes[1:]:
         # An agent reads it as it reads any other.
         smaller = parse_spec(json.loads(size.spec_json))
@@ -102,10 +102,10 @@ def test_plan_knows_which_nodes_have_a_part_in_a_rank_s_loss() -> None:
     }
     plan = convert.plan_of(parse_spec(document))
     assert (plan.non_finite_again, plan.rollback_steps) == (NonFiniteAgain.ROLLBACK, 7)
-    assert [plan.model_places(rank) for rank in range(4)] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+    assert [plan.model_node_indexes(rank) for rank in range(4)] == [(0, 2), (1, 3), (0, 2), (1, 3)]
     document |= {"parallel": {"tp": 2, "dp": 2}, "resources": {"workers_per_node": 2}}
     plan = convert.plan_of(parse_spec(document))
-    assert [plan.model_places(rank) for rank in range(4)] == [(0,), (0,), (1,), (1,)]
+    assert [plan.model_node_indexes(rank) for rank in range(4)] == [(0,), (0,), (1,), (1,)]
 
 
 def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_are() -> None:
@@ -123,7 +123,7 @@ def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_ar
                 )
             )
         )
-    driver.submit(replica_places=((1,), (0,)))
+    driver.submit(replica_node_indexes=((1,), (0,)))
     for node in ("n1", "n2"):
         result = agents_pb2.CommandResult(command_id=f"{node}/suite/1", ok=True)
         result.findings.add(test="device", verdict="pass")

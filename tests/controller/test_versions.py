@@ -123,7 +123,7 @@ def test_an_older_archive_is_shown_as_one_of_this_version(tmp_path: Path) -> Non
     storage = _archive(tmp_path, version=1)
     assert [each.job_id for each in archive.summaries(storage)] == ["j"]
     found = archive.read(storage, "j")
-    assert found.job["plan"]["replica_places"] == {"runs": [[1, 1], [1, -1]]}
+    assert found.job["plan"]["replica_node_indexes"] == {"runs": [[1, 1], [1, -1]]}
 
 
 def test_a_newer_archive_is_refused_with_its_version(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from tests.sim import stories
 from tests.sim.planted import around, bug, told
 
 
-def _of_the_next_place(peers: Any, state: Any, attempt: Any, place: int) -> Any:
-    return peers(state, attempt, (place + 1) % len(attempt.nodes))
+def _of_the_next_node(peers: Any, state: Any, attempt: Any, node_index: int) -> Any:
+    return peers(state, attempt, (node_index + 1) % len(attempt.nodes))
 
 
 def _as_if_replicated(place: Any, layout: Any, nodes: Any, **_: Any) -> Any:
@@ -32,7 +32,7 @@ REPLICA_BUGS = (
     bug(
         "a node is told where the copies of another one are",
         (7,),
-        around(starts, "_replica_peers", _of_the_next_place),
+        around(starts, "_replica_peers", _of_the_next_node),
     ),
     bug("a node keeps its own copies", (7,), (placement, "_choose_shift", lambda *_: 0)),
     bug(

@@ -21,23 +21,23 @@ def _world(*, dp_is_sharded: bool) -> World:
     return world
 
 
-def _lose(world: World, places: tuple[int, ...]) -> tuple[int, Training]:
-    """Lose the nodes in these places; the step by then, and the attempt that trains after that."""
+def _lose(world: World, node_indexes: tuple[int, ...]) -> tuple[int, Training]:
+    """Lose the nodes at these indexes; the step by then, and the attempt that trains after that."""
     (training,) = world.trainings.live()
     done = training.completed(world.now_s)
-    for place in places:
-        world.kill_node(training.nodes[place], why="power loss")
+    for node_index in node_indexes:
+        world.kill_node(training.nodes[node_index], why="power loss")
     world.timeline.run_until(world.now_s + HOUR_S)
     (after,) = world.trainings.live()
     assert after.attempt > training.attempt
     return done, after
 
 
-@pytest.mark.parametrize("places", [(3,), (1, 4)])
+@pytest.mark.parametrize("node_indexes", [(3,), (1, 4)])
 def test_nodes_that_do_not_keep_each_others_copies_cost_two_steps_at_most(
-    places: tuple[int, ...],
+    node_indexes: tuple[int, ...],
 ) -> None:
-    done, after = _lose(_world(dp_is_sharded=True), places)
+    done, after = _lose(_world(dp_is_sharded=True), node_indexes)
     assert after.is_from_memory
     assert 0 <= done - after.resumed <= 2
 

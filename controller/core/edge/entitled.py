@@ -30,11 +30,11 @@ def refusal(
         return Reason.UNKNOWN_ATTEMPT
     record = state.attempts.get(job_id)
     if record is not None and record.attempt == attempt:
-        places = record.nodes
+        nodes = record.nodes
         if rank is not None:
             # None, where the journal of an older version has an attempt without ranks.
-            place = rank // max(1, record.workers_per_node)
-            is_its = 0 <= place < len(places) and places[place] == node
+            node_index = rank // max(1, record.workers_per_node)
+            is_its = 0 <= node_index < len(nodes) and nodes[node_index] == node
             return None if is_its else Reason.NOT_PLACED
         # Every report of each of thousands of nodes is asked about.
         is_placed = state.index.is_placed(record, node) or node in job.held_by
@@ -45,9 +45,9 @@ def refusal(
 
 
 def _holds_rank(job: JobRecord, node: NodeId, rank: int) -> bool:
-    """By the places of the job: the journal of an older version has no record of attempts."""
-    place = rank // job.plan.workers_per_node
-    return 0 <= place < len(job.nodes) and job.nodes[place] == node
+    """By the nodes of the job: the journal of an older version has no record of attempts."""
+    node_index = rank // job.plan.workers_per_node
+    return 0 <= node_index < len(job.nodes) and job.nodes[node_index] == node
 
 
 def is_present(state: State, job_id: JobId, attempt: int) -> bool:

@@ -150,25 +150,25 @@ def test_a_job_in_another_state_does_not_write_its_nodes_and_spec_again() -> Non
     assert _bytes_of(job[0]) < 1_500
 
 
-def test_places_of_copies_are_written_as_what_they_have_in_common() -> None:
+def test_indexes_of_copies_are_written_as_what_they_have_in_common() -> None:
     """At 1,536 nodes an elastic job's plan had 409 kB of them."""
     sizes = tuple(
         Size(
             dp=nodes,
             nodes=nodes,
             spec_json="{}",
-            replica_places=tuple(((place + 7) % nodes,) for place in range(nodes)),
+            replica_node_indexes=tuple(((index + 7) % nodes,) for index in range(nodes)),
         )
         for nodes in range(1_536, 0, -48)
     )
-    plan = make_plan(nodes=1_536, sizes=sizes, replica_places=sizes[0].replica_places)
+    plan = make_plan(nodes=1_536, sizes=sizes, replica_node_indexes=sizes[0].replica_node_indexes)
     put = JobPut(job=replace(_training(2).job(), plan=plan))
     assert _bytes_of(put) < 12_000
     assert decode_fact(json.loads(json.dumps(encode_fact(put)))) == put
 
 
 @given(st.lists(st.lists(st.integers(0, 12)).map(tuple)).map(tuple))
-def test_any_table_of_places_is_read_back(rows: tuple[tuple[int, ...], ...]) -> None:
+def test_any_table_of_indexes_is_read_back(rows: tuple[tuple[int, ...], ...]) -> None:
     assert unpack_rows(pack_rows(rows)) == rows
 
 

@@ -221,4 +221,4 @@ def test_reports_about_an_ended_job_leave_no_table_of_its_nodes() -> None:
     assert job.state in TERMINAL
     assert refusal(state, NodeId("n1"), job.job_id, job.attempt) is None
     assert refusal(state, NodeId("n9"), job.job_id, job.attempt) is Reason.NOT_PLACED
-    assert not state.index.places
+    assert not state.index.node_indexes

@@ -86,7 +86,7 @@ def test_orders_of_a_journal_that_has_them_whole_are_sent_again(name: str) -> No
     lines = (JOURNALS / name).read_text().splitlines()
     assert any('"ranks": [1]' in line and '"token": "token 3"' in line for line in lines)
     state = fold(decode_fact(json.loads(line)) for line in lines)
-    assert state.jobs[JOB].plan.sizes[1].replica_places == ((1,), (0,))
+    assert state.jobs[JOB].plan.sizes[1].replica_node_indexes == ((1,), (0,))
     driver = Driver(state)
     driver.send(ev.ControllerStarted(term=2))
     _sent_to(driver, "n1", (WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=0, exit=None),))
