@@ -37,13 +37,13 @@ class TransitionLog:
     """Logs changes of jobs, nodes and incidents."""
 
     def __init__(self, state: State) -> None:
-        self._told: dict[str, StrEnum] = {}
+        self._logged: dict[str, StrEnum] = {}
         for job in state.jobs.values():
-            self._told[job.job_id] = job.state
+            self._logged[job.job_id] = job.state
         for node in state.nodes.values():
-            self._told[node.node] = node.state
+            self._logged[node.node] = node.state
         for incident in state.incidents.values():
-            self._told[incident.incident] = incident.state
+            self._logged[incident.incident] = incident.state
 
     def tell(self, facts: Iterable[Fact]) -> None:
         """Log what these facts, just journalled, have changed."""
@@ -62,7 +62,7 @@ class TransitionLog:
                     if self._is_news(node.node, node.state):
                         logger.info("node %s: node=%s %s", node.state, node.node, node.reason)
                 case NodeForgotten(node=node_id):
-                    self._told.pop(node_id, None)
+                    self._logged.pop(node_id, None)
                     logger.info("node forgotten: node=%s", node_id)
                 case IncidentPut(incident=incident):
                     if self._is_news(incident.incident, incident.state):
@@ -75,11 +75,11 @@ class TransitionLog:
                         )
                 case JobPruned(job_id=job_id, incidents=incidents):
                     for each in (job_id, *incidents):
-                        self._told.pop(each, None)
+                        self._logged.pop(each, None)
                     logger.info("job deleted from the list: job=%s", job_id)
                 case IncidentsPruned(incidents=incidents):
                     for each in incidents:
-                        self._told.pop(each, None)
+                        self._logged.pop(each, None)
                     logger.info("incidents deleted: %d, oldest %s", len(incidents), incidents[0])
                 case AttemptPut():
                     pass  # The job's own line says that one begins.
@@ -97,6 +97,6 @@ class TransitionLog:
                     assert_never(fact)
 
     def _is_news(self, what: str, state: StrEnum) -> bool:
-        is_news = self._told.get(what) is not state
-        self._told[what] = state
+        is_news = self._logged.get(what) is not state
+        self._logged[what] = state
         return is_news

@@ -76,7 +76,7 @@ class Replicator:
         ]
         self._lines: dict[str, Line] = {}
         # By rank, the table that went over the present line.
-        self._told: dict[int, int] = {}
+        self._sent_tables: dict[int, int] = {}
         self._is_troubled = False
         self._stopping = threading.Event()
         self.sent_bytes = 0
@@ -177,7 +177,7 @@ class Replicator:
         line = self._line(peer)
         digest = slot.table_digest
         table = ""
-        if self._told.get(folder.rank) != digest:
+        if self._sent_tables.get(folder.rank) != digest:
             shards = slotfile.read_table(folder.path)
             if shards is None or shards.digest != digest:
                 raise StaleReplicaError(f"{slot.path}: {slotfile.TABLE_FILE} is of other tensors")
@@ -186,7 +186,7 @@ class Replicator:
         done = [one for one in facts if one.sealed and one.replica is ReplicaState.DONE]
         request = {"kind": "put", "needed": [[one.attempt, one.step] for one in done]}
         answer = line.ask({**request, **describe(slot, table)})
-        self._told[folder.rank] = digest
+        self._sent_tables[folder.rank] = digest
         if answer.get("send") is not True:
             return
         self.sent_bytes += line.send_payload(slot, self._pace, self._stopping.wait, deadline_s)
@@ -201,7 +201,7 @@ class Replicator:
 
     def _hang_up(self, peer: Peer) -> None:
         line = self._lines.pop(peer.node, None)
-        self._told.clear()
+        self._sent_tables.clear()
         if line is not None:
             with contextlib.suppress(OSError):
                 line.close()

@@ -123,12 +123,12 @@ class Neighbours:
                 pool = Pool(units, node.folder / _FILE.format(rank=peers.rank))
         shared = 0 if pool is None else pool.buffer_bytes
         pool = pool or Pool(units)
-        told = peers.gather(str(shared).encode())
+        answers = peers.gather(str(shared).encode())
         ranks = node.ranks if node is not None else frozenset()
         return cls(
             pool,
             None if node is None else node.folder,
-            {rank: int(told[rank]) for rank in sorted(ranks) if int(told[rank])},
+            {rank: int(answers[rank]) for rank in sorted(ranks) if int(answers[rank])},
         )
 
     def shares(self, reader: int, receiver: int) -> bool:

@@ -18,7 +18,7 @@ MAX_CHANGES = 16
 
 
 @dataclass(slots=True)
-class _Told:
+class _Reported:
     attempt: Attempt
     environments: dict[NodeId, Mapping[str, str]] = field(default_factory=dict)
     changes: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)
@@ -36,9 +36,9 @@ class EnvironmentTable:
     """What the nodes of each job's newest attempt said; one entry per live job."""
 
     def __init__(self) -> None:
-        self._told: dict[JobId, _Told] = {}
+        self._reported: dict[JobId, _Reported] = {}
 
-    def told(
+    def reported(
         self,
         job: JobId,
         attempt: Attempt,
@@ -48,16 +48,16 @@ class EnvironmentTable:
         left_out: tuple[str, ...] = (),
     ) -> None:
         """A node says what decides its bits, what of it changed, and what data it left out."""
-        known = self._told.get(job)
+        known = self._reported.get(job)
         if known is None or known.attempt < attempt:
-            known = self._told[job] = _Told(attempt)
+            known = self._reported[job] = _Reported(attempt)
         if known.attempt == attempt:
             known.environments[node] = environment
             known.changes[node] = changes
             known.left_out[node] = left_out
 
     def forget(self, job: JobId) -> None:
-        self._told.pop(job, None)
+        self._reported.pop(job, None)
 
     def of(self, job: JobRecord) -> str:
         """The environment of the node of rank 0 in words: `device x86_64, torch 2.13.0`."""
@@ -66,27 +66,27 @@ class EnvironmentTable:
 
     def left_out(self, job: JobRecord) -> tuple[str, ...]:
         """What of the data source the node of rank 0 does not read."""
-        told = self._told.get(job.job_id)
-        if told is None or told.attempt != job.attempt:
+        reported = self._reported.get(job.job_id)
+        if reported is None or reported.attempt != job.attempt:
             return ()
-        return told.left_out.get(job.nodes[0] or NodeId(""), ())[:MAX_CHANGES]
+        return reported.left_out.get(job.nodes[0] or NodeId(""), ())[:MAX_CHANGES]
 
     def changes(self, job: JobRecord) -> tuple[str, ...]:
         """What changed since the resumed state was saved, and how nodes differ, in words."""
-        told = self._told.get(job.job_id)
-        if told is None or told.attempt != job.attempt:
+        reported = self._reported.get(job.job_id)
+        if reported is None or reported.attempt != job.attempt:
             return ()
         places = [node for node in dict.fromkeys(job.nodes) if node is not None]
-        lines = [f"{node}: {line}" for node in places for line in told.changes.get(node, ())]
-        first = told.environments.get(places[0], {}) if places else {}
+        lines = [f"{node}: {line}" for node in places for line in reported.changes.get(node, ())]
+        first = reported.environments.get(places[0], {}) if places else {}
         for node in places[1:]:
             lines += [
                 f"{node}: {name} is {value}, and {first.get(name)} on {places[0]}"
-                for name, value in sorted(told.environments.get(node, first).items())
+                for name, value in sorted(reported.environments.get(node, first).items())
                 if first.get(name) != value
             ]
         return tuple(lines[:MAX_CHANGES])
 
     def _environments(self, job: JobRecord) -> Mapping[NodeId, Mapping[str, str]]:
-        told = self._told.get(job.job_id)
-        return {} if told is None or told.attempt != job.attempt else told.environments
+        reported = self._reported.get(job.job_id)
+        return {} if reported is None or reported.attempt != job.attempt else reported.environments

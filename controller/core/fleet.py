@@ -65,7 +65,7 @@ def joined(ctx: Context, event: NodeJoined) -> None:
             attempts.forget_on(ctx, job, event.node)
     away_since_s = before.late_since_s if not before.connected else 0.0
     since_s = away_since_s or ctx.now_s
-    _reconcile_workers(ctx, event, is_new=is_new, since_s=since_s, told=restarting)
+    _reconcile_workers(ctx, event, is_new=is_new, since_s=since_s, reported=restarting)
 
 
 def _put_joined(ctx: Context, known: NodeRecord | None, event: NodeJoined) -> None:
@@ -246,7 +246,7 @@ def next_timer_s(ctx: Context) -> list[float]:
 
 
 def _reconcile_workers(
-    ctx: Context, event: NodeJoined, *, is_new: bool, since_s: float, told: list[JobId]
+    ctx: Context, event: NodeJoined, *, is_new: bool, since_s: float, reported: list[JobId]
 ) -> None:
     """Compare what runs on a node with what should: adopt, stop, or call it a fault.
 
@@ -254,7 +254,7 @@ def _reconcile_workers(
     nothing more need be said.
     """
     node_id = event.node
-    told = list(told)
+    reported = list(reported)
     for status in event.statuses:
         job = ctx.state.jobs.get(status.job_id)
         current = (
@@ -263,7 +263,7 @@ def _reconcile_workers(
             and nodes.placed(ctx, job, node_id) is not None
         )
         if current and job is not None and job.state in LIVE:
-            told.append(status.job_id)
+            reported.append(status.job_id)
             if status.exit is not None:
                 jobs.worker_exited(ctx, status.exit)
         elif status.exit is None:
@@ -275,7 +275,7 @@ def _reconcile_workers(
                 attempt=status.attempt,
             )
     for job in ctx.state.live_jobs():
-        if job.job_id in told or not _had_workers(ctx, job, node_id, is_new=is_new):
+        if job.job_id in reported or not _had_workers(ctx, job, node_id, is_new=is_new):
             continue
         what = "was restarted, and its workers died with it" if is_new else "has no workers left"
         sign = attempts.sign(

@@ -112,9 +112,9 @@ def _listed(found: tuple[Evidence, ...]) -> str:
             on[plain(item.detail)].append(item.node)
     if len(on) == 1:
         return next(iter(on))
-    told = [f"{names(tuple(nodes))}: {detail}" for detail, nodes in list(on.items())[:3]]
+    lines = [f"{names(tuple(nodes))}: {detail}" for detail, nodes in list(on.items())[:3]]
     more = f"; and {len(on) - 3} more" if len(on) > 3 else ""
-    return "; ".join(told) + more
+    return "; ".join(lines) + more
 
 
 def _error(found: tuple[Evidence, ...]) -> str:

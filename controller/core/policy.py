@@ -57,12 +57,12 @@ def _refused(facts: PolicyInput) -> PolicyVerdict | None:
     starts = (item for item in facts.evidence if item.kind is EvidenceKind.START_FAILED)
     for item in (*starts, *([root] if root is not None else [])):
         if item.fault_class is FailureClass.CONFIG:
-            told = program_error.plain(item.detail).removeprefix(_OF_SETTING)
+            message = program_error.plain(item.detail).removeprefix(_OF_SETTING)
             return PolicyVerdict(
                 action=Action.FAIL,
                 cause=Cause.CONFIG,
-                reason=f"the job cannot start as it is written: {told}",
-                error=told,
+                reason=f"the job cannot start as it is written: {message}",
+                error=message,
                 # Nothing is tried, and nothing has failed but the spec.
                 spends_retry=False,
             )

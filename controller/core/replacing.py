@@ -34,8 +34,9 @@ def nodes_missing(facts: PolicyInput) -> PolicyVerdict | None:
         return None
     nodes = unique(found)
     # Where there is one, the reason names it already.
-    told = [item.detail if len(nodes) == 1 else f"{item.node}: {item.detail}" for item in found[:4]]
-    details = "; ".join(told)
+    is_one = len(nodes) == 1
+    lines = [item.detail if is_one else f"{item.node}: {item.detail}" for item in found[:4]]
+    details = "; ".join(lines)
     first = min(found, key=lambda item: list(kinds).index(item.kind)).kind
     if first is EvidenceKind.START_FAILED and facts.retry_left <= 0:
         # As many nodes as the budget allows could not start it: by now it is more likely the job.

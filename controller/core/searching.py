@@ -72,24 +72,24 @@ def finished(ctx: Context, event: FaultsSearched) -> None:
     if incident is None or not is_open(incident) or incident.search != event.search:
         return
     own = frozenset(job.nodes)
-    told = [found for found in event.nodes if found.node in own]
+    reported = [found for found in event.nodes if found.node in own]
     incident = ctx.put(
         replace(
             incident,
             is_searched=True,
-            findings=tuple((found.node, found.verdict) for found in told),
-            figures=tuple((f.node, f.figure) for f in told if f.figure is not None),
+            findings=tuple((found.node, found.verdict) for found in reported),
+            figures=tuple((f.node, f.figure) for f in reported if f.figure is not None),
             bad_links=tuple(link for link in event.links if own.issuperset(link)),
-            corrupt=tuple(found.node for found in told if found.is_corrupt),
+            corrupt=tuple(found.node for found in reported if found.is_corrupt),
         )
     )
     summary = f"{len(event.nodes)} nodes checked; {len(event.links)} bad links"
     incident = ctx.note(incident, "diagnostics", summary)
-    notes = [f"{f.node}: {f.verdict}: {f.detail}" for f in told if f.verdict not in _QUIET]
+    notes = [f"{f.node}: {f.verdict}: {f.detail}" for f in reported if f.verdict not in _QUIET]
     notes += [f"bad link {one}--{other}" for one, other in event.links]
     for note in notes[:_MAX_NOTES]:
         incident = ctx.note(incident, "diagnostics", note)
-    is_replacing = any(found.verdict == "fail" for found in told) or bool(incident.bad_links)
+    is_replacing = any(found.verdict == "fail" for found in reported) or bool(incident.bad_links)
     for found in event.nodes:
         spare = ctx.state.nodes.get(found.node)
         if found.verdict != "fail" or spare is None or spare.state not in FREE:

@@ -39,11 +39,11 @@ def decide(facts: PolicyInput) -> PolicyVerdict | None:
 
 def _most_telling(facts: PolicyInput, root: Evidence) -> Evidence:
     """A rank that read the damaged bytes itself, if one is known."""
-    told = (
+    direct = (
         item
         for item in facts.evidence
         if item.kind is EvidenceKind.WORKER_EXIT
         and item.fault_class is FailureClass.CHECKPOINT
         and "on another rank" not in item.detail
     )
-    return next(told, root)
+    return next(direct, root)

@@ -85,13 +85,13 @@ class HostEvents:
         return name not in self._gone and (closed is None or not closed.reason)
 
     def _tell_gone(self, name: NodeId, loss: _Loss | None, view: View) -> list[NodeEvent]:
-        told = self._gone.get(name)
+        reported = self._gone.get(name)
         if loss is None:
-            if told is None:
+            if reported is None:
                 return []
             del self._gone[name]
             return [NodeBack(node=name)]
-        if told is not None and told[0] == loss and view.now_s < told[1] + TELL_AGAIN_S:
+        if reported is not None and reported[0] == loss and view.now_s < reported[1] + TELL_AGAIN_S:
             return []
         self._gone[name] = (loss, view.now_s)
         return [
@@ -131,10 +131,10 @@ def _message_for(on_the_way: list[Pod]) -> str:
     """Such as `3 pods are on their way; outlast-agent-2 is Pending: Unschedulable: …`."""
     if not on_the_way:
         return ""
-    told = [pod for pod in sorted(on_the_way, key=lambda pod: pod.name) if pod.detail]
+    reported = [pod for pod in sorted(on_the_way, key=lambda pod: pod.name) if pod.detail]
     count = len(on_the_way)
     message = f"{count} pod{'s are' if count > 1 else ' is'} on the way"
-    if told:
-        where = f" on {told[0].host}" if told[0].host else ""
-        message += f"; {told[0].name}{where} is {told[0].phase}: {told[0].detail}"
+    if reported:
+        where = f" on {reported[0].host}" if reported[0].host else ""
+        message += f"; {reported[0].name}{where} is {reported[0].phase}: {reported[0].detail}"
     return message

@@ -76,7 +76,7 @@ class Reconciler:
         """What to do about the present difference."""
         self._timers.begin(view.now_s)
         self._shunned = {h: until for h, until in self._shunned.items() if until > view.now_s}
-        told = self._host_events.events(view)
+        reported = self._host_events.events(view)
         lifted, patches = self._quarantines.compare(view)
         pods_out, on_the_way = self._pods(view)
         released, shaped = self._shape(view, on_the_way)
@@ -87,7 +87,7 @@ class Reconciler:
         self._timers.end()
         is_short = any(isinstance(action, CreatePod) for action in shaped)
         awaited = self._host_events.awaited(on_the_way, view.refusal if is_short else "")
-        events = (*told, *lifted, *released, *awaited, *pulls)
+        events = (*reported, *lifted, *released, *awaited, *pulls)
         return Plan(events=events, actions=tuple(actions))
 
     def _pods(self, view: View) -> tuple[list[Action], list[Pod]]:

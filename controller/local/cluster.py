@@ -299,10 +299,10 @@ class LocalCluster:
 
     async def _find_dead(self, node: _Node) -> None:
         """Its death is news only if no earlier controller was there to tell it."""
-        told = self._death_of(node.name)
-        if told:
-            logger.info("local node is still dead: node=%s %s", node.name, told)
-            self._on_gone(node.name, told, time.time())
+        death = self._death_of(node.name)
+        if death:
+            logger.info("local node is still dead: node=%s %s", node.name, death)
+            self._on_gone(node.name, death, time.time())
         else:
             await self._died(node, f"its agent ended while the controller was away{self._remedy}")
 

@@ -294,6 +294,6 @@ class Training:
     def is_training(self) -> bool:
         return self.phase is Phase.RUNNING
 
-    def told_step(self, step: int) -> int:
+    def step_to_report(self, step: int) -> int:
         """What agents know of ranks that have completed a step."""
         return min(step, 0) if self.job.is_silent else step

@@ -41,18 +41,18 @@ class Memory:
         if training.placement is None:
             return
         self._take_duty(training)
-        told = {
+        known_peers = {
             node: {NodeId(peer.node_id): peer for peer in peers}
             for node, peers in training.peers.items()
         }
-        self._checks.told(training, told)
+        self._checks.check_peers(training, known_peers)
         holders = training.placement.holders
         training.is_copied = training.placement.is_copying and all(
-            holder is None or self._reaches(told[node].get(NodeId(holder)))
+            holder is None or self._reaches(known_peers[node].get(NodeId(holder)))
             for node, holder in zip(training.rank_nodes, holders, strict=True)
         )
         for rank, node in enumerate(training.rank_nodes):
-            self._fetch_rank(training, rank, told[node])
+            self._fetch_rank(training, rank, known_peers[node])
 
     def _take_duty(self, training: Training) -> None:
         """A node keeps no copies but those that are its to keep in this attempt."""
@@ -64,12 +64,12 @@ class Memory:
                 del held[key]
 
     def _fetch_rank(
-        self, training: Training, rank: int, told: Mapping[NodeId, agents_pb2.ReplicaPeer]
+        self, training: Training, rank: int, known_peers: Mapping[NodeId, agents_pb2.ReplicaPeer]
     ) -> None:
         node = self._world.nodes[training.rank_nodes[rank]]
         own = node.memory.get(training.job.job_id, {}).get((training.world_size, rank), ())
         newest = max((part[:2] for part in own), default=(0, 0))
-        for listed in self._listed(training, rank, told):
+        for listed in self._listed(training, rank, known_peers):
             wanted = sorted(part for part in listed if part[:2] > newest)
             if wanted:
                 found = (*own, *wanted[-_MAX_FETCHED:])
@@ -78,20 +78,20 @@ class Memory:
                 return
 
     def _listed(
-        self, training: Training, rank: int, told: Mapping[NodeId, agents_pb2.ReplicaPeer]
+        self, training: Training, rank: int, known_peers: Mapping[NodeId, agents_pb2.ReplicaPeer]
     ) -> Iterator[tuple[Part, ...]]:
         """What each node has that may have the state of a rank, best first."""
         placement, job_id = training.placement, training.job.job_id
         assert placement is not None
         holder = placement.holders[rank]
         if holder is not None:
-            if self._reaches(told.get(NodeId(holder))):
+            if self._reaches(known_peers.get(NodeId(holder))):
                 held = self._world.nodes[NodeId(holder)].replicas.get(job_id, {})
                 yield held.get((training.world_size, rank), ())
             return
         for twin in placement.near_twins(rank):
             node = training.rank_nodes[twin]
-            if self._reaches(told.get(node)):
+            if self._reaches(known_peers.get(node)):
                 memory = self._world.nodes[node].memory.get(job_id, {})
                 yield memory.get((training.world_size, twin), ())
 

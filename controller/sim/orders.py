@@ -220,7 +220,7 @@ class Orders:
         """Workers stop after the next step, if their attempt can."""
         trainings = self._world.trainings
         for worker in workers:
-            worker.told = True
+            worker.is_stopped = True
         if order is not None:
             self._settle(order, 0.0)
         for job, attempt in dict.fromkeys((worker.job_id, worker.attempt) for worker in workers):
@@ -237,7 +237,7 @@ class Orders:
         if self._node.is_stuck and any(worker.is_running for worker in workers):
             # They are as good as dead, but they do not go away.
             for worker in workers:
-                worker.told = True
+                worker.is_stopped = True
                 self._world.trainings.worker_gone(worker)
             is_start = order is not None and order.start is not None
             self._world.checkers.suspect(
@@ -250,7 +250,7 @@ class Orders:
     def _hide(self, workers: list[Worker]) -> None:
         """They run on, until a start or whoever repairs the node finds them."""
         for worker in workers:
-            worker.told = worker.is_hidden = True
+            worker.is_stopped = worker.is_hidden = True
             self.worker_ended(worker)
 
     def _after_leftovers(self, command_id: str, order: Order | None) -> None:

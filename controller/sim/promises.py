@@ -206,7 +206,7 @@ class Promises:
         if absent_s < self._machine.line.absence_limit_s + GIVE_UP_SLACK_S:
             return
         for worker in self._agent.running():
-            if not worker.told:
+            if not worker.is_stopped:
                 self.fail(f"{worker.key} runs after {absent_s:.0f} s without a controller")
 
     def gave_up(self) -> None:

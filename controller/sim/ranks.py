@@ -17,7 +17,7 @@ def heartbeat_of(
     training: Training, node: NodeId, now_s: float, *, with_ended: bool = False
 ) -> agents_pb2.AgentMessage:
     """A heartbeat of a node with its running ranks of an attempt, or all that have begun."""
-    completed = training.told_step(training.seen_step(now_s))
+    completed = training.step_to_report(training.seen_step(now_s))
     ranks = [
         _summary(training, rank, completed, now_s)
         for rank in training.ranks_on(node)
@@ -32,7 +32,7 @@ def progress_of(training: Training, now_s: float) -> agents_pb2.AgentEvent | Non
 
     Those of a script that says nothing of its steps are at step 0 as soon as it runs.
     """
-    completed, resumed = training.told_step(training.completed(now_s)), _resumed(training)
+    completed, resumed = training.step_to_report(training.completed(now_s)), _resumed(training)
     if completed <= resumed:
         return None
     progress = agents_pb2.ProgressMade(

@@ -40,14 +40,16 @@ class ReplicaChecks:
         # Attempts whose copies have arrived, and the step that each resumed from.
         self._resumed: dict[JobId, list[tuple[int, int]]] = {}
 
-    def told(self, training: Training, told: Mapping[NodeId, Mapping[NodeId, object]]) -> None:
+    def check_peers(
+        self, training: Training, known_peers: Mapping[NodeId, Mapping[NodeId, object]]
+    ) -> None:
         """Each node knows where the agents are that keep the copies of its ranks."""
         assert training.placement is not None
         for rank, holder in enumerate(training.placement.holders):
             node = training.rank_nodes[rank]
             if holder == node:
                 self._fail(training, f"{node} keeps the copies of its own rank {rank}")
-            if holder is not None and NodeId(holder) not in told[node]:
+            if holder is not None and NodeId(holder) not in known_peers[node]:
                 self._fail(training, f"{node} does not know where copies of rank {rank} go")
 
     def sealed(self, training: Training, kept: Kept, done: int) -> None:

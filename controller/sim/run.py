@@ -60,7 +60,7 @@ class Failure:
     seed: int
     # What broke; see `_kind_of`.
     kind: str
-    told: str
+    report: str
 
 
 def run_seed(seed: int, *, only: tuple[int, ...] | None = None, trace: bool = False) -> Outcome:
@@ -194,7 +194,7 @@ def _run_many(arguments: argparse.Namespace) -> tuple[list[Outcome], list[Failur
     for ended in _ended(seeds, arguments.processes):
         if isinstance(ended, Failure):
             failures.append(ended)
-            print(ended.told, flush=True)
+            print(ended.report, flush=True)
             continue
         outcomes.append(ended)
         if not arguments.quiet:
@@ -207,8 +207,8 @@ def run_or_tell(seed: int) -> Outcome | Failure:
     try:
         return run_seed(seed)
     except Exception as error:  # noqa: BLE001  # every failure is printed with its seed
-        told = f"seed {seed}: {type(error).__name__}: {error}\n  replay: {replay_line(seed)}"
-        return Failure(seed=seed, kind=_kind_of(error), told=told)
+        report = f"seed {seed}: {type(error).__name__}: {error}\n  replay: {replay_line(seed)}"
+        return Failure(seed=seed, kind=_kind_of(error), report=report)
 
 
 def shrunk_lines(failures: Sequence[Failure]) -> Iterator[str]:

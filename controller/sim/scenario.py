@@ -152,15 +152,15 @@ class Result:
 
 
 def simulate(
-    scenario: Scenario, *, trace: bool = False, told: Callable[[float, str], None] | None = None
+    scenario: Scenario, *, trace: bool = False, report: Callable[[float, str], None] | None = None
 ) -> Result:
     """Run a scenario. A broken invariant ends the run and is part of the result.
 
-    `told` hears now and then how many days have passed, and how it stands, in words.
+    `report` gets now and then how many days have passed, and how it stands, in words.
     """
     violations: list[str] = []
     with few_collections():
-        run = _Run(scenario, trace=trace, told=told)
+        run = _Run(scenario, trace=trace, report=report)
         try:
             run.safety()
             run.liveness()
@@ -173,10 +173,10 @@ class _Run:
     """One scenario under way."""
 
     def __init__(
-        self, scenario: Scenario, *, trace: bool, told: Callable[[float, str], None] | None
+        self, scenario: Scenario, *, trace: bool, report: Callable[[float, str], None] | None
     ) -> None:
         self._scenario = scenario
-        self._told = told
+        self._report = report
         pace = SourcedPace(scenario.seed, scenario.all_durations())
         self._world = world = World(scenario.seed, shape_of(scenario), pace=pace, trace=trace)
         self._campaign = Campaign(
@@ -233,8 +233,8 @@ class _Run:
         days = (world.now_s - EPOCH_S) / DAY_S
         ratio = self._productive_s() / max(wall_s, 1.0)
         self._curve.append((days, ratio, hour))
-        if self._told is not None:
-            self._told(days, f"days; ETTR {100 * ratio:.2f} %, {record.num_incidents} incidents")
+        if self._report is not None:
+            self._report(days, f"days; ETTR {100 * ratio:.2f} %, {record.num_incidents} incidents")
 
     def _productive_s(self) -> float:
         """Each step counted once, without what it waits for checkpoints."""

@@ -124,15 +124,15 @@ def compare(
     scenario: Scenario,
     *,
     processes: int = 2,
-    told: Callable[[str, float, float], None] = lambda what, done, total: None,
+    report: Callable[[str, float, float], None] = lambda what, done, total: None,
 ) -> tuple[Comparison, ...]:
     """Run all variants; the first comparison is the unchanged scenario, with no change.
 
-    `told` hears what was compared last, and how many variants of how many are done.
+    `report` gets what was compared last, and how many variants of how many are done.
     """
     chosen = variants(scenario)
     found: list[Comparison] = []
-    told("variants compared", 0, len(chosen))
+    report("variants compared", 0, len(chosen))
     for variant, result in zip(chosen, _results(chosen, processes), strict=True):
         base_ettr = found[0].ettr if found else result.full_ettr
         found.append(
@@ -144,7 +144,7 @@ def compare(
                 violations=result.violations,
             )
         )
-        told(f"variants compared; last: {variant.name}", len(found), len(chosen))
+        report(f"variants compared; last: {variant.name}", len(found), len(chosen))
     return tuple(found)
 
 

@@ -7,6 +7,6 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-def kind_of(told: str) -> str:
+def kind_of(message: str) -> str:
     """What a violation's words say broke, without when and where."""
-    return told.split(" at ")[0]
+    return message.split(" at ")[0]

@@ -31,8 +31,8 @@ class Worker:
     attempt: Attempt
     rank: int
     is_running: bool = True
-    # The agent has stopped it, so that its end is no fault.
-    told: bool = False
+    # Its agent has stopped it or gone before it, so that its end is no fault.
+    is_stopped: bool = False
     # Its agent believes that it has ended.
     is_hidden: bool = False
     exit: agents_pb2.WorkerExit | None = None
@@ -64,7 +64,7 @@ class Worker:
 
     def kill(self) -> None:
         """The agent kills it on a command."""
-        self.told = True
+        self.is_stopped = True
         if self.is_running and not self.agent.node.is_stuck:
             self._finish(self.agent.world, KILLED)
             self._report(KILLED, FailureClass.KILLED_BY_SIGNAL)
@@ -74,7 +74,7 @@ class Worker:
         self.exit = left_behind(int(code), exit_class, which)
         self.exit.completed_step = self.completed_step
         self.exit.at_s = world.now_s
-        self.exit.stopped = self.told and code in STOPPED_CODES
+        self.exit.stopped = self.is_stopped and code in STOPPED_CODES
         world.trace("exit", self.node, f"{self.job_id}/a{self.attempt}/r{self.rank} {code}")
         if self.is_hidden:
             # Its agent has said before that it ended; now it is true.
@@ -85,15 +85,15 @@ class Worker:
     def vanish(self, *, silently: bool) -> None:
         """Its agent or its whole node died, and it with them."""
         if self.is_running:
-            self.told = True
+            self.is_stopped = True
             self.is_running = False
             self.agent.world.trainings.worker_gone(self, silently=silently)
 
     def _finish(self, world: World, code: int) -> None:
         training = world.trainings.get(self.job_id, self.attempt)
         if training is not None:
-            self.completed_step = training.told_step(training.completed(world.now_s))
+            self.completed_step = training.step_to_report(training.completed(world.now_s))
         self.is_running = False
         world.checkers.worker_ended(self)
-        if code not in CLEAN_CODES or self.told:
+        if code not in CLEAN_CODES or self.is_stopped:
             world.trainings.worker_gone(self)

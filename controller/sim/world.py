@@ -319,7 +319,7 @@ class World:
         node.is_stuck = False
         for worker in [] if node.agent is None else node.agent.running():
             training = self.trainings.get(worker.job_id, worker.attempt)
-            if worker.told or training is None or training.phase is Phase.BROKEN:
+            if worker.is_stopped or training is None or training.phase is Phase.BROKEN:
                 worker.kill()
 
     # Jobs

@@ -77,7 +77,7 @@ class HostWatch:
     """One node, look by look."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[Subject, str], bool] = {}
+        self._reported: dict[tuple[Subject, str], bool] = {}
         self._oom_kills: int | None = None
 
     def take(self, state: HostState) -> list[Change]:
@@ -106,10 +106,10 @@ class HostWatch:
     ) -> list[Change]:
         least, enough = limits
         subject, what = where
-        if share < least and not self._told.get(where):
-            self._told[where] = True
+        if share < least and not self._reported.get(where):
+            self._reported[where] = True
             text = f"{share:.1%} {message} (limit {least:.0%}, ours)"
             return [Change(subject=subject, what=what, message=text)]
-        if share >= enough and self._told.pop(where, False):
+        if share >= enough and self._reported.pop(where, False):
             return [Change(subject=subject, what=what, message="")]
         return []

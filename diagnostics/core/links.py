@@ -75,12 +75,12 @@ def exchange_of(
     pair: Pair, number: int, sides: Sequence[Sequence[Finding] | None], *, is_disturbed: bool
 ) -> Exchange:
     """What the two sides of a test said; None for a side that did not answer."""
-    told = [finding for side in sides if side is not None for finding in side]
-    by_metric = {finding.metric: finding for finding in told}
+    reported = [finding for side in sides if side is not None for finding in side]
+    by_metric = {finding.metric: finding for finding in reported}
     value, wrong = by_metric.get(BANDWIDTH), by_metric.get(WRONG)
     # A side whose process died, or never got going, is why the other one saw nothing of it.
-    died = [finding for finding in told if finding.verdict is CheckVerdict.ERROR]
-    broke = [finding for finding in told if finding.metric == BROKEN]
+    died = [finding for finding in reported if finding.verdict is CheckVerdict.ERROR]
+    broke = [finding for finding in reported if finding.metric == BROKEN]
     took_part = all(side is not None for side in sides) and not died
     measured = value is not None and wrong is not None
     said = "; ".join(f"{finding.node}: {finding.detail}" for finding in (*died, *broke))
@@ -90,7 +90,7 @@ def exchange_of(
         value=value.value if value is not None and measured else None,
         wrong_elements=wrong.value if wrong is not None else 0.0,
         baseline_key=value.baseline_key if value is not None else "",
-        duration_s=max((finding.duration_s for finding in told), default=0.0),
+        duration_s=max((finding.duration_s for finding in reported), default=0.0),
         detail=(value.detail if value is not None and measured else said) or "no answer",
         is_broken=took_part and not measured and bool(broke),
         is_disturbed=is_disturbed,

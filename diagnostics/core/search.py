@@ -163,10 +163,10 @@ class _History:
 
     def __init__(self, tests: Sequence[PairTest]) -> None:
         # A test that could not run counts as none.
-        told = [test for test in tests if test.outcome is not Outcome.UNKNOWN]
-        self.pairs = tuple(dict.fromkeys(test.pair for test in told))
-        self._good = Counter(test.pair for test in told if test.outcome is Outcome.GOOD)
-        self._bad = [test for test in told if test.outcome is Outcome.BAD]
+        decided = [test for test in tests if test.outcome is not Outcome.UNKNOWN]
+        self.pairs = tuple(dict.fromkeys(test.pair for test in decided))
+        self._good = Counter(test.pair for test in decided if test.outcome is Outcome.GOOD)
+        self._bad = [test for test in decided if test.outcome is Outcome.BAD]
         self._proven = dict.fromkeys(node for pair in self._good for node in pair)
 
     def is_proven(self, node: str) -> bool:

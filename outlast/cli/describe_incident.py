@@ -81,8 +81,8 @@ def incident_lines(incident: Incident, now_s: float, *, said: str = "") -> list[
     said = f"{said} {incident.reason}"
     if any(node not in said for node in incident.culprit_nodes):
         lines.append(("nodes", ", ".join(incident.culprit_nodes)))
-    told = [_evidence(item) for item in incident.evidence if item.kind != "stacks"]
-    signs = [_cut(sign) for sign in told if not _is_said(sign, said)]
+    evidence = [_evidence(item) for item in incident.evidence if item.kind != "stacks"]
+    signs = [_cut(sign) for sign in evidence if not _is_said(sign, said)]
     # Of what is found again and again, the newest say how it is now.
     shown = signs[-MAX_EVIDENCE:] if incident.is_note else signs[:MAX_EVIDENCE]
     lines += [("evidence", sign) for sign in shown]
@@ -92,7 +92,7 @@ def incident_lines(incident: Incident, now_s: float, *, said: str = "") -> list[
     if incident.diagnostic_run:
         lines.append(("checks", _checks(incident)))
         lines.append(("checks", f"outlast diagnose --show {incident.diagnostic_run}"))
-    said = " ".join((said, *told))
+    said = " ".join((said, *evidence))
     lines += [("timeline", line) for line in timeline_lines(incident, said=said)]
     lines.append(("cost", "none: training went on" if incident.is_note else cost(incident)))
     return lines

@@ -51,11 +51,11 @@ def load_spec(path: Path, assignments: Sequence[str] = (), nodes: Nodes | None =
     if spec is not None:
         problems += check(spec)
         seen = places.look(spec, written, nodes or places.Nodes.UNKNOWN)
-        told = {problem.field for problem in problems}
-        problems += [each for each in seen.problems if each.field not in told]
+        reported = {problem.field for problem in problems}
+        problems += [each for each in seen.problems if each.field not in reported]
     if spec is None or problems:
-        told_too = [f"  warning: {line}" for line in seen.warnings]
-        lines = [describe_problems(path, SpecError(tuple(problems))), *told_too]
+        warnings = [f"  warning: {line}" for line in seen.warnings]
+        lines = [describe_problems(path, SpecError(tuple(problems))), *warnings]
         raise CliError("\n".join(lines))
     resolved = tuple(places.resolved_lines(spec, written))
     return Checked(spec=spec, document=document, resolved=resolved, seen=seen)

@@ -111,7 +111,7 @@ def test_a_comparison_takes_no_more_faults_than_it_needs() -> None:
 
 def test_whoever_waits_hears_how_far_it_is() -> None:
     heard: list[tuple[float, str]] = []
-    simulate(SMALL, told=lambda days, how: heard.append((days, how)))
+    simulate(SMALL, report=lambda days, how: heard.append((days, how)))
     days = [each for each, _ in heard]
     assert days == sorted(days)
     assert days[-1] == pytest.approx(SMALL.days)

@@ -42,8 +42,8 @@ class _Seeds:
         self._ended.update(zip(new, self._pool.map(run_or_tell, new, chunksize=4), strict=True))
         ended = [self._ended[seed] for seed in seeds]
         failures = [each for each in ended if isinstance(each, Failure)]
-        told = [failure.told for failure in failures]
-        assert not failures, "\n".join((*told, *shrunk_lines(failures)))
+        reports = [failure.report for failure in failures]
+        assert not failures, "\n".join((*reports, *shrunk_lines(failures)))
         return [each for each in ended if isinstance(each, Outcome)]
 
 

@@ -88,9 +88,9 @@ def _printed_name(bare: str, message: str, trace: str) -> str:
     lines = (EXCEPTION.fullmatch(_OF_GROUP.sub("", line)) for line in trace.split("\n"))
     same = [line for line in lines if line and line["name"].rpartition(".")[2] == bare]
     first_line = message.partition("\n")[0]
-    told = [line for line in same if (line["message"] or "").startswith(first_line)]
+    matching = [line for line in same if (line["message"] or "").startswith(first_line)]
     # The last one: what it came from stands before it.
-    found = [*same, *told][-1:]
+    found = [*same, *matching][-1:]
     if not found:
         # Only the class itself could tell its module.
         name = full_name(bare)

@@ -34,13 +34,13 @@ class AdvanceTable:
         self._splits.pop(job, None)
         self._environments.forget(job)
 
-    def told(
+    def reported(
         self, job: JobRecord | None, node: NodeId, event: agents_pb2.AgentEvent, now_s: float
     ) -> list[Event]:
         """An agent says how far its ranks are: after a start, in a new session and at the end."""
         made, job_id = event.progress, JobId(event.job_id)
         self._note_split(job_id, event.attempt, made)
-        self._environments.told(
+        self._environments.reported(
             job_id,
             Attempt(event.attempt),
             node,

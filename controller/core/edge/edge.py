@@ -162,7 +162,7 @@ class Edge:
         if job is None or job.state not in AT_WORK:
             return None
         if job.state is JobState.STARTING:
-            is_over = job.deadline_s is None or self._hangs.is_told(job)
+            is_over = job.deadline_s is None or self._hangs.is_reported(job)
             return None if is_over else _late_at_s(job)
         return self._advances.progress.due_s(job, self._settings.of(job).step_timeout_s)
 
@@ -290,7 +290,7 @@ class Edge:
                 return self._detectors.host(node, event)
             case "progress":
                 job = self._state.jobs.get(JobId(event.job_id))
-                events = self._advances.told(job, node, event, now_s)
+                events = self._advances.reported(job, node, event, now_s)
                 if job is not None:
                     self._expect_step(job)
                 return events

@@ -44,7 +44,7 @@ class HangTable:
         self._ranks: dict[JobId, dict[int, agents_pb2.RankSummary]] = {}
         self._over: dict[JobId, _Over] = {}
         # The attempt of each job that was last said to hang.
-        self._told: dict[JobId, Attempt] = {}
+        self._reported: dict[JobId, Attempt] = {}
         self._judgements: list[HangJudgement] = []
 
     def note(self, summary: agents_pb2.RankSummary) -> None:
@@ -65,11 +65,11 @@ class HangTable:
     def forget(self, job: JobId) -> None:
         self._ranks.pop(job, None)
         self._over.pop(job, None)
-        self._told.pop(job, None)
+        self._reported.pop(job, None)
 
-    def is_told(self, job: JobRecord) -> bool:
+    def is_reported(self, job: JobRecord) -> bool:
         """Whether this attempt was said to hang."""
-        return self._told.get(job.job_id) == job.attempt
+        return self._reported.get(job.job_id) == job.attempt
 
     def summaries(self, job: JobRecord) -> dict[int, agents_pb2.RankSummary]:
         """What was last heard of each rank of the job's present attempt."""
@@ -96,22 +96,22 @@ class HangTable:
 
         `ranks` are those of the node that has just been heard.
         """
-        if self.is_told(job) or self._mode(job) == "off":
+        if self.is_reported(job) or self._mode(job) == "off":
             return
         stopped = tuple(summary for summary in ranks if is_stopped(summary))
         if stopped:
-            self._told[job.job_id] = job.attempt
+            self._reported[job.job_id] = job.attempt
             self._ask(job, HangSign.STOPPED, wall_s, stopped=stopped)
         # While some rank moves nobody looks at all of them.
         elif self._all_stand(job):
-            self._told[job.job_id] = job.attempt
+            self._reported[job.job_id] = job.attempt
             self._ask(job, HangSign.ALL_STAND, wall_s)
 
     def start_is_late(self, job: JobRecord, wall_s: float) -> None:
         """The time limit of a start is about to end; reported once."""
-        if self.is_told(job):
+        if self.is_reported(job):
             return
-        self._told[job.job_id] = job.attempt
+        self._reported[job.job_id] = job.attempt
         limit_s = self._settings.of(job).first_step_timeout_s
         limit = f"recovery.first_step_timeout_s is {limit_s:g} s"
         self._ask(job, HangSign.NO_FIRST_STEP, wall_s, stalled_s=limit_s, limit=limit)
@@ -184,9 +184,9 @@ class HangTable:
 
     def take_back(self, judgement: HangJudgement) -> None:
         """It was overtaken: the attempt may be said to hang again."""
-        is_told = self._told.get(judgement.job_id) == judgement.attempt
-        if is_told and judgement.sign is not HangSign.NO_STEP:
-            del self._told[judgement.job_id]
+        is_reported = self._reported.get(judgement.job_id) == judgement.attempt
+        if is_reported and judgement.sign is not HangSign.NO_STEP:
+            del self._reported[judgement.job_id]
 
     def _all_stand(self, job: JobRecord) -> bool:
         over = self._over.get(job.job_id)

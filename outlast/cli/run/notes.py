@@ -22,7 +22,7 @@ class Notes:
     """Which faults have been told."""
 
     def __init__(self) -> None:
-        self._told: dict[str, None] = {}
+        self._reported: dict[str, None] = {}
         self._over: dict[str, None] = {}
 
     def take(self, incidents: Sequence[Incident]) -> list[str]:
@@ -32,8 +32,8 @@ class Notes:
             if incident.is_note or not incident.action or incident.action in _LAST:
                 continue
             name = incident.incident_id
-            if name not in self._told:
-                self._told[name] = None
+            if name not in self._reported:
+                self._reported[name] = None
                 messages.append(f"fault: {_in_flags(incident.reason)}")
             if incident.state == "CLOSED" and name not in self._over:
                 self._over[name] = None

@@ -139,13 +139,13 @@ def _simulate(
     from outlast.cli.simulation import page, text
 
     days = scenario.days
-    with simulation_bar(days, quiet=json or trace) as told:
-        result = run(scenario, trace=trace, told=lambda done, how: told(how, done, days))
+    with simulation_bar(days, quiet=json or trace) as report:
+        result = run(scenario, trace=trace, report=lambda done, how: report(how, done, days))
         if result.violations and not trace:
-            told("a violation; looking for the faults that it takes", days, days)
+            report("a violation; looking for the faults that it takes", days, days)
             result = _shrunk(result)
         comparisons = (
-            () if not what_if or result.violations or trace else compare(scenario, told=told)
+            () if not what_if or result.violations or trace else compare(scenario, report=report)
         )
     if html is not None:
         html.write_text(page.render(result, comparisons), encoding="utf-8")
@@ -185,15 +185,15 @@ def _shrunk(result: Result) -> Result:
     from controller.sim.shrink import shrink
     from controller.sim.violation import kind_of
 
-    def told(violations: tuple[str, ...]) -> set[str]:
+    def kinds_of(violations: tuple[str, ...]) -> set[str]:
         return {kind_of(each) for each in violations}
 
     def again(only: tuple[int, ...]) -> Result:
         return run(replace(result.scenario, only=only))
 
-    wanted = told(result.violations)
+    wanted = kinds_of(result.violations)
     planned = result.scenario.only or tuple(range(result.num_planned))
-    return again(shrink(planned, lambda only: told(again(only).violations) == wanted))
+    return again(shrink(planned, lambda only: kinds_of(again(only).violations) == wanted))
 
 
 def _durations(assignments: list[str]) -> dict[str, float]:

@@ -73,10 +73,10 @@ _STATELESS = (
 )
 
 
-def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
+def story(effects: list[Effect], reported: dict[str, str]) -> list[str]:
     """One line for each effect and for each fact that changes where something stands.
 
-    `told` has the last line of each job, node and incident, and is brought up to date.
+    `reported` has the last line of each job, node and incident, and is brought up to date.
     """
     lines: list[str] = []
     for effect in effects:
@@ -89,10 +89,10 @@ def story(effects: list[Effect], told: dict[str, str]) -> list[str]:
                     assert not isinstance(fact, _WRITTEN), "only the journal has these"
                     line = _fact_line(fact)
                     subject = line.split()[0]
-                    if told.get(subject) != line:
+                    if reported.get(subject) != line:
                         lines.append(line)
                     if subject not in ("open", "close"):
-                        told[subject] = line
+                        reported[subject] = line
             case SendCommand(command=command):
                 lines.append(f"send {command.command_id}")
             case ProvisionNodes(count=count):
@@ -151,13 +151,13 @@ class Driver:
     def __init__(self, state: State | None = None, settings: Settings | None = None) -> None:
         self.machine = Machine(state, settings)
         self.now_s = START_S
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     # What happens
 
     def send(self, event: ev.Event) -> list[str]:
         """The story of one event."""
-        return story(self.machine.handle(event, self.now_s), self._told)
+        return story(self.machine.handle(event, self.now_s), self._reported)
 
     def wait(self, seconds: float) -> list[str]:
         """Let time pass, waking the machine whenever it asked for it."""

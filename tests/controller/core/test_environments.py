@@ -14,8 +14,8 @@ NEW = {"torch": "2.14.0", "device": "x86_64"}
 
 def test_environment_of_rank_0_speaks_for_the_attempt_and_others_are_compared() -> None:
     job, table = Driver().running().job(), EnvironmentTable()
-    table.told(JOB, Attempt(1), N2, NEW, ())
-    table.told(JOB, Attempt(1), N1, OLD, ("numpy 1 is now 2",))
+    table.reported(JOB, Attempt(1), N2, NEW, ())
+    table.reported(JOB, Attempt(1), N1, OLD, ("numpy 1 is now 2",))
     assert table.of(job) == "device x86_64, torch 2.13.0"
     assert table.changes(job) == (
         "n1: numpy 1 is now 2",
@@ -25,13 +25,13 @@ def test_environment_of_rank_0_speaks_for_the_attempt_and_others_are_compared() 
 
 def test_what_an_older_attempt_said_is_dropped() -> None:
     job, table = Driver().running().job(), EnvironmentTable()
-    table.told(JOB, Attempt(1), N1, OLD, ())
-    table.told(JOB, Attempt(0), N1, NEW, ("late",))
+    table.reported(JOB, Attempt(1), N1, OLD, ())
+    table.reported(JOB, Attempt(0), N1, NEW, ("late",))
     assert (table.of(job), table.changes(job)) == ("device x86_64, torch 2.13.0", ())
     assert device_in(table.of(job)) == "x86_64"
     assert device_in("cuda 13.0, device NVIDIA H200 NVL, nccl 2.28.9") == "NVIDIA H200 NVL"
     assert device_in("torch 2.13.0") == ""
-    table.told(JOB, Attempt(2), N1, NEW, ("early",))
+    table.reported(JOB, Attempt(2), N1, NEW, ("early",))
     assert (table.of(job), table.changes(job)) == ("", ())
     table.forget(JOB)
     assert table.of(job) == ""

@@ -92,7 +92,7 @@ def _grown(limits: Retention, half: int) -> tuple[dict[str, int], int, int]:
     num_bytes: list[int] = []
     for number in range(2 * half):
         _bring_bad_nodes(driver, number)
-        driver._told.clear()
+        driver._reported.clear()
         _expire(driver, limits)
         if number in (half - 1, 2 * half - 1):
             sizes.append(_sizes(driver))
