@@ -63,7 +63,10 @@ class ModelSpec(Section):
         None, ge=1, description="Values of one head; hidden / heads unless given."
     )
     kv_heads: int | None = Field(
-        None, ge=1, description="Heads of keys and values (grouped queries); heads unless given."
+        None,
+        ge=1,
+        description="Heads of keys and values (grouped queries); heads unless given. Where tensor "
+        "ranks are more, some share a head.",
     )
     ffn_hidden: int | None = Field(
         None, ge=1, description="Width of the MLP; 4 x hidden unless given."

@@ -30,9 +30,26 @@ def _check_heads(spec: JobSpec) -> list[FieldProblem]:
 
 
 def _check_kv_heads(spec: JobSpec) -> list[FieldProblem]:
-    if spec.model.num_kv_heads == spec.model.heads:
+    kv_heads, tp = spec.model.num_kv_heads, spec.parallel.tp
+    if kv_heads == spec.model.heads:
         return []
-    return _tensor_split(spec, "model.kv_heads", spec.model.num_kv_heads)
+    if tp <= kv_heads or tp % kv_heads:
+        found = _tensor_split(spec, "model.kv_heads", kv_heads)
+        return [
+            replace(each, message=f"{each.message} or multiples of {kv_heads}") for each in found
+        ]
+    # Ranks that share a head hold equal parts of its key and value.
+    rows, sharing = 2 * spec.model.width_of_head, tp // kv_heads
+    if rows % sharing == 0:
+        return []
+    allowed = ", ".join(str(kv_heads * each) for each in closest(divisors(rows), sharing))
+    return [
+        FieldProblem(
+            field="parallel.tp",
+            message=f"is {tp}; {sharing} ranks for each of model.kv_heads = {kv_heads} do not "
+            f"divide the {rows} rows of its key and value; allowed: {allowed}",
+        )
+    ]
 
 
 def _check_mlp(spec: JobSpec) -> list[FieldProblem]:

@@ -65,7 +65,7 @@ def _works(
 def _candidates(spec: JobSpec) -> Iterator[ParallelSpec]:
     parallel = spec.parallel
     world = spec.layout.world_size
-    split = math.gcd(spec.model.heads, spec.model.num_kv_heads, spec.model.mlp_hidden)
+    split = math.gcd(spec.model.heads, spec.model.mlp_hidden)
     degrees = closest(divisors(split), parallel.tp, _NUM_TRIED)
     stages = _stages(parallel.pp, spec.model.layers)
     micro_batches = closest(divisors(parallel.micro_batch), parallel.micro_batch, _NUM_TRIED)

@@ -103,6 +103,11 @@ class PlanInput:
         return self.micro_batch * self.model.shape.seq_len
 
     @property
+    def ranks_of_kv_head(self) -> int:
+        """Tensor ranks that share a head of keys and values."""
+        return max(1, self.layout.tp // self.model.shape.kv_heads)
+
+    @property
     def stream_values(self) -> int:
         """Values of the residual stream that one rank holds for a micro-batch."""
         values = self.tokens * self.model.shape.hidden

@@ -74,7 +74,7 @@ def _oracle_model(mesh: Mesh, run: Run, name: str, arrays: dict[str, Any]) -> di
     replicas = DataParallel(
         flat, chunks, mesh, zero_config(spec), sequence_parallel=tp.sequence_parallel
     )
-    _load(flat, {key: arrays[f"{name}/weights/{key}"] for key in flat.facts})
+    _load(flat, {key: arrays[f"{name}/weights/{key}"] for key in stored(flat)})
     replicas.refresh()
     logits = _kept_logits(chunks[-1], tp, config)
     batches = _batches(mesh, arrays)
@@ -155,11 +155,16 @@ def _spec(model: dict[str, Any], run: Run) -> JobSpec:
     )
 
 
+def stored(flat: FlatParameters) -> set[str]:
+    """Names of the tensors that a rank has a part of."""
+    return {facts.stored for facts in flat.facts.values()}
+
+
 def _load(flat: FlatParameters, arrays: dict[str, Any]) -> None:
     for part in flat.parts:
         for piece in part.pieces:
             facts = flat.facts[piece.name]
-            full = torch.from_numpy(arrays[piece.name])
+            full = torch.from_numpy(arrays[facts.stored])
             assert tuple(full.shape) == facts.global_shape, piece.name
             for dim, (offset, size) in enumerate(zip(facts.offsets, facts.shape, strict=True)):
                 full = full.narrow(dim, offset, size)

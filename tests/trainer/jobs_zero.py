@@ -101,7 +101,7 @@ def shards_of(
                 stop = start + torch.Size(box.shape).numel()
                 offsets = tuple(a + b for a, b in zip(facts.offsets, box.offsets, strict=True))
                 array = values[start:stop].view(box.shape).numpy().copy()
-                found.append((piece.name, facts.global_shape, offsets, array))
+                found.append((facts.stored, facts.global_shape, offsets, array))
     return found
 
 

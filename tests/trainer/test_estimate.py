@@ -112,6 +112,11 @@ MEASURED: dict[str, dict[str, Any]] = {
     "recompute_selective": {"parallel": {**WIDE, "recompute": "selective"}},
     "parallel_block": {"parallel": {"tp": 2, **WIDE}, "model": {"block": "parallel"}},
     "llama": {"parallel": WIDE, "model": {**LLAMA, "tied_embeddings": False}},
+    "tp4_for_two_kv_heads": {"parallel": {"tp": 4, **WIDE}, "model": LLAMA},
+    "tp2_for_one_kv_head": {
+        "parallel": {"tp": 2, **WIDE},
+        "model": {"block": "parallel", "kv_heads": 1, "positions": "rope"},
+    },
     "qwen3": {"parallel": WIDE, "model": {**LLAMA, "qk_norm": "head", "head_width": 32}},
     "gemma": {
         "parallel": {"tp": 2, **WIDE},

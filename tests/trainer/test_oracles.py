@@ -29,12 +29,16 @@ RUNS = {
     "dp2-zero2": Run(layout=Layout(dp=2), zero=2),
     "dp2-zero3": Run(layout=Layout(dp=2), zero=3),
     "tp2-pp2-dp2": Run(layout=Layout(tp=2, pp=2, dp=2)),
+    "tp4-for-two-kv-heads": Run(layout=Layout(tp=4)),
 }
 # What options may break is in a layer, and how that is split.
 RUNS_OF_CONFIGS = {
     "dense": Run(layout=Layout()),
     "tp2": Run(layout=Layout(tp=2), sequence_parallel=False),
     "tp2-pp2": Run(layout=Layout(tp=2, pp=2)),
+    # Two ranks share a key/value head, where a model has fewer than query heads.
+    "tp4": Run(layout=Layout(tp=4)),
+    "tp4-whole-sequence": Run(layout=Layout(tp=4), sequence_parallel=False),
 }
 
 

@@ -41,6 +41,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     ),
     "tp2_sp_llama": case({**LLAMA, **UNTIED}, tp=2),
     "tp4_sp": case(tp=4),
+    "tp4_sp_for_two_kv_heads": case({**LLAMA, **UNTIED}, tp=4),
+    "tp2_for_one_kv_head": case(
+        {"kv_heads": 1, "block": "parallel"}, tp=2, sequence_parallel=False, recompute="full"
+    ),
     "pp2": case(pp=2),
     "pp2_untied": case(UNTIED, pp=2),
     "pp2_uneven": case(pp=2, layer_split=[3, 1]),

@@ -57,7 +57,16 @@ def test_what_is_wrong_with_a_model_is_said(
 
 LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel": {"tp": 3}}, "model.heads", r"parallel.tp in \{1, 2, 4, 8\}"),
-    ({"parallel": {"tp": 4}, "model": {"kv_heads": 2}}, "model.kv_heads", "near it: 4, or"),
+    (
+        {"parallel": {"tp": 4}, "model": {"heads": 12, "kv_heads": 6, "hidden": 96}},
+        "model.kv_heads",
+        "near it: 4 or 8, or .* or multiples of 6",
+    ),
+    (
+        {"parallel": {"tp": 8}, "model": {"hidden": 8, "kv_heads": 1}},
+        "parallel.tp",
+        r"do not divide the 2 rows of its key and value; allowed: 1, 2",
+    ),
     ({"parallel": {"pp": 9}}, "parallel.pp", "allowed: 1 to 8"),
     (
         {"parallel": {"pp": 2, "virtual_stages": 5, "schedule": "interleaved"}},

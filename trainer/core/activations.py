@@ -79,7 +79,7 @@ def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
     if model.rms_norm:
         # On a CPU it is several operations, and the scaled input is kept between them.
         outputs *= 2
-    values = (inputs + outputs) * stream + _projected_values(facts)
+    values = (inputs + outputs) * stream + _projected_values(facts) + _shared_weights(facts)
     statistics = 2 * model.norms_per_block * stream // model.shape.hidden
     if mode != "selective":
         values += _attention_values(facts, layer)
@@ -108,27 +108,46 @@ def loss_bytes(facts: PlanInput) -> int:
 def _projected_values(facts: PlanInput) -> int:
     """Around the linear layers: what comes out of the first and goes into the last."""
     model, shape = facts.model, facts.model.shape
-    per_token = shape.qkv_width + shape.mlp_in_width + shape.query_width + shape.mlp_hidden
+    qkv_width = shape.query_width + 2 * _kv_width(facts)
+    per_token = qkv_width + shape.mlp_in_width + shape.query_width + shape.mlp_hidden
     if shape.gated:
         # The gate after its non-linearity, which the product with the other half needs.
         per_token += shape.mlp_hidden
     if model.parallel_block and model.norms_per_block == 1:
         # One projection is cut in two by group. A branch with a bias copies its part; the
         # projection itself lives as long as one part is looked at where it lies.
-        whole = shape.qkv_width + shape.mlp_in_width
-        copied = model.qkv_bias * shape.qkv_width + model.mlp_bias * shape.mlp_in_width
+        whole = qkv_width + shape.mlp_in_width
+        copied = model.qkv_bias * qkv_width + model.mlp_bias * shape.mlp_in_width
         per_token += copied if 0 < copied < whole else 0
     return facts.tokens // facts.layout.tp * per_token
+
+
+def _kv_width(facts: PlanInput) -> int:
+    """Keys of a token on all ranks: those that share a head have a copy each."""
+    return facts.model.shape.kv_width * facts.ranks_of_kv_head
+
+
+def _shared_weights(facts: PlanInput) -> int:
+    """Weights put together for one use, where ranks share a key/value head."""
+    if facts.ranks_of_kv_head == 1:
+        return 0
+    shape = facts.model.shape
+    rows = shape.query_width + 2 * _kv_width(facts)
+    if facts.model.parallel_block:
+        # Both projections are cut by group; with a norm for each branch the MLP's is apart.
+        rows += shape.query_width + shape.mlp_hidden
+        rows += shape.mlp_in_width if facts.model.norms_per_block == 1 else 0
+    return rows * shape.hidden // facts.layout.tp
 
 
 def _attention_values(facts: PlanInput, layer: int) -> int:
     """Inside attention, between its rows and its mixture of values."""
     model, shape = facts.model, facts.model.shape
     window = shape.window_of(layer)
-    per_token = 0
+    per_token, kv_width = 0, _kv_width(facts)
     shares = shape.kv_heads < shape.heads
     if model.rotates(layer):
-        per_token += shape.query_width + shape.kv_width
+        per_token += shape.query_width + kv_width
     elif shares:
         # Query heads of several groups are not evenly spaced in the rows.
         per_token += shape.query_width
@@ -139,10 +158,10 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
         # Each block of queries beside a copy of the keys and values that it reaches.
         block = max(_MIN_WINDOW_BLOCK, window // 4)
         reach = min(shape.seq_len, window - 1 + block)
-        per_token += shape.query_width + 2 * shape.kv_width * reach // min(block, shape.seq_len)
+        per_token += shape.query_width + 2 * kv_width * reach // min(block, shape.seq_len)
     if model.qk_norm:
         # Queries and keys after their norm; as of other norms, the scaled input too.
-        per_token += 2 * (shape.query_width + shape.kv_width)
+        per_token += 2 * (shape.query_width + kv_width)
     if model.attention_softcap and not model.attention_dropout:
         # Weights are spelled out: the bounded scores and the weights themselves.
         keys = mean_keys(shape, window, Convention.WINDOWED if window else Convention.FULL)

@@ -11,6 +11,7 @@ on once a step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outlast.sizing.parameters import PlanInput, layer_kinds, stage_units, summed_by_tensor_ranks
@@ -75,7 +76,17 @@ def layer_bytes(facts: PlanInput, stage: int) -> float:
     passes = sum(
         count * sum(layer_passes(facts, facts.recompute[layer])) for layer, count in kinds.items()
     )
-    return passes * _stream_bytes(facts)
+    return passes * _stream_bytes(facts) + _shared_head_bytes(facts, kinds)
+
+
+def _shared_head_bytes(facts: PlanInput, kinds: Mapping[int, int]) -> float:
+    """Ranks that share a key/value head gather its weights; back come sums of gradients."""
+    if facts.ranks_of_kv_head == 1:
+        return 0.0
+    shape, tp = facts.model.shape, facts.layout.tp
+    rows = 2 * shape.kv_width * (shape.hidden + facts.model.qkv_bias)
+    uses = sum(count * (2 + (facts.recompute[layer] == "full")) for layer, count in kinds.items())
+    return uses * rows * facts.sizes.weight * (tp - 1) / tp
 
 
 def layer_passes(facts: PlanInput, mode: str) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.model.by_group import ranks_of_group
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey, keep_mask
 from trainer.model.fused import causal_softmax, layer_norm, masked_softmax, rms_norm
@@ -23,6 +24,7 @@ from trainer.model.layers import HeadNorm
 from trainer.model.recompute import recompute
 from trainer.model.rope import rotate
 from trainer.model.window import flex_attention, windowed_attention
+from trainer.parallel.comm import Comm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class AttentionCore:
 
     config: GptConfig
     layer: int
-    tp_index: int
+    tp: Comm
 
     def __call__(
         self, rows_SBGR: Tensor, key: DropoutKey | None, norm: HeadNorm | None = None
@@ -45,7 +47,8 @@ class AttentionCore:
     def _mix(self, rows_SBGR: Tensor, *factors: Tensor, key: DropoutKey | None) -> Tensor:
         config = self.config
         width = config.head_width
-        q, k_SBGC, v_SBGC = torch.split(rows_SBGR, [config.group_query_rows, width, width], dim=-1)
+        queries = config.group_query_rows // ranks_of_group(config, self.tp.size)
+        q, k_SBGC, v_SBGC = torch.split(rows_SBGR, [queries, width, width], dim=-1)
         q_SBHC = torch.unflatten(q, -1, (-1, width)).flatten(2, 3)
         if factors:
             q_SBHC, k_SBGC = map(self._normed, (q_SBHC, k_SBGC), factors)
@@ -71,7 +74,7 @@ class AttentionCore:
             generator = None
             if key is not None and dropped:
                 # SDPA draws from the global generator: masks would depend on what ran before.
-                generator = key.generator(f"{self.layer}.weights", self.tp_index, q_BHSC.device)
+                generator = key.generator(f"{self.layer}.weights", self.tp.index, q_BHSC.device)
             core = partial(
                 weighted_attention, rate=rate, generator=generator, scale=scale, softcap=softcap
             )

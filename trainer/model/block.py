@@ -22,9 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.attention import AttentionCore
+from trainer.model.by_group import (
+    ByGroup,
+    attention_rows,
+    mlp_rows,
+    output_columns,
+    ranks_of_group,
+)
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey
-from trainer.model.layers import ColumnLinear, HeadNorm, Layer, MlpInput, MlpUp, Norm, RowLinear
+from trainer.model.layers import HeadNorm, Layer, MlpInput, MlpUp, Norm, QkvLinear, RowLinear
 from trainer.model.recompute import recompute
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import column_linear
@@ -76,8 +83,7 @@ class Attention(Layer):
 
     def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
         super().__init__(config, mesh)
-        rows = config.groups * config.group_attention_rows
-        self.qkv = ColumnLinear(config, mesh, features=rows, bias=config.has_qkv_bias)
+        self.qkv = QkvLinear(config, mesh)
         self.head_norm = HeadNorm(config, mesh) if config.qk_norm else None
         self.out = RowLinear(
             config,
@@ -86,7 +92,7 @@ class Attention(Layer):
             bias=config.attention_bias,
             site=f"{layer}.attention",
         )
-        self._core = AttentionCore(config=config, layer=layer, tp_index=mesh.tp.index)
+        self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp)
 
     def forward(self, x_SBD: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         rows_SBGR = self.qkv(x_SBD).unflatten(-1, (self.num_groups, -1))
@@ -132,9 +138,10 @@ class ParallelBlock(Block):
             features=config.query_width + config.mlp_hidden,
             bias=config.attention_bias or config.mlp_bias,
             two_biases=config.block_biases == 2,
+            by_group=output_columns(config),
             site=f"{layer}.block",
         )
-        self._core = AttentionCore(config=config, layer=layer, tp_index=mesh.tp.index)
+        self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp)
 
     def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         rows_SBGR, units_SBGR = self.input(x_SBD)
@@ -154,23 +161,31 @@ class FusedInput(MlpInput):
     def __init__(self, config: GptConfig, mesh: Mesh) -> None:
         super().__init__(config, mesh)
         self.norm = Norm(config, mesh)
-        attention_rows = config.groups * config.group_attention_rows
-        shape = (attention_rows + config.mlp_inputs * config.mlp_hidden, config.hidden)
-        self.weight = self.declare("weight", shape, init="normal", std=config.init_std, shard_dim=0)
-        self.attention_bias = (
-            self.declare("attention_bias", (attention_rows,), init="zeros", shard_dim=0)
+        rows = attention_rows(config)
+        self._weight = ByGroup(
+            self,
+            config,
+            "weight",
+            (*rows, *mlp_rows(config)),
+            width=config.hidden,
+            init="normal",
+            std=config.init_std,
+        )
+        self._attention_bias = (
+            ByGroup(self, config, "attention_bias", rows, width=None, init="zeros")
             if config.has_qkv_bias
             else None
         )
+        shares = ranks_of_group(config, mesh.tp.size)
+        self._num_rows = config.group_query_rows // shares + 2 * config.head_width
 
     def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
         """The core's rows and the MLP's units, both [S, B, G, R]."""
-        projected = column_linear(self.norm(x_SBD), self.weight, None, self.tp)
+        projected = column_linear(self.norm(x_SBD), self._weight.tensor(), None, self.tp)
         groups_SBGR = torch.unflatten(projected, -1, (self.num_groups, -1))
-        attention_rows = self.config.group_attention_rows
-        rows, mlp = groups_SBGR[..., :attention_rows], groups_SBGR[..., attention_rows:]
-        if self.attention_bias is not None:
-            rows = rows + self.attention_bias.view(self.num_groups, -1)
+        rows, mlp = groups_SBGR[..., : self._num_rows], groups_SBGR[..., self._num_rows :]
+        if self._attention_bias is not None:
+            rows = rows + self._attention_bias.tensor().view(self.num_groups, -1)
         return rows, self.activate(mlp)
 
 
@@ -180,8 +195,7 @@ class TwoNormInput(Layer):
     def __init__(self, config: GptConfig, mesh: Mesh) -> None:
         super().__init__(config, mesh)
         self.attention_norm = Norm(config, mesh)
-        rows = config.groups * config.group_attention_rows
-        self.qkv = ColumnLinear(config, mesh, features=rows, bias=config.has_qkv_bias)
+        self.qkv = QkvLinear(config, mesh)
         self.mlp_norm = Norm(config, mesh)
         self.up = MlpUp(config, mesh)
 

@@ -132,11 +132,6 @@ class GptConfig:
         return self.query_width // self.groups
 
     @property
-    def group_attention_rows(self) -> int:
-        """Query, key and value rows of one group."""
-        return self.group_query_rows + 2 * self.head_width
-
-    @property
     def mlp_inputs(self) -> int:
         """Matrices into the MLP: a gated one has a gate beside its input."""
         return 2 if self.gate is not None else 1

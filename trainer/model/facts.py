@@ -20,7 +20,8 @@ class ParameterFacts:
 
     `std` is the standard deviation of initial values for init="normal". `tied`
     marks the two copies of an embedding that the first and last stage share;
-    `counted` is False on the copy that global figures must not count again.
+    `counted` is False on the copy that global figures must not count again. `stored` is the name
+    of the whole tensor: where a rank holds two places of one, each is a parameter of its own.
     """
 
     global_shape: tuple[int, ...]
@@ -30,6 +31,7 @@ class ParameterFacts:
     std: float = 0.0
     tied: bool = False
     counted: bool = True
+    stored: str = ""
 
     @property
     def is_sharded(self) -> bool:

@@ -8,10 +8,12 @@ parts are in `trainer.model.fused`.
 # Capitals are logical sizes; a rank's shard may be smaller.
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
 
+from trainer.model.by_group import ByGroup, Rows, attention_rows
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey, stream_mask
 from trainer.model.fused import (
@@ -45,7 +47,7 @@ class Layer(ParallelModule):
         super().__init__(mesh.tp, dtype=config.dtype, device=mesh.device)
         self.config = config
         self.tp = tensor_parallel(config, mesh)
-        self.num_groups = config.groups // mesh.tp.size
+        self.num_groups = max(1, config.groups // mesh.tp.size)
 
 
 class Norm(Layer):
@@ -98,24 +100,31 @@ class HeadNorm(Layer):
         return norm_factor(self.config, query), norm_factor(self.config, key)
 
 
-class ColumnLinear(Layer):
-    """A linear layer whose output features are split over the tensor group."""
+class QkvLinear(Layer):
+    """Queries, key and value of each group of heads."""
 
-    def __init__(self, config: GptConfig, mesh: Mesh, *, features: int, bias: bool) -> None:
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
         super().__init__(config, mesh)
-        shape = (features, config.hidden)
-        self.weight = self.declare("weight", shape, init="normal", std=config.init_std, shard_dim=0)
-        self.bias = self.declare("bias", (features,), init="zeros", shard_dim=0) if bias else None
+        rows = attention_rows(config)
+        self._weight = ByGroup(
+            self, config, "weight", rows, width=config.hidden, init="normal", std=config.init_std
+        )
+        self._bias = (
+            ByGroup(self, config, "bias", rows, width=None, init="zeros")
+            if config.has_qkv_bias
+            else None
+        )
 
     def forward(self, x_SBD: Tensor) -> Tensor:
-        return column_linear(x_SBD, self.weight, self.bias, self.tp)
+        bias = None if self._bias is None else self._bias.tensor()
+        return column_linear(x_SBD, self._weight.tensor(), bias, self.tp)
 
 
 class RowLinear(Layer):
     """A linear layer back into the residual stream; its input features are split over the group.
 
     `site` names it among the layer's places where something is dropped. `two_biases`: that of
-    attention by itself, beside that of the MLP.
+    attention by itself, beside that of the MLP. `by_group`: whose columns go by group.
     """
 
     def __init__(
@@ -127,12 +136,26 @@ class RowLinear(Layer):
         bias: bool,
         site: str,
         two_biases: bool = False,
+        by_group: Sequence[Rows] | None = None,
     ) -> None:
         super().__init__(config, mesh)
-        shape = (config.hidden, features)
-        self.weight = self.declare(
-            "weight", shape, init="normal", std=config.residual_std, shard_dim=1
-        )
+        self._weight: ByGroup | None = None
+        if by_group is None:
+            shape = (config.hidden, features)
+            self.weight = self.declare(
+                "weight", shape, init="normal", std=config.residual_std, shard_dim=1
+            )
+        else:
+            self._weight = ByGroup(
+                self,
+                config,
+                "weight",
+                by_group,
+                width=config.hidden,
+                init="normal",
+                std=config.residual_std,
+                columns=True,
+            )
         self.bias, self.attention_bias = (
             self.declare(name, (config.hidden,), init="zeros") if wanted else None
             for name, wanted in (("bias", bias), ("attention_bias", two_biases))
@@ -143,7 +166,8 @@ class RowLinear(Layer):
 
     def forward(self, x_SBF: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         """The stream plus the product and its bias, some of it dropped by `key`."""
-        product_SBD = row_linear(x_SBF, self.weight, None, self.tp)
+        weight = self.weight if self._weight is None else self._weight.tensor()
+        product_SBD = row_linear(x_SBF, weight, None, self.tp)
         bias: Tensor | None = self.bias
         if self.bias is not None and self.attention_bias is not None:
             bias = self.bias + self.attention_bias

@@ -16,7 +16,7 @@ What does not belong here: when something is exchanged (`trainer.parallel.zero`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -49,12 +49,18 @@ class ParallelModule(nn.Module):
         shard_dim: int | None = None,
         tied: bool = False,
         counted: bool = True,
+        held: tuple[int, int] | None = None,
+        stored: str = "",
     ) -> nn.Parameter:
-        """Register a parameter, split over the group along `shard_dim` if given."""
+        """Register a parameter, split over the group along `shard_dim` if given.
+
+        `held` says where this rank's part starts and how long it is; all ranks have as much in
+        their order unless given. `stored` is the name of the whole tensor, if it is another.
+        """
         shape, offsets = list(global_shape), [0] * len(global_shape)
         if shard_dim is not None:
-            shape[shard_dim] //= self.comm.size
-            offsets[shard_dim] = self.comm.index * shape[shard_dim]
+            each = global_shape[shard_dim] // self.comm.size
+            offsets[shard_dim], shape[shard_dim] = held or (self.comm.index * each, each)
         self.facts[name] = ParameterFacts(
             global_shape=global_shape,
             offsets=tuple(offsets),
@@ -63,6 +69,7 @@ class ParallelModule(nn.Module):
             std=std,
             tied=tied,
             counted=counted,
+            stored=stored or name,
         )
         parameter = nn.Parameter(torch.empty(shape, dtype=self._dtype, device=self._device))
         self.register_parameter(name, parameter)
@@ -175,7 +182,8 @@ class FlatParameters:
         """Initial values, the same on every layout. With ZeRO, of the own parts only."""
         for part in self.parts:
             for piece in part.pieces:
-                initial = self.facts[piece.name].initial(seed, piece.name)
+                facts = self.facts[piece.name]
+                initial = facts.initial(seed, facts.stored)
                 part.master[piece.at].copy_(initial.reshape(-1)[piece.inside])
             if self.level == 0:
                 self.publish(part)
@@ -259,8 +267,12 @@ def _pieces(bucket: Bucket, owned: slice, start: int) -> Iterator[Piece]:
 
 def _collect_facts(module: nn.Module) -> dict[str, ParameterFacts]:
     return {
-        f"{path}.{name}" if path else name: facts
+        _below(path, name): replace(facts, stored=_below(path, facts.stored))
         for path, part in module.named_modules()
         if isinstance(part, ParallelModule)
         for name, facts in part.facts.items()
     }
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -47,7 +47,9 @@ class FlatLamb(AdamMoments):
         self._flat = flat
         self.config = config
         self._mesh = mesh
-        self._names = [name for name, facts in flat.facts.items() if facts.decays]
+        self._names = list(
+            dict.fromkeys(facts.stored for facts in flat.facts.values() if facts.decays)
+        )
 
     @torch.no_grad()
     def step(
@@ -67,7 +69,8 @@ class FlatLamb(AdamMoments):
         ratios = self._trust_ratios(directions)
         for part, direction in zip(self._flat.parts, directions, strict=True):
             for piece in part.pieces:
-                direction[piece.at].mul_(ratios.get(piece.name, 1.0))
+                stored = self._flat.facts[piece.name].stored
+                direction[piece.at].mul_(ratios.get(stored, 1.0))
             changes(part.master)
             part.master.add_(direction, alpha=-learning_rate)
             updated(part)
@@ -102,10 +105,10 @@ class FlatLamb(AdamMoments):
             for piece in part.pieces:
                 facts = flat.facts[piece.name]
                 # What all tensor ranks hold counts once.
-                if piece.name in rows and (facts.is_sharded or mesh.at.tp == 0):
-                    row = squares[rows[piece.name]]
-                    row[0] = square_sum(part.master[piece.at])
-                    row[1] = square_sum(direction[piece.at])
+                if facts.stored in rows and (facts.is_sharded or mesh.at.tp == 0):
+                    row = squares[rows[facts.stored]]
+                    row[0] += square_sum(part.master[piece.at])
+                    row[1] += square_sum(direction[piece.at])
         for comm in (mesh.tp, mesh.dp) if flat.level else (mesh.tp,):
             if comm.size > 1:
                 squares = sum_in_order(comm.all_gather(squares.unsqueeze(0)))

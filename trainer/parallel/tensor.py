@@ -34,6 +34,7 @@ from trainer.parallel.overlap import TensorParallel
 __all__ = [
     "TensorParallel",
     "column_linear",
+    "group_rows",
     "row_linear",
     "summed_grad",
     "vocab_embedding",
@@ -67,6 +68,12 @@ def vocab_embedding(tokens_SB: Tensor, weight_VD: Tensor, tp: TensorParallel) ->
 def summed_grad(weight: Tensor, comm: Comm) -> Tensor:
     """The weight itself, whose gradient is the sum over the group of every rank's."""
     out: Tensor = _apply(_SummedGrad, weight, comm)
+    return out
+
+
+def group_rows(rows: Tensor, comm: Comm, ranks: int) -> Tensor:
+    """All rows of the own group, of which each of its `ranks` consecutive ranks holds some."""
+    out: Tensor = _apply(_GroupRows, rows, comm, ranks)
     return out
 
 
@@ -115,6 +122,23 @@ class _SummedGrad(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.comm.all_reduce(grad.contiguous()), None
+
+
+class _GroupRows(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, comm: Comm, ranks: int) -> Tensor:
+        number = ranks * rows.shape[0]
+        start = comm.index // ranks * number
+        ctx.comm, ctx.own, ctx.num_rows = comm, slice(start, start + number), comm.size // ranks
+        ctx.num_rows *= number
+        # Without the other groups' memory.
+        return comm.all_gather(rows)[ctx.own].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        full = grad.new_zeros((ctx.num_rows, *grad.shape[1:]))
+        full[ctx.own] = grad
+        return ctx.comm.reduce_scatter(full), None, None
 
 
 class _VocabEmbedding(Function):

@@ -87,7 +87,7 @@ class TrainState:
             )
             for piece in part.pieces
             for tensor in _named(
-                f"{prefix}{piece.name}{suffix}",
+                f"{prefix}{self.flat.facts[piece.name].stored}{suffix}",
                 self.flat.facts[piece.name],
                 buffer[piece.at],
                 piece.inside,
