@@ -259,9 +259,9 @@ class State:
             case JobExplained(reason=reason):
                 self.jobs[job.job_id] = replace(job, reason=reason)
             case NodeChecked(node=name):
-                self.jobs[job.job_id] = replace(job, unchecked=_without(job.unchecked, name))
+                self.jobs[job.job_id] = replace(job, unchecked=_others(job.unchecked, name))
             case JobForgotten(node=name):
-                self.jobs[job.job_id] = job = replace(job, held_by=_without(job.held_by, name))
+                self.jobs[job.job_id] = job = replace(job, held_by=_others(job.held_by, name))
                 self.index.put_job(job)
             case _:
                 assert_never(fact)
@@ -391,8 +391,8 @@ def growth(old: IncidentRecord, new: IncidentRecord) -> IncidentGrown | None:
     )
 
 
-def _without(nodes: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:
-    """The others, quickly: they may be thousands, and so are the answers."""
+def _others(nodes: tuple[NodeId, ...], node: NodeId) -> tuple[NodeId, ...]:
+    """The other nodes, found quickly: they may be thousands, and so are the answers."""
     if node not in nodes:
         return nodes
     index = nodes.index(node)
