@@ -15,7 +15,7 @@ from controller.core.verdict import (
     STEADY_S,
     PolicyInput,
     PolicyVerdict,
-    root_failure,
+    first_failure,
 )
 from outlast.ids import NodeId, incident_id
 
@@ -39,8 +39,8 @@ def act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         return
     job = _charged(ctx, job, incident, verdict)
     if verdict.action is Action.FAIL:
-        root = root_failure(incident.evidence)
-        code = None if root is None else root.exit_code
+        failure = first_failure(incident.evidence)
+        code = None if failure is None else failure.exit_code
         failed = replace(job, error=verdict.error, exit_code=code)
         attempts.finish(ctx, failed, JobState.FAILED, verdict.reason)
         return

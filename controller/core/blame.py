@@ -8,19 +8,19 @@ from controller.core import causes, program_error
 from controller.core.evidence import nodes_with_odd_stacks
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.records import Evidence
-from controller.core.verdict import PolicyInput, root_failure
+from controller.core.verdict import PolicyInput, first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
 
 def initiating(facts: PolicyInput) -> Evidence | None:
     """What everything else followed from, when that is the job's own processes."""
-    root = root_failure(facts.evidence)
+    failure = first_failure(facts.evidence)
     stuck = any(item.kind is EvidenceKind.STALLED for item in facts.evidence)
-    if root is None or (root.is_cascade and stuck):
+    if failure is None or (failure.is_cascade and stuck):
         # Ranks lose each other while those of a job that hangs are stopped.
         return next(_stuck_program(facts.evidence), None)
-    return root
+    return failure
 
 
 def culprits(facts: PolicyInput) -> tuple[NodeId, ...]:
@@ -31,8 +31,8 @@ def culprits(facts: PolicyInput) -> tuple[NodeId, ...]:
     if any(item.num_nodes > 1 for item in stalled):
         # All of them stand alike, so other stacks elsewhere are no sign either.
         return ()
-    root = root_failure(facts.evidence)
-    if root is not None and root.fault_class in causes.WITHOUT_CULPRIT:
+    failure = first_failure(facts.evidence)
+    if failure is not None and failure.fault_class in causes.WITHOUT_CULPRIT:
         return ()
     # Every node has stacks, and who lost a peer did nothing: neither is a sign against a node.
     others = [
@@ -40,8 +40,8 @@ def culprits(facts: PolicyInput) -> tuple[NodeId, ...]:
         for item in facts.evidence
         if item.kind is not EvidenceKind.STACKS and not item.is_cascade
     ]
-    is_own = root is not None and not root.is_cascade
-    named = unique(stalled or ([root] if root is not None and is_own else others))
+    is_own = failure is not None and not failure.is_cascade
+    named = unique(stalled or ([failure] if failure is not None and is_own else others))
     return named or nodes_with_odd_stacks(facts.evidence)
 
 
@@ -63,11 +63,11 @@ def has_suspects(facts: PolicyInput) -> bool:
 
 def cause(facts: PolicyInput) -> Cause:
     """What kind of fault it is."""
-    root = initiating(facts)
-    if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
+    failure = initiating(facts)
+    if failure is not None and failure.kind is EvidenceKind.WORKERS_MISSING:
         return Cause.WORKERS_MISSING
-    if root is not None:
-        return causes.cause_of(root.fault_class)
+    if failure is not None:
+        return causes.cause_of(failure.fault_class)
     sign = detected(facts.evidence)
     if sign is not None:
         return sign.detected or Cause.UNKNOWN
@@ -84,15 +84,17 @@ def detected(evidence: tuple[Evidence, ...]) -> Evidence | None:
     return next((item for item in evidence if item.kind is EvidenceKind.DETECTED), None)
 
 
-def describe(facts: PolicyInput, root: Evidence | None) -> str:
+def describe(facts: PolicyInput, failure: Evidence | None) -> str:
     """What happened, for a reason that people read."""
-    if root is not None and root.kind is EvidenceKind.WORKERS_MISSING:
-        return root.detail
-    if root is not None and root.is_cascade:
-        first = f"rank {root.rank} on {root.node}: {program_error.plain(root.detail)}"
+    if failure is not None and failure.kind is EvidenceKind.WORKERS_MISSING:
+        return failure.detail
+    if failure is not None and failure.is_cascade:
+        first = f"rank {failure.rank} on {failure.node}: {program_error.plain(failure.detail)}"
         return f"ranks lost each other ({first}), and what failed first is not known"
-    if root is not None:
-        return f"rank {root.rank} on {root.node} failed: {program_error.plain(root.detail)}"
+    if failure is not None:
+        return (
+            f"rank {failure.rank} on {failure.node} failed: {program_error.plain(failure.detail)}"
+        )
     # Stacks come after the sign that had them taken; they are read elsewhere.
     signs = [item for item in facts.evidence if item.kind is not EvidenceKind.STACKS]
     return "; ".join(item.detail for item in signs[:2])

@@ -76,7 +76,7 @@ def _group(item: Evidence) -> tuple[EvidenceKind, FailureClass, Cause | None]:
 def _with_few_tracebacks(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """One traceback for each of the first failures that differ.
 
-    The failure that the others followed from (`verdict.root_failure`) keeps its own, and so
+    The failure that the others followed from (`verdict.first_failure`) keeps its own, and so
     do the ranks that a hang is blamed on: theirs come before those of ranks that wait.
     """
     blamed = {item.rank for item in evidence if item.kind is EvidenceKind.STALLED}

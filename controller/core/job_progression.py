@@ -29,7 +29,7 @@ from controller.core.naming import names
 from controller.core.orders import StopWorkers
 from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord
 from controller.core.states import IncidentState, JobState, NodeState
-from controller.core.verdict import root_failure
+from controller.core.verdict import first_failure
 from outlast.ids import JobId, NodeId
 
 # A job passes through at most these many states in one go.
@@ -177,7 +177,7 @@ def _finish_diagnosis(ctx: Context, job: JobRecord) -> bool:
     return True
 
 
-def _repair(ctx: Context, job: JobRecord) -> bool:
+def _replace_nodes(ctx: Context, job: JobRecord) -> bool:
     incident = ctx.incident_of(job)
     assert incident is not None, f"job {job.job_id} is REPAIRING without an incident"
     signs: dict[NodeId | None, set[EvidenceKind]] = {}
@@ -239,7 +239,7 @@ _STEPS: dict[JobState, Callable[[Context, JobRecord], bool]] = {
     JobState.PAUSED: _end_pause,
     JobState.SUSPENDING: _conclude,
     JobState.DIAGNOSING: _finish_diagnosis,
-    JobState.REPAIRING: _repair,
+    JobState.REPAIRING: _replace_nodes,
 }
 
 
@@ -270,6 +270,6 @@ def _missing_why(ctx: Context, job: JobRecord) -> str:
     incident = ctx.incident_of(job)
     if incident is None or not incident.culprits:
         return "that are healthy"
-    root = root_failure(incident.evidence)
-    because = incident.reason if root is None else f"{incident.reason} ({root.detail})"
+    failure = first_failure(incident.evidence)
+    because = incident.reason if failure is None else f"{incident.reason} ({failure.detail})"
     return f"that are healthy ({because})"

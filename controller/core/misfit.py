@@ -26,7 +26,7 @@ from controller.core.missing import lacks
 from controller.core.program_error import plain
 from controller.core.records import Evidence, JobRecord, Misfit, NodeRecord
 from controller.core.states import AWAY, PLACED, NodeState
-from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
@@ -66,9 +66,9 @@ def refusals(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
         for item in evidence
         if item.kind is EvidenceKind.START_FAILED and item.fault_class in MISFITS
     )
-    root = root_failure(evidence)
-    if not found and root is not None and root.fault_class in MISFITS:
-        return (root,)
+    failure = first_failure(evidence)
+    if not found and failure is not None and failure.fault_class in MISFITS:
+        return (failure,)
     return found
 
 

@@ -15,7 +15,7 @@ from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
 from controller.core.program_error import plain
 from controller.core.records import Evidence
-from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
@@ -31,8 +31,8 @@ def lacks(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     if answers:
         # Whatever became of ranks that were started elsewhere and waited for the others.
         return answers
-    root = root_failure(evidence)
-    return found if root is None or root.fault_class is FailureClass.MISSING else ()
+    failure = first_failure(evidence)
+    return found if failure is None or failure.fault_class is FailureClass.MISSING else ()
 
 
 def decide(facts: PolicyInput) -> PolicyVerdict | None:

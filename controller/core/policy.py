@@ -27,7 +27,7 @@ from controller.core.frozen import replace
 from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
 from controller.core.records import Evidence
-from controller.core.verdict import BLAMED_BEFORE, PolicyInput, PolicyVerdict, root_failure
+from controller.core.verdict import BLAMED_BEFORE, PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 
@@ -53,9 +53,9 @@ def decide(facts: PolicyInput) -> PolicyVerdict:
 
 def _refused(facts: PolicyInput) -> PolicyVerdict | None:
     """A start that the user's own settings make impossible, as an agent or a rank found."""
-    root = root_failure(facts.evidence)
+    failure = first_failure(facts.evidence)
     starts = (item for item in facts.evidence if item.kind is EvidenceKind.START_FAILED)
-    for item in (*starts, *([root] if root is not None else [])):
+    for item in (*starts, *([failure] if failure is not None else [])):
         if item.fault_class is FailureClass.CONFIG:
             message = program_error.plain(item.detail).removeprefix(_OF_SETTING)
             return PolicyVerdict(
@@ -94,25 +94,25 @@ def _repeated(facts: PolicyInput) -> PolicyVerdict | None:
     """
     if facts.retry_program_errors:
         return None
-    root = blame.initiating(facts)
-    if root is None or root.is_cascade or not root.fingerprint:
+    failure = blame.initiating(facts)
+    if failure is None or failure.is_cascade or not failure.fingerprint:
         return None
-    if root.fault_class in causes.OF_HARDWARE:
+    if failure.fault_class in causes.OF_HARDWARE:
         return None
-    if root.fingerprint != facts.last_fingerprint or facts.has_progress:
+    if failure.fingerprint != facts.last_fingerprint or facts.has_progress:
         return None
     times = facts.same_failures + 2
-    if times < (2 if causes.is_deterministic(root.fault_class) else 3):
+    if times < (2 if causes.is_deterministic(failure.fault_class) else 3):
         return None
-    cause = causes.cause_of(root.fault_class)
+    cause = causes.cause_of(failure.fault_class)
     return PolicyVerdict(
         # Nothing of the job has to change for storage to come back.
         action=_last_resort(facts) if cause is Cause.STORAGE else Action.FAIL,
         cause=cause,
-        reason=f"rank {root.rank} failed in the same way {times} times "
-        f"{program_error.when(facts)}: {program_error.plain(root.detail)}",
-        fingerprint=root.fingerprint,
-        error=root.traceback or root.detail,
+        reason=f"rank {failure.rank} failed in the same way {times} times "
+        f"{program_error.when(facts)}: {program_error.plain(failure.detail)}",
+        fingerprint=failure.fingerprint,
+        error=failure.traceback or failure.detail,
     )
 
 
@@ -169,8 +169,8 @@ def _past_limit(facts: PolicyInput) -> Evidence | None:
 def _exhausted(facts: PolicyInput) -> PolicyVerdict | None:
     if facts.retry_left > 0 or facts.nothing_failed:
         return None
-    root = root_failure(facts.evidence)
-    what = blame.describe(facts, root)
+    failure = first_failure(facts.evidence)
+    what = blame.describe(facts, failure)
     since = "the start" if facts.committed_step is None else f"checkpoint {facts.committed_step}"
     return PolicyVerdict(
         action=_last_resort(facts),
@@ -179,15 +179,17 @@ def _exhausted(facts: PolicyInput) -> PolicyVerdict | None:
         f"last one: {what}; raise recovery.retry_budget or commit checkpoints more often"
         if facts.faults_in_row
         else f"{what}; recovery.retry_budget is 0",
-        error=blame.describe(facts, None) if root is None else root.traceback or root.detail,
+        error=blame.describe(facts, None)
+        if failure is None
+        else failure.traceback or failure.detail,
     )
 
 
 def _restart_or_diagnose(facts: PolicyInput) -> PolicyVerdict:
-    root = blame.initiating(facts)
+    failure = blame.initiating(facts)
     culprits = blame.culprits(facts)
-    what = blame.describe(facts, root)
-    first = root or _past_limit(facts)
+    what = blame.describe(facts, failure)
+    first = failure or _past_limit(facts)
     checked = "; checks found nothing" if facts.findings else ""
     verdict = PolicyVerdict(
         action=Action.RESTART_IN_PLACE,
@@ -197,7 +199,7 @@ def _restart_or_diagnose(facts: PolicyInput) -> PolicyVerdict:
         fingerprint="" if first is None else first.fingerprint,
         spends_retry=not facts.nothing_failed,
     )
-    if because := _why_check(facts, root, culprits):
+    if because := _why_check(facts, failure, culprits):
         reason = f"{what}; {because}, so its nodes are checked first"
         return replace(verdict, action=Action.DIAGNOSE, reason=reason)
     if unseen := _bad_unseen(facts, culprits):
@@ -212,11 +214,11 @@ def _restart_or_diagnose(facts: PolicyInput) -> PolicyVerdict:
     return verdict
 
 
-def _why_check(facts: PolicyInput, root: Evidence | None, culprits: tuple[NodeId, ...]) -> str:
+def _why_check(facts: PolicyInput, failure: Evidence | None, culprits: tuple[NodeId, ...]) -> str:
     """Why nodes should be checked before the job goes on; "" when they need not."""
     detected = blame.detected(facts.evidence)
-    is_unattributable = root is not None and (
-        root.fault_class in causes.UNATTRIBUTABLE or root.is_cascade
+    is_unattributable = failure is not None and (
+        failure.fault_class in causes.UNATTRIBUTABLE or failure.is_cascade
     )
     # Slow steps are of no node in particular: all are checked.
     has_suspects = blame.has_suspects(facts) or is_unattributable or detected is not None
@@ -224,7 +226,7 @@ def _why_check(facts: PolicyInput, root: Evidence | None, culprits: tuple[NodeId
         return ""
     # Uncorrectable memory, or a device that is gone: on the same node it would come again.
     if blame.cause(facts) is Cause.DEVICE:
-        is_kernel = root is not None and root.fault_class is FailureClass.DEVICE_KERNEL
+        is_kernel = failure is not None and failure.fault_class is FailureClass.DEVICE_KERNEL
         return "a kernel failed on a device" if is_kernel else _REPORTS_FAULT
     if detected:
         against = "it" if culprits else "no node in particular"
@@ -246,9 +248,9 @@ def _bad_unseen(facts: PolicyInput, culprits: tuple[NodeId, ...]) -> tuple[NodeI
     Found in simulation: such a node used up the job's whole retry budget in place. Only faults
     that a program hardly makes by itself count; those of user code would follow it elsewhere.
     """
-    root = blame.initiating(facts)
+    failure = blame.initiating(facts)
     # A rank that lost its connection tells of another one's end.
-    is_own = root is not None and not root.is_cascade
+    is_own = failure is not None and not failure.is_cascade
     is_machines = blame.cause(facts) in causes.OF_MACHINES
     if not (is_own and is_machines) or not facts.findings or Rung.REPLACE not in facts.ladder:
         return ()

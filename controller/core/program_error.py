@@ -11,7 +11,7 @@ import re
 from controller.core.frozen import replace
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.records import Evidence
-from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 
 # What decided a class is for those who look into an incident; see `diagnostics.core.exits`.
@@ -52,18 +52,18 @@ def decide(facts: PolicyInput) -> PolicyVerdict | None:
     what it has done: what it raises early and whenever it comes ends the job, all else is tried
     once more.
     """
-    root = root_failure(facts.evidence)
-    if root is None or root.kind is not EvidenceKind.WORKER_EXIT or not root.fingerprint:
+    failure = first_failure(facts.evidence)
+    if failure is None or failure.kind is not EvidenceKind.WORKER_EXIT or not failure.fingerprint:
         return None
     if facts.retry_program_errors:
         return None
-    if root.fault_class is FailureClass.PROGRAM_ERROR:
+    if failure.fault_class is FailureClass.PROGRAM_ERROR:
         is_late = facts.is_script and facts.came_late
-        is_certain = not is_late and not _need_not_come_again(facts, root)
+        is_certain = not is_late and not _need_not_come_again(facts, failure)
     elif facts.is_script:
         is_certain = False
     else:
-        may_be = root.fault_class in (FailureClass.USER_ERROR, FailureClass.ENDED_EARLY)
+        may_be = failure.fault_class in (FailureClass.USER_ERROR, FailureClass.ENDED_EARLY)
         has_trained = max(facts.fault_step, facts.last_fault_step) >= 1 or facts.committed_step
         is_certain = may_be and not has_trained
     if not is_certain:
@@ -72,14 +72,14 @@ def decide(facts: PolicyInput) -> PolicyVerdict | None:
     return PolicyVerdict(
         action=Action.FAIL,
         cause=Cause.USER_ERROR,
-        reason=f"the job's own program failed {when(facts)}, on rank {root.rank}: "
-        f"{plain(root.detail)}; it would fail again, so it is not retried{checked}",
-        fingerprint=root.fingerprint,
-        error=root.traceback or plain(root.detail),
+        reason=f"the job's own program failed {when(facts)}, on rank {failure.rank}: "
+        f"{plain(failure.detail)}; it would fail again, so it is not retried{checked}",
+        fingerprint=failure.fingerprint,
+        error=failure.traceback or plain(failure.detail),
     )
 
 
-def _need_not_come_again(facts: PolicyInput, root: Evidence) -> bool:
+def _need_not_come_again(facts: PolicyInput, failure: Evidence) -> bool:
     """Whether something speaks against the node rather than against the program.
 
     Memory that changes by itself can make any error: a wrong index, a key that is not there. The
@@ -88,9 +88,9 @@ def _need_not_come_again(facts: PolicyInput, root: Evidence) -> bool:
     """
     committed_step = -1 if facts.committed_step is None else facts.committed_step
     was_past_here = facts.fault_step < max(facts.last_fault_step, committed_step)
-    is_looked_into = facts.replayed_step is not None or root.node in facts.unreproduced
+    is_looked_into = facts.replayed_step is not None or failure.node in facts.unreproduced
     is_suspect = not facts.findings and (
-        root.node in facts.suspects
+        failure.node in facts.suspects
         or any(item.kind is EvidenceKind.DETECTED for item in facts.evidence)
     )
     return was_past_here or is_looked_into or is_suspect

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from controller.core.evidence import NO_STEP_IN_TIME
 from controller.core.frozen import replace
-from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 
 _DEVICE = (
@@ -37,9 +37,9 @@ STEPS_APART = 1
 
 def with_remedy(verdict: PolicyVerdict, facts: PolicyInput) -> PolicyVerdict:
     """The verdict, and what the user can change, where that is known."""
-    root = root_failure(facts.evidence)
-    remedy = "" if root is None else _NEED_LESS.get(root.fault_class, "")
-    if root is None and _hangs_again(facts):
+    failure = first_failure(facts.evidence)
+    remedy = "" if failure is None else _NEED_LESS.get(failure.fault_class, "")
+    if failure is None and _hangs_again(facts):
         remedy = LONGER_STEPS
     if not remedy or remedy in verdict.reason:
         return verdict

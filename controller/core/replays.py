@@ -17,7 +17,7 @@ from controller.core.naming import names
 from controller.core.records import IncidentRecord, JobRecord
 from controller.core.reproducing import bad_step
 from controller.core.states import NodeState
-from controller.core.verdict import PolicyVerdict, root_failure
+from controller.core.verdict import PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 from outlast.skipped import is_skipped
@@ -28,15 +28,15 @@ def computed_on(job: JobRecord, incident: IncidentRecord) -> tuple[NodeId, ...]:
 
     () where that is not known.
     """
-    root = root_failure(incident.evidence)
+    failure = first_failure(incident.evidence)
     # A gradient that is none is every rank's by the time it is looked at.
-    if root is None or root.rank is None:
+    if failure is None or failure.rank is None:
         return ()
-    if root.fault_class is FailureClass.NON_FINITE_OWN:
-        return () if root.node is None else (root.node,)
-    if root.fault_class not in (FailureClass.NON_FINITE, FailureClass.CORRUPT):
+    if failure.fault_class is FailureClass.NON_FINITE_OWN:
+        return () if failure.node is None else (failure.node,)
+    if failure.fault_class not in (FailureClass.NON_FINITE, FailureClass.CORRUPT):
         return ()
-    holders = (job.nodes[node_index] for node_index in job.plan.model_node_indexes(root.rank))
+    holders = (job.nodes[node_index] for node_index in job.plan.model_node_indexes(failure.rank))
     return tuple(node for node in holders if node is not None)
 
 

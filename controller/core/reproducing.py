@@ -12,7 +12,7 @@ from controller.core.frozen import replace
 from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung
 from controller.core.naming import names
 from controller.core.records import Evidence
-from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.skipped import StepRange
 
 # Data are shuffled, so bad batches are not neighbours: one more, and it is the weights.
@@ -21,16 +21,16 @@ _MAX_SKIPS_IN_A_ROW = 2
 
 def bad_step(evidence: tuple[Evidence, ...], fault_step: int) -> int | None:
     """The step with a non-finite loss, when that is what the fault is about."""
-    root = root_failure(evidence)
+    failure = first_failure(evidence)
     # The weights were not touched: every rank had completed the step before.
-    is_bad = root is not None and root.fault_class in NON_FINITE and fault_step >= 0
+    is_bad = failure is not None and failure.fault_class in NON_FINITE and fault_step >= 0
     return fault_step + 1 if is_bad else None
 
 
 def _other_bits(facts: PolicyInput) -> PolicyVerdict | None:
     """Two replicas computed the same part of a step, and their bits differ."""
-    root = root_failure(facts.evidence)
-    if root is None or root.fault_class not in CORRUPT or facts.retry_left <= 0:
+    failure = first_failure(facts.evidence)
+    if failure is None or failure.fault_class not in CORRUPT or facts.retry_left <= 0:
         return None
     known = facts.computed_on
     why = f"step {facts.fault_step + 1} was done again by two replicas, and their bits differ"
@@ -38,10 +38,10 @@ def _other_bits(facts: PolicyInput) -> PolicyVerdict | None:
         return PolicyVerdict(
             action=Action.DIAGNOSE,
             cause=Cause.SILENT_CORRUPTION,
-            reason=f"{why} ({root.detail}); results of all nodes are compared bit for bit, to "
+            reason=f"{why} ({failure.detail}); results of all nodes are compared bit for bit, to "
             "find which of them it is",
             culprits=known,
-            fingerprint=root.fingerprint,
+            fingerprint=failure.fingerprint,
         )
     if not known or (len(known) > 1 and facts.free_nodes < len(known)):
         # Nobody to replace, or not enough nodes to replace all of them: the comparison is made
@@ -61,22 +61,22 @@ def _other_bits(facts: PolicyInput) -> PolicyVerdict | None:
 def _not_a_number_again(facts: PolicyInput) -> PolicyVerdict | None:
     """A step's loss is non-finite again: it is the data or the settings."""
     step = bad_step(facts.evidence, facts.fault_step)
-    root = root_failure(facts.evidence)
-    if step is None or root is None or step != facts.replayed_step or facts.retry_left <= 0:
+    failure = first_failure(facts.evidence)
+    if step is None or failure is None or step != facts.replayed_step or facts.retry_left <= 0:
         return None
     checks_first = Rung.RESTART not in facts.ladder and Rung.DIAGNOSE in facts.ladder
     if facts.non_finite_again is NonFiniteAgain.FAIL or (checks_first and not facts.findings):
         return None
     again = f"step {step} was done again, and its loss is non-finite again"
-    what = f"rank {root.rank}: {root.detail}"
+    what = f"rank {failure.rank}: {failure.detail}"
     if _skips_in_a_row(facts.skipped, step) >= _MAX_SKIPS_IN_A_ROW:
         return PolicyVerdict(
             action=Action.FAIL,
             cause=Cause.NON_FINITE,
             reason=f"{again}, as were those that were left out before it, so it is not the batch "
             f"({what}); lower optimizer.lr, or mend the data",
-            fingerprint=root.fingerprint,
-            error=root.traceback or root.detail,
+            fingerprint=failure.fingerprint,
+            error=failure.traceback or failure.detail,
         )
     rolls_back = facts.non_finite_again is NonFiniteAgain.ROLLBACK
     left_out = StepRange(first=step, last=step)
@@ -88,7 +88,7 @@ def _not_a_number_again(facts: PolicyInput) -> PolicyVerdict | None:
         action=Action.ROLL_BACK if rolls_back else Action.SKIP_BATCH,
         cause=Cause.NON_FINITE,
         reason=f"{again} ({what}), so it is the data or the settings: {what_then}",
-        fingerprint=root.fingerprint,
+        fingerprint=failure.fingerprint,
         skipped=left_out,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.program_error import plain
 from controller.core.records import Evidence
-from controller.core.verdict import PolicyInput, PolicyVerdict, root_failure
+from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 
 _ERROR = "checkpoint.core.errors.NoCheckpointError: "
@@ -22,22 +22,22 @@ _ADVICE = (
 
 def decide(facts: PolicyInput) -> PolicyVerdict | None:
     """Wait for a person, with the damaged file named."""
-    root = root_failure(facts.evidence)
-    if root is None or root.fault_class is not FailureClass.CHECKPOINT:
+    failure = first_failure(facts.evidence)
+    if failure is None or failure.fault_class is not FailureClass.CHECKPOINT:
         return None
-    what = plain(_most_telling(facts, root).detail).removeprefix(_ERROR)
+    what = plain(_most_telling(facts, failure).detail).removeprefix(_ERROR)
     return PolicyVerdict(
         action=Action.PAUSE,
         cause=Cause.CHECKPOINT,
         reason=f"{what}; {_ADVICE}",
-        fingerprint=root.fingerprint,
-        error=root.traceback or what,
+        fingerprint=failure.fingerprint,
+        error=failure.traceback or what,
         # Nothing is tried, and nothing has failed but the file.
         spends_retry=False,
     )
 
 
-def _most_telling(facts: PolicyInput, root: Evidence) -> Evidence:
+def _most_telling(facts: PolicyInput, failure: Evidence) -> Evidence:
     """A rank that read the damaged bytes itself, if one is known."""
     direct = (
         item
@@ -46,4 +46,4 @@ def _most_telling(facts: PolicyInput, root: Evidence) -> Evidence:
         and item.fault_class is FailureClass.CHECKPOINT
         and "on another rank" not in item.detail
     )
-    return next(direct, root)
+    return next(direct, failure)

@@ -119,7 +119,7 @@ def is_follower(item: Evidence) -> bool:
     return item.kind is EvidenceKind.WORKER_EXIT and item.fault_class in WHEN_PEERS_DIE
 
 
-def root_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
+def first_failure(evidence: tuple[Evidence, ...]) -> Evidence | None:
     """The end of workers that the others followed from: a rank's, or that of all of an agent.
 
     The earliest one that is not a cascade wins; a lost connection is what a

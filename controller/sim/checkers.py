@@ -39,7 +39,7 @@ from controller.core.states import (
     IncidentState,
     NodeState,
 )
-from controller.core.verdict import root_failure
+from controller.core.verdict import first_failure
 from controller.sim.incident_checks import IncidentChecks
 from controller.sim.job_checks import wrong_at_end, wrong_in_change
 from controller.sim.state_checks import SLACK_S, due_s, inconsistencies, is_same, peers_failed
@@ -207,8 +207,8 @@ class Checkers:
 
     def _spared_as_reporter(self, incident: IncidentRecord) -> None:
         """Invariant 11: a node whose ranks only lost their peers is never blamed for that."""
-        root = root_failure(incident.evidence)
-        if root is None or not root.is_cascade:
+        failure = first_failure(incident.evidence)
+        if failure is None or not failure.is_cascade:
             return
         found = {node for node, verdict in incident.findings if verdict == "fail"}
         found.update(end for link in incident.bad_links for end in link)

@@ -46,7 +46,7 @@ from controller.core.facts import CommandOpened
 from controller.core.machine import Machine
 from controller.core.node_events import NodeJoined, NodeLate, NodeSilent, WorkerExited
 from controller.core.states import JobState
-from controller.core.verdict import root_failure
+from controller.core.verdict import first_failure
 from controller.sim import journal
 from controller.sim.journal import Journal
 from controller.sim.run import run_seed
@@ -160,8 +160,8 @@ def _untold(_: Any, ctx: Context, incident: Any, *__: object, **___: object) -> 
 
 
 def _first_reporter(_: Any, facts: Any) -> Any:
-    root = root_failure(facts.evidence)
-    return () if root is None or root.node is None else (root.node,)
+    failure = first_failure(facts.evidence)
+    return () if failure is None or failure.node is None else (failure.node,)
 
 
 def _sent_unrecorded(record: Any, ctx: Context, fact: Any) -> None:

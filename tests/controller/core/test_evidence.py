@@ -10,7 +10,7 @@ from controller.core.kinds import EvidenceKind
 from controller.core.node_events import NodeDisconnected, NodeJoined, NodeLate, NodeLost
 from controller.core.records import Evidence
 from controller.core.states import JobState, NodeState
-from controller.core.verdict import root_failure
+from controller.core.verdict import first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
@@ -41,10 +41,12 @@ def cascades(count: int) -> list[Evidence]:
 
 
 def test_a_thousand_lost_connections_leave_room_for_the_failure_behind_them() -> None:
-    root = sign(EvidenceKind.WORKER_EXIT, 2000, fault_class=FailureClass.OOM_HOST, traceback="why")
-    evidence = gathered([*cascades(1000), root])
+    failure = sign(
+        EvidenceKind.WORKER_EXIT, 2000, fault_class=FailureClass.OOM_HOST, traceback="why"
+    )
+    evidence = gathered([*cascades(1000), failure])
     assert len(evidence) == MAX_ALIKE + 1
-    assert root_failure(evidence) == root
+    assert first_failure(evidence) == failure
 
 
 def test_the_first_sign_of_each_node_that_decides_is_kept() -> None:
@@ -77,9 +79,9 @@ def test_tracebacks_stay_with_the_first_failures_that_differ() -> None:
     evidence = gathered([*cascades(20), *failures])
     kept = {item.traceback for item in evidence if item.traceback}
     assert kept == {f"t{number}" for number in range(1, MAX_TRACEBACKS + 1)}
-    root = root_failure(evidence)
-    assert root is not None
-    assert root.traceback == "t1"
+    failure = first_failure(evidence)
+    assert failure is not None
+    assert failure.traceback == "t1"
 
 
 def test_a_node_without_power_is_missed_whatever_the_others_cry() -> None:
