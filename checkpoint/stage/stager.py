@@ -323,8 +323,9 @@ class Stager:
     def _seal_late(self, saving: _Saving) -> None:
         """The thread behind a save that goes on beside training."""
         try:
-            # All of them: that the last one ended well says nothing about those before it.
-            for copied in saving.copies:
+            # All of them: that the last one ended well says nothing about those before it. But it
+            # is the one to wait for: each time that this thread wakes, training may have to wait.
+            for copied in reversed(saving.copies):
                 copied.wait()
             self._seal(saving)
         except BaseException as error:  # noqa: BLE001  # `finish` raises it

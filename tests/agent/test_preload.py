@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +17,8 @@ from controller.agent.config import Limits
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.oom import OomKills
 from controller.agent.workers.cgroups import WorkerCgroups
-from controller.agent.workers.preload import NOTHING, Preload, preload_of
+from controller.agent.workers.environment import standby_environment
+from controller.agent.workers.preload import NOTHING, Preload, preload_of, preload_of_trainer
 from controller.agent.workers.standby_link import StandbyLink
 from controller.agent.workers.supervisor import Supervisor, WorkerEvents
 from outlast.spec.parse import parse_spec
@@ -39,6 +42,23 @@ def test_what_the_standby_has_anyway_takes_no_other_standby() -> None:
     assert wanted(preload=["torch", "numpy"]) == NOTHING
     assert wanted(preload="off") == NOTHING
     assert preload_of(parse_spec({"name": "job"}), EXECUTABLE, STATE_DIR) == NOTHING
+
+
+def test_on_a_gpu_the_trainer_finds_what_it_compiles_with(tmp_path: Path) -> None:
+    assert preload_of_trainer(tmp_path) == NOTHING
+    for name in ("nvidiactl", "nvidia0"):
+        (tmp_path / name).touch()
+    found = preload_of_trainer(tmp_path)
+    program = (
+        "import os, sys\n"
+        "import torch\n"
+        "torch.cuda.is_available = lambda: sys.exit('CUDA is asked for')\n"
+        f"for module in {found.modules}: __import__(module)\n"
+        "assert 'torch._inductor.async_compile' in sys.modules\n"
+        "assert len(os.listdir('/proc/self/task')) == 1, 'a fork would hang'\n"
+    )
+    environment = standby_environment(found.environment_of(os.environ), is_loopback=True)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
 def test_modules_are_looked_for_where_the_script_finds_them() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 import torch
 
 from trainer.worker.assignment import Assignment
+
+_DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"
 
 
 def set_up_device(assignment: Assignment) -> torch.device:
@@ -18,6 +22,10 @@ def set_up_device(assignment: Assignment) -> torch.device:
     for name, value in wanted.items():
         # Who runs the node may know better.
         os.environ.setdefault(name, value)
+    compiler: Any = sys.modules.get("torch._inductor.config")
+    if compiler is not None and hasattr(compiler, "deterministic"):
+        # It was imported in the standby process, before the variable was set.
+        compiler.deterministic = os.environ.get(_DETERMINISTIC) == "1"
     device = torch.device("cuda", assignment.local_rank)
     torch.cuda.set_device(device)
     return device
@@ -39,5 +47,5 @@ def cuda_environment(*, bitwise: bool, pipelined: bool) -> dict[str, str]:
         found["CUDA_MODULE_LOADING"] = "EAGER"
     if bitwise:
         # Kernels chosen by measuring them may be others after a restart.
-        found["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+        found[_DETERMINISTIC] = "1"
     return found

@@ -1,4 +1,4 @@
-"""What a standby process imports for the script of a job, beside what it imports always."""
+"""What a standby process imports for a job, beside what it imports always."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from controller.agent.observe.capacity import count_gpus
 from controller.agent.workers.script_paths import script_folders_of
 from controller.agent.workers.session_copy import OURS, ROOTS, moved_name, session_copy
 from outlast.script_command import start_of
@@ -62,6 +63,22 @@ class Preload:
 
 NOTHING = Preload()
 
+# What the trainer compiles operations with at its first step on a GPU: seconds of each restart.
+_OF_TRAINER_ON_GPU = Preload(
+    modules=("torch._dynamo", "torch._inductor.compile_fx"),
+    # Without these the import would start processes, which a fork cannot use, and the CUDA driver,
+    # which does not survive one.
+    environment={
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER": "0",
+    },
+)
+
+
+def preload_of_trainer(device_dir: Path = Path("/dev")) -> Preload:
+    """What the standby is to import for jobs without a script, and while there is none."""
+    return _OF_TRAINER_ON_GPU if count_gpus(device_dir) else NOTHING
+
 
 def preload_of(spec: JobSpec, executable: str, state_dir: Path) -> Preload:
     """What the standby is to import for a job; `executable` is our interpreter.
@@ -71,7 +88,9 @@ def preload_of(spec: JobSpec, executable: str, state_dir: Path) -> Preload:
     """
     workload = spec.workload
     command = workload.command
-    if command is None or workload.preload == "off":
+    if command is None:
+        return preload_of_trainer()
+    if workload.preload == "off":
         return NOTHING
     found = start_of(command, executable=executable, python=workload.interpreter)
     always = _ALWAYS_THERE if found.is_foreign else ()

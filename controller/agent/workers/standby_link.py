@@ -23,7 +23,7 @@ from controller.agent.files import last_words
 from controller.agent.mistakes import Mistakes
 from controller.agent.workers.environment import standby_environment
 from controller.agent.workers.forked_program import Program
-from controller.agent.workers.preload import NOTHING, Preload
+from controller.agent.workers.preload import Preload, preload_of_trainer
 from controller.agent.workers.processes import how_ended, kill_stray, wait_gone
 from controller.agent.workers.standby_events import Forked, StandbyError, StandbyEvents
 from outlast import private
@@ -75,7 +75,7 @@ class StandbyLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._forks: dict[str, asyncio.Future[Forked]] = {}
         self._num_programs = 0
-        self._preload = NOTHING
+        self._preload = preload_of_trainer()
         # By module, why the process that runs now could not import it.
         self.left_out: Mapping[str, str] = {}
         self._task: asyncio.Task[None] | None = None

@@ -20,7 +20,7 @@ from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.oom import OomKills
 from controller.agent.workers.cgroups import WorkerCgroups
-from controller.agent.workers.preload import NOTHING, Preload
+from controller.agent.workers.preload import NOTHING, Preload, preload_of_trainer
 from controller.agent.workers.processes import (
     child_pids,
     kill_stray,
@@ -151,7 +151,7 @@ class Supervisor:
         """The job is over: no process keeps its imports, and the variables that they may read."""
         # Another job may have begun here meanwhile.
         if self._preloaded_job == job_id:
-            self._standby.use(NOTHING)
+            self._standby.use(preload_of_trainer())
 
     async def start(self, launches: Iterable[Launch]) -> None:
         """Fork all of these workers; all or none.
