@@ -176,14 +176,14 @@ def _records(storage: Storage, step: int) -> tuple[CommitRecord | None, Manifest
 def _copy_payload(
     source: Storage, target: Storage, folder: str, part: PartRecord, on_bytes: OnBytes
 ) -> None:
-    def told() -> Iterator[memoryview]:
+    def counted() -> Iterator[memoryview]:
         for piece in _verified_pieces(source, folder, part):
             yield memoryview(piece)
             on_bytes(len(piece))
 
     target.write_chunks(
         f"{folder}/{part.file}",
-        told(),
+        counted(),
         nbytes=part.nbytes,
         part_bytes=DEFAULT_LIMITS.part_bytes(part.nbytes),
     )

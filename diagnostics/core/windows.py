@@ -34,7 +34,7 @@ class Lasting:
 
     def __init__(self) -> None:
         self._bad: deque[bool] = deque(maxlen=WINDOWS)
-        self.is_told = False
+        self.is_reported = False
 
     def take(self, *, bad: bool) -> bool | None:
         """One more window. True when it is bad for good now, False when that is over, else None.
@@ -42,10 +42,10 @@ class Lasting:
         It is over after as many good windows as all that are remembered.
         """
         self._bad.append(bad)
-        if not self.is_told and sum(self._bad) >= ENOUGH:
-            self.is_told = True
+        if not self.is_reported and sum(self._bad) >= ENOUGH:
+            self.is_reported = True
             return True
-        if self.is_told and len(self._bad) == WINDOWS and not any(self._bad):
-            self.is_told = False
+        if self.is_reported and len(self._bad) == WINDOWS and not any(self._bad):
+            self.is_reported = False
             return False
         return None

@@ -176,7 +176,7 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
             pid = plant.desk.reached("strike")
             assert pid is not None
             if is_lasting(row):
-                _starve(pid, STRAGGLER_WITHIN_S, until=lambda: _is_told(plant, "straggler"))
+                _starve(pid, STRAGGLER_WITHIN_S, until=lambda: _is_reported(plant, "straggler"))
             else:
                 _starve(pid, STARVED_S)
         case Fault.CONTROLLER:
@@ -210,7 +210,7 @@ def _follow_up(plant: Plant, row: Row, node: str) -> None:
                 time.sleep(STORE_AWAY_S)
             else:
                 plant.cluster.wait_step(plant.job_id, NUM_STEPS)
-                wait_for(lambda: _is_told(plant, "storage"), "an incident of storage")
+                wait_for(lambda: _is_reported(plant, "storage"), "an incident of storage")
             plant.desk.store("")
         case _:
             return
@@ -327,7 +327,7 @@ def _fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
-def _is_told(plant: Plant, cause: str) -> bool:
+def _is_reported(plant: Plant, cause: str) -> bool:
     return any(incident.cause == cause for incident in plant.cluster.incidents(plant.job_id))
 
 

@@ -83,16 +83,16 @@ async def collect(
     await asyncio.gather(*late, return_exceptions=True)
     too_slow = f"no stacks: reading them took longer than {within_s:g} s\n"
     folder = workers[0].paths.log.parent if workers else None
-    found = [_told_own(*(own.result() if own in done else ("", too_slow)), folder)]
+    found = [_own_stacks(*(own.result() if own in done else ("", too_slow)), folder)]
     found += [
-        task.result() if task in done else _told(worker, "", too_slow)
+        task.result() if task in done else _stacks_of(worker, "", too_slow)
         for task, worker in tasks.items()
     ]
     await _wait_for([path for path in records.values() if path is not None], deadline_s)
-    for told in found:
-        record = records.get(told.rank)
+    for stacks in found:
+        record = records.get(stacks.rank)
         if record is not None and record.exists():
-            told.paths.append(str(record))
+            stacks.paths.append(str(record))
     return found
 
 
@@ -106,10 +106,10 @@ async def _collect_one(worker: Worker, gate: asyncio.Semaphore) -> agents_pb2.Ra
     async with gate:
         assert worker.pid is not None
         dump, why_not = await _dump(worker.pid)
-    return _told(worker, dump, why_not)
+    return _stacks_of(worker, dump, why_not)
 
 
-def _told(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
+def _stacks_of(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
     assert worker.pid is not None
     state = process_state(worker.pid)
     place = place_of(dump) or _kernel_place(worker.pid)
@@ -236,7 +236,7 @@ def _ask_for_flight_record(worker: Worker) -> Path | None:
     return record
 
 
-def _told_own(dump: str, why_not: str, folder: Path | None) -> agents_pb2.RankStacks:
+def _own_stacks(dump: str, why_not: str, folder: Path | None) -> agents_pb2.RankStacks:
     """This agent's own threads, which upload and read checkpoints; the file is in `folder`."""
     names = ", ".join(thread.name for thread in threading.enumerate()[:8])
     text = f"{why_not}{dump or _own_frames()}"

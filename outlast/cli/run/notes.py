@@ -19,7 +19,7 @@ _LAST = ("fail", "pause")
 
 
 class Notes:
-    """Which faults have been told."""
+    """Which faults have been reported."""
 
     def __init__(self) -> None:
         self._reported: dict[str, None] = {}

@@ -207,7 +207,7 @@ class Node:
         url = (self.folder / "storage" / job_id).as_uri()
         started = self._start(job_id, 1, answered, nodes=("n0",), url=url)
         if started:
-            self._await(answered, "progress", lambda: self._told("progress", job_id))
+            self._await(answered, "progress", lambda: self._reported("progress", job_id))
             self._read_logs(job_id, answered)
         self._suite(job_id, answered)
         self._scrape(answered)
@@ -217,14 +217,14 @@ class Node:
                 answered,
                 "the end of an upload",
                 lambda: (
-                    self._told("checkpoint_committed", job_id)
-                    or self._told("checkpoint_trouble", job_id)
+                    self._reported("checkpoint_committed", job_id)
+                    or self._reported("checkpoint_trouble", job_id)
                 ),
             )
         stop = agents_pb2.StopWorkers(graceful=True, timeout_s=5.0)
         self._do(answered, agents_pb2.Command(job_id=job_id, attempt=1, stop_workers=stop))
         if started:
-            self._await(answered, "an exit", lambda: self._told("worker_exited", job_id))
+            self._await(answered, "an exit", lambda: self._reported("worker_exited", job_id))
         self._forget(job_id, answered)
 
     def attempt(self, number: int, answered: Answered) -> None:
@@ -235,9 +235,9 @@ class Node:
             self.memory_dir / "long", rank=0, world_size=1, upload=UploadState.WANTED, step=number
         )
         self._start("long", number, answered, nodes=("n0",), url=url)
-        self._await(answered, "progress", lambda: self._told("progress", "long"))
+        self._await(answered, "progress", lambda: self._reported("progress", "long"))
         done = "checkpoint_committed"
-        self._await(answered, "a checkpoint", lambda: self._told(done, "long"))
+        self._await(answered, "a checkpoint", lambda: self._reported(done, "long"))
         stop = agents_pb2.StopWorkers(graceful=True, timeout_s=5.0)
         self._do(answered, agents_pb2.Command(job_id="long", attempt=number, stop_workers=stop))
 
@@ -411,7 +411,7 @@ class Node:
         suite = agents_pb2.RunSuite(suite="preflight", timeout_s=5.0)
         self._do(answered, agents_pb2.Command(job_id=job_id, run_suite=suite))
 
-    def _told(self, kind: str, job_id: str) -> bool:
+    def _reported(self, kind: str, job_id: str) -> bool:
         return any(event.job_id == job_id for event in self.controller.events(kind))
 
     def _await(
