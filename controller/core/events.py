@@ -90,7 +90,7 @@ class RankStacks:
     """Where a process stood before it was stopped; rank -1 is the node's agent."""
 
     rank: int
-    place: str
+    location: str
     text: str
     fingerprint: str
 

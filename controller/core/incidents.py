@@ -77,7 +77,7 @@ def add_stacks(ctx: Context, job: JobRecord, event: CommandFinished) -> None:
             kind=EvidenceKind.STACKS,
             node=event.node,
             rank=None if stacks.rank < 0 else stacks.rank,
-            detail=stacks.place,
+            detail=stacks.location,
             at_s=ctx.now_s,
             fingerprint=stacks.fingerprint,
             traceback=stacks.text,

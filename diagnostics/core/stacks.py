@@ -65,7 +65,7 @@ def main_thread(threads: tuple[Thread, ...]) -> Thread | None:
     return next(named, next(iter(threads), None))
 
 
-def place_of(text: str) -> str:
+def location_of(text: str) -> str:
     """Where the main thread is, as `function (file:line)`; "" when the dump does not say."""
     thread = main_thread(parse(text))
     frame = None if thread is None else thread.innermost

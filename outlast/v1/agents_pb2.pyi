@@ -631,12 +631,12 @@ class RankStacks(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANK_FIELD_NUMBER: builtins.int
-    PLACE_FIELD_NUMBER: builtins.int
+    LOCATION_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     PATHS_FIELD_NUMBER: builtins.int
     rank: builtins.int
-    place: builtins.str
-    """Its innermost place in the job's code, in one line."""
+    location: builtins.str
+    """Its innermost frame in the job's code, in one line."""
     text: builtins.str
     """Threads with their stacks, the main one first."""
     @property
@@ -647,11 +647,11 @@ class RankStacks(google.protobuf.message.Message):
         self,
         *,
         rank: builtins.int = ...,
-        place: builtins.str = ...,
+        location: builtins.str = ...,
         text: builtins.str = ...,
         paths: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["paths", b"paths", "place", b"place", "rank", b"rank", "text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["location", b"location", "paths", b"paths", "rank", b"rank", "text", b"text"]) -> None: ...
 
 global___RankStacks = RankStacks
 

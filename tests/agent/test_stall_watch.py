@@ -139,7 +139,7 @@ def test_stacks_of_a_process_are_kept_whatever_it_does(
     assert own.rank == -1
     assert found.rank == 1
     state = "stopped by a signal" if is_stopped else "asleep"
-    assert found.place.startswith(f"{state} at waits_for_ever (sleeper.py:")
+    assert found.location.startswith(f"{state} at waits_for_ever (sleeper.py:")
     (path,) = found.paths
     assert "waits_for_ever" in Path(path).read_text()
 
@@ -150,7 +150,7 @@ def test_without_the_tool_the_state_remains(
     monkeypatch.setattr(stacks, "_tool", lambda: None)
     with worker_of(tmp_path, sleeper) as (worker, _):
         _, found = asyncio.run(stacks.collect([worker]))
-    assert found.place.startswith("asleep at ")
+    assert found.location.startswith("asleep at ")
     assert "outlast[stacks]" in found.text
 
 
@@ -175,7 +175,7 @@ def test_what_takes_too_long_is_left_out_and_the_state_remains(
     with worker_of(tmp_path, sleeper) as (worker, _):
         _, found = asyncio.run(stacks.collect([worker], within_s=0.0))
     assert found.rank == 1
-    assert found.place.startswith("asleep at ")
+    assert found.location.startswith("asleep at ")
     assert "took longer than 0 s" in found.text
 
 

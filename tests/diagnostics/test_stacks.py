@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnostics.core.stacks import fingerprint_of, main_thread, parse, place_of
+from diagnostics.core.stacks import fingerprint_of, location_of, main_thread, parse
 
 # As py-spy 0.4.3 prints a worker that waits for a peer, native frames and all.
 WAITS = """Process 27717: /usr/bin/python -m trainer.worker.standby --control-fd 14
@@ -40,9 +40,9 @@ def test_threads_and_frames_are_read() -> None:
 
 
 def test_the_place_is_the_innermost_python_code() -> None:
-    assert place_of(WAITS) == "_Exchange.complete (trainer/parallel/gloo.py:135)"
-    assert place_of(LOADS) == "sleep (my/data.py:9)"
-    assert place_of("Error: Permission denied") == ""
+    assert location_of(WAITS) == "_Exchange.complete (trainer/parallel/gloo.py:135)"
+    assert location_of(LOADS) == "sleep (my/data.py:9)"
+    assert location_of("Error: Permission denied") == ""
 
 
 def test_fingerprints_leave_out_what_differs_without_meaning() -> None:

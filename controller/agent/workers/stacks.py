@@ -29,7 +29,7 @@ from typing import IO
 
 from controller.agent.workers.processes import process_state, wait_gone
 from controller.agent.workers.worker import Worker
-from diagnostics.core.stacks import place_of
+from diagnostics.core.stacks import location_of
 from outlast import private
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import flight_record, flight_record_pipe
@@ -112,12 +112,12 @@ async def _collect_one(worker: Worker, gate: asyncio.Semaphore) -> agents_pb2.Ra
 def _stacks_of(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
     assert worker.pid is not None
     state = process_state(worker.pid)
-    place = place_of(dump) or _kernel_place(worker.pid)
+    location = location_of(dump) or _kernel_location(worker.pid)
     text = f"process {worker.pid}: {_STATES.get(state, state)}\n{why_not}{dump}"
     path = worker.paths.log.with_suffix(".stacks.txt")
     return agents_pb2.RankStacks(
         rank=worker.rank,
-        place=f"{_STATES.get(state, state)} at {place or 'an unknown place'}",
+        location=f"{_STATES.get(state, state)} at {location or 'an unknown location'}",
         text=text[:MAX_TEXT_BYTES],
         paths=_write(path, text),
     )
@@ -144,7 +144,7 @@ async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
         if tool is None:
             return "", _NO_TOOL
         stuck = [
-            f"{thread.name} at {_kernel_place(thread.native_id) or 'an unknown place'}"
+            f"{thread.name} at {_kernel_location(thread.native_id) or 'an unknown location'}"
             for thread in threading.enumerate()
             if thread.native_id and process_state(thread.native_id) == _UNWAKABLE
         ]
@@ -209,7 +209,7 @@ def _tool() -> str | None:
     return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
 
 
-def _kernel_place(pid: int) -> str:
+def _kernel_location(pid: int) -> str:
     """Where in the kernel a process waits, when it says so."""
     try:
         return Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
@@ -242,7 +242,7 @@ def _own_stacks(dump: str, why_not: str, folder: Path | None) -> agents_pb2.Rank
     text = f"{why_not}{dump or _own_frames()}"
     return agents_pb2.RankStacks(
         rank=-1,
-        place=f"the agent's threads: {names}",
+        location=f"the agent's threads: {names}",
         text=text[:MAX_TEXT_BYTES],
         paths=[] if folder is None else _write(folder / "agent.stacks.txt", text),
     )
@@ -257,8 +257,8 @@ def _own_frames() -> str:
         if frame is None or thread is threading.current_thread() or not thread.native_id:
             continue
         state = process_state(thread.native_id)
-        place = _kernel_place(thread.native_id) or "an unknown place"
-        head = f'Thread "{thread.name}" ({_STATES.get(state, state)} at {place})'
+        location = _kernel_location(thread.native_id) or "an unknown location"
+        head = f'Thread "{thread.name}" ({_STATES.get(state, state)} at {location})'
         parts.append(f"{head}\n{''.join(traceback.format_stack(frame))}")
     return "\n".join(parts)
 

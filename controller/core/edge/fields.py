@@ -206,7 +206,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
     "RankStacks": {
         # -1 is the node's agent.
         "rank": Number(-1, MAX_WORLD - 1),
-        "place": _LINE,
+        "location": _LINE,
         "text": _STACKS,
         "paths": Many(_LINE, 64),
     },

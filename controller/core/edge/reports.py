@@ -190,7 +190,7 @@ def command_finished(node: NodeId, result: agents_pb2.CommandResult) -> ev.Comma
         stacks=tuple(
             ev.RankStacks(
                 rank=found.rank,
-                place="; ".join((found.place, *found.paths))[:_MAX_DETAIL],
+                location="; ".join((found.location, *found.paths))[:_MAX_DETAIL],
                 text=found.text[:_MAX_TRACEBACK],
                 # The agent's threads differ from node to node and say little: one is enough.
                 fingerprint="agent" if found.rank < 0 else fingerprint_of(found.text),

@@ -264,7 +264,7 @@ def test_a_hang_is_looked_at_before_its_workers_are_stopped() -> None:
     for node, rank in (("n1", 0), ("n2", 1)):
         (command,) = [c for c in driver.machine.state.commands if c.endswith(f"/stop/{node}")]
         stacks = ev.RankStacks(
-            rank=rank, place="asleep at wait", text=f"of {node}", fingerprint=node
+            rank=rank, location="asleep at wait", text=f"of {node}", fingerprint=node
         )
         driver.answer(command, stacks=(stacks,))
     incident = driver.incident()
@@ -301,7 +301,7 @@ def test_where_nobody_is_blamed_the_odd_stacks_are_suspected() -> None:
     for rank, node in enumerate(("n1", "n2", "n3")):
         (command,) = [c for c in driver.machine.state.commands if c.endswith(f"/stop/{node}")]
         where = "loads" if rank == 2 else "waits"
-        stacks = ev.RankStacks(rank=rank, place=where, text=where, fingerprint=where)
+        stacks = ev.RankStacks(rank=rank, location=where, text=where, fingerprint=where)
         driver.answer(command, stacks=(stacks,))
     assert driver.incident().culprits == (NodeId("n3"),)
 

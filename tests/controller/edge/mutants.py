@@ -281,7 +281,7 @@ class Sender:
             command_id=self.last_command or "x",
             ok=True,
             findings=[diagnostics_pb2.Finding(test="device", verdict="pass")],
-            stacks=[agents_pb2.RankStacks(rank=0, place="f", text="x")],
+            stacks=[agents_pb2.RankStacks(rank=0, location="f", text="x")],
         )
         return self._of_job(command_result=result)
 
