@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outlast.tokens.fit import TokenSources
     from outlast.tokens.manifest import Manifest
     from trainer.data.corpus.run import Order
+    from trainer.data.corpus.units import Corpus
 
 _HEADER = ("SOURCE", "DOCUMENTS", "TOKENS", "SEQUENCES", "SAMPLES", "EPOCHS")
 
@@ -79,17 +80,16 @@ def prepare(
 
     began_s = time.monotonic()
     with bad_input():
-        units = find_units([each.expanduser().resolve() for each in sources])
+        corpus = find_units([each.expanduser().resolve() for each in sources])
     order = Order(
-        units=tuple(units),
+        units=corpus.units,
         tokenizer=tokenizer if tokenizer == "byte" else str(Path(tokenizer).resolve()),
         text_field=text_field,
         validation_fraction=validation_fraction,
     )
-    made = _run(output_folder, order, min(processes or os.cpu_count() or 1, len(units)), json)
-    seconds = time.monotonic() - began_s
-    total = sum(unit.num_bytes for unit in units)
-    facts = _prepared(made, str(output_folder.resolve()), total, seconds)
+    processes = min(processes or os.cpu_count() or 1, len(order.units))
+    made = _run(output_folder.expanduser(), order, processes, json)
+    facts = _prepared(made, output_folder, corpus, time.monotonic() - began_s)
     if json:
         output.print_json(facts)
     else:
@@ -105,6 +105,10 @@ def _run(folder: Path, order: Order, num_processes: int, quiet: bool) -> Manifes
     try:
         with bytes_bar("tokenising", total, quiet=quiet) as advance, bad_input():
             return prepare(folder, order, num_processes=num_processes, done=advance)
+    except OSError as error:
+        raise CliError(f"cannot write {error.filename or folder}: {error.strerror}") from error
+    except KeyboardInterrupt as error:
+        raise CliError("stopped; the same command goes on", ExitCode.INTERRUPTED) from error
     except BrokenProcessPool as error:
         raise CliError(
             "a process that tokenises was killed, perhaps for want of memory; the same command "
@@ -113,18 +117,19 @@ def _run(folder: Path, order: Order, num_processes: int, quiet: bool) -> Manifes
         ) from error
 
 
-def _prepared(made: Manifest, folder: str, num_bytes: int, seconds: float) -> dict[str, Any]:
+def _prepared(made: Manifest, folder: Path, corpus: Corpus, seconds: float) -> dict[str, Any]:
     splits = {
         name: {"tokens": split.tokens, "documents": split.documents}
         for name, split in made.splits.items()
     }
     num_tokens = sum(split.tokens for split in made.splits.values())
     return {
-        "folder": folder,
+        "folder": str(folder.expanduser().resolve()),
         "tokenizer": made.tokenizer,
         "vocab_size": made.vocab_size,
         "end_of_document": made.end_of_document,
-        "source_bytes": num_bytes,
+        "source_bytes": sum(unit.num_bytes for unit in corpus.units),
+        "skipped": [str(path) for path in corpus.skipped],
         "splits": splits,
         "digest": made.digest,
         "seconds": round(seconds, 3),
@@ -133,9 +138,16 @@ def _prepared(made: Manifest, folder: str, num_bytes: int, seconds: float) -> di
 
 
 def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    from trainer.data.corpus.units import summary_of
+
     lines = [("folder", facts["folder"])]
     for name, split in facts["splits"].items():
         lines.append((name, f"{split['tokens']:,} tokens in {split['documents']:,} documents"))
+    if "validation" not in facts["splits"]:
+        lines.append(("validation", "no documents: too few for --validation-fraction"))
+    if facts["skipped"]:
+        what = summary_of([Path(each) for each in facts["skipped"]])
+        lines.append(("skipped", f"{what}; names of their kind are not read"))
     end = facts["end_of_document"]
     behind = "nothing" if end is None else f"id {end}"
     return [

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outlast.cli.errors import ExitCode
+from outlast.cli import data
+from outlast.cli.errors import CliError, ExitCode
 from outlast.tokens.files import open_source
 from outlast.tokens.index import read_index
 from tests.cli.running import outlast, outlast_json
@@ -26,7 +27,7 @@ def lines(path: Path, texts: list[str], field: str = "text") -> Path:
 
 def order(*sources: Path, tokenizer: str = "byte", fraction: float = 0.1) -> run.Order:
     return run.Order(
-        units=tuple(find_units(sources)),
+        units=find_units(sources).units,
         tokenizer=tokenizer,
         text_field="text",
         validation_fraction=fraction,
@@ -64,7 +65,7 @@ def test_a_line_is_in_the_part_that_it_begins_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(units, "_UNIT_BYTES", size)
-    found = find_units([lines(tmp_path / "a.jsonl", TEXTS[:20])])
+    found = find_units([lines(tmp_path / "a.jsonl", TEXTS[:20])]).units
     assert [text for unit in found for text in documents(unit, "text")] == TEXTS[:20]
 
 
@@ -74,9 +75,11 @@ def test_folders_and_packed_lines_are_read(tmp_path: Path) -> None:
     lines(folder / "b.jsonl.gz", TEXTS[:5])
     (folder / "sub" / "c.txt").write_text("a file is a document")
     (folder / "picture.png").write_bytes(b"\x89PNG")
+    (folder / "tests").mkdir()
     found = find_units([folder])
-    read = [text for unit in found for text in documents(unit, "text")]
+    read = [text for unit in found.units for text in documents(unit, "text")]
     assert read == [*TEXTS[:5], "a file is a document"]
+    assert found.skipped == (folder / "picture.png", folder / "tests")
 
 
 def test_an_interrupted_run_goes_on_and_ends_alike(
@@ -136,13 +139,84 @@ def test_the_commands_prepare_and_show(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b'{"text": "a"}\n{"body": "b"}\n', "the line at byte 14 has no 'text'; see --text-field"),
-        (b'{"text": "a"}\nnot json\n', "the line at byte 14 is no JSON object"),
-        (b'{"text": 5}\n', "'text' of the line at byte 0 is no text"),
+        (
+            b'{"text": "a"}\n{"body": "b", "id": 1}\n',
+            "the line at byte 14 has no 'text', but 'body', 'id'; give another --text-field",
+        ),
+        (b'{"text": "a"}\nnot json\n', "the line at byte 14 is no JSON: Expecting value"),
+        (b'["a"]\n', "the line at byte 0 is no JSON object, but list"),
+        (b'{"text": 5}\n', "the line at byte 0 has no text in 'text', but int"),
+        (b'{"text": "\0"}\n', "is not text but a binary file"),
+        (b"", "is empty"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_place(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=why):
-        [text for unit in find_units([path]) for text in documents(unit, "text")]
+        [text for unit in find_units([path]).units for text in documents(unit, "text")]
+
+
+def test_a_packed_file_that_is_cut_or_not_packed_is_named(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl.gz", TEXTS)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"a.jsonl.gz is damaged or truncated: .*; copy it again"):
+        [text for unit in find_units([path]).units for text in documents(unit, "text")]
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"a.jsonl.gz is no gzip archive"):
+        find_units([path])
+
+
+def test_half_of_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\\ud800b \\u00e9 \\ud83d\\ude00"}\n')
+    (unit,) = find_units([path]).units
+    assert list(documents(unit, "text")) == ["a?b é 😀"]
+
+
+def test_a_first_try_with_a_wrong_field_leaves_nothing_behind(tmp_path: Path) -> None:
+    corpus, folder = lines(tmp_path / "a.jsonl", TEXTS, field="body"), tmp_path / "out"
+    arguments = ["data", "prepare", str(corpus), "--output", str(folder), "--processes", "1"]
+    wrong = outlast(*arguments)
+    assert wrong.returncode == ExitCode.BAD_INPUT
+    assert "has no 'text', but 'body', 'id'; give another --text-field" in wrong.stderr
+    assert outlast_json(*arguments, "--text-field", "body")["splits"]["train"]["documents"] == 297
+
+
+def test_what_is_skipped_is_said_and_bad_folders_are_refused(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "picture.png").write_bytes(b"\x89PNG")
+    prepare = ["data", "prepare", "--processes", "1", "--output"]
+    nothing = outlast(*prepare, str(tmp_path / "out"), str(corpus))
+    assert nothing.returncode == ExitCode.BAD_INPUT
+    assert ".jsonl.gz files, but 1: picture.png" in nothing.stderr
+    (corpus / "a.txt").write_text("text")
+    (tmp_path / "file").touch()
+    refused = outlast(*prepare, str(tmp_path / "file"), str(corpus))
+    assert refused.returncode == ExitCode.BAD_INPUT
+    assert f"cannot write {tmp_path / 'file'}" in refused.stderr
+    done = outlast(*prepare, str(tmp_path / "out"), str(corpus))
+    assert done.returncode == ExitCode.OK
+    assert "skipped     1: picture.png; names of their kind are not read" in done.stdout
+    assert "validation  no documents: too few for --validation-fraction" in done.stdout
+
+
+def test_two_runs_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    corpus, folder = order(lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "out"
+
+    def begin_another(num_bytes: int) -> None:
+        run.prepare(folder, corpus, num_processes=1, done=lambda _: None)
+
+    with pytest.raises(ValueError, match="is being prepared by another process"):
+        run.prepare(folder, corpus, num_processes=1, done=begin_another)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*given: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "prepare", stop)
+    with pytest.raises(CliError, match="the same command goes on") as raised:
+        data.prepare([lines(tmp_path / "a.jsonl", TEXTS)], tmp_path / "out")
+    assert raised.value.code == ExitCode.INTERRUPTED

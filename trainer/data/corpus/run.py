@@ -7,11 +7,13 @@ processes there were, nor on which was first.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import floor
@@ -55,16 +57,17 @@ def prepare(
     tokenizer = load(order.tokenizer)
     parts = folder / "parts"
     _claim(folder, parts, order)
-    todo = []
-    for number, unit in enumerate(order.units):
-        if (parts / str(number)).exists():
-            done(unit.num_bytes)
-        else:
-            todo.append(number)
-    _tokenize_all(parts, order, todo, num_processes, done)
-    manifest = _join(folder, parts, order, tokenizer)
-    manifest.write(folder)
-    shutil.rmtree(parts)
+    with _alone(parts):
+        todo = []
+        for number, unit in enumerate(order.units):
+            if (parts / str(number)).exists():
+                done(unit.num_bytes)
+            else:
+                todo.append(number)
+        _tokenize_all(parts, order, todo, num_processes, done)
+        manifest = _join(folder, parts, order, tokenizer)
+        manifest.write(folder)
+        shutil.rmtree(parts)
     return manifest
 
 
@@ -93,16 +96,28 @@ def _claim(folder: Path, parts: Path, order: Order) -> None:
         raise ValueError(f"{folder} has a prepared corpus already; give another --output")
     claim = parts / "order"
     if claim.exists():
-        if claim.read_text() != order.digest():
+        # A first try with a wrong option has no parts that could be of use to anyone.
+        has_parts = any(path.name.isdigit() for path in parts.iterdir())
+        if has_parts and claim.read_text() != order.digest():
             raise ValueError(
                 f"{folder} has parts of a corpus with other files or options; delete it, or give "
                 "another --output"
             )
-        return
-    if folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; give another --output")
     parts.mkdir(parents=True, exist_ok=True)
     claim.write_text(order.digest())
+
+
+@contextmanager
+def _alone(parts: Path) -> Iterator[None]:
+    """Refuse to work in a folder that another process works in."""
+    with (parts / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{parts.parent} is being prepared by another process") from error
+        yield
 
 
 def _tokenize(part: Path, order: Order, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
 _UNIT_BYTES = 64 << 20
 # A line is in memory as a whole; none of a corpus of text is this long.
 _MAX_LINE_BYTES = 1 << 30
+_GZIP = b"\x1f\x8b"
+# Names that a message has; more would not help a person.
+_NUM_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,42 +40,78 @@ class Unit:
         return self.end - self.first
 
 
-def find_units(sources: Sequence[Path]) -> list[Unit]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """What sources hold."""
+
+    units: tuple[Unit, ...]
+    skipped: tuple[Path, ...]
+    """Files and folders inside them that are not read, because of their names."""
+
+
+def find_units(sources: Sequence[Path]) -> Corpus:
     """The work that sources make, in their order and in that of the paths in a folder.
 
     Raises:
         ValueError: a source is not there, holds nothing that is read, or is no text.
     """
     units: list[Unit] = []
+    skipped: list[Path] = []
     for source in sources:
-        files = [source] if source.is_file() else _files_in(source)
+        try:
+            found = [source] if source.is_file() else _files_in(source, skipped)
+            files = [path for path in found if path.stat().st_size]
+            for path in files:
+                _check_content(path)
+                units += _of_file(path)
+        except OSError as error:
+            raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
         if not files:
-            raise ValueError(
-                f"{source} holds no {', '.join((*TEXT_SUFFIXES, *LINES_SUFFIXES))} files"
-            )
-        for path in files:
-            if not path.name.endswith(LINES_SUFFIXES):
-                try:
-                    survey(str(path), None)
-                except ValueError as error:
-                    raise ValueError(f"{path} {error}") from error
-            units += _of_file(path)
-    return units
+            raise ValueError(f"{source} {_without_text(found, skipped)}")
+    return Corpus(units=tuple(units), skipped=tuple(sorted(skipped)))
 
 
-def _files_in(folder: Path) -> list[Path]:
+def _files_in(folder: Path, skipped: list[Path]) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is neither a file nor a folder")
-    found = []
+    found: list[Path] = []
     for place, folders, names in os.walk(folder):
+        skipped += [Path(place) / each for each in folders if each in SKIPPED_FOLDERS]
         folders[:] = [each for each in folders if each not in SKIPPED_FOLDERS]
-        found += [
-            path
-            for each in names
-            if each.endswith((*TEXT_SUFFIXES, *LINES_SUFFIXES))
-            and (path := Path(place) / each).stat().st_size
-        ]
+        for each in names:
+            is_read = each.endswith((*TEXT_SUFFIXES, *LINES_SUFFIXES))
+            (found if is_read else skipped).append(Path(place) / each)
     return sorted(found)
+
+
+def _without_text(found: Sequence[Path], skipped: Sequence[Path]) -> str:
+    if found:
+        return "is empty"
+    names = ", ".join((*TEXT_SUFFIXES, *LINES_SUFFIXES))
+    return f"holds no {names} files{f', but {summary_of(skipped)}' if skipped else ''}"
+
+
+def summary_of(paths: Sequence[Path]) -> str:
+    """How many, and the names of the first."""
+    names = [path.name for path in paths[:_NUM_NAMED]]
+    return f"{len(paths):,}: {', '.join([*names, *(['...'] if len(paths) > _NUM_NAMED else [])])}"
+
+
+def _check_content(path: Path) -> None:
+    """Refuse at once what is no text, and not when its turn comes.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if path.name.endswith(".gz"):
+        with path.open("rb") as file:
+            if file.read(len(_GZIP)) != _GZIP:
+                raise ValueError(f"{path} is no gzip archive; name it .jsonl if it is not packed")
+        return
+    try:
+        survey(str(path), None)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from error
 
 
 def _of_file(path: Path) -> list[Unit]:
@@ -90,7 +130,7 @@ def _of_file(path: Path) -> list[Unit]:
     ]
 
 
-def documents(unit: Unit, text_field: str) -> Iterator[str]:
+def documents(unit: Unit, field: str) -> Iterator[str]:
     """The documents that begin in a unit; those without text are left out.
 
     Raises:
@@ -102,18 +142,29 @@ def documents(unit: Unit, text_field: str) -> Iterator[str]:
         if text:
             yield text
         return
-    for at, line in _lines(path, unit):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)[text_field]
-        except (ValueError, KeyError, TypeError) as error:
-            what = f"has no {text_field!r}" if isinstance(error, KeyError) else "is no JSON object"
-            raise ValueError(f"{path}: the line at byte {at:,} {what}; see --text-field") from error
-        if not isinstance(found, str):
-            raise ValueError(f"{path}: {text_field!r} of the line at byte {at:,} is no text")
-        if found:
-            yield found
+    try:
+        for at, line in _lines(path, unit):
+            if line.strip() and (text := _text_of(f"{path}: the line at byte {at:,}", line, field)):
+                yield text
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged or truncated: {error}; copy it again") from error
+
+
+def _text_of(where: str, line: bytes, field: str) -> str:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON: {error}; give one object a line") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} is no JSON object, but {type(found).__name__}")
+    if field not in found:
+        others = ", ".join(map(repr, found)) or "nothing"
+        raise ValueError(f"{where} has no {field!r}, but {others}; give another --text-field")
+    text = found[field]
+    if not isinstance(text, str):
+        raise ValueError(f"{where} has no text in {field!r}, but {type(text).__name__}")
+    # JSON may have half of a surrogate pair, which is no character and has no UTF-8.
+    return text.encode(errors="replace").decode() if b"\\u" in line else text
 
 
 def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
