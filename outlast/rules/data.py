@@ -150,10 +150,11 @@ def _check_weights(spec: JobSpec) -> list[FieldProblem]:
     ]
     problems = []
     for field, weights in blends:
-        negative = [path for path, weight in weights.items() if weight < 0]
+        wrong = [path for path, weight in weights.items() if not 0 <= weight < math.inf]
         unknown = [path for path in weights if path not in data.weights]
-        if negative:
-            message = f"has a negative weight for {negative[0]}; allowed: 0 or more"
+        if wrong:
+            weight = shown(weights[wrong[0]])
+            message = f"has the weight {weight} for {wrong[0]}; allowed: a number, 0 or more"
         elif unknown and data.tokens is not None:
             message = f"has {unknown[0]}, which data.tokens has not; give it weight 0 there"
         elif not any(weights.values()):

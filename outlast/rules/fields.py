@@ -171,7 +171,7 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> str:
         return f"a list {least} {_plural(inner[0])}"
     if _is_section(annotation):
         return f"a section with the fields {', '.join(fields_of(annotation))}"
-    if origin is dict and inner[1] is float:
+    if origin is dict and float in (inner[1], *get_args(inner[1])):
         return "a section of paths and their weights"
     if origin is dict:
         references = [kind for kind in get_args(inner[1]) if _is_section(kind)]

@@ -8,7 +8,7 @@ converted once at the boundary; no `core/` package ever sees it.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -89,17 +89,21 @@ class ParallelSpec(Section):
     )
 
 
+# Whatever number it is: a rule says for which path it is wrong.
+Weight = Annotated[float, Field(allow_inf_nan=True)]
+
+
 class BlendChange(Section):
     """Other weights of the same sources from a step on."""
 
     from_step: int = Field(ge=2, description="The first step with these weights.")
-    tokens: dict[str, float] = Field(description="Weights by path; a path left out has none.")
+    tokens: dict[str, Weight] = Field(description="Weights by path; a path left out has none.")
 
 
 class DataSpec(Section):
     """Where tokens come from."""
 
-    tokens: str | dict[str, float] | None = Field(
+    tokens: str | dict[str, Weight] | None = Field(
         None,
         description="Tokens instead of text: a folder of `outlast data prepare`, a pair NAME.bin "
         "and NAME.idx of Megatron-LM, or a .npy array of ids. A blend is a section of paths with "
@@ -145,7 +149,10 @@ class DataSpec(Section):
         """Weights of the first step by path; none where it trains on text."""
         if self.tokens is None:
             return {}
-        return {self.tokens: 1.0} if isinstance(self.tokens, str) else self.tokens
+        # Sorted: a message on the wire keeps no order of a section's names, and which sequences
+        # a step reads depends on the order of sources.
+        tokens = {self.tokens: 1.0} if isinstance(self.tokens, str) else self.tokens
+        return dict(sorted(tokens.items()))
 
 
 class ScheduleSpec(Section):

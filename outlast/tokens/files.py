@@ -45,10 +45,11 @@ class TokenFile:
         """The last token of a sequence needs a successor."""
         return max(0, (self.num_tokens - 1) // seq_len)
 
-    def largest_sampled(self) -> int:
-        """The largest id of samples from all over the file."""
+    def range_sampled(self) -> tuple[int, int]:
+        """The smallest and the largest id of samples from all over the file."""
         tokens = self.tokens()
-        return max(int(tokens[part].max()) for part in _samples(len(tokens)))
+        parts = [tokens[part] for part in _samples(len(tokens))]
+        return min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +151,9 @@ def _of_array(path: Path) -> TokenFile:
             f"is an array of {array.dtype} in {array.ndim} dimension(s); allowed: whole numbers "
             "in one"
         )
+    if not len(array):
+        # A file of no bytes cannot be mapped.
+        raise ValueError("is an array of no tokens; give one with some")
     return TokenFile(
         path=path,
         token_type=array.dtype.name,

@@ -5,6 +5,7 @@ Submission and a node's preflight both look here, so that both say the same.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,11 @@ def _vocabulary(spec: JobSpec, field: str, source: TokenSource) -> list[FieldPro
     what = f"the tokenizer of {field} = {source.name} has"
     if needed is None:
         files = [source.train, *filter(None, [source.validation])]
-        needed = 1 + max(file.largest_sampled() for file in files)
+        ranges = [file.range_sampled() for file in files]
+        if (smallest := min(first for first, _ in ranges)) < 0:
+            message = f"is {shown(source.name)}, which has the id {smallest}; allowed: 0 or more"
+            return [FieldProblem(field=field, message=message)]
+        needed = 1 + max(last for _, last in ranges)
         what = f"ids in {field} = {source.name} are of"
     if needed <= size:
         return []
@@ -126,9 +131,15 @@ def _holdout(spec: JobSpec, source: TokenSource) -> list[FieldProblem]:
         FieldProblem(
             field="data.validation_fraction",
             message=f"is {fraction:g}; of {number} sequences in {source.name} that holds out "
-            f"{split.num_held_out}; give more, a shorter model.seq_len or data.validation_tokens",
+            f"{split.num_held_out}; {_more(number)}give a shorter model.seq_len or "
+            "data.validation_tokens",
         )
     ]
+
+
+def _more(number: int) -> str:
+    """The smallest share that holds out one sequence of so many, if there are two."""
+    return f"allowed: {math.ceil(10_000 / number) / 10_000:g} or more; or " if number > 2 else ""
 
 
 def _tokenizers(found: list[TokenSource]) -> list[FieldProblem]:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 NAME = "manifest.json"
+# What has been tokenised of a folder that is not done.
+PARTS = "parts"
 FORMAT = "outlast-tokens/1"
 
 
@@ -52,7 +54,11 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     if not path.exists():
-        raise ValueError(f"has no {NAME}: it is no folder of `outlast data prepare`, or not done")
+        if (folder / PARTS).exists():
+            raise ValueError("is not done: give the same `outlast data prepare` again")
+        raise ValueError(
+            f"has no {NAME}: it is no folder of `outlast data prepare`, which makes one of text"
+        )
     try:
         document = json.loads(path.read_text())
         if document.pop("format") != FORMAT:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from outlast.problems import FieldProblem, SpecError
 from outlast.spec import JobSpec
+from outlast.spec.models import Weight
 from outlast.spec.parse import parse_spec
 
 # What only a program, or someone who knows the parser, could make sense of.
@@ -82,7 +83,7 @@ def test_a_value_of_the_wrong_kind_names_the_field_the_value_and_what_is_allowed
 ) -> None:
     annotation = FIELDS[field]
     kinds = set(get_args(annotation)) | {annotation}
-    if dict[str, float] in kinds:
+    if dict[str, Weight] in kinds:
         # Names with a number are what it takes.
         assert dict(problems_of(document_with(field, [1])))[field].count(
             "; allowed: text, or a section"

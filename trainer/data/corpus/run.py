@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from outlast.tokens.index import TokenWriter, join_pairs, read_index
-from outlast.tokens.manifest import NAME, Manifest, Split
+from outlast.tokens.manifest import NAME, PARTS, Manifest, Split
 from trainer.data.corpus.tokenizer import Tokenizer, load
 from trainer.data.corpus.units import Unit, documents
 
@@ -55,7 +55,7 @@ def prepare(
         BrokenProcessPool: a process was killed; the next call goes on.
     """
     tokenizer = load(order.tokenizer)
-    parts = folder / "parts"
+    parts = folder / PARTS
     _claim(folder, parts, order)
     with _alone(parts):
         todo = []

@@ -1,0 +1,153 @@
+"""Bad data of issue 24's list: each is one error of `outlast plan`, with its field and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.places import Nodes
+from outlast.cli.specfile import load_spec
+from tests.tokens.corpora import counted, prepared, write
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's folder, with one of each."""
+    root = tmp_path_factory.mktemp("user")
+    for name in ("good", "no_index", "cut", "cut_header", "cut_tokens"):
+        write(root / name, [counted(100_000)])
+    (root / "no_index.idx").unlink()
+    for name, size in (("cut.idx", -9), ("cut_header.idx", 20), ("cut_tokens.bin", -2)):
+        path = root / name
+        path.write_bytes(path.read_bytes()[:size])
+    write(root / "beyond", [[*counted(100_000), 999]])
+    write(root / "short", [counted(17)])
+    splits = {"train": [counted(9000)], "validation": [counted(900)]}
+    prepared(root / "of_gpt2", splits, vocab_size=50_257)
+    arrays = {
+        "negative": np.tile([1, 2, -3], 50_000),
+        "empty": np.zeros(0, np.uint16),
+        "table": np.zeros((300, 400), np.int64),
+        "floats": np.zeros(100_000),
+    }
+    for name, array in arrays.items():
+        np.save(root / f"{name}.npy", array)
+    (root / "cut.npy").write_bytes((root / "negative.npy").read_bytes()[:-1000])
+    for name in ("web_pages", "not_done/parts"):
+        (root / name).mkdir(parents=True)
+    (root / "web_pages" / "page.html").write_text("text " * 9000)
+    (root / "web_pages" / "LICENSE").write_text("text " * 9000)
+    (root / "picture.txt").write_bytes(bytes(range(256)) * 100)
+    (root / "note.txt").write_text("short")
+    return root
+
+
+CASES: list[tuple[Mapping[str, object], str, str]] = [
+    # Missing and truncated files.
+    ({"tokens": "no_index"}, "data.tokens", "has no_index.bin and no no_index.idx beside it; copy"),
+    ({"tokens": "cut"}, "data.tokens", "cut.idx is truncated: .*; copy it again"),
+    ({"tokens": "cut_header"}, "data.tokens", "cut_header.idx is truncated"),
+    ({"tokens": "cut_tokens"}, "data.tokens", "is truncated or of another corpus; copy both again"),
+    ({"tokens": "cut.npy"}, "data.tokens", "is no array that can be read"),
+    (
+        {"tokens": "nowhere"},
+        "data.tokens",
+        "is 'nowhere', taken as '/.*/nowhere', which is neither",
+    ),
+    ({"tokens": "good", "validation_tokens": "nowhere"}, "data.validation_tokens", "is 'nowhere'"),
+    ({"tokens": "not_done"}, "data.tokens", "is not done: give the same `outlast data prepare`"),
+    # Ids.
+    ({"tokens": "beyond"}, "model.vocab_size", "of a vocabulary of 1000; allowed: 1000 or more"),
+    ({"tokens": "of_gpt2"}, "model.vocab_size", "vocabulary of 50257; allowed: 50257 or more"),
+    ({"tokens": "negative.npy"}, "data.tokens", "which has the id -3; allowed: 0 or more"),
+    ({"tokens": "table.npy"}, "data.tokens", "in 2 dimension.*allowed: whole numbers in one"),
+    ({"tokens": "floats.npy"}, "data.tokens", "an array of float64 .*allowed: whole numbers"),
+    ({"tokens": "empty.npy"}, "data.tokens", "is an array of no tokens; give one with some"),
+    # Text where tokens belong, and the other way round.
+    (
+        {"tokens": "web_pages"},
+        "data.tokens",
+        "no folder of `outlast data prepare`, which makes one",
+    ),
+    ({"source": "web_pages"}, "data.source", "no .py, .txt, .rst, .md among its 2 files; give"),
+    ({"source": "picture.txt"}, "data.source", "is not text but a binary file.*; give a text file"),
+    ({"source": "cut.idx"}, "data.source", "an index of tokens; give it as data.tokens"),
+    ({"source": "texts"}, "data.source", "is 'texts', taken as '/.*/texts', which is neither"),
+    # Blends.
+    ({"tokens": {"good": 0}}, "data.tokens", "has weights that sum to nothing; allowed: one more"),
+    ({"tokens": {}}, "data.tokens", "has weights that sum to nothing; allowed: one more"),
+    ({"tokens": {"good": float("nan")}}, "data.tokens", "weight .nan for /.*/good; allowed: a num"),
+    ({"tokens": {"good": float("inf")}}, "data.tokens", "weight .inf for /.*/good; allowed: a num"),
+    ({"tokens": {"good": True}}, "data.tokens", "allowed: text, or a section of paths and their"),
+    # Too little.
+    ({"tokens": "short"}, "model.seq_len", "has 17 tokens, fewer than one sequence.* 1 to 16"),
+    (
+        {"tokens": "good", "validation_fraction": 0.001},
+        "data.validation_fraction",
+        "of 781 sequences in .* holds out 0; allowed: 0.0013 or more",
+    ),
+    ({"source": "note.txt"}, "model.seq_len", "fewer than one sequence and its next token; give"),
+]
+
+
+@pytest.mark.parametrize(("data", "field", "message"), CASES)
+def test_bad_data_is_refused_by_field_before_anything_starts(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    data: Mapping[str, object],
+    field: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    spec = folder / "job.yaml"
+    spec.write_text(yaml.safe_dump({"name": "a", "data": data}))
+    with pytest.raises(
+        CliError, match=rf"job.yaml has a problem:\n  {field}: .*{message}"
+    ) as error:
+        load_spec(spec, [], Nodes.HERE)
+    assert error.value.code == ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "message"),
+    [
+        ("optimizer", {"lr": float("inf")}, "optimizer.lr: is .inf; allowed: a number, more than"),
+        ("parallel", {"tp": True}, "parallel.tp: is true; allowed: a whole number, 1 or more"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(
+    folder: Path, section: str, value: object, message: str
+) -> None:
+    spec = folder / "job.yaml"
+    spec.write_text(yaml.safe_dump({"name": "a", section: value}))
+    with pytest.raises(CliError, match=message):
+        load_spec(spec, [], Nodes.HERE)
+
+
+def test_the_fraction_that_is_proposed_holds_something_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    spec = folder / "job.yaml"
+    data = {"tokens": "good", "validation_fraction": 0.0013}
+    spec.write_text(yaml.safe_dump({"name": "a", "data": data}))
+    assert load_spec(spec, [], Nodes.HERE).spec.data.validation_fraction == 0.0013
+
+
+def test_the_order_in_which_a_blend_is_written_says_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    texts = ("{good: 1, beyond: 2}", "{beyond: 2, good: 1}")
+    found = []
+    for text in texts:
+        (folder / "job.yaml").write_text(
+            f"name: a\ndata: {{tokens: {text}}}\nmodel: {{vocab_size: 1000}}\n"
+        )
+        found.append(list(load_spec(folder / "job.yaml", [], Nodes.HERE).spec.data.weights))
+    assert found[0] == found[1]
