@@ -64,7 +64,9 @@ class _Chunk(nn.Module):
     def begin(self, step: int, micro_batch: int) -> None:
         """Nothing here depends on it."""
 
-    def forward(self, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, hidden: Tensor | None, targets: Tensor, _starts: Tensor | None
+    ) -> Tensor:
         # The first chunk's input needs a gradient too, so that all do the same work.
         x = torch.ones(_BOUNDARY, requires_grad=True) if hidden is None else hidden
         for _ in range(self._products):

@@ -116,6 +116,7 @@ def _check_text_only(spec: JobSpec) -> list[FieldProblem]:
         given = {
             "validation_tokens": data.validation_tokens,
             "blend_changes": data.blend_changes or None,
+            "document_mask": data.document_mask,
         }
         why = "is given without data.tokens, which it needs"
     return [

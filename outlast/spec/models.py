@@ -117,6 +117,11 @@ class DataSpec(Section):
         description="Tokens for evaluation alone; the validation split of tokens unless given, or "
         "validation_fraction of its sequences where it has none.",
     )
+    document_mask: bool = Field(
+        False,
+        description="Each document of tokens apart: attention sees no other one, positions begin "
+        "at 0 in each, and no document's first token is predicted from the one before.",
+    )
     source: str = Field(
         "python-stdlib",
         min_length=1,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outlast.tokens.index import read_index
+from outlast.tokens.index import Index, read_index
 from outlast.tokens.manifest import NAME, read_manifest
 
 # Of a file whose digest nobody has written down: enough to tell another one from it, and little
@@ -40,6 +40,10 @@ class TokenFile:
         kind = np.dtype(self.token_type).newbyteorder("<")
         size = (self.num_tokens,)
         return np.memmap(self.path, dtype=kind, mode="r", offset=self.offset_bytes, shape=size)
+
+    def index(self) -> Index:
+        """Where documents are, if `num_documents` says that it is known."""
+        return read_index(self.path.with_name(f"{self.path.name.removesuffix('.bin')}.idx"))
 
     def num_sequences(self, seq_len: int) -> int:
         """The last token of a sequence needs a successor."""

@@ -67,7 +67,7 @@ def _look_at_tokens(spec: JobSpec) -> tuple[list[FieldProblem], TokenSources | N
     num_sources = len(spec.data.weights)
     sources, validation = tuple(found[:num_sources]), next(iter(found[num_sources:]), None)
     for (field, _), source in zip(named, found, strict=True):
-        problems += _vocabulary(spec, field, source)
+        problems += [*_vocabulary(spec, field, source), *_documents(spec, field, source)]
         files = [(field, source.train)]
         if field == "data.tokens" and source.validation is not None and validation is None:
             files.append((field, source.validation))
@@ -103,6 +103,16 @@ def _vocabulary(spec: JobSpec, field: str, source: TokenSource) -> list[FieldPro
         return []
     message = f"is {size}; {what} a vocabulary of {needed}; allowed: {needed} or more"
     return [FieldProblem(field="model.vocab_size", message=message)]
+
+
+def _documents(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProblem]:
+    if not spec.data.document_mask or source.train.num_documents is not None:
+        return []
+    message = (
+        f"is true; {field} = {source.name} does not say where documents end; allowed: a folder of "
+        "`outlast data prepare`, or a pair NAME.bin and NAME.idx"
+    )
+    return [FieldProblem(field="data.document_mask", message=message)]
 
 
 def _length(spec: JobSpec, field: str, file: TokenFile) -> list[FieldProblem]:

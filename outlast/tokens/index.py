@@ -53,6 +53,14 @@ class Index:
     def num_documents(self) -> int:
         return len(self.documents) - 1
 
+    def starts(self, first: int, count: int) -> NDArray[np.int64]:
+        """Where documents begin among so many tokens from `first` on, counted from there."""
+        item = np.dtype(self.token_type).itemsize
+        ends = np.searchsorted(self.places, [first * item, (first + count) * item])
+        begun = slice(*np.searchsorted(self.documents[:-1], ends))
+        found: NDArray[np.int64] = self.places[self.documents[begun]] // item - first
+        return found
+
     @property
     def num_bytes(self) -> int:
         """Size that the `.bin` file must have."""

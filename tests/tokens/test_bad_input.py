@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepared(root / "of_gpt2", splits, vocab_size=50_257)
     arrays = {
         "negative": np.tile([1, 2, -3], 50_000),
+        "plain": np.zeros(100_000, np.uint8),
         "empty": np.zeros(0, np.uint16),
         "table": np.zeros((300, 400), np.int64),
         "floats": np.zeros(100_000),
@@ -68,6 +69,12 @@ CASES: list[tuple[Mapping[str, object], str, str]] = [
     ({"tokens": "table.npy"}, "data.tokens", "in 2 dimension.*allowed: whole numbers in one"),
     ({"tokens": "floats.npy"}, "data.tokens", "an array of float64 .*allowed: whole numbers"),
     ({"tokens": "empty.npy"}, "data.tokens", "is an array of no tokens; give one with some"),
+    (
+        {"tokens": "plain.npy", "document_mask": True},
+        "data.document_mask",
+        "does not say where documents end; allowed: a folder of",
+    ),
+    ({"document_mask": True}, "data.document_mask", "is given without data.tokens, which it needs"),
     # Text where tokens belong, and the other way round.
     (
         {"tokens": "web_pages"},

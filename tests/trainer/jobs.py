@@ -28,6 +28,7 @@ from tests.contracts import contract_of
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
+from trainer.data.tokens import NO_TARGET
 from trainer.model.config import GptConfig
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
@@ -76,6 +77,8 @@ class Case:
     seq_len: int = 8
     micro_batch: int = 2
     global_batch: int = 8
+    documents: bool = False
+    """Whether each sequence has several documents that do not see each other."""
 
 
 def mesh_of(
@@ -145,7 +148,7 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         hooks=replicas,
     )
     batches = [
-        _random_batch(plan.samples(1, mesh.at.dp, index), case.seq_len)
+        _random_batch(plan.samples(1, mesh.at.dp, index), case.seq_len, documents=case.documents)
         for index in range(plan.num_micro_batches)
     ]
     replicas.begin_step(len(batches))
@@ -165,12 +168,19 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
     }
 
 
-def _random_batch(samples: tuple[int, ...], seq_len: int) -> MicroBatch:
+def _random_batch(samples: tuple[int, ...], seq_len: int, *, documents: bool = False) -> MicroBatch:
     rows = np.stack(
         [np.random.default_rng(sample).integers(0, 32, seq_len + 1) for sample in samples]
     )
     block = torch.from_numpy(rows).t()
-    return MicroBatch(tokens=block[:-1].contiguous(), targets=block[1:].contiguous())
+    tokens, targets = block[:-1].contiguous(), block[1:].contiguous()
+    if not documents:
+        return MicroBatch(tokens=tokens, targets=targets)
+    # Two documents, which meet at another place in each sequence.
+    cuts = torch.tensor([1 + sample % (seq_len - 1) for sample in samples])
+    index = torch.arange(seq_len)[:, None]
+    targets[index == cuts - 1] = NO_TARGET
+    return MicroBatch(tokens=tokens, targets=targets, starts=torch.where(index < cuts, 0, cuts))
 
 
 def collectives(context: RankContext, size: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from trainer.worker.state import TrainState, build_state
 
 
 class NoSaver:
-    """A first stage of checkpoints that keeps nothing."""
+    """A first stage of checkpoints that keeps nothing but what goes beside the last one."""
 
     newest_sealed = 0
     upload_busy = False
@@ -28,7 +28,11 @@ class NoSaver:
     newest_replicated = -1
     replica_busy = False
 
+    def __init__(self) -> None:
+        self.extra: dict[str, Any] = {}
+
     def save(self, step: int, extra: dict[str, Any], **_: object) -> bool:
+        self.extra = extra
         return True
 
     def wait_before_write(self, tensor: torch.Tensor) -> None:
@@ -88,6 +92,24 @@ def sent_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> 
     return sent
 
 
+def losses(context: RankContext, document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Losses of three steps and of the evaluation then; on one rank what the first must be."""
+    folder.mkdir(exist_ok=True)
+    box = _box(context, folder)
+    saver = NoSaver()
+    state, loop = _built(context, parse_spec(document), box, folder, saver)
+    expected = 0.0
+    if context.world_size == 1:
+        batches = state.data.train.micro_batches(1)
+        number = sum(int((each.targets >= 0).sum()) for each in batches)
+        expected = float(state.eval_engine.run(batches, 1.0)) / number
+    found = [loop.train_step(step).loss for step in (1, 2, 3)]
+    state.data_parallel.drain()
+    state.data.train.close()
+    box.close()
+    return {"loss": found, "expected": expected, "held_out": saver.extra["evaluation"]["loss"]}
+
+
 def _counted(state: TrainState) -> dict[Group, int]:
     comms = state.mesh.comms
     return {group: sum(comm.bytes_sent for comm in comms[group]) for group in comms}
@@ -98,7 +120,11 @@ def _box(context: RankContext, folder: Path) -> Writer:
 
 
 def _built(
-    context: RankContext, spec: JobSpec, box: Writer, folder: Path
+    context: RankContext,
+    spec: JobSpec,
+    box: Writer,
+    folder: Path,
+    saver: NoSaver | None = None,
 ) -> tuple[TrainState, TrainLoop]:
     """A rank's model with its first weights, and what trains it."""
     mesh = build_mesh(
@@ -113,4 +139,4 @@ def _built(
     )
     state = build_state(spec, mesh, folder / "data")
     state.flat.initialise(spec.seed)
-    return state, TrainLoop(state, box, NoSaver(), stop_requested=lambda: False)
+    return state, TrainLoop(state, box, saver or NoSaver(), stop_requested=lambda: False)

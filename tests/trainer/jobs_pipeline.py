@@ -41,7 +41,9 @@ class StandIn(nn.Module):
     def begin(self, step: int, micro_batch: int) -> None:
         self.begun.append((step, micro_batch))
 
-    def forward(self, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, hidden: Tensor | None, targets: Tensor, _starts: Tensor | None
+    ) -> Tensor:
         x = (tokens.double() if hidden is None else hidden) * self.factor
         out: Tensor = Wait.apply(x, self._seconds)  # type: ignore[no-untyped-call]
         return (out * targets).sum() if self._is_last else out

@@ -158,7 +158,8 @@ def test_targets_are_the_next_tokens(tmp_path: Path) -> None:
     np.arange(21, dtype=np.uint8).tofile(path)
     dataset = TokenDataset(path, seq_len=5)
     assert dataset.num_samples == 4
-    tokens, targets = dataset.read([3, 0])
+    read = dataset.read([3, 0])
+    tokens, targets = read.tokens, read.targets
     assert tokens.t().tolist() == [[15, 16, 17, 18, 19], [0, 1, 2, 3, 4]]
     assert targets.t().tolist() == [[16, 17, 18, 19, 20], [1, 2, 3, 4, 5]]
 

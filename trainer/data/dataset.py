@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+
+from trainer.parallel.pipeline import MicroBatch
 
 
 class TokenDataset:
@@ -31,9 +32,9 @@ class TokenDataset:
         self._tokens = np.memmap(path, dtype=np.uint8, mode="r")
         self._seq_len = seq_len
 
-    def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def read(self, samples: Sequence[int]) -> MicroBatch:
         """Tokens and targets of `samples`, each [S, B] int64."""
         length = self._seq_len
         rows = np.stack([self._tokens[s * length : (s + 1) * length + 1] for s in samples])
         block = torch.from_numpy(rows.astype(np.int64)).t()
-        return block[:-1].contiguous(), block[1:].contiguous()
+        return MicroBatch(tokens=block[:-1].contiguous(), targets=block[1:].contiguous())

@@ -11,7 +11,7 @@ same samples share them in the page cache: token files are memory-mapped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -37,7 +37,7 @@ class Plan(Protocol[_Sample_co]):
 class Dataset(Protocol[_Sample_contra]):
     """Where they are read from."""
 
-    def read(self, samples: Sequence[_Sample_contra]) -> tuple[Tensor, Tensor]: ...
+    def read(self, samples: Sequence[_Sample_contra]) -> MicroBatch: ...
 
 
 class Loader:
@@ -51,7 +51,7 @@ class Loader:
         replica: int,
         device: torch.device,
     ) -> None:
-        def read(step: int, replica: int, index: int) -> tuple[Tensor, Tensor]:
+        def read(step: int, replica: int, index: int) -> MicroBatch:
             return dataset.read(plan.samples(step, replica, index))
 
         self._read_batch = read
@@ -83,11 +83,7 @@ class Loader:
         else:
             batches = self._read(step, replica)
         return [
-            MicroBatch(
-                tokens=batch.tokens.to(self._device, non_blocking=True),
-                targets=batch.targets.to(self._device, non_blocking=True),
-            )
-            for batch in batches
+            _each(batch, lambda ids: ids.to(self._device, non_blocking=True)) for batch in batches
         ]
 
     def close(self) -> None:
@@ -99,9 +95,17 @@ class Loader:
         batches = []
         replica = self._replica if replica is None else replica
         for index in range(self._num_micro_batches):
-            tokens, targets = self._read_batch(step, replica, index)
+            batch = self._read_batch(step, replica, index)
             if self._device.type == "cuda":
                 # Only page-locked memory is copied to a GPU without waiting.
-                tokens, targets = tokens.pin_memory(), targets.pin_memory()
-            batches.append(MicroBatch(tokens=tokens, targets=targets))
+                batch = _each(batch, Tensor.pin_memory)
+            batches.append(batch)
         return batches
+
+
+def _each(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
+    return MicroBatch(
+        tokens=change(batch.tokens),
+        targets=change(batch.targets),
+        starts=None if batch.starts is None else change(batch.starts),
+    )

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from trainer.model.by_group import ranks_of_group
 from trainer.model.config import GptConfig
+from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, keep_mask
 from trainer.model.fused import causal_softmax, layer_norm, masked_softmax, rms_norm
 from trainer.model.layers import HeadNorm
 from trainer.model.recompute import recompute
 from trainer.model.rope import rotate
-from trainer.model.window import flex_attention, windowed_attention
+from trainer.model.window import flex_attention, masked_flex_attention, windowed_attention
 from trainer.parallel.comm import Comm
 
 
@@ -36,15 +37,26 @@ class AttentionCore:
     tp: Comm
 
     def __call__(
-        self, rows_SBGR: Tensor, key: DropoutKey | None, norm: HeadNorm | None = None
+        self,
+        rows_SBGR: Tensor,
+        key: DropoutKey | None,
+        documents: Documents | None,
+        norm: HeadNorm | None,
     ) -> Tensor:
         """Each group's query, key and value rows to its query heads' outputs."""
         factors = () if norm is None else norm.factors()
         if self.config.recompute_of(self.layer) == "selective":
-            return recompute(partial(self._mix, key=key), rows_SBGR, *factors)
-        return self._mix(rows_SBGR, *factors, key=key)
+            mix = partial(self._mix, key=key, documents=documents)
+            return recompute(mix, rows_SBGR, *factors)
+        return self._mix(rows_SBGR, *factors, key=key, documents=documents)
 
-    def _mix(self, rows_SBGR: Tensor, *factors: Tensor, key: DropoutKey | None) -> Tensor:
+    def _mix(
+        self,
+        rows_SBGR: Tensor,
+        *factors: Tensor,
+        key: DropoutKey | None,
+        documents: Documents | None,
+    ) -> Tensor:
         config = self.config
         width = config.head_width
         queries = config.group_query_rows // ranks_of_group(config, self.tp.size)
@@ -54,9 +66,10 @@ class AttentionCore:
             q_SBHC, k_SBGC = map(self._normed, (q_SBHC, k_SBGC), factors)
         rope = config.rope_of(self.layer)
         if rope is not None:
-            q_SBHC, k_SBGC = rotate(q_SBHC, rope), rotate(k_SBGC, rope)
+            places_SB = None if documents is None else documents.positions_SB
+            q_SBHC, k_SBGC = (rotate(each, rope, places_SB) for each in (q_SBHC, k_SBGC))
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (q_SBHC, k_SBGC, v_SBGC))
-        mixed_BHSC = self._attend(q, k, v, key)
+        mixed_BHSC = self._attend(q, k, v, key, documents)
         return mixed_BHSC.permute(2, 0, 1, 3).reshape(*rows_SBGR.shape[:3], -1)
 
     def _normed(self, x: Tensor, factor: Tensor) -> Tensor:
@@ -65,7 +78,12 @@ class AttentionCore:
         return layer_norm(x, factor, None, self.config.norm_eps)
 
     def _attend(
-        self, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, key: DropoutKey | None
+        self,
+        q_BHSC: Tensor,
+        k_BGSC: Tensor,
+        v_BGSC: Tensor,
+        key: DropoutKey | None,
+        documents: Documents | None,
     ) -> Tensor:
         rate, scale = self.config.attention_dropout, self.config.attention_scale
         window = self.config.window_of(self.layer)
@@ -78,9 +96,16 @@ class AttentionCore:
             core = partial(
                 weighted_attention, rate=rate, generator=generator, scale=scale, softcap=softcap
             )
+            if documents is not None:
+                return core(q_BHSC, k_BGSC, v_BGSC, documents.mask(window))
             if window is not None:
                 return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
             return core(q_BHSC, k_BGSC, v_BGSC, None)
+        if documents is not None:
+            if q_BHSC.is_cuda:
+                mask = documents.block_mask(window)
+                return masked_flex_attention(q_BHSC, k_BGSC, v_BGSC, mask, scale=scale)
+            return masked_sdpa(q_BHSC, k_BGSC, v_BGSC, documents.mask(window), scale=scale)
         if window is None:
             return F.scaled_dot_product_attention(
                 q_BHSC,
@@ -110,7 +135,8 @@ def weighted_attention(
     """Attention with its weights spelled out, and dropped with probability `rate`.
 
     `generator` None: nothing is dropped. `softcap` bounds the scores.
-    `allowed_SK` None: each query sees the keys up to its own.
+    `allowed_SK` None: each query sees the keys up to its own. It may have dims of the batch and
+    of heads in front.
     """
     q = torch.unflatten(q_BHSC, 1, (k_BGKC.shape[1], -1))
     scores = q @ k_BGKC.unsqueeze(2).transpose(-1, -2)
@@ -120,7 +146,8 @@ def weighted_attention(
     if allowed_SK is None:
         weights = causal_softmax(scores, scale)
     else:
-        weights = masked_softmax(scores, allowed_SK, scale)
+        allowed = allowed_SK if allowed_SK.dim() == 2 else allowed_SK.unsqueeze(2)
+        weights = masked_softmax(scores, allowed, scale)
     if generator is not None:
         weights = weights * keep_mask(weights, rate, generator)
     return (weights @ v_BGKC.unsqueeze(2)).flatten(1, 2)

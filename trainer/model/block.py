@@ -30,6 +30,7 @@ from trainer.model.by_group import (
     ranks_of_group,
 )
 from trainer.model.config import GptConfig
+from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey
 from trainer.model.layers import HeadNorm, Layer, MlpInput, MlpUp, Norm, QkvLinear, RowLinear
 from trainer.model.recompute import recompute
@@ -50,14 +51,14 @@ class Block(Layer, ABC):
         super().__init__(config, mesh)
         self._layer = layer
 
-    def forward(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+    def forward(self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None) -> Tensor:
         """The residual stream after this block; `key` None: nothing is dropped."""
-        run: Callable[[Tensor], Tensor] = partial(self.run, key=key)
+        run: Callable[[Tensor], Tensor] = partial(self.run, key=key, documents=documents)
         recomputed = self.config.recompute_of(self._layer) == "full"
         return recompute(run, x_SBD) if recomputed else run(x_SBD)
 
     @abstractmethod
-    def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+    def run(self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None) -> Tensor:
         """As `forward`, keeping what the backward pass needs."""
 
 
@@ -72,8 +73,8 @@ class SerialBlock(Block):
         self.mlp_norm = Norm(config, mesh) if before else nn.Identity()
         self.mlp = Mlp(config, mesh, layer)
 
-    def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
-        x_SBD = self.attention(self.attention_norm(x_SBD), x_SBD, key)
+    def run(self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None) -> Tensor:
+        x_SBD = self.attention(self.attention_norm(x_SBD), x_SBD, key, documents)
         out_SBD: Tensor = self.mlp(self.mlp_norm(x_SBD), x_SBD, key)
         return out_SBD
 
@@ -94,9 +95,15 @@ class Attention(Layer):
         )
         self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp)
 
-    def forward(self, x_SBD: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+    def forward(
+        self,
+        x_SBD: Tensor,
+        residual_SBD: Tensor,
+        key: DropoutKey | None,
+        documents: Documents | None,
+    ) -> Tensor:
         rows_SBGR = self.qkv(x_SBD).unflatten(-1, (self.num_groups, -1))
-        mixed_SBGR = self._core(rows_SBGR, key, self.head_norm)
+        mixed_SBGR = self._core(rows_SBGR, key, documents, self.head_norm)
         out: Tensor = self.out(mixed_SBGR.flatten(2), residual_SBD, key)
         return out
 
@@ -143,9 +150,9 @@ class ParallelBlock(Block):
         )
         self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp)
 
-    def run(self, x_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+    def run(self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None) -> Tensor:
         rows_SBGR, units_SBGR = self.input(x_SBD)
-        mixed_SBGR = self._core(rows_SBGR, key, self.head_norm)
+        mixed_SBGR = self._core(rows_SBGR, key, documents, self.head_norm)
         inner_SBGR = torch.cat((mixed_SBGR, units_SBGR), dim=-1)
         out: Tensor = self.output(inner_SBGR.flatten(2), x_SBD, key)
         return out

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from outlast.sizing.partition import ModelPart
 from trainer.model.block import build_block
 from trainer.model.config import GptConfig
+from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, stream_mask
 from trainer.model.layers import Norm, PositionTable, TokenTable, tensor_parallel
 from trainer.parallel.mesh import Mesh
@@ -60,25 +61,36 @@ class GptChunk(nn.Module):
         """
         self._key = DropoutKey(seed=self._config.seed, step=step, micro_batch=micro_batch)
 
-    def forward(self, tokens_SB: Tensor, hidden: Tensor | None, targets_SB: Tensor) -> Tensor:
+    def forward(
+        self,
+        tokens_SB: Tensor,
+        hidden: Tensor | None,
+        targets_SB: Tensor,
+        starts_SB: Tensor | None = None,
+    ) -> Tensor:
         """The hidden state for the next chunk, or the summed loss on the last one.
+
+        `starts_SB` has where the document of each token begins; None: it is all one.
 
         Without recording of gradients this is an evaluation: nothing is dropped.
         """
         drops = self._config.drops and torch.is_grad_enabled()
         assert self._key is not None or not drops, "begin says which masks a forward has"
         key = self._key if drops else None
-        x_SBD = self._embed(tokens_SB, key) if hidden is None else hidden
+        documents = None if starts_SB is None else Documents(starts_SB)
+        x_SBD = self._embed(tokens_SB, key, documents) if hidden is None else hidden
         for block in self.blocks.values():
-            x_SBD = block(x_SBD, key)
+            x_SBD = block(x_SBD, key, documents)
         return self._loss(x_SBD, targets_SB) if self.part.is_last else x_SBD
 
-    def _embed(self, tokens_SB: Tensor, key: DropoutKey | None) -> Tensor:
+    def _embed(
+        self, tokens_SB: Tensor, key: DropoutKey | None, documents: Documents | None
+    ) -> Tensor:
         x_SBD = vocab_embedding(tokens_SB, self.tokens.weight, self._tp)
         if self._config.embedding_scale != 1.0:
             x_SBD = x_SBD * self._config.embedding_scale
         if self._config.learned_positions:
-            x_SBD = x_SBD + self.positions(x_SBD.shape[0])
+            x_SBD = x_SBD + self.positions(x_SBD.shape[0], documents)
         keep = stream_mask(x_SBD, "embedding", self._config.dropout, self._tp, key)
         return x_SBD if keep is None else x_SBD * keep
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.model.by_group import ByGroup, Rows, attention_rows
 from trainer.model.config import GptConfig
+from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, stream_mask
 from trainer.model.fused import (
     bias_activation,
@@ -260,6 +262,10 @@ class PositionTable(Layer):
         shape = (config.seq_len, config.hidden)
         self.weight = self.declare("weight", shape, init="normal", std=config.init_std)
 
-    def forward(self, num_positions: int) -> Tensor:
+    def forward(self, num_positions: int, documents: Documents | None) -> Tensor:
+        """Of so many tokens of this rank's, with or without a dim of the micro-batch."""
         first = self.comm.index * num_positions if self.tp.sequence_parallel else 0
-        return self.weight[first : first + num_positions].unsqueeze(1)
+        own = slice(first, first + num_positions)
+        if documents is not None:
+            return F.embedding(documents.positions_SB[own], self.weight)
+        return self.weight[own].unsqueeze(1)

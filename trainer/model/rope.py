@@ -16,13 +16,16 @@ from trainer.model.config import RopeConfig
 from trainer.model.rope_scaling import scaled_frequencies
 
 
-def rotate(x_SBHC: Tensor, config: RopeConfig) -> Tensor:
-    """x with its first `fraction` of each head turned by the position along dim 0."""
+def rotate(x_SBHC: Tensor, config: RopeConfig, places_SB: Tensor | None = None) -> Tensor:
+    """x with its first `fraction` of each head turned by its place; None: that along dim 0."""
     width = rotated_width(x_SBHC.shape[-1], config)
     cos_SR, sin_SR = _tables(
         x_SBHC.shape[0], width, config, dtype=x_SBHC.dtype, device=x_SBHC.device
     )
-    cos, sin = cos_SR[:, None, None, :], sin_SR[:, None, None, :]
+    if places_SB is None:
+        cos, sin = cos_SR[:, None, None, :], sin_SR[:, None, None, :]
+    else:
+        cos, sin = cos_SR[places_SB].unsqueeze(2), sin_SR[places_SB].unsqueeze(2)
     turning, rest = x_SBHC[..., :width], x_SBHC[..., width:]
     if config.pairs == "halves":
         first, second = turning.chunk(2, dim=-1)

@@ -27,7 +27,7 @@ Core = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 # was the fastest or near it for windows of 256 and 1024; below 64 calls dominate.
 _MIN_BLOCK = 64
 # Queries and keys of a block of FlexAttention's: its own default, which its kernels fit.
-_FLEX_BLOCK = 128
+FLEX_BLOCK = 128
 
 
 def windowed_attention(
@@ -78,8 +78,21 @@ def flex_attention(
     compiled: bool = True,
 ) -> Tensor:
     """The same by FlexAttention's kernels; uncompiled they run anywhere, without their speed."""
-    flex, mask = _flex(q_BHSC.shape[2], window, q_BHSC.device, compiled=compiled)
-    out: Tensor = flex(
+    mask = window_block_mask(q_BHSC.shape[2], window, q_BHSC.device)
+    return masked_flex_attention(q_BHSC, k_BGSC, v_BGSC, mask, scale=scale, compiled=compiled)
+
+
+def masked_flex_attention(
+    q_BHSC: Tensor,
+    k_BGSC: Tensor,
+    v_BGSC: Tensor,
+    mask: Any,
+    *,
+    scale: float | None = None,
+    compiled: bool = True,
+) -> Tensor:
+    """FlexAttention with a `BlockMask`."""
+    out: Tensor = _flex(compiled=compiled)(
         q_BHSC,
         k_BGSC,
         v_BGSC,
@@ -90,15 +103,15 @@ def flex_attention(
     return out
 
 
-@functools.lru_cache(maxsize=16)
-def _flex(seq_len: int, window: int, device: torch.device, *, compiled: bool) -> tuple[Any, Any]:
+@functools.cache
+def _flex(*, compiled: bool) -> Any:
     # Late, for CUDA only: it imports torch._dynamo (2.7 s), which no CPU worker needs.
     from torch.nn.attention import flex_attention as flex
 
-    kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
-    return kernel, window_block_mask(seq_len, window, device)
+    return torch.compile(flex.flex_attention) if compiled else flex.flex_attention
 
 
+@functools.lru_cache(maxsize=16)
 def window_block_mask(seq_len: int, window: int, device: torch.device) -> Any:
     """FlexAttention's `BlockMask` of a window, from the ends of its blocks.
 
@@ -112,25 +125,34 @@ def window_block_mask(seq_len: int, window: int, device: torch.device) -> Any:
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (key > query - window)
 
-    firsts = torch.arange(0, seq_len, _FLEX_BLOCK, device=device)
-    lasts = (firsts + _FLEX_BLOCK).clamp(max=seq_len) - 1
-    whole = lasts - firsts == _FLEX_BLOCK - 1
+    firsts, lasts = block_ends(seq_len, device)
+    whole = lasts - firsts == FLEX_BLOCK - 1
     # Queries go down, keys across.
     query_first, query_last, query_whole = (ends[:, None] for ends in (firsts, lasts, whole))
     some = (firsts <= query_last) & (lasts > query_first - window)
     every = query_whole & whole & (lasts <= query_first) & (firsts > query_last - window)
     return BlockMask.from_kv_blocks(
-        *_ordered(some & ~every),
-        *_ordered(every),
-        BLOCK_SIZE=_FLEX_BLOCK,
+        *ordered_blocks(some & ~every),
+        *ordered_blocks(every),
+        BLOCK_SIZE=FLEX_BLOCK,
         mask_mod=visible,
         seq_lengths=(seq_len, seq_len),
     )
 
 
-def _ordered(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, and which, for every batch and head."""
+def block_ends(seq_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first and the last place of each of FlexAttention's blocks."""
+    firsts = torch.arange(0, seq_len, FLEX_BLOCK, device=device)
+    return firsts, (firsts + FLEX_BLOCK).clamp(max=seq_len) - 1
+
+
+def ordered_blocks(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries has, and which, for every head.
+
+    `chosen_QK` may have a dim of the batch in front; without, it is for all of a batch.
+    """
+    chosen_QK = chosen_QK if chosen_QK.dim() == 3 else chosen_QK[None]
     counts = chosen_QK.sum(dim=-1, dtype=torch.int32)
     # The chosen ones first, each kind from left to right.
     order = chosen_QK.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    return counts[None, None], order.to(torch.int32)[None, None]
+    return counts[:, None], order.to(torch.int32)[:, None]

@@ -28,10 +28,15 @@ from trainer.parallel.timeline import timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What a replica reads for one micro-batch: [S, B] token ids."""
+    """What a replica reads for one micro-batch: [S, B] token ids.
+
+    A target below 0 has no loss. `starts` has for each token where its document begins in the
+    sequence; None: a sequence is all one.
+    """
 
     tokens: Tensor
     targets: Tensor
+    starts: Tensor | None = None
 
 
 class Chunk(Protocol):
@@ -51,7 +56,12 @@ class Chunk(Protocol):
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
 
     def __call__(
-        self, tokens_SB: Tensor, hidden: Tensor | None, targets_SB: Tensor, /
+        self,
+        tokens_SB: Tensor,
+        hidden: Tensor | None,
+        targets_SB: Tensor,
+        starts_SB: Tensor | None,
+        /,
     ) -> Tensor: ...
 
 
@@ -124,7 +134,7 @@ class _Step:
 
     mail: Mail
     micro_batches: Sequence[MicroBatch]
-    loss_scale: float
+    loss_scale: float | Tensor
     number: int
     first_micro_batch: int
     loss: Tensor
@@ -186,7 +196,7 @@ class PipelineEngine:
     def run(
         self,
         micro_batches: Sequence[MicroBatch],
-        loss_scale: float,
+        loss_scale: float | Tensor,
         *,
         step: int = 0,
         replica: int | None = None,
@@ -253,7 +263,7 @@ class PipelineEngine:
             hidden = hidden.detach().requires_grad_(self._trains)
         chunk.begin(state.number, state.first_micro_batch + number)
         with self._computing(), torch.set_grad_enabled(self._trains):
-            output = chunk(batch.tokens, hidden, batch.targets)
+            output = chunk(batch.tokens, hidden, batch.targets, batch.starts)
             if index == self._loss_chunk:
                 output = output * state.loss_scale
         if index == self._loss_chunk:

@@ -40,7 +40,9 @@ def vocab_loss(
     vocab_size: int | None = None,
     max_logits: int | None = None,
 ) -> Tensor:
-    """The summed loss of all tokens; logits are logit_scale * (hidden @ weight^T + bias).
+    """The summed loss of all tokens whose target is 0 or more.
+
+    Logits are logit_scale * (hidden @ weight^T + bias).
 
     `hidden_SBD` is the shard of the sequence under sequence parallelism, `targets_SB`
     always the whole. With `logit_softcap` c they are c tanh(logits / c). Rows of the weight
@@ -144,6 +146,7 @@ class _Head:
             logits_NV = bounded_NV * self._softcap
         if self._own_vocab < logits_NV.shape[1]:
             logits_NV[:, self._own_vocab :] = torch.finfo(self.sum_dtype).min
+        counted_N = targets_N >= 0
         rows_N, inside_N = own_rows(targets_N, logits_NV.shape[1], self._comm)
         picked_N = logits_NV.gather(1, rows_N.unsqueeze(1)).squeeze(1) * inside_N
         largest_N = logits_NV.amax(dim=1)
@@ -151,13 +154,14 @@ class _Head:
         own_3N = torch.stack((largest_N, exp_NV.sum(dim=1), picked_N))
         log_total_N, picked_N = _over_ranks(own_3N, self._comm)
         if grad_ND is not None:
-            probability_NV = exp_NV.mul_((largest_N - log_total_N).exp().unsqueeze(1))
+            factor_N = (largest_N - log_total_N).exp() * counted_N
+            probability_NV = exp_NV.mul_(factor_N.unsqueeze(1))
             tokens_N = torch.arange(len(rows_N), device=rows_N.device)
             probability_NV[tokens_N, rows_N] -= inside_N.to(self.sum_dtype)
             if slope_NV is not None:
                 probability_NV *= slope_NV
             self._differentiate(x_ND, probability_NV, grad_ND)
-        return (log_total_N - picked_N).sum()
+        return ((log_total_N - picked_N) * counted_N).sum()
 
     def _differentiate(self, x_ND: Tensor, of_logits_NV: Tensor, grad_ND: Tensor) -> None:
         if self._scale != 1.0:

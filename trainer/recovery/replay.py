@@ -87,7 +87,7 @@ class Replay:
         self._own = BitSum(state.mesh.device)
         self._others = BitSum(state.mesh.device)
 
-    def compute_other(self, loss_scale: float) -> None:
+    def compute_other(self, loss_scale: float | Tensor) -> None:
         """Compute the part of another replica; from now on this rank's own is taken note of.
 
         Nothing of it remains: random states are put back, and the step clears the gradients.

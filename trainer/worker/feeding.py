@@ -33,6 +33,8 @@ class Feeding:
     """What of the source is not read, in words."""
     blend: Blend | None
     """Of training on tokens."""
+    has_unpredicted: bool = False
+    """Whether some tokens have no loss."""
 
 
 def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path) -> Feeding:
@@ -87,6 +89,7 @@ def _of_tokens(spec: JobSpec, mesh: Mesh) -> Feeding:
         digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         left_out=(),
         blend=blend,
+        has_unpredicted=spec.data.document_mask,
     )
 
 
@@ -129,7 +132,13 @@ def _sequences(
             f"model.seq_len = {spec.model.seq_len} in each split; give more tokens, a larger "
             "data.validation_fraction or a shorter sequence"
         )
-    return Sequences(file, seq_len=spec.model.seq_len, number=number, place=place)
+    return Sequences(
+        file,
+        seq_len=spec.model.seq_len,
+        number=number,
+        place=place,
+        document_mask=spec.data.document_mask,
+    )
 
 
 def _loader(spec: JobSpec, mesh: Mesh, sources: list[Sequences], blend: Blend) -> Loader:

@@ -24,6 +24,7 @@ from outlast.crashpoints import CrashPoint, reach
 from outlast.skipped import StepRange, is_skipped, is_undone, num_skipped
 from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.norms import sum_in_order
+from trainer.parallel.pipeline import MicroBatch
 from trainer.recovery import non_finite
 from trainer.recovery.replay import Replay
 from trainer.worker.state import TrainState
@@ -134,17 +135,16 @@ class TrainLoop:
         state, box = self._state, self._box
         start_ns = node_time_ns()
         scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
-        replay = self._replay_of(step)
-        if replay is not None:
-            replay.compute_other(scale / self._tokens)
+        replay = self._replay_of(step, scale)
         state.meter.begin()
         box.phase(Phase.DATA)
         state.data_parallel.prefetch()
         micro_batches = state.data.train.micro_batches(step)
+        predicted = self._num_predicted(micro_batches)
 
         box.phase(Phase.FORWARD_BACKWARD)
         state.data_parallel.begin_step(len(micro_batches))
-        loss = state.train_engine.run(micro_batches, scale / self._tokens, step=step)
+        loss = state.train_engine.run(micro_batches, scale / predicted, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
         if step < self._spec.steps and not is_skipped(self._skipped, step + 1):
@@ -180,10 +180,23 @@ class TrainLoop:
         self._checkpoint(step, agreed)
         return agreed
 
-    def _replay_of(self, step: int) -> Replay | None:
+    def _num_predicted(self, micro_batches: Sequence[MicroBatch]) -> float | Tensor:
+        """The tokens of the global batch that have a loss: the mean is over them."""
+        if not self._state.data.has_unpredicted:
+            return float(self._tokens)
+        number, replicas = _predicted(micro_batches), self._mesh.dp
+        if replicas.size > 1:
+            number = replicas.all_gather(number.view(1)).sum()
+        return number.clamp(min=1).double()
+
+    def _replay_of(self, step: int, scale: float) -> Replay | None:
         """The comparison to make of this step, if it is the one that is done again."""
         replay = self._replay
-        return replay if replay is not None and replay.step == step else None
+        if replay is None or replay.step != step:
+            return None
+        own = self._state.data.train.micro_batches(step)
+        replay.compute_other(scale / self._num_predicted(own))
+        return replay
 
     def _leave_out(self, step: int) -> Agreed | None:
         """A step without its batch: nothing changes but the step number.
@@ -327,13 +340,17 @@ class TrainLoop:
         """Mean loss on the held-out split; every evaluation reads the same samples."""
         self._box.phase(Phase.EVALUATION)
         num_batches = self._spec.eval.batches
-        total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+        # The loss by all tokens, and how many of them have one.
+        total, predicted = torch.zeros(2, dtype=torch.float64, device=self._mesh.device)
         for number in range(1, num_batches + 1):
             micro_batches = self._state.data.evaluation.micro_batches(number)
             total += self._state.eval_engine.run(micro_batches, 1.0 / (self._tokens * num_batches))
-        if self._mesh.at.tp > 0:
-            total.zero_()
-        (loss,) = self._read(self._mesh.fold(total.view(1), sum_in_order))
+            predicted += _predicted(micro_batches)
+        row = torch.stack((total, predicted))
+        if self._mesh.at.tp > 0 or not self._mesh.is_last_stage:
+            row.zero_()
+        loss, count = self._read(self._mesh.fold(row, sum_in_order))
+        loss *= self._tokens * num_batches / max(count, 1.0)
         self._evaluation = {"step": step, "loss": loss}
         if self._mesh.rank == 0:
             print(f"step {step}: held-out loss {loss:.4f}", flush=True)
@@ -354,6 +371,11 @@ class TrainLoop:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _predicted(micro_batches: Sequence[MicroBatch]) -> Tensor:
+    """How many tokens have a loss."""
+    return torch.stack([(batch.targets >= 0).sum() for batch in micro_batches]).sum()
 
 
 def _combine(rows: Tensor) -> Tensor:
