@@ -43,6 +43,13 @@ _Tokenizer = Annotated[
 _TextField = Annotated[
     str, typer.Option(metavar="NAME", help="Field of a JSON line that has the text.")
 ]
+_PromptField = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Field that has a prompt, which is not predicted."),
+]
+_CompletionField = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Field that has its completion.")
+]
 _ValidationFraction = Annotated[
     float,
     typer.Option(metavar="SHARE", min=0, max=0.5, help="Share of the documents to hold out."),
@@ -66,25 +73,29 @@ def prepare(
     output_folder: _OutputFolder,
     tokenizer: _Tokenizer = "byte",
     text_field: _TextField = "text",
+    prompt_field: _PromptField = None,
+    completion_field: _CompletionField = None,
     validation_fraction: _ValidationFraction = 0.01,
     processes: _Processes = 0,
     json: Json = False,
 ) -> None:
     """Turn text into files of tokens, in Megatron-LM's format.
 
-    Each text file and each JSON line is a document. Interrupted, the same command goes on
-    where it was.
+    Each text file and each JSON line is a document. With --prompt-field and
+    --completion-field a document is both, and only completions have a loss. Interrupted,
+    the same command goes on where it was.
     """
     from trainer.data.corpus.run import Order
     from trainer.data.corpus.units import find_units
 
     began_s = time.monotonic()
     with bad_input():
+        fields = _fields(text_field, prompt_field, completion_field)
         corpus = find_units([each.expanduser().resolve() for each in sources])
     order = Order(
         units=corpus.units,
         tokenizer=tokenizer if tokenizer == "byte" else str(Path(tokenizer).resolve()),
-        text_field=text_field,
+        fields=fields,
         validation_fraction=validation_fraction,
     )
     processes = min(processes or os.cpu_count() or 1, len(order.units))
@@ -94,6 +105,16 @@ def prepare(
         output.print_json(facts)
     else:
         output.print_lines(_summary(facts))
+
+
+def _fields(text: str, prompt: str | None, completion: str | None) -> dict[str, str]:
+    if prompt is None and completion is None:
+        return {"--text-field": text}
+    if prompt is None or completion is None:
+        given, lacking = "--prompt-field", "--completion-field"
+        given, lacking = (given, lacking) if completion is None else (lacking, given)
+        raise ValueError(f"{given} is given without {lacking}, which it needs")
+    return {"--prompt-field": prompt, "--completion-field": completion}
 
 
 def _run(folder: Path, order: Order, num_processes: int, quiet: bool) -> Manifest:
@@ -128,6 +149,7 @@ def _prepared(made: Manifest, folder: Path, corpus: Corpus, seconds: float) -> d
         "tokenizer": made.tokenizer,
         "vocab_size": made.vocab_size,
         "end_of_document": made.end_of_document,
+        "has_prompts": made.has_prompts,
         "source_bytes": sum(unit.num_bytes for unit in corpus.units),
         "skipped": [str(path) for path in corpus.skipped],
         "splits": splits,
@@ -148,6 +170,8 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["skipped"]:
         what = summary_of([Path(each) for each in facts["skipped"]])
         lines.append(("skipped", f"{what}; names of their kind are not read"))
+    if facts["has_prompts"]:
+        lines.append(("loss", "of completions, not of prompts"))
     end = facts["end_of_document"]
     behind = "nothing" if end is None else f"id {end}"
     return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class TokenFile:
     num_tokens: int
     num_documents: int | None
     """None where nothing says where documents end."""
+    has_prompts: bool = False
+    """Whether the first sequence of each document is a prompt, which is not predicted."""
 
     def tokens(self) -> NDArray[Any]:
         """The tokens, mapped into memory."""
@@ -94,7 +96,7 @@ def _of_folder(name: str, folder: Path) -> TokenSource:
         file = _of_pair(folder / split)
         if (file.num_tokens, file.num_documents) != (said.tokens, said.documents):
             raise ValueError(f"has another {split}.bin than its {NAME} says; prepare it again")
-        files[split] = file
+        files[split] = replace(file, has_prompts=manifest.has_prompts)
     return TokenSource(
         name=name,
         train=files["train"],

@@ -61,6 +61,17 @@ class Index:
         found: NDArray[np.int64] = self.places[self.documents[begun]] // item - first
         return found
 
+    def prompts(self, first: int, count: int) -> NDArray[np.bool_]:
+        """Which of so many tokens from `first` on are of the first sequence of a document."""
+        item = np.dtype(self.token_type).itemsize
+        begin = int(np.searchsorted(self.places, first * item, "right")) - 1
+        end = int(np.searchsorted(self.places, (first + count) * item))
+        sequences = np.arange(begin, end)
+        ends = (self.places[begin:end] // item - first) + self.lengths[begin:end]
+        inside = np.diff(np.clip(ends, 0, count), prepend=0)
+        is_first = self.documents[np.searchsorted(self.documents, sequences)] == sequences
+        return np.repeat(is_first, inside)
+
     @property
     def num_bytes(self) -> int:
         """Size that the `.bin` file must have."""
@@ -151,13 +162,15 @@ class TokenWriter:
         self._sequences = _Numbers("<i8")
         self._file: BinaryIO = name.with_name(f"{name.name}.bin").open("wb")
 
-    def add(self, tokens: NDArray[Any]) -> None:
-        """Write one document of one token at least."""
-        self._file.write(tokens.astype(self._type, copy=False).tobytes())
+    def add(self, *parts: NDArray[Any]) -> None:
+        """Write one document of one token at least; each part of it is a sequence."""
         self._sequences.append([len(self._lengths)])
-        lengths = [_MAX_SEQUENCE] * (len(tokens) // _MAX_SEQUENCE)
-        rest = len(tokens) % _MAX_SEQUENCE
-        self._lengths.append([*lengths, rest] if rest else lengths)
+        for tokens in parts:
+            self._file.write(tokens.astype(self._type, copy=False).tobytes())
+            lengths = [_MAX_SEQUENCE] * (len(tokens) // _MAX_SEQUENCE)
+            rest = len(tokens) % _MAX_SEQUENCE
+            # An empty prompt is a sequence, too.
+            self._lengths.append(lengths if lengths and not rest else [*lengths, rest])
 
     def close(self) -> None:
         """Write the index."""

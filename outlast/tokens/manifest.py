@@ -36,6 +36,8 @@ class Manifest:
     digest: str
     """Of all splits together."""
     splits: dict[str, Split]
+    has_prompts: bool = False
+    """Whether the first sequence of each document is a prompt, which is not predicted."""
 
     def write(self, folder: Path) -> None:
         """Write it in one rename: a folder is complete when it has one."""

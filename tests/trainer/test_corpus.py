@@ -16,6 +16,7 @@ from tests.cli.running import outlast, outlast_json
 from trainer.data.corpus import run, units
 from trainer.data.corpus.units import documents, find_units
 
+TEXT = {"--text-field": "text"}
 TEXTS = [f"document {number}: " + "naïve " * (number % 7) for number in range(300)]
 
 
@@ -29,7 +30,7 @@ def order(*sources: Path, tokenizer: str = "byte", fraction: float = 0.1) -> run
     return run.Order(
         units=find_units(sources).units,
         tokenizer=tokenizer,
-        text_field="text",
+        fields=TEXT,
         validation_fraction=fraction,
     )
 
@@ -66,7 +67,7 @@ def test_a_line_is_in_the_part_that_it_begins_in(
 ) -> None:
     monkeypatch.setattr(units, "_UNIT_BYTES", size)
     found = find_units([lines(tmp_path / "a.jsonl", TEXTS[:20])]).units
-    assert [text for unit in found for text in documents(unit, "text")] == TEXTS[:20]
+    assert [text for unit in found for (text,) in documents(unit, TEXT)] == TEXTS[:20]
 
 
 def test_folders_and_packed_lines_are_read(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_folders_and_packed_lines_are_read(tmp_path: Path) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG")
     (folder / "tests").mkdir()
     found = find_units([folder])
-    read = [text for unit in found.units for text in documents(unit, "text")]
+    read = [text for unit in found.units for (text,) in documents(unit, TEXT)]
     assert read == [*TEXTS[:5], "a file is a document"]
     assert found.skipped == (folder / "picture.png", folder / "tests")
 
@@ -154,14 +155,14 @@ def test_a_wrong_line_is_named_by_its_place(tmp_path: Path, content: bytes, why:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=why):
-        [text for unit in find_units([path]).units for text in documents(unit, "text")]
+        [text for unit in find_units([path]).units for (text,) in documents(unit, TEXT)]
 
 
 def test_a_packed_file_that_is_cut_or_not_packed_is_named(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl.gz", TEXTS)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"a.jsonl.gz is damaged or truncated: .*; copy it again"):
-        [text for unit in find_units([path]).units for text in documents(unit, "text")]
+        [text for unit in find_units([path]).units for (text,) in documents(unit, TEXT)]
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"a.jsonl.gz is no gzip archive"):
         find_units([path])
@@ -171,7 +172,7 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud800b \\u00e9 \\ud83d\\ude00"}\n')
     (unit,) = find_units([path]).units
-    assert list(documents(unit, "text")) == ["a?b é 😀"]
+    assert list(documents(unit, TEXT)) == [("a?b é 😀",)]
 
 
 def test_a_first_try_with_a_wrong_field_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -220,3 +221,32 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(CliError, match="the same command goes on") as raised:
         data.prepare([lines(tmp_path / "a.jsonl", TEXTS)], tmp_path / "out")
     assert raised.value.code == ExitCode.INTERRUPTED
+
+
+def test_prompts_and_completions_are_told_apart(tmp_path: Path) -> None:
+    pairs = [("ab", "cde"), ("", "fg"), ("hij", "k"), ("lost", "")]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"q": q, "a": a}) + "\n" for q, a in pairs))
+    prepare = ["data", "prepare", str(path), "--processes", "1", "--output", str(tmp_path / "out")]
+    alone = outlast(*prepare, "--prompt-field", "q")
+    assert alone.returncode == ExitCode.BAD_INPUT
+    assert "--prompt-field is given without --completion-field, which it needs" in alone.stderr
+    wrong = outlast(*prepare, "--prompt-field", "q", "--completion-field", "b")
+    assert "has no 'b', but 'q', 'a'; give another --completion-field" in wrong.stderr
+    made = outlast_json(*prepare, "--prompt-field", "q", "--completion-field", "a")
+    assert made["has_prompts"]
+    assert made["splits"] == {"train": {"tokens": 11, "documents": 3}}
+    file = open_source(str(tmp_path / "out")).train
+    assert bytes(file.tokens().astype("uint8")) == b"abcdefghijk"
+    assert file.has_prompts
+    index, expected = file.index(), [letter in b"abhij" for letter in b"abcdefghijk"]
+    for first in range(11):
+        for count in range(1, 12 - first):
+            assert index.prompts(first, count).tolist() == expected[first : first + count]
+
+
+def test_text_files_have_no_prompts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (unit,) = find_units([tmp_path]).units
+    with pytest.raises(ValueError, match=r"a.txt is text and has no .*; give JSON lines"):
+        next(documents(unit, {"--prompt-field": "q", "--completion-field": "a"}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,20 @@ from torch.nn.attention.flex_attention import create_block_mask
 from outlast.layout import Layout
 from outlast.sizing.partition import ModelPart
 from outlast.spec.parse import parse_spec
+from outlast.tokens.files import open_source
 from outlast.tokens.index import read_index
 from tests.tokens.corpora import counted, write
 from tests.trainer.jobs import Case, Silent, loss_and_gradients
 from tests.trainer.jobs_numbers import losses
 from tests.trainer.ranks import RankPool
+from trainer.data.corpus.run import Order, prepare
+from trainer.data.corpus.units import find_units
 from trainer.model.config import GptConfig, RopeConfig
 from trainer.model.documents import Documents
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
 from trainer.model.window import masked_flex_attention
-from trainer.parallel.mesh import build_mesh
+from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.worker.feeding import open_data
 
 LENGTHS = ((30, 1, 19, 14), (64,), (5, 59))
@@ -85,7 +90,14 @@ def _model(options: dict[str, Any]) -> tuple[GptChunk, FlatParameters]:
             **options,
         }
     )
-    mesh = build_mesh(
+    chunk = GptChunk(config, _mesh(), ModelPart(layers=range(2), is_first=True, is_last=True))
+    flat = FlatParameters([chunk], tp_size=1)
+    flat.initialise(7)
+    return chunk, flat
+
+
+def _mesh() -> Mesh:
+    return build_mesh(
         Layout(),
         0,
         store=None,
@@ -94,10 +106,6 @@ def _model(options: dict[str, Any]) -> tuple[GptChunk, FlatParameters]:
         recorder=Silent(),
         tied_embeddings=False,
     )
-    chunk = GptChunk(config, mesh, ModelPart(layers=range(2), is_first=True, is_last=True))
-    flat = FlatParameters([chunk], tp_size=1)
-    flat.initialise(7)
-    return chunk, flat
 
 
 LAYOUTS = {
@@ -152,16 +160,81 @@ SPEC = {
 }
 
 
-def test_the_mean_is_over_all_predicted_tokens_of_the_global_batch(
-    ranks: RankPool, tmp_path: Path
-) -> None:
+def instructions(folder: Path) -> dict[str, Any]:
+    """Prompts and completions, one of each four without a prompt."""
     generator = np.random.default_rng(5)
-    documents = [generator.integers(0, 256, length) for length in (1, 2, 3, 40, 5, 1, 1, 90) * 9]
-    data = {
-        "tokens": str(write(tmp_path / "a", documents)),
+    texts = ["".join(map(chr, generator.integers(97, 122, 200))) for _ in range(60)]
+    cuts = [0 if number % 4 == 0 else int(generator.integers(1, 199)) for number in range(60)]
+    path = folder / "a.jsonl"
+    lines = [
+        {"q": text[:cut], "a": text[cut : cut + 50]} for text, cut in zip(texts, cuts, strict=True)
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    fields = {"--prompt-field": "q", "--completion-field": "a"}
+    corpus = Order(
+        units=find_units([path]).units, tokenizer="byte", fields=fields, validation_fraction=0.1
+    )
+    prepare(folder / "prepared", corpus, num_processes=1, done=lambda _: None)
+    return {"tokens": str(folder / "prepared")}
+
+
+def documents(folder: Path) -> dict[str, Any]:
+    generator = np.random.default_rng(5)
+    found = [generator.integers(0, 256, length) for length in (1, 2, 3, 40, 5, 1, 1, 90) * 9]
+    return {
+        "tokens": str(write(folder / "a", found)),
         "document_mask": True,
         "validation_fraction": 0.2,
     }
+
+
+def test_only_completions_have_a_loss(tmp_path: Path) -> None:
+    data = instructions(tmp_path)
+    tokens, is_prompt, targets = [], [], []
+    spec = parse_spec({**SPEC, "data": data})
+    feeding = open_data(spec, _mesh(), tmp_path)
+    assert feeding.has_unpredicted
+    file = open_source(data["tokens"]).train
+    row, prompts = file.tokens(), file.index().prompts(0, file.num_tokens)
+    places = {row[at : at + 16].tobytes(): at for at in range(0, len(row) - 16, 16)}
+    for batch in feeding.train.micro_batches(1):
+        at = places[batch.tokens.numpy().astype("uint16").tobytes()]
+        tokens += row[at + 1 : at + 17].tolist()
+        is_prompt += prompts[at + 1 : at + 17].tolist()
+        targets += batch.targets.flatten().tolist()
+    wanted = [-1 if hidden else each for each, hidden in zip(tokens, is_prompt, strict=True)]
+    assert targets == wanted
+    assert 10 < targets.count(-1) < len(targets) - 10
+
+
+def test_a_loss_without_some_targets_is_that_of_torch() -> None:
+    chunk, flat = _model({})
+    tokens, targets = torch.randint(0, 32, (2, SEQ_LEN, 3), generator=torch.Generator())
+    targets[torch.rand(targets.shape, generator=torch.Generator()) < 0.4] = -1
+    kept: list[Tensor] = []
+    handle = chunk.norm.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
+    found = chunk(tokens, None, targets)
+    found.backward()
+    gradients = flat.grads.clone()
+    flat.grads.zero_()
+    handle.remove()
+    assert chunk.head is not None
+    chunk.norm.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
+    chunk(tokens, None, targets)
+    logits = kept[1] @ chunk.head.weight.t()
+    expected = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum"
+    )
+    expected.backward()  # type: ignore[no-untyped-call]
+    assert found.item() == pytest.approx(expected.item(), rel=1e-13)
+    torch.testing.assert_close(gradients, flat.grads, rtol=0, atol=1e-12 * gradients.abs().max())
+
+
+@pytest.mark.parametrize("make", [documents, instructions])
+def test_the_mean_is_over_all_predicted_tokens_of_the_global_batch(
+    ranks: RankPool, tmp_path: Path, make: Callable[[Path], dict[str, Any]]
+) -> None:
+    data = make(tmp_path)
     parallel = {
         "dense": {},
         "of two": {"micro_batch": 2},
@@ -207,16 +280,7 @@ def test_sequences_bring_their_documents_and_leave_out_what_does_not_follow(
             "data": {"tokens": str(name), "document_mask": True, "validation_fraction": 0.2},
         }
     )
-    mesh = build_mesh(
-        Layout(),
-        0,
-        store=None,
-        device=torch.device("cpu"),
-        timeout_s=5,
-        recorder=Silent(),
-        tied_embeddings=False,
-    )
-    data = open_data(spec, mesh, tmp_path)
+    data = open_data(spec, _mesh(), tmp_path)
     assert data.has_unpredicted
     seen = 0
     for batch in data.train.micro_batches(1):

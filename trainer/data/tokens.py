@@ -37,7 +37,8 @@ class Sequences:
         self._tokens = file.tokens()
         self._seq_len = seq_len
         self._place = place
-        self._index = file.index() if document_mask else None
+        self._index = file.index() if document_mask or file.has_prompts else None
+        self._document_mask, self._has_prompts = document_mask, file.has_prompts
 
     def read(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The tokens of a sequence and the one behind it."""
@@ -48,12 +49,20 @@ class Sequences:
 
     def starts(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
         """For each of those tokens where its document begins among them; None: all are one."""
-        if self._index is None:
+        if self._index is None or not self._document_mask:
             return None
         starts = np.zeros(self._seq_len + 1, dtype=np.int64)
         begun = self._index.starts(self._first(sample), len(starts))
         starts[begun] = begun
         return np.maximum.accumulate(starts)
+
+    def prompts(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which of those tokens are of a prompt."""
+        if self._index is None or not self._has_prompts:
+            return np.zeros(self._seq_len + 1, dtype=np.bool_)
+        found: np.ndarray[tuple[int], np.dtype[np.bool_]]
+        found = self._index.prompts(self._first(sample), self._seq_len + 1)
+        return found
 
     def _first(self, sample: int) -> int:
         return (sample if self._place is None else self._place(sample)) * self._seq_len
@@ -77,12 +86,14 @@ class BlendDataset:
         if rows.min() < 0 or rows.max() >= self._vocab_size:
             raise ValueError(self._beyond(rows, samples))
         tokens, targets = _shifted(rows)
+        prompts = np.stack([self._sources[source].prompts(sample) for source, sample in samples])
+        # Not in place: of one sequence tokens and targets are parts of the same memory.
+        targets = targets.masked_fill(_shifted(prompts)[1], NO_TARGET)
         starts = [self._sources[source].starts(sample) for source, sample in samples]
         if starts[0] is None:
             return MicroBatch(tokens=tokens, targets=targets)
         of_tokens, of_targets = _shifted(np.stack([each for each in starts if each is not None]))
-        # The first token of a document does not follow from the one before. Not in place: of one
-        # sequence tokens and targets are parts of the same memory.
+        # The first token of a document does not follow from the one before.
         targets = targets.masked_fill(of_targets != of_tokens, NO_TARGET)
         return MicroBatch(tokens=tokens, targets=targets, starts=of_tokens)
 

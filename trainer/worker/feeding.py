@@ -89,7 +89,7 @@ def _of_tokens(spec: JobSpec, mesh: Mesh) -> Feeding:
         digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         left_out=(),
         blend=blend,
-        has_unpredicted=spec.data.document_mask,
+        has_unpredicted=spec.data.document_mask or any(each.train.has_prompts for each in sources),
     )
 
 

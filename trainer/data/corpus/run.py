@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -37,7 +37,8 @@ class Order:
 
     units: tuple[Unit, ...]
     tokenizer: str
-    text_field: str
+    fields: Mapping[str, str]
+    """Of a JSON line, by the option that names each: of the text, or of a prompt and completion."""
     validation_fraction: float
 
     def digest(self) -> str:
@@ -128,16 +129,16 @@ def _tokenize(part: Path, order: Order, number: int) -> None:
     partial.mkdir()
     writers = {split: TokenWriter(partial / split, tokenizer.token_type) for split in _SPLITS}
     end = tokenizer.end_of_document
-    for place, text in enumerate(documents(order.units[number], order.text_field)):
-        tokens = tokenizer.encode(text)
+    for place, texts in enumerate(documents(order.units[number], order.fields)):
+        parts = [tokenizer.encode(text) for text in texts]
         if end is not None:
-            tokens = np.append(tokens, end)
-        if not len(tokens):
+            parts[-1] = np.append(parts[-1], end)
+        if not len(parts[-1]):
             continue
         # The number of the unit moves the first: each may have few documents.
         at = place + number
         is_held_out = floor((at + 1) * fraction) > floor(at * fraction)
-        writers["validation" if is_held_out else "train"].add(tokens)
+        writers["validation" if is_held_out else "train"].add(*parts)
     for writer in writers.values():
         writer.close()
     partial.rename(part)
@@ -151,13 +152,18 @@ def _join(folder: Path, parts: Path, order: Order, tokenizer: Tokenizer) -> Mani
             splits[split] = _described(folder / split)
     if "train" not in splits:
         raise ValueError("the corpus has no documents to train on")
+    has_prompts = len(order.fields) > 1
     digests = [split.sha256 for split in splits.values()]
+    # Where prompts end is in the index alone.
+    if has_prompts:
+        digests += [_digest(folder / f"{split}.idx") for split in splits]
     return Manifest(
         tokenizer=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         token_type=tokenizer.token_type,
         end_of_document=tokenizer.end_of_document,
         source=_sources(order.units),
+        has_prompts=has_prompts,
         digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         splits=splits,
     )
@@ -168,13 +174,18 @@ def _sources(units: Sequence[Unit]) -> tuple[str, ...]:
 
 
 def _described(name: Path) -> Split:
-    digest, path = hashlib.sha256(), name.with_name(f"{name.name}.bin")
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
+    path = name.with_name(f"{name.name}.bin")
     index = read_index(name.with_name(f"{name.name}.idx"))
     return Split(
         tokens=path.stat().st_size // np.dtype(index.token_type).itemsize,
         documents=index.num_documents,
-        sha256=digest.hexdigest(),
+        sha256=_digest(path),
     )
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -130,41 +130,52 @@ def _of_file(path: Path) -> list[Unit]:
     ]
 
 
-def documents(unit: Unit, field: str) -> Iterator[str]:
-    """The documents that begin in a unit; those without text are left out.
+def documents(unit: Unit, fields: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """The texts of each document that begins in a unit; those whose last is empty are left out.
+
+    `fields` has the names in a JSON line by the option that gives them: of the text, or of a
+    prompt and its completion.
 
     Raises:
-        ValueError: a line is no JSON object with text in the field.
+        ValueError: a line is no JSON object with text in the fields.
     """
     path = Path(unit.path)
     if not path.name.endswith(LINES_SUFFIXES):
+        if len(fields) > 1:
+            raise ValueError(f"{path} is text and has no {' nor '.join(fields)}; give JSON lines")
         text = path.read_bytes().decode("utf-8", errors="replace")
         if text:
-            yield text
+            yield (text,)
         return
     try:
         for at, line in _lines(path, unit):
-            if line.strip() and (text := _text_of(f"{path}: the line at byte {at:,}", line, field)):
-                yield text
+            if not line.strip():
+                continue
+            texts = _texts_of(f"{path}: the line at byte {at:,}", line, fields)
+            if texts[-1]:
+                yield texts
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged or truncated: {error}; copy it again") from error
 
 
-def _text_of(where: str, line: bytes, field: str) -> str:
+def _texts_of(where: str, line: bytes, fields: Mapping[str, str]) -> tuple[str, ...]:
     try:
         found = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where} is no JSON: {error}; give one object a line") from error
     if not isinstance(found, dict):
         raise ValueError(f"{where} is no JSON object, but {type(found).__name__}")
-    if field not in found:
-        others = ", ".join(map(repr, found)) or "nothing"
-        raise ValueError(f"{where} has no {field!r}, but {others}; give another --text-field")
-    text = found[field]
-    if not isinstance(text, str):
-        raise ValueError(f"{where} has no text in {field!r}, but {type(text).__name__}")
-    # JSON may have half of a surrogate pair, which is no character and has no UTF-8.
-    return text.encode(errors="replace").decode() if b"\\u" in line else text
+    texts = []
+    for option, field in fields.items():
+        if field not in found:
+            others = ", ".join(map(repr, found)) or "nothing"
+            raise ValueError(f"{where} has no {field!r}, but {others}; give another {option}")
+        text = found[field]
+        if not isinstance(text, str):
+            raise ValueError(f"{where} has no text in {field!r}, but {type(text).__name__}")
+        # JSON may have half of a surrogate pair, which is no character and has no UTF-8.
+        texts.append(text.encode(errors="replace").decode() if b"\\u" in line else text)
+    return tuple(texts)
 
 
 def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
