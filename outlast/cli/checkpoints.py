@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from checkpoint.core.manifest import Manifest
     from checkpoint.storage.storage import Storage
 
-_HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL LOSS", "STORED", "NOTES")
+_HEADER = ("STEP", "ATTEMPT", "SIZE", "PARTS", "HELD-OUT LOSS", "STORED", "NOTES")
 
 Step = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Step of a checkpoint.")]
 Steps = Annotated[list[int], typer.Argument(metavar="STEP", min=0, help="Steps of checkpoints.")]

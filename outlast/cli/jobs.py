@@ -9,6 +9,7 @@ import typer
 
 from outlast.cli import describe, describe_incident, output
 from outlast.cli.connect import controller_of, find_job
+from outlast.cli.curve import curve
 from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.logs import logs
@@ -19,14 +20,14 @@ from outlast.cli.watch import watch
 if TYPE_CHECKING:
     from outlast.v1.jobs_pb2 import Job
 
-_HEADER = ("JOB", "STATE", "SINCE", "STEP", "LOSS", "REASON")
+_HEADER = ("JOB", "STATE", "SINCE", "STEP", "TRAIN LOSS", "REASON")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands about jobs, in the order in which `--help` lists them."""
     app.command()(submit)
     app.command("jobs")(list_jobs)
-    for command in (status, watch, logs, cancel, pause, resume):
+    for command in (status, watch, logs, curve, cancel, pause, resume):
         app.command()(command)
 
 

@@ -25,7 +25,7 @@ def test_ls_lists_newest_first(url: str) -> None:
     assert done.returncode == ExitCode.OK, done.stderr
     header, *rows = done.stdout.splitlines()
     # Another loss than that of `outlast status`: of the last evaluation on held-out samples.
-    names = ["STEP", "ATTEMPT", "SIZE", "PARTS", "EVAL", "LOSS", "STORED", "NOTES"]
+    names = ["STEP", "ATTEMPT", "SIZE", "PARTS", "HELD-OUT", "LOSS", "STORED", "NOTES"]
     assert header.split() == names
     assert [row.split()[0] for row in rows] == ["150", "100", "50"]
 

@@ -21,6 +21,7 @@ from checkpoint.core.saving import Held, SavePlan
 from outlast.blackbox import Phase, StartMark, StepRecord, Writer
 from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
+from outlast.perplexity import perplexity
 from outlast.skipped import StepRange, is_skipped, is_undone, num_skipped
 from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.norms import sum_in_order
@@ -353,7 +354,8 @@ class TrainLoop:
         loss *= self._tokens * num_batches / max(count, 1.0)
         self._evaluation = {"step": step, "loss": loss}
         if self._mesh.rank == 0:
-            print(f"step {step}: held-out loss {loss:.4f}", flush=True)
+            words = f"held-out loss {loss:.4f}, perplexity {perplexity(loss):.4g}"
+            print(f"step {step}: {words}", flush=True)
         return loss
 
     def _checkpoint(self, step: int, agreed: Agreed) -> None:
