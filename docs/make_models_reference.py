@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from checkpoint.hf.families import FAMILIES, LACKING, Family
+from checkpoint.hf.families import FAMILIES, LACKING
+from checkpoint.hf.family import Family
 from outlast.presets import PRESETS
 from outlast.sizing.of_spec import num_parameters
 from outlast.spec import JobSpec
@@ -69,6 +70,7 @@ def _parameters(name: str) -> int:
 
 def _options(family: Family) -> str:
     names = [option.theirs for option in family.options]
+    names += [name for mixed in family.mixed for name in mixed.theirs]
     if family.rotary:
         names += ["max_position_embeddings", "rope_parameters"]
     if family.windows != "none":

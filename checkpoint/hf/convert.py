@@ -24,7 +24,8 @@ from checkpoint.core.manifest import Manifest
 from checkpoint.core.shards import Rectangle, lay_out
 from checkpoint.hf import folder as folders
 from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
-from checkpoint.hf.families import FAMILIES, Family
+from checkpoint.hf.families import FAMILIES
+from checkpoint.hf.family import Family
 from checkpoint.hf.rules import Rule
 from checkpoint.hf.sections import config_of, family_of, rules_of, section_of
 from checkpoint.hf.tensor_files import write_tensors

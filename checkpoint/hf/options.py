@@ -25,6 +25,8 @@ PLAIN_ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
+# Whether both branches read the same stream.
+BLOCKS = {True: "parallel", False: "serial"}
 # They say how a model is used, or from where it comes.
 IGNORED = frozenset(
     {
@@ -46,6 +48,15 @@ class Option:
     missing: Any
     read: Callable[[Any], Any] = lambda value: value
     write: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """Options of theirs that together are fields of ours."""
+
+    theirs: tuple[str, ...]
+    read: Callable[[Config], Fields]
+    write: Callable[[ModelSpec], Fields]
 
 
 def choice(theirs: str, ours: str, missing: str, values: Mapping[str, str]) -> Option:
@@ -97,17 +108,19 @@ ROPE_OPTIONS = frozenset(
 )
 
 
-def read_rope(config: Config) -> Fields:
-    """The fields of rotary positions, and the length of a sequence."""
+def read_rope(config: Config, *, theta: float, fraction: float) -> Fields:
+    """The fields of rotary positions, and the length of a sequence.
+
+    `theta` and `fraction` are what both are where the config does not say it.
+    """
     seq_len = config["max_position_embeddings"]
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)
-    theta = (
-        given.pop("rope_theta", None) or config.get("rope_theta") or config.get("rotary_emb_base")
-    )
-    fraction = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
-    fraction = fraction or config.get("rotary_pct")
+    older_theta = _first(config, "rope_theta", "rotary_emb_base")
+    older_fraction = _first(config, "partial_rotary_factor", "rotary_pct")
+    theta = given.pop("rope_theta", None) or older_theta or theta
+    fraction = given.pop("partial_rotary_factor", None) or older_fraction or fraction
     original = given.pop("original_max_position_embeddings", None) or config.get(
         "original_max_position_embeddings"
     )
@@ -119,8 +132,8 @@ def read_rope(config: Config) -> Fields:
             raise refused(f"rope_parameters.{name}", value)
     fields: Fields = {
         "positions": "rope",
-        "rope_theta": float(theta or 10_000.0),
-        "rope_fraction": float(fraction or 1.0),
+        "rope_theta": float(theta),
+        "rope_fraction": float(fraction),
         "seq_len": seq_len,
     }
     if kind != "default":
@@ -130,6 +143,11 @@ def read_rope(config: Config) -> Fields:
             scaling["original_seq_len"] = seq_len if kind == "dynamic" else original or seq_len
         fields["rope_scaling"] = scaling
     return fields
+
+
+def _first(config: Config, *names: str) -> Any:
+    """The first of some options that is given."""
+    return next((config[name] for name in names if config.get(name)), None)
 
 
 def _scaling(kind: str, given: Mapping[str, Any]) -> Fields:
@@ -165,7 +183,10 @@ def write_rope(model: ModelSpec) -> Fields:
 
 WINDOW_OPTIONS = frozenset(
     {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+    | {"sliding_window_pattern"}
 )
+# Of which layers one sees everything, where the config has no `layer_types`.
+_WINDOW_PATTERNS = {"gemma2": 2, "cohere2": 4}
 _KINDS = {"sliding_attention": "local", "full_attention": "global"}
 
 
@@ -176,8 +197,9 @@ def read_window(config: Config) -> Fields:
         return {}
     layers = config["num_hidden_layers"]
     types = config.get("layer_types")
-    if types is None and config.get("model_type") == "gemma2":
-        types = [list(_KINDS)[layer % 2] for layer in range(layers)]
+    if types is None and config.get("model_type") in _WINDOW_PATTERNS:
+        every = config.get("sliding_window_pattern") or _WINDOW_PATTERNS[config["model_type"]]
+        types = [list(_KINDS)[(layer + 1) % every == 0] for layer in range(layers)]
     if types is None:
         first = config.get("max_window_layers", 0)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]

@@ -21,7 +21,8 @@ class Rule:
     """One tensor of ours and those of theirs that it is made of, in order.
 
     Theirs have `rows` rows each, once they are transposed where `transposed` says that they
-    keep [in, out]. Together these are cut into `pieces`. `joined` says how ours holds those:
+    keep [in, out]. Together these are cut into `pieces`, some of which are `merged` end to end
+    first: numbers of pieces, for each that is left. `joined` says how ours holds those:
     one after another, group by group of heads, or as planes of a new first dimension.
     With `columns` what is said of rows is meant of the columns of both.
     Ours has zeros below, up to `padded_rows`.
@@ -36,6 +37,7 @@ class Rule:
     transposed: bool = False
     columns: bool = False
     padded_rows: int | None = None
+    merged: tuple[tuple[int, ...], ...] | None = None
 
     def to_ours(self, found: Mapping[str, Tensor]) -> Tensor:
         """Our tensor. Raises ValueError where a shape is not what the rule says."""
@@ -46,7 +48,10 @@ class Rule:
                 dim = "columns" if self.transposed != self.columns else "rows"
                 raise ValueError(f"{name} has {part.shape[0]} {dim}; its config says {rows}")
             parts.append(part)
-        joined = self._join(torch.split(torch.cat(parts), list(self.pieces)))
+        pieces = torch.split(torch.cat(parts), list(self.pieces))
+        if self.merged is not None:
+            pieces = tuple(torch.cat([pieces[number] for number in each]) for each in self.merged)
+        joined = self._join(pieces)
         if self.padded_rows is not None:
             padding = joined.new_zeros(self.padded_rows - joined.shape[0], *joined.shape[1:])
             joined = torch.cat((joined, padding))
@@ -55,11 +60,28 @@ class Rule:
     def to_theirs(self, ours: Tensor) -> dict[str, Tensor]:
         """Their tensors, by name."""
         whole = ours.t() if self.columns else ours
-        parts = torch.split(torch.cat(list(self._cut(whole))), list(self.rows))
+        parts = torch.split(torch.cat(self._apart(self._cut(whole))), list(self.rows))
         return {
             name: (part.t() if self.transposed != self.columns else part).contiguous()
             for name, part in zip(self.theirs, parts, strict=True)
         }
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Rows of the pieces that are joined."""
+        if self.merged is None:
+            return list(self.pieces)
+        return [sum(self.pieces[number] for number in each) for each in self.merged]
+
+    def _apart(self, joined: Sequence[Tensor]) -> list[Tensor]:
+        """The pieces in their order."""
+        if self.merged is None:
+            return list(joined)
+        pieces: dict[int, Tensor] = {}
+        for whole, numbers in zip(joined, self.merged, strict=True):
+            sizes = [self.pieces[number] for number in numbers]
+            pieces |= dict(zip(numbers, torch.split(whole, sizes), strict=True))
+        return [pieces[number] for number in range(len(self.pieces))]
 
     def _join(self, pieces: Sequence[Tensor]) -> Tensor:
         match self.joined:
@@ -74,12 +96,12 @@ class Rule:
     def _cut(self, whole: Tensor) -> Sequence[Tensor]:
         match self.joined:
             case "rows":
-                return torch.split(whole[: sum(self.pieces)], list(self.pieces))
+                return torch.split(whole[: sum(self.pieces)], self._sizes)
             case "planes":
                 return whole.unbind()
             case "groups":
                 by_group = torch.unflatten(whole, 0, (self.groups, -1))
-                sizes = [rows // self.groups for rows in self.pieces]
+                sizes = [rows // self.groups for rows in self._sizes]
                 return [piece.flatten(0, 1) for piece in torch.split(by_group, sizes, dim=1)]
 
 

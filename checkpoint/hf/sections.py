@@ -6,12 +6,12 @@ read back as another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from checkpoint.hf import options
 from checkpoint.hf.errors import UnsupportedModelError
-from checkpoint.hf.families import FAMILIES, LACKING, Family
+from checkpoint.hf.families import FAMILIES, LACKING
+from checkpoint.hf.family import Family
 from checkpoint.hf.options import Config, Fields
 from checkpoint.hf.rules import Rule
 from outlast.model import ModelSpec
@@ -56,9 +56,12 @@ def section_of(config: Config) -> Fields:
     fields: Fields = dict(family.fixed)
     for option in family.options:
         fields[option.ours] = option.read(config.get(option.theirs, option.missing))
+    for mixed in family.mixed:
+        fields |= mixed.read(config)
     read = {option.theirs for option in family.options}
+    read |= {name for mixed in family.mixed for name in mixed.theirs}
     if family.rotary:
-        fields |= options.read_rope(config)
+        fields |= options.read_rope(config, theta=family.rope_theta, fraction=family.rope_fraction)
         read |= options.ROPE_OPTIONS
     if family.windows != "none":
         fields |= options.read_window(config)
@@ -78,12 +81,10 @@ def config_of(model: ModelSpec, family: Family) -> Fields:
     for option in family.options:
         value = _value(model, option.ours)
         config[option.theirs] = option.write(value)
-    if family.name in _TWO_DROPOUTS:
-        of_stream, of_embeddings, _ = _TWO_DROPOUTS[family.name]
-        config[of_embeddings] = config[of_stream]
-    if "no_rope_layers" in config:
-        kinds = config["no_rope_layers"]
-        config["no_rope_layers"] = [kinds[layer % len(kinds)] for layer in range(model.layers)]
+    for mixed in family.mixed:
+        config |= mixed.write(model)
+    if family.dropouts is not None:
+        config[family.dropouts.of_embeddings] = config[family.dropouts.of_stream]
     if family.rotary:
         config |= options.write_rope(model)
     if family.windows != "none":
@@ -114,15 +115,6 @@ def compared(model: ModelSpec) -> Fields:
     return found
 
 
-# Families with dropout of branches and of embeddings, and what both are if not given.
-_TWO_DROPOUTS = {
-    "gpt2": ("resid_pdrop", "embd_pdrop", 0.1),
-    "phi": ("resid_pdrop", "embd_pdrop", 0.0),
-    "phi3": ("resid_pdrop", "embd_pdrop", 0.0),
-    "starcoder2": ("residual_dropout", "embedding_dropout", 0.0),
-}
-
-
 def _value(model: ModelSpec, name: str) -> Any:
     """A field, or what it is if it is not given."""
     if name == "attention_scale" and model.attention_scale is None:
@@ -130,28 +122,18 @@ def _value(model: ModelSpec, name: str) -> Any:
     return getattr(model, _DERIVED.get(name, name))
 
 
-# Options with which a family would be another model, and what they must be.
-_CONSTANTS: Mapping[str, Mapping[str, Any]] = {
-    "gpt2": {"scale_attn_weights": True},
-}
-
-
 def _without_constants(config: Config, family: Family) -> Fields:
     left = dict(config)
-    for name, value in _CONSTANTS.get(family.name, {}).items():
+    for name, value in family.constants.items():
         given = left.pop(name, value)
         if given != value:
             raise options.refused(name, given, f"allowed: {value}")
-    if family.name == "smollm3":
-        # A list counts before the interval that it is made of.
-        interval, layers = left.pop("no_rope_layer_interval", 4), left["num_hidden_layers"]
-        by_interval = [int((layer + 1) % interval != 0) for layer in range(layers)]
-        left["no_rope_layers"] = left.get("no_rope_layers") or by_interval
-    if family.name in _TWO_DROPOUTS:
+    dropouts = family.dropouts
+    if dropouts is not None:
         # Both are ours in one field.
-        of_stream, of_embeddings, missing = _TWO_DROPOUTS[family.name]
-        allowed = left.get(of_stream, missing)
-        given = left.pop(of_embeddings, allowed)
+        allowed = left.get(dropouts.of_stream, dropouts.missing)
+        given = left.pop(dropouts.of_embeddings, allowed)
         if given != allowed:
-            raise options.refused(of_embeddings, given, f"allowed: {of_stream} = {allowed}")
+            why = f"allowed: {dropouts.of_stream} = {allowed}"
+            raise options.refused(dropouts.of_embeddings, given, why)
     return left

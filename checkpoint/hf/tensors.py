@@ -1,6 +1,5 @@
-"""The rules of each family: its tensors by their names and ours."""
+"""The rules of families with Llama's names: their tensors by their names and ours."""
 
-# D model width, M MLP units, Q rows of queries, K rows of keys.
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -13,21 +12,20 @@ from outlast.model import ModelSpec
 def llama_rules(model: ModelSpec) -> Iterator[Rule]:
     """Llama, and what has its names: projections apart, a gate beside the MLP's input."""
     yield table(model, "tokens.weight", "model.embed_tokens.weight")
-    yield from _norm(model, "norm", "model.norm")
+    yield from norm(model, "norm", "model.norm")
     if not model.tied_embeddings:
         yield table(model, "head.weight", "lm_head.weight")
     for layer in range(model.layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-        yield from _norm(model, f"{ours}.attention_norm", f"{theirs}.input_layernorm")
+        yield from norm(model, f"{ours}.attention_norm", f"{theirs}.input_layernorm")
         yield from _attention(model, f"{ours}.attention", f"{theirs}.self_attn")
-        yield from _norm(model, f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm")
+        yield from norm(model, f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm")
         yield from _gated_mlp(model, f"{ours}.mlp", f"{theirs}.mlp")
 
 
 def _attention(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:
     """Queries, keys and values apart."""
-    queries, keys = model.heads * model.width_of_head, model.num_kv_heads * model.width_of_head
-    rows = (queries, keys, keys)
+    rows = qkv_rows(model)
     for part in ("weight", "bias") if model.has_qkv_bias else ("weight",):
         yield Rule(
             ours=f"{ours}.qkv.{part}",
@@ -71,8 +69,8 @@ def gemma2_rules(model: ModelSpec) -> Iterator[Rule]:
             yield rule
     for layer in range(model.layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-        yield from _norm(model, f"{ours}.attention.out.norm", f"{theirs}.post_attention_layernorm")
-        yield from _norm(model, f"{ours}.mlp.down.norm", f"{theirs}.post_feedforward_layernorm")
+        yield from norm(model, f"{ours}.attention.out.norm", f"{theirs}.post_attention_layernorm")
+        yield from norm(model, f"{ours}.mlp.down.norm", f"{theirs}.post_feedforward_layernorm")
 
 
 def phi3_rules(model: ModelSpec) -> Iterator[Rule]:
@@ -91,14 +89,14 @@ def phi3_rules(model: ModelSpec) -> Iterator[Rule]:
 def starcoder2_rules(model: ModelSpec) -> Iterator[Rule]:
     """StarCoder 2: Llama's names around an MLP without a gate."""
     yield table(model, "tokens.weight", "model.embed_tokens.weight")
-    yield from _norm(model, "norm", "model.norm")
+    yield from norm(model, "norm", "model.norm")
     if not model.tied_embeddings:
         yield table(model, "head.weight", "lm_head.weight")
     for layer in range(model.layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-        yield from _norm(model, f"{ours}.attention_norm", f"{theirs}.input_layernorm")
+        yield from norm(model, f"{ours}.attention_norm", f"{theirs}.input_layernorm")
         yield from _attention(model, f"{ours}.attention", f"{theirs}.self_attn")
-        yield from _norm(model, f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm")
+        yield from norm(model, f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm")
         for part in ("weight", "bias") if model.mlp_bias else ("weight",):
             yield copied(f"{ours}.mlp.up.{part}", f"{theirs}.mlp.c_fc.{part}", model.mlp_hidden)
             yield copied(f"{ours}.mlp.down.{part}", f"{theirs}.mlp.c_proj.{part}", model.hidden)
@@ -107,74 +105,97 @@ def starcoder2_rules(model: ModelSpec) -> Iterator[Rule]:
 def phi_rules(model: ModelSpec) -> Iterator[Rule]:
     """Phi: a parallel block with one norm, and biases everywhere."""
     yield table(model, "tokens.weight", "model.embed_tokens.weight")
-    yield from _norm(model, "norm", "model.final_layernorm")
+    yield from norm(model, "norm", "model.final_layernorm")
     if not model.tied_embeddings:
         yield table(model, "head.weight", "lm_head.weight")
         yield table(model, "head.bias", "lm_head.bias")
-    queries, keys = model.heads * model.width_of_head, model.num_kv_heads * model.width_of_head
-    qkv = (queries, keys, keys)
     for layer in range(model.layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-        yield from _norm(model, f"{ours}.input.norm", f"{theirs}.input_layernorm")
-        projections = tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv")
-        for name, inputs, rows in (
-            (
-                "weight",
-                (*(f"{each}.weight" for each in projections), f"{theirs}.mlp.fc1.weight"),
-                (*qkv, model.mlp_hidden),
-            ),
-            (
-                "attention_bias",
-                tuple(f"{each}.bias" for each in projections),
-                (queries, keys, keys),
-            ),
-        ):
-            yield Rule(
-                ours=f"{ours}.input.{name}",
-                theirs=inputs,
-                rows=rows,
-                pieces=rows,
-                joined="groups",
-                groups=model.num_kv_heads,
-            )
-        yield copied(f"{ours}.input.bias", f"{theirs}.mlp.fc1.bias", model.mlp_hidden)
-        yield from _branches(
+        yield from norm(model, f"{ours}.input.norm", f"{theirs}.input_layernorm")
+        qkv = tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv")
+        yield from fused_input(model, f"{ours}.input", qkv, (f"{theirs}.mlp.fc1",))
+        yield from branches(
             model, f"{ours}.output", f"{theirs}.self_attn.dense", f"{theirs}.mlp.fc2"
         )
 
 
-def neox_rules(model: ModelSpec) -> Iterator[Rule]:
-    """GPT-NeoX, which has queries, keys and values in our order: head by head."""
-    yield table(model, "tokens.weight", "gpt_neox.embed_in.weight")
-    yield from _norm(model, "norm", "gpt_neox.final_layer_norm")
+def cohere_rules(model: ModelSpec) -> Iterator[Rule]:
+    """Cohere: a parallel block with a gate and one norm."""
+    yield table(model, "tokens.weight", "model.embed_tokens.weight")
+    yield from norm(model, "norm", "model.norm")
     if not model.tied_embeddings:
-        yield table(model, "head.weight", "embed_out.weight")
-    is_parallel = model.block == "parallel"
-    attention_bias = ("weight", "bias") if model.attention_bias else ("weight",)
+        yield table(model, "head.weight", "lm_head.weight")
     for layer in range(model.layers):
-        ours, theirs = f"blocks.{layer}", f"gpt_neox.layers.{layer}"
-        inputs = f"{ours}.input" if is_parallel else ours
-        yield from _norm(model, f"{inputs}.attention_norm", f"{theirs}.input_layernorm")
-        yield from _norm(model, f"{inputs}.mlp_norm", f"{theirs}.post_attention_layernorm")
-        qkv, up = ("qkv", "up") if is_parallel else ("attention.qkv", "mlp.up")
-        attention, mlp = f"{theirs}.attention", f"{theirs}.mlp"
-        for part in attention_bias:
-            other = f"{attention}.query_key_value.{part}"
-            yield copied(f"{inputs}.{qkv}.{part}", other, 3 * model.hidden)
-        for part in ("weight", "bias"):
-            yield copied(f"{inputs}.{up}.{part}", f"{mlp}.dense_h_to_4h.{part}", model.mlp_hidden)
-        if is_parallel:
-            yield from _branches(
-                model, f"{ours}.output", f"{attention}.dense", f"{mlp}.dense_4h_to_h"
-            )
-            continue
-        for part in attention_bias:
-            yield copied(f"{ours}.attention.out.{part}", f"{attention}.dense.{part}", model.hidden)
-        for part in ("weight", "bias"):
-            yield copied(f"{ours}.mlp.down.{part}", f"{mlp}.dense_4h_to_h.{part}", model.hidden)
+        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
+        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+        yield from norm(model, f"{ours}.input.norm", f"{theirs}.input_layernorm")
+        yield from fused_input(
+            model,
+            f"{ours}.input",
+            tuple(f"{attention}.{name}_proj" for name in "qkv"),
+            (f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        )
+        yield from branches(model, f"{ours}.output", f"{attention}.o_proj", f"{mlp}.down_proj")
 
 
-def _branches(model: ModelSpec, ours: str, attention: str, mlp: str) -> Iterator[Rule]:
+def stablelm_rules(model: ModelSpec) -> Iterator[Rule]:
+    """StableLM has both kinds of block."""
+    yield from (cohere_rules if model.block == "parallel" else llama_rules)(model)
+
+
+def glm_rules(model: ModelSpec) -> Iterator[Rule]:
+    """GLM: Llama with one tensor for gate and input."""
+    for rule in llama_rules(model):
+        if rule.ours.endswith("mlp.up.weight"):
+            fused = rule.theirs[0].replace("gate_proj", "gate_up_proj")
+            yield replace(rule, theirs=(fused,), rows=(sum(rule.pieces),))
+        else:
+            yield rule
+
+
+def glm4_rules(model: ModelSpec) -> Iterator[Rule]:
+    """GLM 4: a norm behind each branch as well."""
+    yield from glm_rules(model)
+    for layer in range(model.layers):
+        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
+        yield from norm(model, f"{ours}.attention.out.norm", f"{theirs}.post_self_attn_layernorm")
+        yield from norm(model, f"{ours}.mlp.down.norm", f"{theirs}.post_mlp_layernorm")
+
+
+def fused_input(
+    model: ModelSpec, ours: str, qkv: tuple[str, ...], mlp: tuple[str, ...]
+) -> Iterator[Rule]:
+    """The one projection into a parallel block, with its biases; `mlp` has a gate first."""
+    rows = qkv_rows(model)
+    inputs = (*rows, *(model.mlp_hidden for _ in mlp))
+    yield Rule(
+        ours=f"{ours}.weight",
+        theirs=tuple(f"{name}.weight" for name in (*qkv, *mlp)),
+        rows=inputs,
+        pieces=inputs,
+        joined="groups",
+        groups=model.num_kv_heads,
+    )
+    if model.has_qkv_bias:
+        yield Rule(
+            ours=f"{ours}.attention_bias",
+            theirs=tuple(f"{name}.bias" for name in qkv),
+            rows=rows,
+            pieces=rows,
+            joined="groups",
+            groups=model.num_kv_heads,
+        )
+    if model.mlp_bias:
+        yield copied(f"{ours}.bias", f"{mlp[-1]}.bias", model.mlp_hidden)
+
+
+def qkv_rows(model: ModelSpec) -> tuple[int, int, int]:
+    """Rows of queries, keys and values."""
+    queries, keys = model.heads * model.width_of_head, model.num_kv_heads * model.width_of_head
+    return queries, keys, keys
+
+
+def branches(model: ModelSpec, ours: str, attention: str, mlp: str) -> Iterator[Rule]:
     """What a parallel block adds to the stream: columns of both branches, and their biases."""
     columns = (model.heads * model.width_of_head, model.mlp_hidden)
     yield Rule(
@@ -186,45 +207,15 @@ def _branches(model: ModelSpec, ours: str, attention: str, mlp: str) -> Iterator
         groups=model.num_kv_heads,
         columns=True,
     )
-    yield copied(f"{ours}.bias", f"{mlp}.bias", model.hidden)
+    if model.mlp_bias:
+        yield copied(f"{ours}.bias", f"{mlp}.bias", model.hidden)
+    elif model.attention_bias:
+        yield copied(f"{ours}.bias", f"{attention}.bias", model.hidden)
     if model.block_biases == 2:
         yield copied(f"{ours}.attention_bias", f"{attention}.bias", model.hidden)
 
 
-def gpt2_rules(model: ModelSpec) -> Iterator[Rule]:
-    """GPT-2, whose linear layers keep [in, out]."""
-    hidden = model.hidden
-    yield table(model, "tokens.weight", "transformer.wte.weight")
-    yield copied("positions.weight", "transformer.wpe.weight", model.seq_len)
-    yield from _norm(model, "norm", "transformer.ln_f")
-    if not model.tied_embeddings:
-        yield table(model, "head.weight", "lm_head.weight")
-    for layer in range(model.layers):
-        ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
-        yield from _norm(model, f"{ours}.attention_norm", f"{theirs}.ln_1")
-        yield from _norm(model, f"{ours}.mlp_norm", f"{theirs}.ln_2")
-        for part in ("weight", "bias"):
-            is_matrix = part == "weight"
-            yield Rule(
-                ours=f"{ours}.attention.qkv.{part}",
-                theirs=(f"{theirs}.attn.c_attn.{part}",),
-                rows=(3 * hidden,),
-                pieces=(hidden, hidden, hidden),
-                joined="groups",
-                groups=model.heads,
-                transposed=is_matrix,
-            )
-            for name, other, rows in (
-                ("attention.out", "attn.c_proj", hidden),
-                ("mlp.up", "mlp.c_fc", model.mlp_hidden),
-                ("mlp.down", "mlp.c_proj", hidden),
-            ):
-                yield copied(
-                    f"{ours}.{name}.{part}", f"{theirs}.{other}.{part}", rows, transposed=is_matrix
-                )
-
-
-def _norm(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:
+def norm(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:
     for part in ("weight", "bias")[: model.norm_vectors]:
         yield copied(f"{ours}.{part}", f"{theirs}.{part}", model.hidden)
 

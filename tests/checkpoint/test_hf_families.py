@@ -61,7 +61,7 @@ LLAMA_3_1 = {
 
 def family_name(config_class: str) -> str:
     name = config_class.removesuffix("Config").lower()
-    return {"gptneox": "gpt_neox"}.get(name, name)
+    return {"gptneox": "gpt_neox", "gptbigcode": "gpt_bigcode"}.get(name, name)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -101,6 +101,23 @@ def test_layers_without_positions_follow_an_interval_or_a_list(
     assert section_of(config)["rope_pattern"] == pattern
 
 
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"),
+    [
+        ("smollm3", "rope_theta", 2_000_000.0),
+        ("cohere", "rope_theta", 500_000.0),
+        ("helium", "rope_theta", 100_000.0),
+        ("phi", "rope_fraction", 0.5),
+        ("gpt_neox", "rope_fraction", 0.25),
+        ("stablelm", "rope_fraction", 0.25),
+    ],
+)
+def test_what_a_config_leaves_out_is_what_it_is_in_transformers(
+    model_type: str, field: str, value: float
+) -> None:
+    assert section_of({**LLAMA, "model_type": model_type})[field] == value
+
+
 @pytest.mark.parametrize("model_type", ["mamba", None, 3])
 def test_an_unknown_architecture_is_refused_with_the_known_ones(model_type: object) -> None:
     with pytest.raises(UnsupportedModelError, match=r"known are: llama, .*gpt2"):
@@ -133,6 +150,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "scale_attn_weights": {"model_type": "gpt2", "scale_attn_weights": False},
     "embd_pdrop": {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.1},
+    "alibi": {"model_type": "falcon", "alibi": True},
+    "qk_layernorm": {"model_type": "stablelm", "qk_layernorm": True},
+    "use_qk_norm": {"model_type": "cohere", "use_qk_norm": True},
+    "head_dim": {"model_type": "cohere2", "head_dim": 32},
+    "rotary_dim": {"model_type": "gptj", "n_embd": 64, "n_head": 4, "rotary_dim": 32},
     "quantization_config": {"quantization_config": {"bits": 4}},
 }
 

@@ -35,6 +35,25 @@ def _rope(kind: str, **others: Any) -> dict[str, Any]:
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _EARLIER = {"original_max_position_embeddings": 32}
 
+_GPT = {
+    "vocab_size": VOCAB,
+    "n_embd": HIDDEN,
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "n_positions": SEQ_LEN,
+    "n_inner": MLP,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
+_OTHER_NAMES = ("num_key_value_heads", "intermediate_size")
+_FALCON = {
+    **{name: value for name, value in _SHAPE.items() if name not in _OTHER_NAMES},
+    "ffn_hidden_size": MLP,
+}
+
 _NEOX = {name: value for name, value in _SHAPE.items() if name != "num_key_value_heads"}
 
 # By name: the classes of `transformers`, and options of the config.
@@ -119,18 +138,69 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2-of-rules": (
         "GPT2LMHeadModel",
         "GPT2Config",
+        {**_GPT, "activation_function": "relu"},
+    ),
+    "bigcode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", _GPT),
+    "bigcode-many-queries": (
+        "GPTBigCodeForCausalLM",
+        "GPTBigCodeConfig",
+        {**_GPT, "multi_query": False},
+    ),
+    "gptj-of-rules": ("GPTJForCausalLM", "GPTJConfig", {**_GPT, "rotary_dim": 4}),
+    "codegen": ("CodeGenForCausalLM", "CodeGenConfig", {**_GPT, "rotary_dim": 4}),
+    "falcon-7b": ("FalconForCausalLM", "FalconConfig", _FALCON),
+    "falcon-40b": (
+        "FalconForCausalLM",
+        "FalconConfig",
+        {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": KV_HEADS},
+    ),
+    "falcon-11b": (
+        "FalconForCausalLM",
+        "FalconConfig",
         {
-            "vocab_size": VOCAB,
-            "n_embd": HIDDEN,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "n_positions": SEQ_LEN,
-            "n_inner": MLP,
-            "activation_function": "relu",
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
+            **_FALCON,
+            "new_decoder_architecture": True,
+            "num_kv_heads": KV_HEADS,
+            "num_ln_in_parallel_attn": 1,
+            "bias": True,
         },
+    ),
+    "falcon-serial": (
+        "FalconForCausalLM",
+        "FalconConfig",
+        {**_FALCON, "parallel_attn": False, "multi_query": False, "bias": True},
+    ),
+    "stablelm": (
+        "StableLmForCausalLM",
+        "StableLmConfig",
+        {**_SHAPE, **_rope("default", partial_rotary_factor=0.25), "use_qkv_bias": True},
+    ),
+    "stablelm-parallel": (
+        "StableLmForCausalLM",
+        "StableLmConfig",
+        {
+            **_SHAPE,
+            **_rope("default", partial_rotary_factor=0.5),
+            "use_parallel_residual": True,
+            "use_qkv_bias": True,
+        },
+    ),
+    "cohere": ("CohereForCausalLM", "CohereConfig", {**_SHAPE, "attention_bias": True}),
+    "cohere2-of-rules": ("Cohere2ForCausalLM", "Cohere2Config", {**_SHAPE, "sliding_window": 24}),
+    "glm": (
+        "GlmForCausalLM",
+        "GlmConfig",
+        {**_SHAPE, **_WIDE_HEADS, **_rope("default", partial_rotary_factor=0.5)},
+    ),
+    "glm4": (
+        "Glm4ForCausalLM",
+        "Glm4Config",
+        {**_SHAPE, **_WIDE_HEADS, **_rope("default", partial_rotary_factor=0.5)},
+    ),
+    "helium": (
+        "HeliumForCausalLM",
+        "HeliumConfig",
+        {**_SHAPE, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
     ),
 }
 # What a spec adds to the section: of the second tensor rank half the rows are padding, or all.

@@ -1,0 +1,92 @@
+"""What there is to say of one architecture of `transformers`, and options that many share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from checkpoint.hf import options
+from checkpoint.hf.options import Fields, Mixed, Option, choice
+from checkpoint.hf.rules import Rule
+from outlast.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropouts:
+    """Options for dropout of branches and of embeddings, which are one field of ours."""
+
+    of_stream: str
+    of_embeddings: str
+    missing: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One `model_type` of `transformers`."""
+
+    name: str
+    architecture: str
+    options: tuple[Option, ...]
+    fixed: Mapping[str, Any]
+    """Fields that all its models have."""
+    rules: Callable[[ModelSpec], Iterator[Rule]]
+    prefix: str = "model."
+    """Of all names but the head's; a model that was saved without a head lacks it."""
+    tables: tuple[str, str] = ("model.embed_tokens.weight", "lm_head.weight")
+    """The tables of the input and of the output, of which one may be a copy."""
+    rotary: bool = True
+    rope_theta: float = 10_000.0
+    rope_fraction: float = 1.0
+    """Both where a config does not say them."""
+    windows: Literal["none", "all", "by_layer"] = "none"
+    mixed: tuple[Mixed, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Options with which it would be another model, and what they must be."""
+    dropouts: Dropouts | None = None
+    derived: Callable[[Fields], Fields] = field(default=lambda fields: {})
+    """Fields that follow from others."""
+
+
+HEAD_DIM = Option(theirs="head_dim", ours="head_width", missing=None)
+RMS_EPS = Option(theirs="rms_norm_eps", ours="norm_eps", missing=1e-6)
+LAYER_EPS = Option(theirs="layer_norm_eps", ours="norm_eps", missing=1e-5)
+ATTENTION_BIAS = Option(theirs="attention_bias", ours="attention_bias", missing=False)
+MLP_BIAS = Option(theirs="mlp_bias", ours="mlp_bias", missing=False)
+VOCABULARY = Option(theirs="vocab_size", ours="vocab_size", missing=32000)
+INIT = Option(theirs="initializer_range", ours="init_std", missing=0.02)
+SHAPE = (
+    Option(theirs="num_hidden_layers", ours="layers", missing=32),
+    Option(theirs="hidden_size", ours="hidden", missing=4096),
+    Option(theirs="num_attention_heads", ours="heads", missing=32),
+    Option(theirs="num_key_value_heads", ours="kv_heads", missing=None),
+    Option(theirs="intermediate_size", ours="ffn_hidden", missing=11008),
+    VOCABULARY,
+    INIT,
+    Option(theirs="attention_dropout", ours="attention_dropout", missing=0.0),
+)
+# As GPT-2 has named them.
+GPT_SHAPE = (
+    Option(theirs="n_layer", ours="layers", missing=12),
+    Option(theirs="n_embd", ours="hidden", missing=768),
+    Option(theirs="n_head", ours="heads", missing=12),
+    Option(theirs="n_inner", ours="ffn_hidden", missing=None),
+    Option(theirs="n_positions", ours="seq_len", missing=1024),
+    VOCABULARY,
+    INIT,
+    Option(theirs="layer_norm_epsilon", ours="norm_eps", missing=1e-5),
+)
+RMS = {"norm": "rmsnorm"}
+UNBIASED = {"attention_bias": False, "mlp_bias": False}
+
+
+def tied(missing: bool) -> Option:
+    return Option(theirs="tie_word_embeddings", ours="tied_embeddings", missing=missing)
+
+
+def gate(missing: str = "silu", name: str = "hidden_act") -> Option:
+    return choice(name, "activation", missing, options.GATED_ACTIVATIONS)
+
+
+def plain(missing: str, name: str = "hidden_act") -> Option:
+    return choice(name, "activation", missing, options.PLAIN_ACTIVATIONS)
