@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.ranks import RankContext
 from trainer.parallel.mesh import build_mesh
-from trainer.worker.loop import TrainLoop
+from trainer.worker import garbage
+from trainer.worker.loop import Agreed, TrainLoop
 from trainer.worker.meter import PeakMemory
 from trainer.worker.state import TrainState, build_state
 
@@ -108,6 +110,43 @@ def losses(context: RankContext, document: dict[str, Any], folder: Path) -> dict
     state.data.train.close()
     box.close()
     return {"loss": found, "expected": expected, "held_out": saver.extra["evaluation"]["loss"]}
+
+
+def collections(
+    context: RankContext, document: dict[str, Any], folder: Path, interval: int
+) -> tuple[list[int], bool]:
+    """The steps after which the collector runs, 0 before the first; and whether it is on then."""
+    folder.mkdir(exist_ok=True)
+    box = _box(context, folder)
+    _, loop = _built(context, parse_spec(document), box, folder)
+    garbage.INTERVAL_STEPS = interval  # type: ignore[misc]  # of this process alone
+    done, passes = [0], []
+    train_step = loop.train_step
+
+    def counted(step: int) -> Agreed:
+        agreed = train_step(step)
+        done.append(step)
+        return agreed
+
+    def note(phase: str, _info: object) -> None:
+        if phase == "start":
+            passes.append(done[-1])
+
+    loop.train_step = counted  # type: ignore[method-assign]
+    thresholds = gc.get_threshold()
+    # On by itself it would run all the time.
+    gc.disable()
+    gc.set_threshold(10)
+    gc.callbacks.append(note)
+    try:
+        gc.enable()
+        passes.clear()
+        loop.run(0)
+        return passes, gc.isenabled()
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*thresholds)
+        box.close()
 
 
 def _counted(state: TrainState) -> dict[Group, int]:

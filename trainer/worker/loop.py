@@ -28,6 +28,7 @@ from trainer.optim.norms import sum_in_order
 from trainer.parallel.pipeline import MicroBatch
 from trainer.recovery import non_finite
 from trainer.recovery.replay import Replay
+from trainer.worker.garbage import collect_after, collected_at_steps
 from trainer.worker.state import TrainState
 
 
@@ -113,14 +114,16 @@ class TrainLoop:
     def run(self, resumed_step: int) -> bool:
         """Train on from `resumed_step`; True when all steps are done."""
         self._plan.resumed(resumed_step)
-        for step in range(resumed_step + 1, self._spec.steps + 1):
-            if is_skipped(self._skipped, step):
-                agreed = self._leave_out(step)
-            else:
-                agreed = self.train_step(step)
-            if agreed is not None and agreed.stop and step < self._spec.steps:
-                return self._end(done=False)
-        return self._end(done=True)
+        with collected_at_steps():
+            for step in range(resumed_step + 1, self._spec.steps + 1):
+                if is_skipped(self._skipped, step):
+                    agreed = self._leave_out(step)
+                else:
+                    agreed = self.train_step(step)
+                if agreed is not None and agreed.stop and step < self._spec.steps:
+                    return self._end(done=False)
+                collect_after(step)
+            return self._end(done=True)
 
     def _end(self, *, done: bool) -> bool:
         """Leave nothing under way: on a GPU, `drain` only tells the device to wait."""
