@@ -30,8 +30,8 @@ _Sources = Annotated[
     list[Path],
     typer.Argument(
         metavar="SOURCE...",
-        help="Text files (.txt, .md, .rst, .py), JSON lines (.jsonl, .jsonl.gz), or folders of "
-        "them.",
+        help="Text files (.txt, .md, .rst, .py), JSON lines (.jsonl, .jsonl.gz, "
+        ".jsonl.zst), or folders of them.",
     ),
 ]
 _OutputFolder = Annotated[

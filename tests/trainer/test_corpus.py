@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,7 +165,7 @@ def test_a_packed_file_that_is_cut_or_not_packed_is_named(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"a.jsonl.gz is damaged or truncated: .*; copy it again"):
         [text for unit in find_units([path]).units for (text,) in documents(unit, TEXT)]
     path.write_text("{}")
-    with pytest.raises(ValueError, match=r"a.jsonl.gz is no gzip archive"):
+    with pytest.raises(ValueError, match=r"a.jsonl.gz is no .gz archive"):
         find_units([path])
 
 
@@ -191,7 +192,7 @@ def test_what_is_skipped_is_said_and_bad_folders_are_refused(tmp_path: Path) -> 
     prepare = ["data", "prepare", "--processes", "1", "--output"]
     nothing = outlast(*prepare, str(tmp_path / "out"), str(corpus))
     assert nothing.returncode == ExitCode.BAD_INPUT
-    assert ".jsonl.gz files, but 1: picture.png" in nothing.stderr
+    assert ".jsonl.zst files, but 1: picture.png" in nothing.stderr
     (corpus / "a.txt").write_text("text")
     (tmp_path / "file").touch()
     refused = outlast(*prepare, str(tmp_path / "file"), str(corpus))
@@ -250,3 +251,31 @@ def test_text_files_have_no_prompts(tmp_path: Path) -> None:
     (unit,) = find_units([tmp_path]).units
     with pytest.raises(ValueError, match=r"a.txt is text and has no .*; give JSON lines"):
         next(documents(unit, {"--prompt-field": "q", "--completion-field": "a"}))
+
+
+def test_zstd_is_read_across_frames_and_not_when_cut(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard", reason="test_folders_and_packed... takes gzip")
+    plain = lines(tmp_path / "a.jsonl", TEXTS).read_bytes()
+    packed = b"".join(
+        zstandard.ZstdCompressor().compress(part) for part in (plain[:1000], plain[1000:])
+    )
+    path = tmp_path / "b.jsonl.zst"
+    path.write_bytes(packed)
+    (unit,) = find_units([path]).units
+    assert [text for (text,) in documents(unit, TEXT)] == TEXTS
+    path.write_bytes(packed[:-20])
+    (unit,) = find_units([path]).units
+    with pytest.raises(ValueError, match=r"b.jsonl.zst is damaged or truncated"):
+        list(documents(unit, TEXT))
+    path.write_bytes(packed[:40] + bytes(200) + packed[240:])
+    with pytest.raises(ValueError, match=r"b.jsonl.zst is damaged or truncated"):
+        list(documents(unit, TEXT))
+
+
+def test_a_packed_file_whose_library_is_missing_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ValueError, match=r"needs the package zstandard; pip install"):
+        find_units([tmp_path])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import zlib
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from outlast.sources import SKIPPED_FOLDERS, TEXT_SUFFIXES, survey
+from trainer.data.corpus.zstd import ZstdFile, zstandard
 
-LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
+LINES_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # Small enough that the last units of a corpus keep all processes busy, large enough that starting
 # one costs nothing.
 _UNIT_BYTES = 64 << 20
 # A line is in memory as a whole; none of a corpus of text is this long.
 _MAX_LINE_BYTES = 1 << 30
-_GZIP = b"\x1f\x8b"
+_BUFFER_BYTES = 1 << 20
+# What packed files begin with, by the ending of their names.
+_PACKED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 # Names that a message has; more would not help a person.
 _NUM_NAMED = 3
 
@@ -103,10 +107,15 @@ def _check_content(path: Path) -> None:
     Raises:
         ValueError: it is something else.
     """
-    if path.name.endswith(".gz"):
+    beginning = _PACKED.get(path.suffix)
+    if beginning is not None:
         with path.open("rb") as file:
-            if file.read(len(_GZIP)) != _GZIP:
-                raise ValueError(f"{path} is no gzip archive; name it .jsonl if it is not packed")
+            if file.read(len(beginning)) != beginning:
+                raise ValueError(
+                    f"{path} is no {path.suffix} archive; name it .jsonl if it is not packed"
+                )
+        if path.suffix == ".zst":
+            zstandard(path)
         return
     try:
         survey(str(path), None)
@@ -179,8 +188,8 @@ def _texts_of(where: str, line: bytes, fields: Mapping[str, str]) -> tuple[str, 
 
 
 def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
-    is_packed = path.name.endswith(".gz")
-    with cast(BinaryIO, gzip.open(path) if is_packed else path.open("rb")) as file:
+    is_packed = path.suffix in _PACKED
+    with _opened(path) as file:
         at = unit.first
         if at:
             # The line that the unit before ends in is that unit's.
@@ -192,3 +201,12 @@ def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
                 return
             yield at, line
             at += len(line)
+
+
+def _opened(path: Path) -> BinaryIO:
+    match path.suffix:
+        case ".gz":
+            return cast(BinaryIO, gzip.open(path))
+        case ".zst":
+            return io.BufferedReader(ZstdFile(path), _BUFFER_BYTES)
+    return path.open("rb")
