@@ -22,7 +22,8 @@ from outlast.cli.usage import Commands
 
 if TYPE_CHECKING:
     from checkpoint.hf.convert import Imported
-    from outlast.model import ModelSpec
+    from checkpoint.storage.storage import Storage
+    from outlast.spec import JobSpec
 
 
 class WeightType(StrEnum):
@@ -58,14 +59,14 @@ _Multiple = Annotated[
         help="Pad the vocabulary to a multiple of N rows, such as the tensor-parallel degree.",
     ),
 ]
-_SpecIn = Annotated[
+SpecIn = Annotated[
     Path | None,
     typer.Option(
         "--spec", metavar="SPEC", help="The job's spec; not needed where a controller has the job."
     ),
 ]
 _Target = Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")]
-_Step = Annotated[
+Step = Annotated[
     int | None, typer.Option("--step", metavar="STEP", min=0, help="The newest unless given.")
 ]
 _Like = Annotated[
@@ -111,7 +112,7 @@ def import_hf(
     if spec is not None and spec.exists():
         raise CliError(f"{spec} exists already; give another --spec")
     size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    with _as_messages(), bytes_bar("importing", size or None, quiet=json) as on_bytes:
+    with as_messages(), bytes_bar("importing", size or None, quiet=json) as on_bytes:
         storage = Storage(url)
         done = import_folder(source, storage, vocab_multiple=vocab_multiple, on_bytes=on_bytes)
     document = _spec_of(done, url, source)
@@ -133,8 +134,8 @@ def import_hf(
 def export_hf(
     job: Folder,
     target: _Target,
-    spec: _SpecIn = None,
-    step: _Step = None,
+    spec: SpecIn = None,
+    step: Step = None,
     like: _Like = None,
     weights: _Type = WeightType.BF16,
     json: Json = False,
@@ -149,17 +150,11 @@ def export_hf(
     from checkpoint.hf.convert import DTYPES, export_folder
     from checkpoint.storage.storage import Storage
 
-    model = _model_of(job, spec, controller, state_dir)
+    model = spec_for(job, spec, controller, state_dir).model
     url = url_of(job, controller, state_dir)
-    with _as_messages():
+    with as_messages():
         storage = Storage(url)
-        steps = sorted(storage.committed_steps())
-        if not steps:
-            raise nothing_there(storage, url)
-        chosen = steps[-1] if step is None else step
-        if chosen not in steps:
-            known = ", ".join(map(str, steps))
-            raise CliError(f"{url}: no checkpoint of step {chosen} (there: {known})")
+        chosen = chosen_step(storage, step)
         with bytes_bar(f"step {chosen}", None, quiet=json) as on_bytes:
             done = export_folder(
                 storage,
@@ -181,8 +176,24 @@ def export_hf(
     )
 
 
-def _model_of(job: str, spec: Path | None, controller: str, state_dir: Path) -> ModelSpec:
-    """The model section: of the spec that is given, or of the job that a controller has."""
+def chosen_step(storage: Storage, step: int | None) -> int:
+    """The step that is asked for, or the newest.
+
+    Raises:
+        CliError: there is no such checkpoint.
+    """
+    steps = sorted(storage.committed_steps())
+    if not steps:
+        raise nothing_there(storage, storage.url)
+    chosen = steps[-1] if step is None else step
+    if chosen not in steps:
+        known = ", ".join(map(str, steps))
+        raise CliError(f"{storage.url}: no checkpoint of step {chosen} (there: {known})")
+    return chosen
+
+
+def spec_for(job: str, spec: Path | None, controller: str, state_dir: Path) -> JobSpec:
+    """The spec that is given, or that of the job that a controller has."""
     from outlast.problems import SpecError
     from outlast.spec.parse import accepted_spec
     from outlast.specfile import SpecFileError, read_document
@@ -190,13 +201,13 @@ def _model_of(job: str, spec: Path | None, controller: str, state_dir: Path) -> 
     if spec is not None:
         # Whether the job could run here is no matter of its weights.
         try:
-            return accepted_spec(read_document(spec).value).model
+            return accepted_spec(read_document(spec).value)
         except (SpecFileError, SpecError) as error:
             raise CliError(f"{spec}: {error}") from error
     try:
         with controller_of(controller, state_dir) as client:
             name = job.rstrip("/").rpartition("/")[2]
-            return accepted_spec(output.facts(find_job(client, name))["spec"]).model
+            return accepted_spec(output.facts(find_job(client, name))["spec"])
     except CliError as error:
         raise CliError(f"what model {job} has is not known: {error}; give --spec") from error
 
@@ -229,7 +240,7 @@ def _write_yaml(path: Path, document: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _as_messages() -> Iterator[None]:
+def as_messages() -> Iterator[None]:
     from outlast.errors import OutlastError
 
     try:

@@ -20,6 +20,7 @@ from outlast.cli import (
     demo,
     diagnose,
     fleet,
+    generate,
     hugging_face,
     incidents,
     jobs,
@@ -102,6 +103,7 @@ planning.register(app)
 models.register(app)
 data.register(app)
 hugging_face.register(app)
+generate.register(app)
 simulation.register(app)
 demo.register(app)
 

@@ -1,17 +1,20 @@
 """What `transformers` does in tests of conversion: a program, as it takes long to import.
 
 `save FOLDER` writes a small model of each config to a folder of its own, in several files.
+`go_on FOLDER` prints what each model there goes on with behind `PROMPT`.
 `compare ONE OTHER` holds the logits of every model in ONE to those of the same name in OTHER.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.trainer.hf_models import CONFIGS
 
+PROMPT, GENERATED = [3, 14, 15, 92, 65, 35, 89, 79], 6
 _ROOT = Path(__file__).parents[2]
 
 
@@ -50,5 +53,24 @@ def compare(one: Path, other: Path) -> None:
         print(name, torch.equal(*logits))
 
 
+def go_on(folder: Path) -> None:
+    """Print what each model likes best behind a prompt, token by token."""
+    import torch
+    import transformers
+
+    found = {}
+    for name in sorted(path.name for path in folder.iterdir()):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder / name, dtype=torch.float32
+        )
+        tokens = torch.tensor([PROMPT])
+        for _ in range(GENERATED):
+            with torch.no_grad():
+                best = model(tokens, use_cache=False).logits[:, -1:].argmax(-1)
+            tokens = torch.cat((tokens, best), dim=1)
+        found[name] = tokens[0, len(PROMPT) :].tolist()
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    {"save": save, "compare": compare}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    {"save": save, "compare": compare, "go_on": go_on}[sys.argv[1]](*map(Path, sys.argv[2:]))

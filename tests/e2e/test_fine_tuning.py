@@ -101,6 +101,7 @@ def test_the_page_teaches_a_llama_facts_and_a_killed_rank_is_no_loss(
     causes = {incident.cause: incident for incident in cluster.incidents(job_id)}
     assert causes["worker_killed"].steps_redone <= 1
 
+    assert terminal.run("outlast generate") == "The capital of Norway is Oslo.\n"
     assert "as LlamaForCausalLM" in terminal.run("outlast export hf")
     generated = terminal.run("python examples/fine_tuning/generate.py")
     assert generated == "The capital of Norway is Oslo.\n"

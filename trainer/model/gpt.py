@@ -23,7 +23,7 @@ from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, stream_mask
 from trainer.model.layers import Norm, PositionTable, TokenTable, tensor_parallel
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.tensor import vocab_embedding
+from trainer.parallel.tensor import column_linear, vocab_embedding
 from trainer.parallel.vocab import vocab_loss
 
 
@@ -82,6 +82,17 @@ class GptChunk(nn.Module):
         for block in self.blocks.values():
             x_SBD = block(x_SBD, key, documents)
         return self._loss(x_SBD, targets_SB) if self.part.is_last else x_SBD
+
+    def logits(self, tokens_SB: Tensor) -> Tensor:
+        """What is predicted behind each token, [S, B, V], of a chunk that is the whole model."""
+        x_SBD = self._embed(tokens_SB, None, None)
+        for block in self.blocks.values():
+            x_SBD = block(x_SBD, None, None)
+        table = self.tokens if self.head is None else self.head
+        logits = column_linear(self.norm(x_SBD), table.weight, table.bias, self._tp)
+        logits = logits * self._config.logit_scale
+        cap = self._config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _embed(
         self, tokens_SB: Tensor, key: DropoutKey | None, documents: Documents | None

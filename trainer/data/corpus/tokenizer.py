@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class Tokenizer:
     vocab_size: int
     end_of_document: int | None
     encode: Callable[[str], NDArray[Any]]
+    decode: Callable[[Sequence[int]], str]
 
     @property
     def token_type(self) -> str:
@@ -37,7 +38,9 @@ def load(name: str) -> Tokenizer:
         ValueError: there is none, or the library is not installed.
     """
     if name == "byte":
-        return Tokenizer(name=name, vocab_size=256, end_of_document=None, encode=_bytes)
+        return Tokenizer(
+            name=name, vocab_size=256, end_of_document=None, encode=_bytes, decode=_text
+        )
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
@@ -65,7 +68,12 @@ def load(name: str) -> Tokenizer:
         vocab_size=library.get_vocab_size(),
         end_of_document=ends[0] if ends else None,
         encode=encode,
+        decode=lambda ids: str(library.decode(list(ids))),
     )
+
+
+def _text(ids: Sequence[int]) -> str:
+    return bytes(ids).decode(errors="replace")
 
 
 def _bytes(text: str) -> NDArray[Any]:
