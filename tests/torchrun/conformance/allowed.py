@@ -72,6 +72,13 @@ DIFFERENCES = (
         why="an agent finds its ranks by the first, `outlast.session` its job by the second",
     ),
     Difference(
+        names=("environment: NCCL_HOSTID",),
+        what="`NCCL_HOSTID` on nodes of `outlast run` and `outlast demo`",
+        torchrun="not set",
+        outlast="the node's name",
+        why="such nodes may share a GPU, which NCCL refuses to two ranks of one host",
+    ),
+    Difference(
         names=("process: stdin",),
         what="standard input",
         torchrun="that of the command",
